@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from api import pages, problems
+from api.bodies import posted_job
 from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
@@ -21,6 +22,8 @@ from api.limits import RateLimiter
 from api.mcp import endpoint as mcp_endpoint
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
+from api.new_jobs import Posts
+from api.new_pages import Pages
 from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
@@ -47,7 +50,6 @@ from api.service import Service
 from api.settings import ServiceSettings
 from optigpu import __version__
 from optigpu.store.database import Database
-from optigpu.store.prospects import KnownProspects
 from optigpu.tracing import tracing
 
 ROUTERS = (
@@ -126,8 +128,9 @@ def _service(settings: ServiceSettings) -> Service:
         key_uses=key_uses,
         deliveries=Deliveries(database, settings.webhook_allowed_hosts),
         metrics=Metrics(database, settings.lease_s),
-        prospects=KnownProspects(),
         tracing=tracing("api", __version__, os.environ),
+        pages=Pages(database, settings.prefix),
+        posts=Posts(database, settings.lease_s, lambda body: posted_job(body).spec),
     )
 
 
@@ -143,6 +146,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await running.enter_async_context(embedded_worker(service.settings))
         yield
     service.gate.close()
+    service.pages.close()
+    service.posts.close()
     service.doorbell.close()
     service.tracing.close()
     service.database.close()

@@ -4,12 +4,10 @@ All requests that arrive while one look at the database is under way share the n
 was true before it arrived, and a thousand requests a second cost the database no more than some hundred.
 """
 
-import asyncio
 import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fastapi.security.utils import get_authorization_scheme_param
@@ -19,6 +17,7 @@ from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
+from api.together import Together
 from optigpu.documents.administration import AuditAction
 from optigpu.store import audit, keys, revisions, sign_ins
 from optigpu.store.database import Database, Session
@@ -50,7 +49,6 @@ class Admitted:
 
 
 Answer = Admitted | ProblemError
-Waiting = tuple[Call, "asyncio.Future[Answer]"]
 
 
 class Gate:
@@ -64,9 +62,7 @@ class Gate:
         self._limiter = limiter
         self._key_uses = key_uses
         self._known = _KnownKeys()
-        self._waiting: list[Waiting] = []
-        self._looking: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, "gate")
+        self._together = Together[Call, Admitted](self._answers, "gate")
 
     async def admit(self, call: Call) -> Admitted:
         """Counts the call against the rate limit and returns who it is. Raises ProblemError 401 or 429, StoreError.
@@ -74,38 +70,15 @@ class Gate:
         Where no key is needed, one that was never known is let through: a client may send to every service what one of
         them asks for. One that was revoked is refused.
         """
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((call, answer))
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-        found = await answer
-        if isinstance(found, ProblemError):
-            raise found
-        return found
+        return await self._together.ask(call)
 
     def close(self) -> None:
         """Ends the thread that looks."""
-        self._thread.shutdown()
-
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            waiting, self._waiting = self._waiting, []
-            calls = [call for call, _ in waiting]
-            try:
-                answers = await loop.run_in_executor(self._thread, self._answers, calls)
-            except Exception as error:  # whatever it was, it is the requests' error
-                for _, future in waiting:
-                    if not future.done():
-                        future.set_exception(error)
-            else:
-                for (_, future), answer in zip(waiting, answers, strict=True):
-                    if not future.done():
-                        future.set_result(answer)
-        self._looking = None
+        self._together.close()
 
     def _answers(self, calls: Sequence[Call]) -> list[Answer]:
-        with self._database.read() as session:
+        # Keys that change after this look at their revision are kept as of the revision before, and read again.
+        with self._database.glance() as session:
             now = revisions.current(session)
             self._known.as_of(now.get(Part.KEYS))
             keys_ = [self._key(session, call) for call in calls]

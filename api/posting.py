@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 from api.callers import Caller
-from api.problems import ProblemError
+from api.new_jobs import Posted
 from api.service import Service
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import JobView
 from optigpu.job.spec import JobSpec
-from optigpu.store import audit, jobs, traces
-from optigpu.store.keys import Scope
+from optigpu.store import audit, jobs
 from optigpu.vocabulary import JobState
 
 
@@ -21,29 +20,12 @@ class Posting:
     who: Caller
     span: str | None = None
 
-    def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> JobView:
-        """Stores the job and rings for a worker. Raises ProblemError 403 for a priority that the caller may not give,
-        ConflictError for an idempotency key of another job."""
-        service, who = self.service, self.who
-        if spec.priority > 0 and not who.may(Scope.ADMIN):
-            raise ProblemError(
-                403, "A priority above 0 needs a key with the scope admin; leave priority out."
-            )
-        with service.database.write() as session:
-            submitted = jobs.submit(
-                session,
-                spec,
-                owner=who.id,
-                idempotency_key=None if idempotency_key is None else f"{who.id}:{idempotency_key}",
-                lease_s=service.settings.lease_s,
-                known=service.prospects,
-            )
-            if submitted.created:
-                audit.write(session, who.actor, AuditAction.JOB_SUBMITTED, submitted.job.id)
-            if submitted.created and self.span:
-                traces.keep(session, submitted.job.id, self.span)
-        if submitted.created and submitted.job.state is JobState.QUEUED and spec.via is None:
-            service.doorbell.ring(submitted.job.id, spec.device)
+    async def submit(self, job: bytes | JobSpec, idempotency_key: str | None = None) -> JobView:
+        """Stores the job, or that of a request's body, and rings for a worker. Raises ProblemError for one that is
+        invalid or that the caller may not post, ConflictError for an idempotency key of another job."""
+        submitted = await self.service.posts.submit(Posted(job, self.who, idempotency_key, self.span))
+        if submitted.created:
+            self._ring(submitted.job)
         return submitted.job
 
     def retry(self, job_id: str) -> JobView:
@@ -53,8 +35,7 @@ class Posting:
             job = jobs.retry(session, job_id, lease_s=self.service.settings.lease_s)
             if job.state is not before:
                 audit.write(session, self.who.actor, AuditAction.JOB_RETRIED, job_id)
-        if job.state is JobState.QUEUED and job.spec.get("via") is None:
-            self.service.doorbell.ring(job.id, job.device)
+        self._ring(job)
         return job
 
     def cancel(self, job_id: str) -> JobView:
@@ -65,3 +46,8 @@ class Posting:
             if job.cancel_requested_at != before:
                 audit.write(session, self.who.actor, AuditAction.JOB_CANCELLED, job_id)
         return job
+
+    def _ring(self, job: JobView) -> None:
+        """A job for a scheduler is its launcher's, which looks for itself."""
+        if job.state is JobState.QUEUED and job.spec.get("via") is None:
+            self.service.doorbell.ring(job.id, job.device)

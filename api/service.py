@@ -12,9 +12,10 @@ from api.gate import Gate
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
+from api.new_jobs import Posts
+from api.new_pages import Pages
 from api.settings import ServiceSettings
 from optigpu.store.database import Database
-from optigpu.store.prospects import KnownProspects
 from optigpu.tracing import Tracing
 
 
@@ -32,8 +33,9 @@ class Service:
     key_uses: KeyUses
     deliveries: Deliveries
     metrics: Metrics
-    prospects: KnownProspects
     tracing: Tracing
+    pages: Pages
+    posts: Posts
 
 
 async def service_of(request: Request) -> Service:

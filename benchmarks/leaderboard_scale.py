@@ -8,6 +8,7 @@ within 25 ms at 200 requests/s, and the largest size within 20% of the smallest.
 """
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -144,7 +145,8 @@ def _plain(row: Row) -> dict[str, object]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="The leaderboard over many results")
+    shared = f"One process of the API, PostgreSQL and the one that asks share {os.cpu_count()} cores."
+    table = Table(title="The leaderboard over many results", caption=shared)
     for heading in ("configurations", "results", "requests", "per s", "p50 (ms)", "p99 (ms)", "bytes"):
         table.add_column(heading, justify="left" if heading == "requests" else "right")
     for row in rows:

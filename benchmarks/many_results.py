@@ -1,21 +1,25 @@
 """Many made-up results in a PostgreSQL database, as the service would have stored them: seeded, and without documents.
 
-Configurations (a variant on a class of hardware) are written one by one; their earlier results are made of the current
-ones by the database. Documents and raw samples are left empty: neither the leaderboard nor histories read them.
+Configurations (a variant on a class of hardware) are copied in; their earlier results are made of the current ones by
+the database, and indexes when all rows are there. Documents and raw samples are left empty: neither the leaderboard nor
+histories read them.
 """
 
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from uuid import UUID
 
 import psycopg
 
 from optigpu.documents.views import RowFacts
-from optigpu.store.entries import age, board_number
+from optigpu.store.entries import age, board_number, stack_text
 from optigpu.vocabulary import METRICS, Better, DeviceKind
 
 VERSIONS = {"optigpu": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"}
@@ -25,6 +29,7 @@ TECHNIQUES = (
 )
 HARDWARE = tuple(f"1x Made-up GPU {number:02d}" for number in range(40))
 METRIC_NAMES = ("tokens_per_s", "ttft_s", "weight_bytes", "kld_mean", "top1_agreement")
+AGE = age("torch", VERSIONS)
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS_OF_BOARD = 1000
 """Of a large board; there are ten boards at least."""
@@ -33,10 +38,18 @@ ROWS_OF_BOARD = 1000
 RESULT = "id, job_id, created_at, environment_digest, document"
 ENTRY = (
     "result_id, board, variant_digest, hardware_class, source, standing, superseded, earlier, measured_at, workload, "
-    "model, backend, device, replicates, warnings, reasons, age, score, size_bytes, kld, energy_j, pareto, shown, edge"
+    "model, backend, device, replicates, warnings, reasons, age, score, size_bytes, kld, top1, energy_j, pareto, "
+    "shown, edge"
 )
-METRIC = "result_id, name, value, low, high, summary, board, standing, unsure, place"
+TECHNIQUE = "result_id, name, board"
+METRIC = (
+    "result_id, name, value, low, high, summary, board, standing, unsure, place, hardware_class, backend, stack, top1, "
+    "kld, clean"
+)
 """The columns of the tables that grow, in the order in which rows are written."""
+GROWING = ("results", "leaderboard", "entry_techniques", "metrics")
+AT_ONCE = 20_000
+"""Configurations that are copied together."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +72,13 @@ class Configuration:
     stack: tuple[str, ...]
     figures: dict[str, float]
 
-    @property
+    @cached_property
     def id(self) -> str:
         return str(UUID(int=(7 << 76) | (2 << 62) | self.number))
+
+    @cached_property
+    def board_number(self) -> int:
+        return board_number(self.digest, "worker")
 
     @property
     def variant(self) -> str:
@@ -77,12 +94,36 @@ def fill(url: str, configurations: int, results: int, seed: int = 0) -> Made:
     )
     with psycopg.connect(url) as connection:
         _boards(connection, made)
-        _copy(connection, list(_configurations(made, configurations, seed)))
-        _earlier(connection, results // configurations - 1)
+        with _without_indexes(connection):
+            configurations_ = _configurations(made, configurations, seed)
+            while batch := list(islice(configurations_, AT_ONCE)):
+                _copy(connection, batch)
+            _earlier(connection, results // configurations - 1)
+        connection.execute(
+            "UPDATE boards SET newest = found.newest FROM (SELECT board, max(result_id) AS newest FROM leaderboard "
+            "GROUP BY board) AS found WHERE found.board = boards.number"
+        )
         connection.commit()
         connection.autocommit = True
         connection.execute("VACUUM ANALYZE")
     return made
+
+
+@contextmanager
+def _without_indexes(connection: psycopg.Connection) -> Iterator[None]:
+    """Rows that are written in the block are indexed together at its end, and their references are not checked."""
+    found = connection.execute(
+        "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = ANY(%s) AND indexname LIKE 'ix%%'",
+        (list(GROWING),),
+    ).fetchall()
+    connection.execute("SET session_replication_role = replica")
+    connection.execute("SET maintenance_work_mem = '512MB'")
+    for name, _ in found:
+        connection.execute(f"DROP INDEX {name}")
+    yield
+    for _, definition in found:
+        connection.execute(definition)
+    connection.execute("SET session_replication_role = origin")
 
 
 def _configurations(made: Made, count: int, seed: int) -> Iterator[Configuration]:
@@ -135,25 +176,20 @@ def _boards(connection: psycopg.Connection, made: Made) -> None:
 
 
 def _copy(connection: psycopg.Connection, made: list[Configuration]) -> None:
+    environment = _digest("environment")
+    rows: dict[str, Iterator[tuple[object, ...]]] = {
+        f"results ({RESULT})": ((each.id, None, BEGAN, environment, "{}") for each in made),
+        f"leaderboard ({ENTRY})": map(_entry, made),
+        f"entry_techniques ({TECHNIQUE})": (
+            (each.id, name, each.board_number) for each in made for name in each.stack
+        ),
+        f"metrics ({METRIC})": (_metric(each, name) for each in made for name in METRIC_NAMES),
+    }
     with connection.cursor() as cursor:
-        with cursor.copy(f"COPY results ({RESULT}) FROM STDIN") as copy:
-            for each in made:
-                copy.write_row((each.id, None, BEGAN, _digest("environment"), "{}"))
-        with cursor.copy(f"COPY leaderboard ({ENTRY}) FROM STDIN") as copy:
-            for each in made:
-                copy.write_row(_entry(each))
-        with cursor.copy("COPY entry_techniques (result_id, name, board) FROM STDIN") as copy:
-            for each in made:
-                for name in each.stack:
-                    copy.write_row((each.id, name, board_number(each.digest, "worker")))
-        with cursor.copy(f"COPY metrics ({METRIC}) FROM STDIN") as copy:
-            for each in made:
-                for name in METRIC_NAMES:
-                    copy.write_row(_metric(each, name))
-        cursor.execute(
-            "UPDATE boards SET newest = found.newest FROM (SELECT board, max(result_id) AS newest FROM leaderboard "
-            "GROUP BY board) AS found WHERE found.board = boards.number"
-        )
+        for table, lines in rows.items():
+            with cursor.copy(f"COPY {table} FROM STDIN") as copy:
+                for line in lines:
+                    copy.write_row(line)
 
 
 def _entry(each: Configuration) -> tuple[object, ...]:
@@ -180,16 +216,16 @@ def _entry(each: Configuration) -> tuple[object, ...]:
     return (
         *(
             each.id,
-            board_number(each.digest, "worker"),
+            each.board_number,
             each.variant,
             each.hardware,
             "worker",
             "current",
             False,
         ),
-        *(0, facts.measured_at, "generate", each.model, "torch", "cuda", 3, "", "", age("torch", VERSIONS)),
-        *(each.figures["tokens_per_s"], each.figures["weight_bytes"], each.figures["kld_mean"], None),
-        *(each.number % 100 == 0, facts.model_dump_json(), None),
+        *(0, facts.measured_at, "generate", each.model, "torch", "cuda", 3, "", "", AGE),
+        *(each.figures["tokens_per_s"], each.figures["weight_bytes"], each.figures["kld_mean"]),
+        *(each.figures["top1_agreement"], None, each.number % 100 == 0, facts.model_dump_json(), None),
     )
 
 
@@ -197,17 +233,16 @@ def _metric(each: Configuration, name: str) -> tuple[object, ...]:
     value = each.figures[name]
     better = METRICS[name].better
     low, high = 0.98 * value, 1.02 * value
-    summary = {
-        "unit": METRICS[name].unit,
-        "value": value,
-        "ci": [low, high],
-        "n": 30,
-        "replicates": 3,
-        "better": better,
-    }
+    summary = (
+        f'{{"unit":"{METRICS[name].unit}","value":{value},"ci":[{low},{high}],"n":30,"replicates":3,'
+        f'"better":"{better}"}}'
+    )
     place = -value if better is Better.HIGHER else value
-    board = board_number(each.digest, "worker")
-    return each.id, name, value, low, high, json.dumps(summary), board, "current", False, place
+    return (
+        *(each.id, name, value, low, high, summary, each.board_number, "current", False, place),
+        *(each.hardware, "torch", stack_text(each.stack)),
+        *(each.figures["top1_agreement"], each.figures["kld_mean"], True),
+    )
 
 
 def _earlier(connection: psycopg.Connection, times: int) -> None:

@@ -26,11 +26,14 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request
 
 import migrations
+from benchmarks.document import write
 
 LISTENS = re.compile(r"OptiGPU listens on (http://\S+)|Uvicorn running on (http://\S+)")
 STARTS_WITHIN_S, ENDS_WITHIN_S = 60.0, 30.0
 MANY = "999999999/second"
 PROCESSES = 2
+PER_S, P99_MS = 400.0, 50.0
+"""The goals."""
 JOB = {"workload": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}, "model": "preset:gpt2"}
 
 
@@ -80,7 +83,14 @@ def main() -> None:
             for name, found in rounds.items():
                 found.append(_round(urls[name], options))
                 print(name, found[-1], file=sys.stderr)
-    print(json.dumps({name: _medians(found) for name, found in rounds.items()}, indent=2))
+    figures: dict[str, object] = {name: _medians(found) for name, found in rounds.items()}
+    shared = (
+        f"{PROCESSES} processes of the API, the database and the one that asks share {os.cpu_count()} cores"
+    )
+    figures |= {"shared": shared, "goals": {"requests_per_s": PER_S, "p99_ms": P99_MS}}
+    if options.output:
+        write(options.output, "service_load", figures)
+    print(json.dumps(figures, indent=2))
 
 
 def _options() -> argparse.Namespace:
@@ -90,6 +100,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a round is")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--fire", nargs="+", metavar="URL", help="be the process that sends the requests")
     options = parser.parse_args()
     if not options.fire and not (options.database and options.redis):

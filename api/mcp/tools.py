@@ -147,12 +147,12 @@ class Tools:
         with self._allowed(context, Scope.READ):
             return job_of(job).preview().model_dump(mode="json")
 
-    def submit_job(self, context: Context, job: Job) -> Answer:
+    async def submit_job(self, context: Context, job: Job) -> Answer:
         """Posts a job; a worker measures it. Needs a key with the scope submit. A measurement that was made before is
         answered with its results, unless the job is `fresh`."""
         with self._allowed(context, Scope.SUBMIT) as who:
             posted: PostedJob = job_of(job)
-            return Posting(self._service, who).submit(posted.spec).model_dump(mode="json")
+            return (await Posting(self._service, who).submit(posted.spec)).model_dump(mode="json")
 
     def _head(self, job_id: str) -> events.Head:
         with self._service.database.read() as session:

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.filters import check_filters
+from api.new_pages import LeaderboardFilter
 from api.pages.bars import Bar, FigureText, bars, figure_text, speedup_text
 from api.pages.verdicts import Badge, badge
 from api.pages.view import Asked, PageView, ReaderView
-from api.routes.leaderboard import LeaderboardFilter
 from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow
 from optigpu.store import filters, leaderboard
 from optigpu.store.database import Session

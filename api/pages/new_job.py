@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from anyio import from_thread
 from fastapi import APIRouter, Depends, Request, Response
 
 from api.auth import require
@@ -81,7 +82,7 @@ def take_job(posted: ReaderPosted) -> Response:
     try:
         require(posted.who, Scope.SUBMIT)
         posting = Posting(posted.service, posted.who, posted.view.request.state.span)
-        made = posting.submit(draft.job.spec, _once(posted.text("once"), draft.document))
+        made = from_thread.run(posting.submit, draft.job.spec, _once(posted.text("once"), draft.document))
     except ProblemError as problem:
         draft.errors = {WHOLE: [problem.detail]}
         return _page(posted.view, draft, problem.status)

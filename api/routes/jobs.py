@@ -63,7 +63,7 @@ ACCEPTED: dict[str, object] = {
     responses=problems(408, 409, 413, 415) | {202: ACCEPTED},
     openapi_extra=POSTED_JOB,
 )
-def submit_job(
+async def submit_job(
     body: JobBody,
     request: Request,
     service: ServiceDep,
@@ -74,7 +74,7 @@ def submit_job(
     whose very same measurement was made before has ended with its results, unless it is `fresh`. This answer does not
     have its place in the queue, nor when it will begin: get the job for them."""
     posted = Posting(service, who, request.state.span)
-    job = linked(posted.submit(posted_job(body).spec, idempotency_key), service)
+    job = linked(await posted.submit(body, idempotency_key), service)
     request.state.job_id = job.id
     # Sent as it is: it need not be validated again.
     return Response(

@@ -1,101 +1,17 @@
 """The leaderboard, as JSON, CSV or Markdown."""
 
-from enum import StrEnum
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
 
 from api.auth import Reader
-from api.filters import check_filters
-from api.forms import PAGE, Form, accepted, query_word, written
+from api.forms import PAGE, accepted
+from api.new_pages import LeaderboardFilter, WantedPage
 from api.openapi import GUARDED
-from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
-from optigpu.documents.views import BoardFacts, LeaderboardPage
-from optigpu.store import leaderboard
-from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.leaderboard import HEAD_ROWS, ROWS
-from optigpu.store.page_text import PageText
-from optigpu.vocabulary import METRICS, Frozen
+from optigpu.documents.views import LeaderboardPage
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)
-
-MetricName = StrEnum("MetricName", {name: name for name in METRICS})  # type: ignore[misc]
-
-
-class LeaderboardFilter(Frozen):
-    """Which boards and rows to list; see LeaderboardQuery for what each filter means."""
-
-    metric: Annotated[
-        MetricName | None,
-        Query(description="What boards are ranked by. Default: the primary metric of each board's workload."),
-    ] = None
-    workload: Annotated[
-        Text | None, Query(description="A kind of workload, or the digest of one board's workload.")
-    ] = None
-    model: Text | None = None
-    hardware: Annotated[Text | None, Query(description="Part of a hardware class.")] = None
-    technique: Annotated[Text | None, Query(description="A technique that must be in the stack.")] = None
-    backend: Text | None = None
-    min_top1: Annotated[
-        Annotated[float, Field(ge=0, le=1)] | None,
-        Query(description="Minimum `top1_agreement` with fp32; rows without that figure are left out."),
-    ] = None
-    max_kld: Annotated[
-        Annotated[float, Field(ge=0)] | None,
-        Query(description="Maximum `kld_mean`, in nats; rows without that figure are left out."),
-    ] = None
-    clean: Annotated[bool, Query(description="Leave out rows with warnings.")] = False
-    pareto: Annotated[
-        bool,
-        Query(
-            description="Only rows that no other of the same hardware beats in speed, memory, quality and energy."
-        ),
-    ] = False
-    best: Annotated[
-        bool, Query(description="Only the first row of each class of hardware, with the baselines there.")
-    ] = False
-    include_invalid: Annotated[
-        bool, Query(description="Add invalid results, without a rank and with their reasons.")
-    ] = False
-    include_history: Annotated[
-        bool, Query(description="Add earlier results of the same variant and hardware, without a rank.")
-    ] = False
-    source: Text = "worker"
-    limit: Annotated[
-        Limit | None,
-        Query(
-            description=f"The largest number of rows of a board. Default: {ROWS}; {HEAD_ROWS} for several boards."
-        ),
-    ] = None
-    cursor: Cursor | None = None
-    format: Annotated[Form | None, Query(description="Takes precedence over the header Accept.")] = None
-
-    def query(self) -> LeaderboardQuery:
-        """The same, as the store asks for it."""
-        given = self.model_dump(exclude={"format", "metric"})
-        return LeaderboardQuery(**given, metric=self.metric.value if self.metric else None)
-
-    @property
-    def continues_list(self) -> bool:
-        """Whether the cursor continues a list of boards. Raises CursorError."""
-        return leaderboard.continues_list(self.cursor)
-
-    def links(self, board: BoardFacts, prefix: str) -> dict[str, str]:
-        """From a board to all of its rows, and to its next page; one of several shows only the first rows."""
-        found = {"self": self.link(prefix, workload=board.workload_digest)}
-        if board.next_cursor:
-            found["next"] = self.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
-        return found
-
-    def link(self, prefix: str, **changes: str) -> str:
-        """The address of another page with these filters."""
-        given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
-        return (
-            f"{prefix}/v1/leaderboard?{urlencode({name: query_word(value) for name, value in given.items()})}"
-        )
 
 
 @router.get(
@@ -105,7 +21,7 @@ class LeaderboardFilter(Frozen):
     response_model=LeaderboardPage,
     responses={200: PAGE},
 )
-def get_leaderboard(
+async def get_leaderboard(
     request: Request, service: ServiceDep, _: Reader, wanted: Annotated[LeaderboardFilter, Query()]
 ) -> Response:
     """Boards of comparable results, the one with the newest result first; each row is the current result of a variant
@@ -114,28 +30,5 @@ def get_leaderboard(
     A board is one workload with its shapes and its model; rows are ranked within it, and rows whose intervals overlap
     share a rank. Several boards show their first rows: `links.self` of a board leads to all of them.
     """
-    query, prefix = wanted.query(), service.settings.prefix
-    with service.database.read() as session:
-        check_filters(session, query)
-        page = leaderboard.read(session, query).linked(lambda board: wanted.links(board, prefix))
     form = wanted.format or accepted(request.headers.get("accept", ""))
-    response = _written(page, form)
-    response.headers["Vary"] = "Accept"
-    if cursor := _next_cursor(page, wanted):
-        response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
-    return response
-
-
-def _next_cursor(page: PageText, wanted: LeaderboardFilter) -> str | None:
-    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
-    if len(page.boards) == 1 and not wanted.continues_list:
-        return page.boards[0].facts.next_cursor
-    return page.next_cursor
-
-
-def _written(page: PageText, form: Form) -> Response:
-    if form is Form.JSON:
-        return Response(page.json(), media_type="application/json")
-    from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
-
-    return written(page.page(), form, leaderboard_csv, leaderboard_grids)
+    return await service.pages.ask(WantedPage(wanted, form))

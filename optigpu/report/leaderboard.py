@@ -210,7 +210,7 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
 
 def counted(board: Board) -> str:
     """How many rows a board has, for people."""
-    return "more than 1,000" if board.row_count is None else str(board.row_count)
+    return "more than 100" if board.row_count is None else str(board.row_count)
 
 
 def _statuses(board: Board) -> Iterator[str]:

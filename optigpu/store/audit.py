@@ -3,6 +3,8 @@
 What measures is not in it: a job's events, a worker's attempts and a device's reports are records of their own.
 """
 
+from datetime import datetime
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -23,13 +25,18 @@ class Actor(Frozen):
 
 
 def write(
-    session: Session, actor: Actor, action: AuditAction, target: str, details: Document | None = None
+    session: Session,
+    actor: Actor,
+    action: AuditAction,
+    target: str,
+    details: Document | None = None,
+    at: datetime | None = None,
 ) -> None:
-    """Adds an entry. `details` must hold no secret."""
+    """Adds an entry, of now unless the change has a moment of its own. `details` must hold no secret."""
     session.add(
         AuditRow(
             id=new_id(),
-            at=moment(session),
+            at=moment(session, at),
             action=action.value,
             target=target,
             details=dict(details or {}),

@@ -1,156 +1,192 @@
-"""One board: a page of its rows, and what is left out of it."""
+"""Boards: a page of the rows of each, and what is left out of them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, func, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import BoardFacts, Standing
-from optigpu.store import baselines, ranks
+from optigpu.documents.views import Baseline, BoardFacts, Standing
+from optigpu.store import baselines, board_statements, ranks
+from optigpu.store.board_statements import Found, Values
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
 from optigpu.store.ranks import Figure, Place
-from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
-from optigpu.vocabulary import METRICS
+from optigpu.store.statements import like_part
+from optigpu.vocabulary import METRICS, Document
 
-MOST_COUNTED = 1000
+MOST_COUNTED = 100
 """Rows of a board that are counted: more would take long, and nobody reads so many pages."""
 
-Columns = Select[*tuple[Any, ...]]
-Found = Row[*tuple[Any, ...]]
-"""One of COLUMNS, in their order."""
-COLUMNS = (
-    MetricRow.result_id,
-    MetricRow.standing,
-    MetricRow.value,
-    MetricRow.low,
-    MetricRow.high,
-    MetricRow.summary,
-    LeaderboardEntry.superseded,
-    LeaderboardEntry.earlier,
-    LeaderboardEntry.pareto,
-    LeaderboardEntry.shown,
-)
+
+class BoardFound(NamedTuple):
+    """A board, by the columns of its table."""
+
+    number: int
+    workload_digest: str
+    source: str
+    workload: str
+    model: str | None
+    primary_metric: str
+    document: Document
+    newest: str
+    invalid: dict[str, int]
+
+
+class RowFound(NamedTuple):
+    """A row of a board, by the columns of `board_statements.rows`, after their first one."""
+
+    result_id: str
+    unsure: bool
+    place: float
+    value: float
+    low: float | None
+    high: float | None
+    summary: str
+    superseded: bool
+    earlier: int
+    pareto: bool | None
+    shown: str
+    standing: Standing
+
+
+class Listed(NamedTuple):
+    """Rows of a board, and how many there are on all pages, `number`: more than MOST_COUNTED where they are more."""
+
+    rows: list[RowFound]
+    number: int
 
 
 @dataclass(frozen=True)
-class BoardReader:
-    """Reads what a query lists on a board, by this metric; `entries` are the conditions that its filters make."""
+class BoardsReader:
+    """Reads what a query lists on boards; `filters` are those of entries that are set, with what they ask for."""
 
     session: Session
     query: LeaderboardQuery
-    entries: tuple[ColumnElement[bool], ...]
-    board: BoardRow
-    metric: str
+    filters: Values
 
-    def read(self, limit: int, place: Place | None) -> BoardText:
-        """The rows after a place, and what is said of the board."""
-        found = self._found(limit + 1, place)
+    def read(self, board: BoardFound, limit: int, place: Place | None) -> BoardText:
+        """The rows of a board, those after a place if one is given, and what is said of the board."""
+        listed = self._first(board, limit + 1) if place is None else self._after(board, limit + 1, place)
+        return self._text(board, listed, limit, place)
+
+    def metric(self, board: BoardFound) -> str:
+        """What ranks the board."""
+        return self.query.metric or board.primary_metric
+
+    def _first(self, board: BoardFound, limit: int) -> Listed:
+        """The first rows, one standing after the other; all standings are counted."""
+        statement = board_statements.rows(self._names(self.filters), best=self.query.best)
+        found, number = [], 0
+        for standing in self.query.standings:
+            values = self._values(board, standing, self.filters, limit)
+            here, count = _rows(board_statements.run(self.session, statement, values), standing)
+            found, number = found + here, number + count
+        return Listed(found[:limit], number)
+
+    def _after(self, board: BoardFound, limit: int, place: Place) -> Listed:
+        """The rows that follow a place."""
+        found: list[RowFound] = []
+        for standing in self.query.standings:
+            group = ranks.GROUPS[standing]
+            if group < place.group or len(found) >= limit:
+                continue
+            statement = board_statements.rows(
+                self._names(self.filters), continues=group == place.group, best=self.query.best
+            )
+            at = ranks.parameters(place, METRICS[self.metric(board)].better)
+            values = self._values(board, standing, self.filters, limit) | at
+            found += _rows(board_statements.run(self.session, statement, values), standing).rows
+        return Listed(found[:limit], self._count(board, self.filters))
+
+    def _count(self, board: BoardFound, filters: Values) -> int:
+        """How many rows there are on all pages; more than MOST_COUNTED where they are more."""
+        statement = board_statements.count(self._names(filters), best=self.query.best)
+        return sum(
+            board_statements.run(self.session, statement, self._values(board, standing, filters))[0][0]
+            for standing in self.query.standings
+        )
+
+    def _values(self, board: BoardFound, standing: Standing, filters: Values, limit: int = 0) -> Values:
+        technique = filters.get("technique")
+        return filters | {
+            "board": board.number,
+            "metric": self.metric(board),
+            "standing": standing,
+            "in_stack": None if technique is None else like_part(f" {technique} "),
+            "limit": limit,
+            "most": max(MOST_COUNTED + 1, limit),
+        }
+
+    def _names(self, filters: Values) -> tuple[str, ...]:
+        return tuple(name for name in board_statements.OF_METRIC if name in filters)
+
+    def _text(self, board: BoardFound, listed: Listed, limit: int, place: Place | None) -> BoardText:
+        found, count = listed
         figures = [Figure(row.standing, row.value, row.low, row.high, row.result_id) for row in found[:limit]]
-        places = ranks.places(self.board.workload_digest, figures, place)
-        count = len(found) if place is None and len(found) <= limit else self._count(self.query.standings)
+        places = ranks.places(board.workload_digest, figures, place)
+        metric = self.metric(board)
         facts = BoardFacts(
-            workload_digest=self.board.workload_digest,
-            workload=self.board.document,
-            model=self.board.model,
-            metric=self.metric,
-            unit=METRICS[self.metric].unit,
-            better=METRICS[self.metric].better,
+            workload_digest=board.workload_digest,
+            workload=board.document,
+            model=board.model,
+            metric=metric,
+            unit=METRICS[metric].unit,
+            better=METRICS[metric].better,
             row_count=None if count > MOST_COUNTED else count,
-            not_ranked=_by_reason(self.board),
-            baselines=tuple(baselines.of_board(self.session, self.board.number, self.metric))
-            if self.query.best
-            else (),
-            note=None if count else self._why_empty(),
+            not_ranked=_by_reason(board),
+            baselines=self._baselines(board),
+            note=None if count else self._why_empty(board),
             next_cursor=places[-1].cursor() if len(found) > limit else None,
         )
-        return BoardText(facts, tuple(map(self._text, found, places)))
-
-    def _found(self, limit: int, place: Place | None) -> Sequence[Found]:
-        """So many rows in their order, one standing after the other: the order within each is that of an index."""
-        found: list[Found] = []
-        for standing in self.query.standings:
-            if place is not None and ranks.GROUPS[standing] < place.group:
-                continue
-            columns: Columns = select(*COLUMNS)
-            statement = self._listed(columns, [standing], joined=True)
-            if place is not None and ranks.GROUPS[standing] == place.group:
-                statement = statement.where(ranks.follows(place, METRICS[self.metric].better))
-            statement = statement.order_by(*ranks.ORDER).limit(limit - len(found))
-            found.extend(self.session.execute(statement))
-            if len(found) == limit:
-                break
-        return found
-
-    def _count(self, standings: Sequence[Standing], *, clean: bool | None = None) -> int:
-        """How many rows there are on all pages, MOST_COUNTED and one at the most."""
-        rows = self._listed(select(MetricRow.result_id), standings, joined=False, clean=clean)
-        return self.session.execute(
-            select(func.count()).select_from(rows.limit(MOST_COUNTED + 1).subquery())
-        ).scalar_one()
-
-    def _listed(
-        self,
-        statement: Columns,
-        standings: Sequence[Standing],
-        *,
-        joined: bool,
-        clean: bool | None = None,
-    ) -> Columns:
-        """The board's rows of these standings; joined with their entries where that is asked for or needed."""
-        conditions = list(self.entries)
-        if self.query.clean if clean is None else clean:
-            conditions.append(LeaderboardEntry.warnings == "")
-        if joined or conditions:
-            statement = statement.join(LeaderboardEntry, LeaderboardEntry.result_id == MetricRow.result_id)
-        standing = (
-            MetricRow.standing == standings[0] if len(standings) == 1 else MetricRow.standing.in_(standings)
+        return BoardText(
+            facts, tuple(_row(row, place, metric) for row, place in zip(found, places, strict=False))
         )
-        here = MetricRow.board == self.board.number, MetricRow.name == self.metric
-        if self.query.best:
-            conditions.append(MetricRow.result_id.in_(_first_of_hardware(*here, standing, *conditions)))
-        return statement.where(*here, standing, *conditions)
 
-    def _text(self, row: Found, place: Place) -> str:
-        """A `LeaderboardRow` as JSON."""
-        changing = {
-            "rank": place.rank,
-            "standing": row.standing,
-            "superseded": row.superseded,
-            "earlier": row.earlier,
-            "pareto": row.pareto,
-            "metric": self.metric,
-        }
-        return f'{json.dumps(changing)[:-1]},"value":{row.summary},{row.shown[1:]}'
+    def _baselines(self, board: BoardFound) -> tuple[Baseline, ...]:
+        if not self.query.best:
+            return ()
+        return tuple(baselines.of_board(self.session, board.number, self.metric(board)))
 
-    def _why_empty(self) -> str:
+    def _why_empty(self, board: BoardFound) -> str:
         """Why a board has no rows: its results are invalid, have warnings, or lack the metric."""
         sentences = []
-        if self.board.invalid and not self.query.include_invalid:
-            sentences.append(_not_ranked(self.board))
-        if self.query.clean and (warned := self._count(self.query.standings, clean=False)):
-            have = "result has" if warned == 1 else "results have"
-            sentences.append(f"{warned} {have} warnings, which clean=true leaves out.")
-        return " ".join(sentences) or f"No result has {self.metric}; choose another metric."
+        if board.invalid and not self.query.include_invalid:
+            sentences.append(_not_ranked(board))
+        if self.query.clean:
+            filters = {name: value for name, value in self.filters.items() if name != "clean"}
+            if warned := self._count(board, filters):
+                results = "1 result has" if warned == 1 else f"{warned} results have"
+                if warned > MOST_COUNTED:
+                    results = f"More than {MOST_COUNTED} results have"
+                sentences.append(f"{results} warnings, which clean=true leaves out.")
+        return " ".join(sentences) or f"No result has {self.metric(board)}; choose another metric."
 
 
-def _first_of_hardware(*conditions: ColumnElement[bool]) -> Select[str]:
-    """The ids of the first row of each class of hardware and standing."""
-    of_each = LeaderboardEntry.hardware_class, MetricRow.standing
-    place = func.row_number().over(partition_by=of_each, order_by=ranks.ORDER).label("place")
-    ordered = (
-        select(MetricRow.result_id, place)
-        .join(LeaderboardEntry, LeaderboardEntry.result_id == MetricRow.result_id)
-        .where(*conditions)
-        .subquery()
+def _rows(found: Sequence[Found], standing: Standing) -> Listed:
+    """The rows in their order, which a join may have lost."""
+    rows = [RowFound(*row[1:], standing) for row in found]
+    return Listed(sorted(rows, key=_order), found[0][0] if found else 0)
+
+
+def _order(row: RowFound) -> tuple[bool, float, str]:
+    return row.unsure, row.place, row.result_id
+
+
+def _row(row: RowFound, place: Place, metric: str) -> str:
+    """A `LeaderboardRow` as JSON."""
+    changing = (
+        f'"rank":{"null" if place.rank is None else place.rank},"standing":"{row.standing}",'
+        f'"superseded":{_JSON[row.superseded]},"earlier":{row.earlier},"pareto":{_JSON[row.pareto]},'
+        f'"metric":"{metric}"'
     )
-    return select(ordered.c.result_id).where(ordered.c.place == 1)
+    return f'{{{changing},"value":{row.summary},{row.shown[1:]}'
 
 
-def _by_reason(board: BoardRow) -> dict[str, int]:
+_JSON = {True: "true", False: "false", None: "null"}
+
+
+def _by_reason(board: BoardFound) -> dict[str, int]:
     """How many results are invalid for each reason, the most frequent first: one with two reasons counts for both."""
     counts: dict[str, int] = {}
     for reasons, count in board.invalid.items():
@@ -159,7 +195,7 @@ def _by_reason(board: BoardRow) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
 
 
-def _not_ranked(board: BoardRow) -> str:
+def _not_ranked(board: BoardFound) -> str:
     results, reasons = sum(board.invalid.values()), _by_reason(board)
     are = "result is" if results == 1 else "results are"
     named = [f"{reason} ({count})" for reason, count in reasons.items()]

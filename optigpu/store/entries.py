@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary, Result
@@ -50,6 +51,12 @@ def metric_row(result: Result, name: str, metric: MetricSummary) -> MetricRow:
         standing=first_standing(result),
         unsure=low is None,
         place=place_of_value(name, metric.value),
+        hardware_class=result.environment.hardware_class,
+        backend=result.variant.backend,
+        stack=stack_text(techniques_of(result)),
+        top1=_value(result, "top1_agreement"),
+        kld=_value(result, "kld_mean"),
+        clean=not result.verdict.warnings,
     )
 
 
@@ -90,11 +97,17 @@ def entry_of(result: Result) -> LeaderboardEntry:
         score=None if score is None else -place_of_value(variant.primary_metric, score),
         size_bytes=_value(result, "weight_bytes" if variant.device in NO_PEAKS else "peak_bytes"),
         kld=_value(result, "kld_mean"),
+        top1=_value(result, "top1_agreement"),
         energy_j=next((joules for name in ENERGIES if (joules := _value(result, name)) is not None), None),
         pareto=None,
         shown=_row_facts(result, versions).model_dump_json(),
         edge=_for_the_edge(result),
     )
+
+
+def stack_text(techniques: Iterable[str]) -> str:
+    """The names of a stack, each between two spaces, so that one of them can be looked for."""
+    return " ".join(("", *techniques, ""))
 
 
 def techniques_of(result: Result) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
-"""What the leaderboard can be filtered by, as conditions on its entries, and the names that a filter can have."""
+"""What the leaderboard can be filtered by, and the names that a filter can have."""
 
-import math
-from collections.abc import Iterable
-
-from sqlalchemy import ColumnElement, exists, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import exists, or_, select
+from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Standing
 from optigpu.store import workers
-from optigpu.store.tables import BoardRow, EntryTechnique, KnownName, LeaderboardEntry, MetricRow
+from optigpu.store.board_statements import Values
+from optigpu.store.statements import like_part
+from optigpu.store.tables import BoardRow, KnownName
 from optigpu.vocabulary import Frozen
 
 DIGEST_LENGTH = 64
@@ -50,50 +49,30 @@ class LeaderboardQuery(Frozen):
         return [standing for standing in Standing if added.get(standing, True)]
 
 
-def of_board(query: LeaderboardQuery) -> Iterable[ColumnElement[bool]]:
-    """What a board has to be."""
-    yield BoardRow.source == query.source
-    if query.workload is not None:
-        by_digest = len(query.workload) == DIGEST_LENGTH
-        yield (BoardRow.workload_digest if by_digest else BoardRow.workload) == query.workload
-    if query.model is not None:
-        yield BoardRow.model == query.model
+def of_board(query: LeaderboardQuery, after: str | None) -> Values:
+    """What a board has to be: the filters of board_statements.OF_BOARD that are set."""
+    by_digest = query.workload is not None and len(query.workload) == DIGEST_LENGTH
+    asked = {
+        "source": query.source,
+        "workload": None if by_digest else query.workload,
+        "digest": query.workload if by_digest else None,
+        "model": query.model,
+        "after": after,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
-def of_entry(session: Session, query: LeaderboardQuery) -> tuple[ColumnElement[bool], ...]:
-    """What an entry of such a board has to be, whatever its standing, its warnings and its metrics."""
-    return tuple(_of_entry(session, query))
-
-
-def _of_entry(session: Session, query: LeaderboardQuery) -> Iterable[ColumnElement[bool]]:
-    if query.hardware is not None:
-        part = query.hardware.lower()
-        yield LeaderboardEntry.hardware_class.in_(
-            [name for name in _known(session, "hardware") if part in name.lower()]
-        )
-    if query.technique is not None:
-        yield exists().where(
-            EntryTechnique.result_id == LeaderboardEntry.result_id,
-            EntryTechnique.name == query.technique.lower(),
-        )
-    if query.backend is not None:
-        yield LeaderboardEntry.backend == query.backend
-    if query.pareto:
-        yield LeaderboardEntry.pareto.is_(True)
-    if query.min_top1 is not None:
-        yield has_metric("top1_agreement", query.min_top1, math.inf)
-    if query.max_kld is not None:
-        yield has_metric("kld_mean", -math.inf, query.max_kld)
-
-
-def has_metric(metric: str, low: float = -math.inf, high: float = math.inf) -> ColumnElement[bool]:
-    """The entry's result has this metric, within these bounds."""
-    figure = aliased(MetricRow)
-    return exists().where(
-        figure.result_id == LeaderboardEntry.result_id,
-        figure.name == metric,
-        figure.value.between(low, high),
-    )
+def of_entry(query: LeaderboardQuery) -> Values:
+    """What an entry of such a board has to be, whatever its standing and its warnings: the same of OF_ENTRY."""
+    asked = {
+        "hardware": query.hardware and like_part(query.hardware),
+        "technique": query.technique and query.technique.lower(),
+        "backend": query.backend,
+        "min_top1": query.min_top1,
+        "max_kld": query.max_kld,
+        "pareto": query.pareto or None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def workloads(session: Session) -> list[str]:

@@ -1,5 +1,7 @@
 """What users do with jobs: submit, get, list, cancel, put back."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +15,8 @@ from optigpu.store import job_views, reuse, transitions, unserved
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
-from optigpu.store.prospects import Demand, KnownProspects
-from optigpu.store.statements import clock, insert_into
+from optigpu.store.prospects import KnownProspects, Look
+from optigpu.store.statements import clock, insert_into, like_part
 from optigpu.store.tables import Base, Job, JobEvent, JobNeed
 from optigpu.store.tombstones import absent
 from optigpu.store.unserved import Prospects
@@ -37,6 +39,16 @@ class Submitted(Frozen):
     created: bool
 
 
+@dataclass(frozen=True)
+class Post:
+    """A job that somebody posts. With `fresh` it is measured, whatever results are there."""
+
+    spec: JobSpec
+    owner: str = OPEN
+    idempotency_key: str | None = None
+    fresh: bool = False
+
+
 def submit(
     session: Session,
     spec: JobSpec,
@@ -45,27 +57,50 @@ def submit(
     idempotency_key: str | None = None,
     fresh: bool = False,
     lease_s: float = LEASE_S,
-    known: KnownProspects | None = None,
 ) -> Submitted:
     """Enters a job into the queue; the caller rings the doorbell after the commit.
 
     With the key of an earlier request and the same spec it is that job. If results of the very same measurement are
-    there (`store.reuse`), it has ended with them, unless `fresh` says or the spec asks for otherwise. `known` spares
-    looks at the workers. Raises ConflictError for another spec.
+    there (`store.reuse`), it has ended with them, unless `fresh` says or the spec asks for otherwise. Raises
+    ConflictError for another spec.
     """
-    needs = needs_of(spec)
-    row = _row_of(spec, owner, idempotency_key)
-    created_at = _insert(session, row, needs)
-    if created_at is None:
-        return Submitted(job=_earlier(session, row, lease_s), created=False)
-    demand = (spec.device, spec.target.gpu, spec.target.min_vram_bytes, needs)
-    prospects = _prospects(session, row["id"], demand, lease_s, created_at, None if spec.via else known)
-    answer = None if fresh else reuse.find(session, spec, prospects)
-    if answer is not None:
-        job = locked(session, row["id"])
-        reuse.enter(session, job, answer, created_at)
-        return Submitted(job=job_views.view(session, job, lease_s), created=True)
-    return Submitted(job=job_views.new_view(row, created_at, prospects), created=True)
+    (answer,) = submit_all(session, [Post(spec, owner, idempotency_key, fresh)], lease_s=lease_s)
+    if isinstance(answer, ConflictError):
+        raise answer
+    return answer
+
+
+def submit_all(
+    session: Session,
+    posts: Sequence[Post],
+    *,
+    lease_s: float = LEASE_S,
+    known: KnownProspects | None = None,
+) -> list[Submitted | ConflictError]:
+    """The same for jobs that were posted at once, each with its answer. `known` spares looks at the workers."""
+    needs = [needs_of(post.spec) for post in posts]
+    rows = [
+        _row_of(post.spec, post.owner, post.idempotency_key, each)
+        for post, each in zip(posts, needs, strict=True)
+    ]
+    created_at = _insert(session, rows, needs)
+    look = (known or KnownProspects()).look(session, lease_s)
+    answers: list[Submitted | ConflictError] = []
+    for post, row, asked in zip(posts, rows, needs, strict=True):
+        if row["id"] not in created_at:
+            answers.append(_earlier(session, row, lease_s))
+            continue
+        at = created_at[row["id"]]
+        prospects = _prospects(session, look, post.spec, row["id"], asked)
+        answer = None if post.fresh else reuse.find(session, post.spec, prospects)
+        if answer is None:
+            view = job_views.new_view(row, at, prospects)
+        else:
+            job = locked(session, row["id"])
+            reuse.enter(session, job, answer, at)
+            view = job_views.view(session, job, lease_s)
+        answers.append(Submitted(job=view, created=True))
+    return answers
 
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
@@ -140,53 +175,62 @@ def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView
     return job_views.view(session, job, lease_s)
 
 
-def _insert(session: Session, row: NewRow, needs: tuple[Need, ...]) -> datetime | None:
-    """Enters the job with what it needs and its first event; None if its idempotency key is known."""
+def _insert(
+    session: Session, rows: Sequence[NewRow], needs: Sequence[tuple[Need, ...]]
+) -> Mapping[str, datetime]:
+    """Enters the jobs with what they need and their first events; returns when, without those whose idempotency key is
+    known."""
     new = (
         insert_into(session, _JOBS)
         .values(created_at=clock(session))
         .on_conflict_do_nothing(index_elements=["idempotency_digest"])
-        .returning(_JOBS.c.created_at)
+        .returning(_JOBS.c.id, _JOBS.c.created_at)
     )
-    created_at: datetime | None = session.execute(new, row).scalar_one_or_none()
-    if created_at is None:
-        return None
-    if needs:
-        asked = [{"job_id": row["id"], "kind": need.kind, "name": need.name} for need in needs]
+    # In one order: two transactions that enter the same keys would otherwise wait for each other.
+    ordered = sorted(rows, key=lambda row: row["idempotency_digest"] or "")
+    entered = {row.id: row.created_at for row in session.execute(new, ordered)}
+    asked = [
+        {"job_id": row["id"], "kind": need.kind, "name": need.name}
+        for row, each in zip(rows, needs, strict=True)
+        for need in each
+        if row["id"] in entered
+    ]
+    if asked:
         session.execute(insert(_NEEDS), asked)
-    event = {"job_id": row["id"], "sequence": 1, "at": created_at, "kind": "state", "data": _QUEUED}
-    session.execute(insert(_EVENTS), event)
-    return created_at
+    events = [
+        {"job_id": job_id, "sequence": 1, "at": at, "kind": "state", "data": _QUEUED}
+        for job_id, at in entered.items()
+    ]
+    if events:
+        session.execute(insert(_EVENTS), events)
+    return entered
 
 
 _QUEUED = {"state": JobState.QUEUED.value, "reason": None, "attempt": 0, "worker_id": None}
 """What `transitions.announce` says of a job that is new."""
 
 
-def _earlier(session: Session, row: NewRow, lease_s: float) -> JobView:
+def _prospects(
+    session: Session, look: Look, spec: JobSpec, job_id: str, needs: tuple[Need, ...]
+) -> Prospects:
+    if spec.via is not None:  # a scheduler's machines are no workers that were looked for
+        return unserved.look(session, [job_id], look.lease_s)[job_id]
+    return look.of(job_id, (spec.device, spec.target.gpu, spec.target.min_vram_bytes, needs))
+
+
+def _earlier(session: Session, row: NewRow, lease_s: float) -> Submitted | ConflictError:
     job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
     if job.spec_digest != row["spec_digest"]:
-        raise ConflictError(
+        return ConflictError(
             f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
         )
-    return job_views.view(session, job, lease_s)
+    return Submitted(job=job_views.view(session, job, lease_s), created=False)
 
 
-def _prospects(
-    session: Session,
-    job_id: str,
-    demand: Demand,
-    lease_s: float,
-    at: datetime,
-    known: KnownProspects | None,
-) -> Prospects:
-    if known is not None:
-        return known.of(session, job_id, demand, lease_s, at)
-    return unserved.look(session, [job_id], lease_s)[job_id]
-
-
-def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
+def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple[Need, ...]) -> NewRow:
     document = spec.model_dump(mode="json")
+    gpu_pattern = like_part(spec.target.gpu) if spec.target.gpu else None
+    asked = sorted((need.kind.value, need.name) for need in needs)
     return {
         "id": new_id(),
         "state": JobState.QUEUED,
@@ -197,10 +241,11 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
         "plan": spec.plan,
         "backend": spec.backend,
         "device": spec.device,
-        "gpu_pattern": _like(spec.target.gpu) if spec.target.gpu else None,
+        "gpu_pattern": gpu_pattern,
         "min_vram_bytes": spec.target.min_vram_bytes,
         "via": spec.via,
         "owner": owner,
+        "lane": digest([owner, gpu_pattern, spec.target.min_vram_bytes, asked, spec.via]),
         "precedence": -spec.priority,
         "deadline": spec.limits.deadline,
         "parked": False,
@@ -212,12 +257,6 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
         "last_sequence": 1,
         "progress": {},
     }
-
-
-def _like(part: str) -> str:
-    """The LIKE pattern, escaped by a backslash, of texts that contain `part`."""
-    escaped = part.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return f"%{escaped}%"
 
 
 def _position(cursor: str) -> tuple[datetime, str]:

@@ -6,18 +6,19 @@ column and a filter. `standings` says which results are current, `ranks` in whic
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, exists, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import LeaderboardPage, Standing
-from optigpu.store import filters, ranks
-from optigpu.store.boards import BoardReader
+from optigpu.documents.views import LeaderboardPage
+from optigpu.store import board_statements, filters, ranks
+from optigpu.store.board_statements import Values
+from optigpu.store.boards import BoardFound, BoardsReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import PageText
 from optigpu.store.ranks import Place
-from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
+from optigpu.store.tables import BoardRow
 from optigpu.vocabulary import METRICS, NotFoundError
 
 BOARDS = 10
@@ -26,9 +27,6 @@ BOARDS = 10
 ROWS = 50
 HEAD_ROWS = 5
 """How many rows a board shows where it is the only one, and where there are several."""
-
-SHOWN = (Standing.CURRENT, Standing.INVALID)
-"""A board is listed for what it has of these: earlier results are the history of a current one."""
 
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
@@ -41,17 +39,25 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     place, after = _position(query.cursor)
-    entries = filters.of_entry(session, query)
-    found = session.scalars(_boards(query, entries, place, after)).all()
+    boards = filters.of_board(query, after)
+    if place is not None:
+        boards["digest"] = place.workload_digest
+    entries = filters.of_entry(query)
+    found = _boards(session, query, boards, entries)
     alone = len(found) == 1 and after is None
+    shown = found[:BOARDS]
+    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}))
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    boards = tuple(
-        BoardReader(session, query, entries, board, query.metric or board.primary_metric).read(limit, place)
-        for board in found[:BOARDS]
-    )
+    texts = tuple(reader.read(board, limit, place) for board in shown)
+    if (
+        "digest" in boards
+        and not all(text.rows for text in texts)
+        and not _boards(session, query, boards, entries, has_entries=True)
+    ):
+        texts = ()
     return PageText(
-        boards=boards,
-        note=None if boards else _why_none(session),
+        boards=texts,
+        note=None if texts else _why_none(session),
         next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     )
 
@@ -73,29 +79,25 @@ def _position(cursor: str | None) -> tuple[Place | None, str | None]:
 
 
 def _boards(
+    session: Session,
     query: LeaderboardQuery,
-    entries: Sequence[ColumnElement[bool]],
-    place: Place | None,
-    after: str | None,
-) -> Select[BoardRow]:
-    """Boards with a current or an invalid result that passes the filters, the one with the newest result first."""
-    statement = select(BoardRow).where(*filters.of_board(query))
-    if entries:
-        statement = statement.where(_has_entry(entries, query.metric))
-    elif query.metric is not None:
-        here = MetricRow.board == BoardRow.number, MetricRow.name == query.metric
-        statement = statement.where(exists().where(*here, MetricRow.standing.in_(SHOWN)))
-    if place is not None:
-        statement = statement.where(BoardRow.workload_digest == place.workload_digest)
-    if after is not None:
-        statement = statement.where(BoardRow.newest < after)
-    return statement.order_by(BoardRow.newest.desc()).limit(BOARDS + 1)
+    boards: Values,
+    entries: Values,
+    *,
+    has_entries: bool | None = None,
+) -> Sequence[BoardFound]:
+    """The boards that the filters list, and one more than a page has.
 
-
-def _has_entry(entries: Sequence[ColumnElement[bool]], metric: str | None) -> ColumnElement[bool]:
-    measured = () if metric is None else (filters.has_metric(metric),)
-    here = LeaderboardEntry.board == BoardRow.number, LeaderboardEntry.standing.in_(SHOWN)
-    return exists().where(*here, *entries, *measured)
+    Whether the one of a digest has such an entry is asked only where none of its rows is listed.
+    """
+    statement = board_statements.listed(
+        tuple(name for name in board_statements.OF_BOARD if name in boards),
+        tuple(name for name in board_statements.OF_ENTRY if name in entries),
+        metric=query.metric is not None,
+        has_entries="digest" not in boards if has_entries is None else has_entries,
+    )
+    values = boards | entries | {"metric": query.metric, "limit": BOARDS + 1}
+    return [BoardFound(*row) for row in board_statements.run(session, statement, values)]
 
 
 def _why_none(session: Session) -> str:

@@ -174,9 +174,7 @@ def sweep(session: Session, now: datetime | None = None) -> Swept:
     """
     at = moment(session, now)
     query = (
-        select(Job)
-        .where(Job.state == JobState.RUNNING, Job.lease_until < at)
-        .order_by(Job.created_at, Job.id)
+        select(Job).where(in_state(JobState.RUNNING), Job.lease_until < at).order_by(Job.created_at, Job.id)
     )
     swept: dict[JobState, list[str]] = {JobState.QUEUED: [], JobState.FAILED: [], JobState.CANCELLED: []}
     for job in session.scalars(query.with_for_update(skip_locked=True)).all():

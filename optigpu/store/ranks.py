@@ -14,11 +14,8 @@ from collections.abc import Iterable
 from types import NoneType
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, literal, tuple_
-
 from optigpu.documents.views import Standing
 from optigpu.store.cursors import decode_cursor, encode_cursor
-from optigpu.store.tables import MetricRow
 from optigpu.vocabulary import Better
 
 GROUPS = {standing: number for number, standing in enumerate(Standing)}
@@ -75,17 +72,10 @@ def places(workload_digest: str, figures: Iterable[Figure], place: Place | None)
     return found
 
 
-ORDER = (MetricRow.unsure, MetricRow.place, MetricRow.result_id)
-"""The order of the metrics of one standing: an index of the table has it."""
-
-
-def follows(place: Place, better: Better) -> ColumnElement[bool]:
-    """The metric comes after that place in the order, where both are of one standing."""
+def parameters(place: Place, better: Better) -> dict[str, bool | float | str]:
+    """Where in the order of its standing a place is, for the rows that follow it."""
     at = -place.value if better is Better.HIGHER else place.value
-    here = (place.low is None, at, place.result_id)
-    return tuple_(*ORDER) > tuple_(
-        *(literal(value, column.type) for value, column in zip(here, ORDER, strict=True))
-    )
+    return {"unsure": place.low is None, "place": at, "result_id": place.result_id}
 
 
 def _next(workload_digest: str, figure: Figure, before: Place | None) -> Place:

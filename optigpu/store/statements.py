@@ -30,6 +30,12 @@ def clock(session: Session) -> ColumnElement[datetime]:
     return func.clock_timestamp() if is_postgresql(session) else literal(utc_now(), UtcDateTime())
 
 
+def like_part(part: str) -> str:
+    """The LIKE pattern, escaped by a backslash, of texts in lower case that contain `part`."""
+    escaped = part.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
 def seconds_between(session: Session, earlier: Moment, later: Moment) -> ColumnElement[float]:
     """The length of a span in seconds, exact to a millisecond."""
     if is_postgresql(session):

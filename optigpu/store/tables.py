@@ -74,7 +74,8 @@ class Job(Base):
     __table_args__ = (
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
-        _partial("queue", "state = 'queued'", "device", "owner", "precedence", "created_at", "id"),
+        _partial("queue", "state = 'queued'", "device", "lane", "precedence", "created_at", "id", "owner"),
+        _partial("leases", "state = 'running'", "lease_until"),
         _partial("deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
         _partial("via", "state = 'queued' AND via IS NOT NULL", "via", "precedence", "created_at", "id"),
         _partial("history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
@@ -100,9 +101,11 @@ class Job(Base):
     min_vram_bytes: Mapped[int]
     via: Mapped[Scheduler | None]  # a scheduler's pilot takes it, and no other worker
 
-    # Whose turn it is. `owner` is the key's id, or "open"; `precedence` is the priority negated, so that one index in
-    # ascending order has the order of a key's jobs.
+    # Whose turn it is. `owner` is the key's id, or "open"; `lane` is one for all jobs of an owner that ask for the same
+    # of a worker, and null in jobs from before it was stored; `precedence` is the priority negated, so that one index
+    # in ascending order has the order of a lane.
     owner: Mapped[str]
+    lane: Mapped[Digest | None]
     precedence: Mapped[int]
     not_before: Mapped[datetime | None]
     deadline: Mapped[datetime | None]
@@ -239,13 +242,20 @@ class MetricRow(Base):
     """One metric of a result: what is sorted and filtered by.
 
     `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
-    `summary` is the whole of it, as JSON. The other columns order the rows of a board: `unsure` says that there is no
-    interval, and of two places the smaller one is the better: the value, or its negative where more is better.
+    `summary` is the whole of it, as JSON. The next columns order the rows of a board: `unsure` says that there is no
+    interval, and of two places the smaller one is the better: the value, or its negative where more is better. The last
+    ones are of the result, so that the index that has the order has what filters ask for as well: `stack` is the names
+    of its techniques, each between two spaces, `clean` is true without warnings. They are null in rows of an earlier
+    version of OptiGPU that still writes.
     """
 
     __tablename__ = "metrics"
     __table_args__ = (
-        Index("ix_metrics_order", *("board", "name", "standing", "unsure", "place", "result_id")),
+        Index(
+            "ix_metrics_order",
+            *("board", "name", "standing", "unsure", "place", "result_id"),
+            postgresql_include=["hardware_class", "backend", "stack", "top1", "kld", "clean"],
+        ),
     )
 
     result_id: Mapped[Identifier] = mapped_column(
@@ -260,6 +270,13 @@ class MetricRow(Base):
     standing: Mapped[Standing]
     unsure: Mapped[bool]
     place: Mapped[float]
+
+    hardware_class: Mapped[str | None]
+    backend: Mapped[str | None]
+    stack: Mapped[str | None]
+    top1: Mapped[float | None]
+    kld: Mapped[float | None]
+    clean: Mapped[bool | None]
 
 
 class SamplesRow(Base):
@@ -389,8 +406,9 @@ class LeaderboardEntry(Base):
     results, and `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where
     lower is better, so that more is always better. `size_bytes` is the peak on an accelerator, the weights on a CPU;
     `energy_j` that of a token or an image. The four, with `kld`, are what `pareto` weighs; it is null where nothing is
-    weighed. `warnings` and `reasons` are the verdict's, separated by spaces. `shown` is JSON: the fields of its row
-    that stay as they are. `edge` is what the edge leaderboard needs of what classifies images.
+    weighed. `top1` is `top1_agreement`, for its filter. `warnings` and `reasons` are the verdict's, separated by
+    spaces. `shown` is JSON: the fields of its row that stay as they are. `edge` is what the edge leaderboard needs of
+    what classifies images.
     """
 
     __tablename__ = "leaderboard"
@@ -424,6 +442,7 @@ class LeaderboardEntry(Base):
     score: Mapped[float | None]
     size_bytes: Mapped[float | None]
     kld: Mapped[float | None]
+    top1: Mapped[float | None]
     energy_j: Mapped[float | None]
     pareto: Mapped[bool | None]
     shown: Mapped[str]

@@ -1,15 +1,16 @@
 """Whose turn it is: jobs of the highest priority first; of these, one of the key that had the least of the workers'
 time within the last hour; of these, the oldest.
 
-The jobs of one key for one kind of device are a lane, ordered by priority and age. A claim looks at the first job of
-each lane that the worker can run, so its cost grows with the number of keys that wait and not with that of jobs.
+The jobs of one key that ask for the same of a worker are a lane, ordered by priority and age: a worker can run all of
+them or none. A claim looks at the first job of each lane, so its cost grows with the number of lanes that wait and not
+with that of jobs.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import CTE, ColumnElement, and_, func, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from optigpu.store.matching import can_run
 from optigpu.store.statements import seconds_between
@@ -24,7 +25,7 @@ JUST_BEGUN_S = 60.0
 
 
 class Head(Frozen):
-    """The first job of a lane."""
+    """The first job of a lane that the worker can run."""
 
     owner: str
     job_id: str
@@ -40,10 +41,10 @@ def next_job(session: Session, worker: WorkerInfo, at: datetime, asked: str | No
     heads = _heads(session, worker, at)
     if not heads:
         return None
-    first = heads[0]
-    if len(heads) > 1:
+    used: Mapping[str, float] = {}
+    if len({head.owner for head in heads}) > 1:
         used = used_s(session, worker.device, at)
-        first = min(heads, key=lambda head: (used.get(head.owner, 0.0), head.created_at, head.job_id))
+    first = min(heads, key=lambda head: (used.get(head.owner, 0.0), head.created_at, head.job_id))
     if asked is not None and asked != first.job_id and _is_alike(session, asked, first, worker, at):
         return asked
     return first.job_id
@@ -77,39 +78,41 @@ def is_due(at: datetime) -> tuple[ColumnElement[bool], ...]:
 def _heads(session: Session, worker: WorkerInfo, at: datetime) -> Sequence[Head]:
     """The first job of each lane that the worker can run, of the highest priority that there is among them."""
     lanes = _lanes(worker.device)
-    job = aliased(Job)
     first = (
         select(Job.id)
-        .where(in_state(JobState.QUEUED), Job.owner == lanes.c.owner, *is_due(at), *can_run(worker))
+        .where(in_state(JobState.QUEUED), Job.device == worker.device, Job.lane == lanes.c.lane, *is_due(at))
         .order_by(Job.precedence, Job.created_at, Job.id)
         .limit(1)
         .correlate(lanes)
         .scalar_subquery()
     )
-    query = select(job.owner, job.id, job.precedence, job.created_at).select_from(lanes)
+    alone = select(Job.id).where(
+        in_state(JobState.QUEUED), Job.device == worker.device, Job.lane.is_(None), *is_due(at)
+    )
+    heads = select(first).select_from(lanes).union_all(alone)
+    query = select(Job.owner, Job.id, Job.precedence, Job.created_at).where(
+        Job.id.in_(heads), *can_run(worker)
+    )
     found = [
         Head(owner=row.owner, job_id=row.id, precedence=row.precedence, created_at=row.created_at)
-        for row in session.execute(query.join(job, job.id == first))
+        for row in session.execute(query)
     ]
     highest = min((head.precedence for head in found), default=0)
     return [head for head in found if head.precedence == highest]
 
 
 def _lanes(device: DeviceKind) -> CTE:
-    """The keys that have jobs in the queue. Each step finds the next one in the index, and reads no other job."""
+    """The lanes that have jobs in the queue. Each step finds the next one in the index, and reads no other job."""
     waiting = and_(in_state(JobState.QUEUED), Job.device == device)
-    lanes = select(func.min(Job.owner).label("owner")).where(waiting).cte("lanes", recursive=True)
+    lanes = select(func.min(Job.lane).label("lane")).where(waiting).cte("lanes", recursive=True)
     following = (
-        select(func.min(Job.owner))
-        .where(waiting, Job.owner > lanes.c.owner)
-        .correlate(lanes)
-        .scalar_subquery()
+        select(func.min(Job.lane)).where(waiting, Job.lane > lanes.c.lane).correlate(lanes).scalar_subquery()
     )
-    return lanes.union_all(select(following).select_from(lanes).where(lanes.c.owner.is_not(None)))
+    return lanes.union_all(select(following).select_from(lanes).where(lanes.c.lane.is_not(None)))
 
 
 def _is_alike(session: Session, asked: str, first: Head, worker: WorkerInfo, at: datetime) -> bool:
-    """Whether the job of a message is of the lane and the priority whose turn it is, and the worker can run it."""
+    """Whether the job of a message is of the key and the priority whose turn it is, and the worker can run it."""
     same = Job.id == asked, Job.owner == first.owner, Job.precedence == first.precedence
     query = select(Job.id).where(*same, in_state(JobState.QUEUED), *is_due(at), *can_run(worker))
     return session.scalars(query).one_or_none() is not None

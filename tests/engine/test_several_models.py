@@ -90,7 +90,7 @@ def test_a_worker_needs_every_model_that_is_not_everywhere() -> None:
 
 def test_the_queue_and_the_titles_name_all_models() -> None:
     spec = job(*TWO)
-    assert _row_of(spec, "open", None)["model"] == "preset:tiny-gpt2-test, bundled:tiny"
+    assert _row_of(spec, "open", None, ())["model"] == "preset:tiny-gpt2-test, bundled:tiny"
     assert "preset:tiny-gpt2-test, bundled:tiny 16+8" in job_title(spec.model_dump(mode="json"), [])
 
 

@@ -1,13 +1,16 @@
 """Whose turn it is: priority, keys, age; a job's place in the queue, when it will begin, and its deadline."""
 
+import sqlite3
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from optigpu.store import jobs, leases, outcomes, queue, workers
 from optigpu.store.database import Database
 from optigpu.store.leases import Lease
+from optigpu.store.tables import Job
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.service.records import a_spec, a_worker
 
@@ -125,3 +128,53 @@ def test_a_job_whose_deadline_passed_before_it_began_fails(database: Database) -
 def test_priorities_have_bounds(priority: int) -> None:
     with pytest.raises(ValueError, match="priority"):
         a_spec(priority=priority)
+
+
+def test_jobs_of_one_key_are_taken_by_age_whatever_they_ask_for(database: Database) -> None:
+    """They are of several lanes; the last two are from before there were any."""
+    with database.write() as session:
+        model: dict[str, object] = {"workload": {"kind": "generate"}, "model": "path:elsewhere"}
+        plain: dict[str, object] = {}
+        made = [posted(session, "open", **fields) for fields in (plain, model) * 3]
+        lanes = dict(session.execute(select(Job.id, Job.lane)).all())
+        assert len(set(lanes.values())) == 2
+        session.execute(update(Job).where(Job.id.in_(made[-2:])).values(lane=None))
+        worker = a_worker(packages=("transformers",), models=("path:elsewhere",))
+        taken = []
+        while lease := leases.claim(session, worker, 30):
+            taken.append(lease.job_id)
+    assert taken == made
+
+
+def test_a_claim_reads_no_more_where_more_jobs_wait_that_the_worker_cannot_run(database: Database) -> None:
+    """Steps of the database's machine are counted, which only SQLite does; the statement is the same on both."""
+    steps: list[int] = []
+    for more in (50, 500):
+        with database.write() as session:
+            for _ in range(more):
+                posted(session, workload={"kind": "generate"}, model="path:elsewhere")
+            wanted = posted(session)
+        with database.write() as session:
+            if database.dialect == "sqlite":
+                steps.append(_steps(session, wanted))
+            else:
+                assert claimed(session).job_id == wanted
+    if steps:
+        assert steps[1] < 1.5 * steps[0]
+
+
+def _steps(session: Session, wanted: str) -> int:
+    """Hundreds of instructions that SQLite needs for a claim, which takes that job."""
+    hundreds = 0
+
+    def count() -> int:
+        nonlocal hundreds
+        hundreds += 1
+        return 0
+
+    connection = session.connection().connection.driver_connection
+    assert isinstance(connection, sqlite3.Connection)
+    connection.set_progress_handler(count, 100)
+    assert claimed(session).job_id == wanted
+    connection.set_progress_handler(None, 0)
+    return hundreds

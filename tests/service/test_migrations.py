@@ -113,6 +113,26 @@ def test_metrics_of_before_lose_the_bounds_that_no_interval_gave_them(database_u
     assert _lower_bounds(database_url) == today
 
 
+def test_results_of_before_can_be_filtered(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        good = a_result(
+            {"tokens_per_s": a_metric("tokens_per_s", 9.0), "top1_agreement": a_metric("top1_agreement", 0.9)}
+        )
+        unknown = a_result({"tokens_per_s": a_metric("tokens_per_s", 8.0)}, stack=("bf16", "fp16"))
+        for result in (good, unknown):
+            results.add(session, result, {})
+    migrations.downgrade(database_url, "0013")
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.read() as session:
+        (board,) = leaderboard.query(session, LeaderboardQuery(min_top1=0.9)).boards
+        assert [row.result_id for row in board.rows] == [good.id]
+        assert not leaderboard.query(session, LeaderboardQuery(min_top1=0.91)).boards
+        for filters in ({"technique": "bf16"}, {"technique": "fp16", "backend": "torch", "clean": True}):
+            (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
+            assert [row.result_id for row in board.rows] == [unknown.id]
+
+
 def test_a_leaderboard_of_before_gets_its_history_and_gives_the_newest_back(database_url: str) -> None:
     """Before, the newest valid result of a place was on the leaderboard, and nothing was known of the others."""
     careful: dict[str, Any] = {"warnings": (), "replicates": 5}

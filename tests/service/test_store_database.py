@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
+
 from optigpu.store import jobs, queue
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState
@@ -57,3 +59,20 @@ def test_a_write_after_a_read_on_the_same_connection_sees_what_others_committed(
 def _in_another_thread(database: Database) -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(_submitted, database).result()
+
+
+def test_connections_that_the_server_has_closed_are_replaced(postgresql_database: Database) -> None:
+    """As a restart of the server leaves them; nobody who asks afterwards sees it."""
+    with postgresql_database.read() as one, postgresql_database.read() as two:
+        for session in (one, two):
+            queue.counts(session)
+        url = one.connection().engine.url.set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False)) as other:
+        ended = other.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchall()
+    assert len(ended) >= 2
+    for _ in range(3):
+        with postgresql_database.read() as session:
+            queue.counts(session)

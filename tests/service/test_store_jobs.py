@@ -214,3 +214,23 @@ def test_the_progress_of_a_job_that_has_ended_is_whole(database: Database, state
         outcomes.finish(session, lease, state, "As told.")
         ended = jobs.get(session, lease.job_id).progress
     assert (ended.fraction, ended.doing, ended.remaining_s) == (1.0, None, 0.0)
+
+
+def test_jobs_that_are_posted_at_once_have_answers_of_their_own(database: Database) -> None:
+    posts = [
+        jobs.Post(a_spec(), idempotency_key="b"),
+        jobs.Post(a_spec(), idempotency_key="a"),
+        jobs.Post(a_spec(), idempotency_key="b"),
+        jobs.Post(a_spec(seed=7), idempotency_key="b"),
+        jobs.Post(a_spec()),
+    ]
+    with database.write() as session:
+        one, other, same, conflict, plain = jobs.submit_all(session, posts)
+    assert isinstance(conflict, ConflictError)
+    for answer in (one, other, same, plain):
+        assert isinstance(answer, jobs.Submitted)
+    assert [answer.created for answer in (one, other, same, plain)] == [True, True, False, True]
+    assert same.job.id == one.job.id
+    with database.read() as session:
+        stored = {job.id for job in jobs.list_(session).jobs}
+    assert stored == {one.job.id, other.job.id, plain.job.id}
