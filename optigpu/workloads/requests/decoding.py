@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -115,7 +116,9 @@ class DecodingRequest:
         Of a server that gives none there are none.
         """
         try:
-            return self._runtime.score(tokens, first), {}
+            predicted = self._runtime.score(tokens, first)
+            # Some engines refuse with the first of them.
+            return chain([next(predicted)], predicted), {}
         except UnsupportedError as error:
             if isinstance(self._runtime, RemoteRuntime):
                 return iter(()), {"logits_not_given": str(error)}
