@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from optigpu.documents.result import Gain
 from optigpu.report.charts.history import Change, Moment, Timeline
-from optigpu.report.charts.marks import Form, Interval, Mark, Panel
+from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Roof
+from optigpu.report.charts.samples import samples_data
 from optigpu.report.charts.steps import Step, Steps
-from optigpu.report.charts.svg import Figure, figure
-from optigpu.report.charts.svg.scales import drawable
+from optigpu.report.charts.svg import Figure, figure, sparkline
+from optigpu.report.charts.svg.scales import SMALLEST, drawable
 from optigpu.vocabulary import Better
 from tests.unit.svg_pages import assert_sound
 
@@ -44,6 +45,7 @@ def marks(draw: st.DrawFn, *, points: bool) -> Mark:
         claimed=draw(st.booleans()),
         on_front=draw(st.booleans()),
         rank=draw(st.none() | st.integers(1, 4)),
+        limit=draw(st.none() | numbers),
         source=draw(st.none() | labels),
     )
 
@@ -59,6 +61,12 @@ def panels(form: Form) -> st.SearchStrategy[Panel]:
         better=st.sampled_from(Better),
         x_better=st.sampled_from(Better),
         marks=st.lists(marks(points=form is not Form.BARS), min_size=1, max_size=12).map(tuple),
+        roofs=st.lists(
+            st.builds(Roof, text=labels, gb_per_s=st.none() | numbers, gflop_per_s=st.none() | numbers),
+            max_size=4,
+        ).map(tuple)
+        if form is Form.ROOFLINE
+        else st.just(()),
         missing=st.dictionaries(labels, labels, max_size=1),
     )
 
@@ -77,15 +85,16 @@ def assert_shows(made: Figure, drawn: int) -> None:
         assert (sentence.text or "").strip()
 
 
-@pytest.mark.parametrize("form", [Form.BARS, Form.FRONT, Form.LOSS])
-@settings(max_examples=25)
+@pytest.mark.parametrize("form", Form)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_panel_is_sound_markup_whose_labels_keep_apart(form: Form, data: st.DataObject) -> None:
     panel = data.draw(panels(form))
     made = figure(panel, id_prefix="any", link=address)
-    assert_shows(
-        made, sum(drawable(each.value, 0.0 if form is Form.BARS else each.x) for each in panel.marks)
-    )
+    shown = [each for each in panel.marks if drawable(each.value, 0.0 if form is Form.BARS else each.x)]
+    if form is Form.ROOFLINE:
+        shown = [each for each in shown if min(each.value, each.x or 0.0) > SMALLEST]
+    assert_shows(made, len(shown))
     assert len(made.table.rows) == len(panel.marks)
 
 
@@ -102,7 +111,7 @@ gains = st.builds(
 some_gain = st.none() | gains
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.builds(
         Steps,
@@ -132,7 +141,7 @@ def test_any_ladder_is_sound_markup(steps: Steps) -> None:
 moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(moments, min_size=1, max_size=12, unique=True).map(sorted),
     st.lists(st.tuples(numbers, intervals), min_size=12, max_size=12),
@@ -159,3 +168,22 @@ def test_any_history_is_sound_markup(
     made = figure(timeline, id_prefix="any", link=address)
     assert_shows(made, sum(drawable(each.value) for each in found))
     assert len(made.table.rows) == len(found)
+    small = sparkline.svg(timeline, id_prefix="small")
+    assert bool(small) == any(drawable(each.value) for each in found)
+    if small:
+        assert_sound(small, "small")
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.lists(st.floats(-1e9, 1e9) | st.floats(0, 10), min_size=1, max_size=40), min_size=1, max_size=5
+    )
+)
+def test_any_samples_are_sound_markup_and_each_is_counted_once(samples: list[list[float]]) -> None:
+    found = samples_data("any", "latency (ms)", samples)
+    assert [sum(each.counts) + each.beyond for each in found.replicates] == [len(each) for each in samples]
+    made = figure(found, id_prefix="any")
+    assert_shows(made, len(found.replicates))
+    counted = [sum(int(row[place + 1]) for row in made.table.rows) for place in range(len(samples))]
+    assert counted == [len(each) for each in samples]

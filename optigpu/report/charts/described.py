@@ -1,14 +1,17 @@
 """The marks of the charts that are drawn straight from results: ladder, roofline, quality, throughput."""
 
+from collections.abc import Iterator, Sequence
+
 from optigpu.documents.older import facts_of
 from optigpu.report.canvas import is_valid
-from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
+from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, Roof
 from optigpu.report.charts.metrics import bar_of, figure_of, interval_of, label_of, primary_of, reason_of
 from optigpu.report.charts.quality import LOSSES, loss_interval
-from optigpu.report.numbers import with_interval
+from optigpu.report.charts.roofline import array_size
+from optigpu.report.numbers import short, with_interval
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
-from optigpu.vocabulary import Document
+from optigpu.vocabulary import Better, Document
 
 
 def ladder_data(report: Report) -> ChartData:
@@ -22,29 +25,52 @@ def ladder_data(report: Report) -> ChartData:
 
 
 def roofline_data(report: Report) -> ChartData:
-    """GFLOP/s over FLOP/byte of each variant's step; `text` says its roof and what bounds it."""
+    """GFLOP/s over FLOP/byte of each variant's step, with the roofs; `text` says what bounds it."""
     steps = [(each, (facts_of(each).get("roofline") or {}).get("step")) for each in report.results]
-    marks = tuple(
-        Mark(
-            label=label_of(each),
-            x=step["flops_per_byte"],
-            value=step["flops"] / step["measured_s"] / 1e9,
-            text=f"roof {step['flops'] / step['attainable_s'] / 1e9:g} GFLOP/s; bound: {step['bound']}",
-            valid=is_valid(each),
-            source=str(each["id"]),
-        )
-        for each, step in steps
-        if step and step["measured_s"] and step["flops"]
-    )
+    found = [(each, step) for each, step in steps if step and step["measured_s"] and step["flops"]]
     panel = Panel(
         title="roofline",
-        form=Form.LINES,
+        form=Form.ROOFLINE,
         axis="operations (GFLOP/s)",
         x_axis="arithmetic intensity of a step (FLOP/byte)",
+        x_better=Better.HIGHER,
         logarithmic=True,
-        marks=marks,
+        marks=tuple(_under_roof(each, step) for each, step in found),
+        roofs=tuple(_roofs(found)),
     )
     return _one(report, panel)
+
+
+def _under_roof(result: Document, step: Document) -> Mark:
+    primary, value = primary_of(result), step["flops"] / step["measured_s"] / 1e9
+    limit = step["flops"] / step["attainable_s"] / 1e9
+    share = step["attainable_s"] / step["measured_s"]
+    return Mark(
+        label=label_of(result),
+        x=step["flops_per_byte"],
+        value=value,
+        ci=interval_of(primary, value / primary["value"]) if primary["value"] else None,
+        limit=limit,
+        text=f"{share:.0%} of its roof of {short(limit)} GFLOP/s; bound: {step['bound']}",
+        valid=is_valid(result),
+        source=str(result["id"]),
+    )
+
+
+def _roofs(found: Sequence[tuple[Document, Document]]) -> Iterator[Roof]:
+    """A slope for each bandwidth, the lowest first, and a ceiling for each rate with the dtypes that reach it."""
+    roofs = [step["roof"] for _, step in found]
+    for bandwidth, array_bytes in sorted(
+        {roof["bytes_per_s"]: roof["array_bytes"] for roof in roofs}.items()
+    ):
+        text = f"{short(bandwidth / 1e9)} GB/s reading {array_size(array_bytes)}"
+        yield Roof(text=text, gb_per_s=bandwidth / 1e9)
+    rates: dict[float, set[str]] = {}
+    for (result, _), roof in zip(found, roofs, strict=True):
+        rates.setdefault(roof["flops_per_s"], set()).add(facts_of(result)["roofline"]["dtype"])
+    for rate, dtypes in rates.items():
+        text = f"{', '.join(sorted(dtypes))}: {short(rate / 1e9)} GFLOP/s"
+        yield Roof(text=text, gflop_per_s=rate / 1e9)
 
 
 def quality_data(report: Report) -> ChartData:

@@ -91,7 +91,7 @@ def _roofs(axes: "Axes", shown: Sequence[Document]) -> None:
     for place, (bandwidth, array_bytes) in enumerate(sorted(bandwidths.items())):
         knee = top * 1e9 / bandwidth
         axes.plot([left, knee], [left * bandwidth / 1e9, top], **line)
-        text = f"{short(bandwidth / 1e9)} GB/s reading {_size(array_bytes)}"
+        text = f"{short(bandwidth / 1e9)} GB/s reading {array_size(array_bytes)}"
         _along(axes, bandwidth / 1e9, left * (1.3 if place % 2 else 1.9), text)
     for rate, dtypes in rates.items():
         axes.plot([rate / max(bandwidths), right], [rate / 1e9] * 2, **line)
@@ -116,5 +116,5 @@ def _along(axes: "Axes", slope: float, x: float, text: str) -> None:
     )
 
 
-def _size(array_bytes: int) -> str:
+def array_size(array_bytes: int) -> str:
     return f"{array_bytes / 2**30:.3g} GiB" if array_bytes >= 2**30 else f"{array_bytes / 2**20:.3g} MiB"

@@ -1,9 +1,11 @@
 """The data of a chart as a table, for who does not see the chart or wants its figures."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from optigpu.report.charts.history import Timeline
 from optigpu.report.charts.marks import Interval, Mark, Panel
+from optigpu.report.charts.samples import Samples
 from optigpu.report.charts.steps import Step, Steps
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import ratio, short
@@ -75,6 +77,20 @@ def timeline_table(timeline: Timeline) -> Grid:
         for each in reversed(timeline.moments)
     )
     return Grid(timeline.title, columns, rows).without_empty_columns()
+
+
+def samples_table(samples: Samples) -> Grid:
+    """A row for each bin: how many samples of each replicate lie in it."""
+    columns = (
+        Column(samples.axis),
+        *(Column(f"{each.label}, median {short(each.median)}", right=True) for each in samples.replicates),
+    )
+    bins = tuple(
+        (f"{short(low)} to {short(high)}", *(str(each.counts[place]) for each in samples.replicates))
+        for place, (low, high) in enumerate(pairwise(samples.edges))
+    )
+    beyond = (f"above {short(samples.edges[-1])}", *(str(each.beyond) for each in samples.replicates))
+    return Grid(samples.title, columns, (*bins, beyond))
 
 
 def interval(ci: Interval | None) -> str:

@@ -8,7 +8,7 @@ from optigpu.report.charts.svg.words import SIZE, SMALL, text_width
 
 LINE = 1.35 * SIZE
 """The height of a line of text."""
-BESIDE_NAME = 110.0
+BESIDE_NAME = 64.0
 """The width beside the name of an upright axis, for which way is better."""
 TICKS_BELOW = 18.0
 """The height of the labels below a plot."""

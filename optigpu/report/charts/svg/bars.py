@@ -23,7 +23,7 @@ from optigpu.report.charts.svg.markup import (
 from optigpu.report.charts.svg.said import nothing, row_name, spoken
 from optigpu.report.charts.svg.scales import Scale, axis, drawable
 from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import shortened, text_width, wrapped
+from optigpu.report.charts.svg.words import TAIL, shortened, text_width, wrapped
 from optigpu.report.numbers import short
 
 MOST_ROWS = 40
@@ -115,25 +115,23 @@ class _Bars:
     def _row(self, each: Mark, scale: Scale, y: float) -> tuple[Svg, float]:
         """The row's elements and height: the name stands above the bar in a narrow drawing, else beside it."""
         name, figure = row_name(each, self.marks), _figure(each, self.frame)
+        room = self.frame.width - self.ranks - text_width(figure) - 12
+        lines = wrapped(name, room if self.frame.is_narrow else self._names, 2, tail=TAIL)
+        more = LINE * (len(lines) - 1)
         if self.frame.is_narrow:
-            room = self.frame.width - self.ranks - text_width(figure) - 12
-            names = [text(self.ranks, y + 12, name, class_="c-label", width=room)]
-            figures = figure_text(figure, self.frame.width, y + 12)
-            top, height, first = y + 18, 18 + BAR + 12, y + 12
+            first = at = y + 12
+            top, height = y + 18 + more, 18 + more + BAR + 12
         else:
-            lines = wrapped(name, self._names, 2)
             height = max(BAR + 12, LINE * len(lines) + 8)
             top = y + (height - BAR) / 2 - 2
-            first = top + BAR / 2 + 4 - LINE * (len(lines) - 1) / 2
-            names = [
-                text(self.ranks, first + LINE * place, words, class_="c-label")
-                for place, words in enumerate(lines)
-            ]
-            figures = figure_text(figure, self.frame.width, top + BAR / 2 + 4)
+            at = top + BAR / 2 + 4
+            first = at - more / 2
+        names = [text(self.ranks, first + LINE * n, words, class_="c-label") for n, words in enumerate(lines)]
         rank = text(0, first, self._rank(each), class_="c-rank") if each.rank is not None else ""
-        more = title(name) if len(names) > 1 else ""
-        whole = linked(self.link, each.source, None, more, *names)
-        return group("c-row", rank, whole, self._bar(each, scale, top), figures), height
+        whole = title(name) if len(names) > 1 or "…" in lines[0] else ""
+        linked_names = linked(self.link, each.source, None, whole, *names)
+        figures = figure_text(figure, self.frame.width, at)
+        return group("c-row", rank, linked_names, self._bar(each, scale, top), figures), height
 
     def _bar(self, each: Mark, scale: Scale, top: float) -> Svg:
         begin, end = sorted((scale(each.start), scale(each.value)))
@@ -173,4 +171,4 @@ def look(each: Mark, panel: Panel) -> str:
 
 
 def _figure(each: Mark, frame: Frame) -> str:
-    return shortened(each.text or short(each.value), FIGURES * frame.width)
+    return shortened(each.text or short(each.value), (0.55 if frame.is_narrow else FIGURES) * frame.width)

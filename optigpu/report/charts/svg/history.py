@@ -72,10 +72,10 @@ class _History:
         plane = self._plane()
         points = [plane.at(each.at.timestamp(), each.value) for each in self.moments]
         listed, height = self._listed(plane.height + 6)
-        better = "higher" if self.timeline.better is Better.HIGHER else "lower"
+        better = "↑ better" if self.timeline.better is Better.HIGHER else "↓ better"
         parts = (
             *plane.axes(),
-            text(self.frame.width, 11, f"{better} is better", class_="c-faint", anchor="end"),
+            text(self.frame.width, 11, better, class_="c-faint", anchor="end"),
             *self._bands(plane),
             path(points, "c-line c-s1"),
             *(self._flag(number, plane) for number in range(len(self.changes))),

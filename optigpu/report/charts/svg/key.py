@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from optigpu.report.charts.svg.axes import LINE
 from optigpu.report.charts.svg.markup import Svg, group, text
 from optigpu.report.charts.svg.shapes import point
-from optigpu.report.charts.svg.words import SMALL, shortened, text_width
+from optigpu.report.charts.svg.words import SMALL, TAIL, shortened, text_width
 
 MARK, GAP = 17.0, 16.0
 
@@ -17,7 +17,7 @@ def key(names: Sequence[str], width: float, y: float) -> tuple[Svg, float]:
     parts: list[str] = []
     x, row = 0.0, 0
     for number, name in enumerate(names):
-        shown = shortened(name, width - MARK, SMALL)
+        shown = shortened(name, width - MARK, SMALL, tail=TAIL)
         wide = MARK + text_width(shown, SMALL)
         if x and x + wide > width:
             x, row = 0.0, row + 1

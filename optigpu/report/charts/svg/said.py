@@ -14,11 +14,11 @@ LONGEST_NAME = 400.0
 
 def nothing(panel: Panel) -> str:
     """Why a panel has nothing to show."""
-    reasons = " ".join(dict.fromkeys(panel.missing.values()))
+    reasons = "; ".join(dict.fromkeys(panel.missing.values()))
     if reasons:
-        return f"{panel.title}: not measured. {shortened(reasons, LONGEST_REASON)}"
+        return f"{panel.title}: there is nothing to draw. Reason: {shortened(reasons, LONGEST_REASON)}"
     if panel.marks:
-        return f"{panel.title}: no value is a finite number, so there is nothing to draw."
+        return f"{panel.title}: there is nothing to draw, because no value is a finite number."
     return f"{panel.title}: there is no result to draw yet."
 
 

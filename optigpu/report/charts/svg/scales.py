@@ -61,17 +61,15 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` (at least 2) multiples of 1, 2 or 5 times a power of ten, from at or below `low` to at or above
+    """At most `most` (at least 3) multiples of 1, 2 or 5 times a power of ten, from at or below `low` to at or above
     `high`."""
     low, high = _apart(low, high)
     step = _step_from((high - low) / max(1, most - 1))
     while True:
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first + 1 <= max(2, most):
-            break
+        if last - first < max(3, most):  # around 0 there are always three
+            return [number * step for number in range(first, last + 1)]
         step = _step_from(step * 1.01)
-    return [number * step if step >= 1 else number / round(1 / step) if step > 1e-9 else number * step
-            for number in range(first, last + 1)]  # fmt: skip
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:

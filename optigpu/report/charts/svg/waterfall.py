@@ -25,7 +25,7 @@ from optigpu.report.charts.svg.markup import (
 )
 from optigpu.report.charts.svg.scales import Scale, axis, drawable, spans_decades
 from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import SMALL, text_width, wrapped
+from optigpu.report.charts.svg.words import SMALL, TAIL, text_width, wrapped
 from optigpu.report.numbers import ratio
 
 MOST_STEPS = 24
@@ -112,7 +112,7 @@ class _Waterfall:
 
     @property
     def _figures(self) -> float:
-        return max(text_width(_figure(each)) for each in self.steps) + 4
+        return max(text_width(ratio(each.speedup)) for each in self.steps) + 4
 
     def _legend(self) -> tuple[Svg, float]:
         """What the marks are, of those that occur."""
@@ -152,35 +152,24 @@ class _Waterfall:
 
     def _step(self, each: Step, scale: Scale, y: float) -> tuple[Svg, float]:
         """A bar with its interval; below it what the technique buys alone, and what the whole loses without it."""
-        figure = _figure(each)
-        if self.frame.is_narrow:
-            room = self.frame.width - text_width(figure) - 12
-            name = text(0, y + 12, each.label, class_="c-label", width=room)
-            figures = figure_text(figure, self.frame.width, y + 12)
-            top = y + 19
-        else:
-            top = y + 4
-            middle = top + BAR / 2 + 4
-            lines = wrapped(each.label, self._names, 2)
-            name = Svg(
-                "".join(text(0, middle + LINE * n, words, class_="c-label") for n, words in enumerate(lines))
-            )
-            figures = figure_text(figure, self.frame.width, middle)
+        figure = ratio(each.speedup)
+        room = self.frame.width - text_width(figure) - 12
+        lines = wrapped(each.label, room if self.frame.is_narrow else self._names, 2, tail=TAIL)
+        more = LINE * (len(lines) - 1)
+        top, at = (y + 19 + more, y + 12) if self.frame.is_narrow else (y + 4, y + 8 + BAR / 2)
+        names = [text(0, at + LINE * n, words, class_="c-label") for n, words in enumerate(lines)]
+        label = linked(self.link, each.source, None, title(_said(each)), *names)
         effects = [("alone", each.alone), ("left_out", each.left_out)]
-        below_bar = [(kind, gain) for kind, gain in effects if gain and drawable(gain.ratio)]
+        known = [(kind, gain) for kind, gain in effects if gain and drawable(gain.ratio)]
         points = [
             _effect(kind, gain, scale, top + BAR + 4 + DOT * (place + 0.5))
-            for place, (kind, gain) in enumerate(below_bar)
+            for place, (kind, gain) in enumerate(known)
         ]
-        label = linked(self.link, each.source, None, title(_said(each)), name)
-        end = top + BAR + 4 + DOT * len(below_bar)
-        height = max(
-            end,
-            top
-            + BAR
-            + (0 if self.frame.is_narrow else LINE * (len(wrapped(each.label, self._names, 2)) - 1)),
-        )
-        return group("c-row", label, _bar(each, scale, top), *points, figures), height + 8
+        end = top + BAR + 4 + DOT * len(known)
+        if not self.frame.is_narrow:
+            end = max(end, at + more + 2)
+        figures = figure_text(figure, self.frame.width, at)
+        return group("c-row", label, _bar(each, scale, top), *points, figures), end + 8
 
 
 def _bar(each: Step, scale: Scale, top: float) -> Svg:
@@ -207,10 +196,6 @@ def _mark(kind: str, x: float, y: float) -> Svg:
         return element("circle", cx=x, cy=y, r=4.0, class_="c-point c-s2")
     corners = " ".join(f"{number(x + a)},{number(y + b)}" for a, b in ((0, -5), (5, 0), (0, 5), (-5, 0)))
     return element("polygon", points=corners, class_="c-point c-s3")
-
-
-def _figure(each: Step) -> str:
-    return ratio(each.speedup)
 
 
 def _said(each: Step) -> str:

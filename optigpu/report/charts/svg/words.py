@@ -6,6 +6,8 @@ import unicodedata
 SIZE = 12.0
 """Of the letters, in units of the drawing."""
 SMALL = 11.0
+TAIL = 0.5
+"""The share of a name's room that its end gets, where it is cut."""
 _NARROW, _WIDE = frozenset("ijlIt.,:;'|!()[]{}`/\\ "), frozenset("mwMW@%&—…±")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -32,21 +34,29 @@ def _share(letter: str) -> float:
     return 0.74 if letter.isupper() else 0.64
 
 
-def shortened(text: str, width: float, size: float = SIZE) -> str:
-    """The text on one line, cut with an ellipsis where it is wider."""
+def shortened(text: str, width: float, size: float = SIZE, *, tail: float = 0.0) -> str:
+    """The text on one line, cut with an ellipsis where it is wider. `tail` is the share of the width that its end gets:
+    of names that begin alike, the end tells them apart."""
     line = clean(text)
     if len(line) <= width and text_width(line, size) <= width:
         return line
-    room = width - text_width("…", size)
-    kept = 0
-    for letter in line:
+    room = max(0.0, width - text_width("…", size))
+    end = _begin(line[::-1][: int(width)], tail * room, size)[::-1] if tail else ""
+    while end and _is_bound(end[0], line[len(line) - len(end) - 1]):
+        end = end[1:]
+    begin = _begin(line, room - text_width(end, size), size)
+    while begin and _is_bound(line[len(begin)], begin[-1]):
+        begin = begin[:-1]
+    return f"{begin.rstrip()}…{end.lstrip()}"
+
+
+def _begin(line: str, room: float, size: float) -> str:
+    """As many letters as there is room for."""
+    for kept, letter in enumerate(line):
         room -= size * _share(letter)
         if room < 0:
-            break
-        kept += 1
-    while 0 < kept < len(line) and _is_bound(line[kept], line[kept - 1]):
-        kept -= 1
-    return line[:kept].rstrip() + "…"
+            return line[:kept]
+    return line
 
 
 def _is_bound(letter: str, before: str) -> bool:
@@ -54,7 +64,7 @@ def _is_bound(letter: str, before: str) -> bool:
     return unicodedata.category(letter) in _HELD_TO_THE_ONE_BEFORE or before == "\u200d"
 
 
-def wrapped(text: str, width: float, lines: int, size: float = SIZE) -> list[str]:
+def wrapped(text: str, width: float, lines: int, size: float = SIZE, *, tail: float = 0.0) -> list[str]:
     """The text in at most so many lines, broken between words; the last is shortened where more is left."""
     words, found = clean(text).split(" "), [""]
     while words and len(found) <= lines:
@@ -67,7 +77,7 @@ def wrapped(text: str, width: float, lines: int, size: float = SIZE) -> list[str
         else:
             break
     if words:
-        found[-1] = shortened(" ".join([found[-1], *words]).strip(), width, size)
+        found[-1] = shortened(" ".join([found[-1], *words]).strip(), width, size, tail=tail)
     return found
 
 

@@ -1,0 +1,105 @@
+"""Operations per second over operations per byte, below the roofs that the machine measured, on logarithmic axes."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from optigpu.report.charts.marks import Mark, Panel, Roof
+from optigpu.report.charts.svg.markup import Link, Svg, group, line, path, text
+from optigpu.report.charts.svg.places import Box
+from optigpu.report.charts.svg.plane import Extent, Plane
+from optigpu.report.charts.svg.points import Behind, Look, along, bounds, drawn
+from optigpu.report.charts.svg.scales import SMALLEST, drawable
+from optigpu.report.charts.svg.words import SMALL, shortened, text_width
+
+BEYOND = 3.0
+"""An axis goes on so many times beyond the last knee, so that the flat part of a roof is seen."""
+PIECES = 24
+Line = tuple[tuple[float, float], tuple[float, float]]
+
+
+def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
+    """A point for each mark, a slope for each bandwidth and a ceiling for each rate. `link` makes points links."""
+    roofs = [known for each in panel.roofs if (known := _known(each))]
+    placed = tuple(each for each in panel.marks if _is_above(each.value) and _is_above(each.x))
+
+    def look(marks: Sequence[Mark]) -> Look:
+        limits = [each.limit for each in marks if _is_above(each.limit)]
+        rates = [each.gflop_per_s for each in roofs if each.gflop_per_s]
+        xs = [each.x or 0.0 for each in marks] + [knee * BEYOND for knee in _knees(roofs)]
+        ys = [each.value for each in marks] + [each * 1.3 for each in (*limits, *rates) if each]
+        return Look(
+            x=Extent(tuple(xs), (), logarithmic=True),
+            y=Extent(tuple(ys), tuple(bounds(marks)), logarithmic=True),
+            behind=lambda plane: _roofs(plane, roofs, marks),
+            name=lambda each: each.label,
+        )
+
+    return drawn(panel.model_copy(update={"marks": placed}), look, id_prefix=id_prefix, link=link)
+
+
+def _known(roof: Roof) -> Roof | None:
+    """The roof with what of it can be drawn; None where nothing can."""
+    bandwidth = roof.gb_per_s if _is_above(roof.gb_per_s) else None
+    rate = roof.gflop_per_s if _is_above(roof.gflop_per_s) else None
+    return Roof(text=roof.text, gb_per_s=bandwidth, gflop_per_s=rate) if bandwidth or rate else None
+
+
+def _is_above(value: float | None) -> bool:
+    return value is not None and drawable(value) and value > SMALLEST
+
+
+def _knees(roofs: Sequence[Roof]) -> list[float]:
+    """FLOP/byte at which each bandwidth meets the highest rate."""
+    top = max((each.gflop_per_s for each in roofs if each.gflop_per_s), default=None)
+    return [top / each.gb_per_s for each in roofs if top and each.gb_per_s]
+
+
+def _roofs(plane: Plane, roofs: Sequence[Roof], marks: Sequence[Mark]) -> Behind:
+    """Ceilings are named above their right end, slopes below the plot: they lie close together."""
+    parts: list[str] = [_dotted(each, plane) for each in marks if _is_above(each.limit)]
+    taken: list[Box] = []
+    soft: list[Box] = []
+    for roof, ends in _lines(plane, roofs):
+        (x1, y1), (x2, y2) = plane.at(*ends[0]), plane.at(*ends[1])
+        parts.append(path(((x1, y1), (x2, y2)), "c-roof"))
+        soft += _pieces((x1, y1), (x2, y2))
+        words = shortened(roof.text, plane.x.end - plane.x.start, SMALL)
+        box = Box(x2 - text_width(words, SMALL), y2 - 16, x2, y2 - 2)
+        if roof.gflop_per_s and plane.box.holds(box) and not any(box.meets(other) for other in taken):
+            taken.append(box)
+            parts.append(text(x2, y2 - 6, words, anchor="end"))
+    slopes = sorted((each for each in roofs if each.gb_per_s), key=lambda each: -(each.gb_per_s or 0.0))
+    below = f"Slopes, from the left: {'; '.join(each.text for each in slopes)}." if slopes else ""
+    return Behind((group("c-roof", *parts),), below, tuple(taken), tuple(soft))
+
+
+def _pieces(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
+    """What a slanted line covers, as small boxes."""
+    places = [
+        (start[0] + share / PIECES * (end[0] - start[0]), start[1] + share / PIECES * (end[1] - start[1]))
+        for share in range(PIECES + 1)
+    ]
+    return [along(before, after) for before, after in pairwise(places)]
+
+
+def _lines(plane: Plane, roofs: Sequence[Roof]) -> Iterator[tuple[Roof, Line]]:
+    """Each roof within the plot: ceilings from the steepest slope on, slopes up to the highest ceiling."""
+    (left, right), (bottom, top) = (plane.x.low, plane.x.high), (plane.y.low, plane.y.high)
+    rates = [each.gflop_per_s for each in roofs if each.gflop_per_s]
+    steepest = max((each.gb_per_s for each in roofs if each.gb_per_s), default=None)
+    highest = min(top, max(rates, default=top))
+    for each in roofs:
+        if each.gflop_per_s and bottom <= each.gflop_per_s <= top:
+            begin = max(left, each.gflop_per_s / steepest) if steepest else left
+            if begin < right:
+                yield each, ((begin, each.gflop_per_s), (right, each.gflop_per_s))
+        elif each.gb_per_s:
+            begin, end = max(left, bottom / each.gb_per_s), min(right, highest / each.gb_per_s)
+            if begin < end:
+                yield each, ((begin, begin * each.gb_per_s), (end, end * each.gb_per_s))
+
+
+def _dotted(each: Mark, plane: Plane) -> Svg:
+    """From a point up to what its roof allows."""
+    x, y = plane.at(each.x or 0.0, each.value)
+    return line(x, y, x, plane.y(each.limit or 0.0), "c-limit")
