@@ -1,5 +1,7 @@
 """The best row of each class of hardware, with the baseline there."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy.orm import Session
 
@@ -19,7 +21,7 @@ def _enter(session: Session, result: Result) -> Result:
     return result
 
 
-def _speed(value: float, hardware: str, *stack: str, **changes: object) -> Result:
+def _speed(value: float, hardware: str, *stack: str, **changes: Any) -> Result:
     metrics = {"tokens_per_s": a_metric("tokens_per_s", value, (0.95 * value, 1.05 * value))}
     return a_result(metrics, hardware=hardware, stack=stack, **changes)
 
