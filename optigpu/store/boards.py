@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, func, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import BoardFacts, Standing
-from optigpu.store import baselines, ranks
+from optigpu.documents.views import Baseline, BoardFacts, Standing
+from optigpu.store import ranks
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
 from optigpu.store.ranks import Figure, Place
@@ -45,13 +45,16 @@ class BoardReader:
     entries: tuple[ColumnElement[bool], ...]
     board: BoardRow
     metric: str
+    baselines: tuple[Baseline, ...] = ()
 
     def read(self, limit: int, place: Place | None) -> BoardText:
         """The rows after a place, and what is said of the board."""
-        found = self._found(limit + 1, place)
+        # The best of each hardware are few, and finding some of them takes as long as finding all.
+        found = self._found(MOST_COUNTED + 1 if self.query.best else limit + 1, place)
         figures = [Figure(row.standing, row.value, row.low, row.high, row.result_id) for row in found[:limit]]
         places = ranks.places(self.board.workload_digest, figures, place)
-        count = len(found) if place is None and len(found) <= limit else self._count(self.query.standings)
+        is_all = place is None and (self.query.best or len(found) <= limit)
+        count = len(found) if is_all else self._count(self.query.standings)
         facts = BoardFacts(
             workload_digest=self.board.workload_digest,
             workload=self.board.document,
@@ -61,13 +64,11 @@ class BoardReader:
             better=METRICS[self.metric].better,
             row_count=None if count > MOST_COUNTED else count,
             not_ranked=_by_reason(self.board),
-            baselines=tuple(baselines.of_board(self.session, self.board.number, self.metric))
-            if self.query.best
-            else (),
+            baselines=self.baselines,
             note=None if count else self._why_empty(),
             next_cursor=places[-1].cursor() if len(found) > limit else None,
         )
-        return BoardText(facts, tuple(map(self._text, found, places)))
+        return BoardText(facts, tuple(map(self._text, found[:limit], places)))
 
     def _found(self, limit: int, place: Place | None) -> Sequence[Found]:
         """So many rows in their order, one standing after the other: the order within each is that of an index."""

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, exists, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import LeaderboardPage, Standing
-from optigpu.store import filters, ranks
+from optigpu.store import baselines, filters, ranks
 from optigpu.store.boards import BoardReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.errors import CursorError
@@ -45,8 +45,13 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
     found = session.scalars(_boards(query, entries, place, after)).all()
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
+    numbers = [board.number for board in found[:BOARDS]]
+    without = baselines.of_boards(session, numbers, query.metric) if query.best else {}
     boards = tuple(
-        BoardReader(session, query, entries, board, query.metric or board.primary_metric).read(limit, place)
+        BoardReader(
+            *(session, query, entries, board, query.metric or board.primary_metric),
+            baselines=without.get(board.number, ()),
+        ).read(limit, place)
         for board in found[:BOARDS]
     )
     return PageText(
