@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
 
 def _rows(address: str, made: Made) -> Iterator[Row]:
     board = made.digests[0]
-    pages: dict[str, dict[str, Mapping[str, object]]] = {
+    pages: dict[str, dict[str, Mapping[str, str | int]]] = {
         "/": {"/": {}},
         "/, one model": {"/": {"model": made.models[1]}},
         "/, one board": {"/": {"workload": board}},
@@ -93,17 +93,17 @@ def _rows(address: str, made: Made) -> Iterator[Row]:
         yield _row(what, address, asked)
 
 
-def _row(what: str, address: str, asked: Mapping[str, Mapping[str, object]]) -> Row:
+def _row(what: str, address: str, asked: Mapping[str, Mapping[str, str | int]]) -> Row:
     """Each time with another limit of the divergence, where the page has one."""
     ((path, query),) = asked.items()
     filtered = path in ("/", "/pareto") and what != "an empty endpoint"
     sizes, seconds = [], []
     with httpx.Client(base_url=address, timeout=60, headers=GZIP) as client:
-        client.get(path, params=dict(query))
+        client.get(path, params=query)
         for number in range(TIMES):
-            more = {"max_kld": 1000 + number} if filtered else {}
+            asked_now = {**query, "max_kld": 1000 + number} if filtered else query
             begun = time.perf_counter()
-            with client.stream("GET", path, params=dict(query) | more) as answer:
+            with client.stream("GET", path, params=asked_now) as answer:
                 if answer.status_code != 200:
                     raise OptiGPUError(f"{what} was refused with status {answer.status_code}.")
                 sizes.append(sum(len(part) for part in answer.iter_raw()))

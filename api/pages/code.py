@@ -4,8 +4,6 @@ import json
 from dataclasses import dataclass
 from pprint import pformat
 
-from pydantic import ValidationError
-
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Document, SpecError
@@ -27,19 +25,15 @@ class Again:
 def again(result: Document, spec: Document | None) -> Again:
     """From a result as it was stored, and the request of its job."""
     try:
-        request = replay_request(result, spec, {})
+        written = _without_defaults(replay_request(result, spec, {}))
     except SpecError as error:
-        return Again(reason=str(error))
-    written = _without_defaults(request)
+        return Again(reason=f"This version cannot measure it again: {error}")
     return Again(written, _python(written), json.dumps(written, indent=2, ensure_ascii=False))
 
 
 def _without_defaults(request: Document) -> Document:
-    """What differs from a job's usual fields, and those that name what is measured."""
-    try:
-        spec = JobSpec.model_validate(request)
-    except ValidationError:
-        return {name: value for name, value in request.items() if value not in (None, {}, [])}
+    """What differs from a job's usual fields, and those that name what is measured. Raises SpecError."""
+    spec = JobSpec.model_validate(request)
     kept = spec.model_dump(mode="json", exclude_defaults=True)
     named = spec.model_dump(
         mode="json", include={"workload", "model", "backend", "device", "seed"}, exclude_none=True

@@ -74,11 +74,14 @@ def quality_facts(document: Document) -> Facts:
 
 def _plain(document: Document, left_out: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     for name, value in document.items():
-        if name not in left_out and value not in (None, {}, [], ()):
-            yield name.replace("_", " ").capitalize(), _value(name, value)
+        if name not in left_out and (words := _value(name, value)):
+            yield name.replace("_", " ").capitalize(), words
 
 
 def _value(name: str, value: object) -> str:
+    """Empty for what is not known."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)) and name.endswith("bytes"):

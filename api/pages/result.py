@@ -1,6 +1,7 @@
 """The page at `/results/{id}`: everything that was measured of one variant, how sure it is, and how to get it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -17,17 +18,20 @@ from api.pages.facts import (
     quality_facts,
     roofline_facts,
 )
-from api.pages.histogram import Histogram, histogram
 from api.pages.verdicts import Badge, badge, sentences
 from api.pages.view import Asked, ReaderView
 from api.parameters import Id
+from api.words import metric_heading
 from optigpu.documents.older import current
 from optigpu.documents.views import Baseline, History, HistoryPoint
+from optigpu.report.charts import CHARTS, Report
+from optigpu.report.charts.samples import samples_data
+from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.numbers import with_interval
 from optigpu.statistics.stored import StoredResult
 from optigpu.store import artifacts, baselines, history, jobs, results
 from optigpu.store.database import Session
-from optigpu.vocabulary import METRICS, Document, NotFoundError
+from optigpu.vocabulary import METRICS, Document, NotFoundError, SpecError
 
 router = APIRouter()
 MOST_HISTOGRAMS = 3
@@ -72,6 +76,7 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
         baseline=baseline,
         gain=_gain(baseline, document),
         roofline=roofline_facts(document),
+        under_roofs=_roofline(document),
         quality=quality_facts(document),
         badge_words=badge_words(document, None if baseline is None else baseline.value),
         origin=view.origin,
@@ -125,17 +130,25 @@ def _newer(timeline: History, result_id: str) -> HistoryPoint | None:
     return next((point for point in found if point.result_id != result_id), None)
 
 
-def _histograms(session: Session, stored: StoredResult) -> list[tuple[str, Histogram]]:
-    """Of the metrics with raw samples, the primary one first."""
+def _histograms(session: Session, stored: StoredResult) -> list[Figure]:
+    """Of the metrics with raw samples, the primary one first: one histogram for each process."""
     first = stored.variant.primary_metric
     names = sorted(results.sample_names(session, stored.id), key=lambda name: name != first)
     found = []
-    for name in names[:MOST_HISTOGRAMS]:
+    for number, name in enumerate(names[:MOST_HISTOGRAMS]):
         samples = results.unpack(*results.packed_samples(session, stored.id, name))
-        shape = histogram(samples, stored.metrics[name]) if name in stored.metrics else None
-        if shape is not None:
-            found.append((name, shape))
+        with suppress(SpecError):  # none of them is finite
+            data = samples_data(metric_heading(name), metric_heading(name), samples)
+            found.append(figure(data, id_prefix=f"samples-{number}"))
     return found
+
+
+def _roofline(document: Document) -> Figure | None:
+    """The variant below the roofs of its machine; None where no roofline is known."""
+    with suppress(SpecError, KeyError, ValueError):  # a document of another version may lack a part
+        (panel,) = CHARTS["roofline"].data(Report("The roofline", [document])).panels
+        return figure(panel, id_prefix="roofline") if panel.marks else None
+    return None
 
 
 def _spec(session: Session, document: Document) -> Document | None:

@@ -1,13 +1,13 @@
 """Boards: a page of the rows of each, and what is left out of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Baseline, BoardFacts, Standing
-from optigpu.store import baselines, board_statements, ranks
+from optigpu.store import board_statements, ranks
 from optigpu.store.board_statements import Found, Values
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
@@ -64,6 +64,7 @@ class BoardsReader:
     session: Session
     query: LeaderboardQuery
     filters: Values
+    baselines: Mapping[int, tuple[Baseline, ...]]
 
     def read(self, board: BoardFound, limit: int, place: Place | None) -> BoardText:
         """The rows of a board, those after a place if one is given, and what is said of the board."""
@@ -135,18 +136,13 @@ class BoardsReader:
             better=METRICS[metric].better,
             row_count=None if count > MOST_COUNTED else count,
             not_ranked=_by_reason(board),
-            baselines=self._baselines(board),
+            baselines=self.baselines.get(board.number, ()),
             note=None if count else self._why_empty(board),
             next_cursor=places[-1].cursor() if len(found) > limit else None,
         )
         return BoardText(
             facts, tuple(_row(row, place, metric) for row, place in zip(found, places, strict=False))
         )
-
-    def _baselines(self, board: BoardFound) -> tuple[Baseline, ...]:
-        if not self.query.best:
-            return ()
-        return tuple(baselines.of_board(self.session, board.number, self.metric(board)))
 
     def _why_empty(self, board: BoardFound) -> str:
         """Why a board has no rows: its results are invalid, have warnings, or lack the metric."""

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import LeaderboardPage
-from optigpu.store import board_statements, filters, ranks
+from optigpu.store import baselines, board_statements, filters, ranks
 from optigpu.store.board_statements import Values
 from optigpu.store.boards import BoardFound, BoardsReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
@@ -46,7 +46,9 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
     found = _boards(session, query, boards, entries)
     alone = len(found) == 1 and after is None
     shown = found[:BOARDS]
-    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}))
+    numbers = [board.number for board in shown]
+    without = baselines.of_boards(session, numbers, query.metric) if query.best else {}
+    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}), without)
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
     texts = tuple(reader.read(board, limit, place) for board in shown)
     if (

@@ -24,6 +24,7 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
+from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import jobs, leases, outcomes, withdrawals, workers
@@ -159,7 +160,13 @@ def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result
         ),
         "verdict": Verdict(valid=not variant.reasons, reasons=variant.reasons, warnings=variant.warnings),
         "metrics": metrics,
-        "facts": RunFacts(decode_loop="transformers", dtype="float32", threads=96, kv_cache="dynamic"),
+        "facts": RunFacts(
+            decode_loop="transformers",
+            dtype="float32",
+            threads=96,
+            kv_cache="dynamic",
+            roofline=_roofline(variant, bits),
+        ),
         "environment": _environment(variant),
         "provenance": Provenance(
             spec_digest="a" * 64,
@@ -376,6 +383,26 @@ def _quality(variant: Variant) -> dict[str, MetricSummary]:
         "kld_mean": _spread("kld_mean", variant.kld, 0.1),
         "top1_agreement": _spread("top1_agreement", max(0.0, 1 - 3 * variant.kld), 0.002),
     }
+
+
+def _roofline(variant: Variant, bits: int) -> RooflineFacts:
+    """A decode step reads every weight once."""
+    read, flops = 124e6 * bits / 8, 2 * 124e6
+    roof = Roof(source="measured", bytes_per_s=300e9, flops_per_s=4e12, array_bytes=2**28)
+    return RooflineFacts(
+        dtype="float32",
+        step=RooflineStep(
+            name="decode",
+            bytes=read,
+            flops=flops,
+            flops_per_byte=flops / read,
+            roof=roof,
+            attainable_s=read / roof.bytes_per_s,
+            published_s=None,
+            measured_s=1 / variant.speed,
+            bound=Bound.MEMORY,
+        ),
+    )
 
 
 def _environment(variant: Variant) -> Environment:

@@ -1,7 +1,6 @@
-"""Parts of the pages by themselves: bars, histograms, code, badges, prices, what a browser asks for."""
+"""Parts of the pages by themselves: bars, code, badges, prices, what a browser asks for."""
 
 import ast
-import math
 from typing import Any
 
 import pytest
@@ -9,13 +8,11 @@ import pytest
 from api.pages.badge import short_hardware
 from api.pages.bars import bars
 from api.pages.code import again
-from api.pages.histogram import BINS, histogram
 from api.pages.prices import Prices
 from api.rendering import wants_page
 from api.tags import is_known
 from optigpu.documents.views import LeaderboardRow
 from optigpu.job.spec import JobSpec
-from optigpu.statistics.stored import StoredSummary
 from tests.service.records import a_metric, a_result
 
 
@@ -31,18 +28,6 @@ def test_bars_are_on_one_scale_from_zero() -> None:
 def test_a_bar_of_nothing_is_empty(value: float | None) -> None:
     (bar,) = bars([a_metric("tokens_per_s", value)])
     assert bar.end == 0
-
-
-def test_a_histogram_has_a_strip_for_each_process_on_one_axis() -> None:
-    summary = StoredSummary.model_validate(a_metric("tokens_per_s", 5.0).model_dump())
-    found = histogram(((0.0, 5.0, 5.0), (10.0, math.nan), ()), summary)
-    assert found is not None
-    first, second = found.strips
-    assert (first.heights[0], first.heights[BINS // 2], first.median) == (50.0, 100.0, 50.0)
-    assert (second.heights[-1], second.median) == (100.0, 100.0)
-    assert found.left_out == 1
-    assert histogram(((3.0, 3.0),), summary) is None
-    assert histogram(((math.nan,),), summary) is None
 
 
 def a_document(**variant: Any) -> dict[str, Any]:
