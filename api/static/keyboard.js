@@ -26,7 +26,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "j") move(1);
   if (event.key === "k") move(-1);
   if (event.key === "/") {
-    const first = document.querySelector("form[data-filters] select, form[data-filters] input");
+    const first = document.querySelector("form[data-filters] :is(select, input:not([type=hidden]))");
     if (first instanceof HTMLElement) first.focus();
     event.preventDefault();
   }
