@@ -46,12 +46,14 @@ BATCHES = (1, 4, 8, 16)
 LENGTH = 512
 """Tokens of a place."""
 STEPS = 24
-CLIENTS, REQUESTS = 8, 24
+CLIENTS = 8
 PROMPTS, ANSWERS = (16, 160), (32, 96)
 """The least and the most tokens of a request of the load."""
 GOAL = 1.5
 """Of the load's tokens/s over llama.cpp's, and over llama-server's."""
 SERVER = "served, llama-server"
+Request = tuple[list[int], int]
+"""A prompt, and how many tokens are asked for."""
 Rate = Callable[[], float]
 """tokens/s of one more turn."""
 
@@ -100,18 +102,18 @@ def stepped(made: Made, count: int, vocabulary: int) -> float:
     return count * STEPS / seconds
 
 
-def requests(vocabulary: int) -> list[tuple[list[int], int]]:
-    """Of the load: each prompt, and how many tokens are asked for."""
+def requests(vocabulary: int, count: int) -> list[Request]:
+    """So many of the load, always the same."""
     source = random.Random(0)
     return [
         ([source.randrange(1, vocabulary) for _ in range(source.randint(*PROMPTS))], source.randint(*ANSWERS))
-        for _ in range(REQUESTS)
+        for _ in range(count)
     ]
 
 
-def served(made: Made, vocabulary: int) -> float:
+def served(made: Made, load: Sequence[Request]) -> float:
     """tokens/s of the load, from the first request to the last token."""
-    places, waiting = made(CLIENTS), deque(requests(vocabulary))
+    places, waiting = made(CLIENTS), deque(load)
     tokens, left = sum(answer for _, answer in waiting), dict[int, int]()
     began = time.perf_counter()
     while waiting or left:
@@ -130,14 +132,14 @@ def served(made: Made, vocabulary: int) -> float:
     return tokens / seconds
 
 
-def asked(endpoint: str, vocabulary: int) -> float:
+def asked(endpoint: str, load: Sequence[Request]) -> float:
     """tokens/s of the same load at a server: each of the clients sends its next request when its last has ended."""
     found = parse_endpoint(endpoint)
     server = Server(found.url, str(found.model), options=lambda _: {"ignore_eos": True})
-    return asyncio.run(_asked(server, iter(requests(vocabulary))))
+    return asyncio.run(_asked(server, iter(load)))
 
 
-async def _asked(server: Server, load: Iterator[tuple[list[int], int]]) -> float:
+async def _asked(server: Server, load: Iterator[Request]) -> float:
     async with Completions(server) as completions:
 
         async def client() -> int:
@@ -188,6 +190,8 @@ def measured(cases: Mapping[str, tuple[Rate, Rate]], turns: int) -> list[Row]:
         for case, both in cases.items():
             for which in (0, 1) if turn % 2 else (1, 0):
                 rates[case][which].append(both[which]())
+            mine, others = (sides[-1] for sides in rates[case])
+            console(stderr=True).print(f"turn {turn + 1}, {case}: {mine:.1f} and {others:.1f} tokens/s")
     return [Row(case, tuple(mine), tuple(others)) for case, (mine, others) in rates.items()]
 
 
@@ -205,13 +209,14 @@ def cases_of(options: argparse.Namespace, leave: ExitStack) -> dict[str, tuple[R
         )
         for count in BATCHES
     }
-    cases["served"] = (partial(served, both[0], vocabulary), partial(served, both[1], vocabulary))
+    load = requests(vocabulary, options.requests)
+    cases["served"] = (partial(served, both[0], load), partial(served, both[1], load))
     if program():
         folder = Path(leave.enter_context(tempfile.TemporaryDirectory()))
         file = folder / "model.gguf"
         with_vocabulary(source.path, file, plain_words(vocabulary))
         endpoint = leave.enter_context(started(file, folder, CLIENTS, LENGTH, options.threads))
-        cases[SERVER] = (partial(served, both[0], vocabulary), partial(asked, endpoint, vocabulary))
+        cases[SERVER] = (partial(served, both[0], load), partial(asked, endpoint, load))
     return {case: rates for case, rates in cases.items() if case in (options.cases or cases)}
 
 
@@ -221,6 +226,7 @@ def main() -> int:
     parser.add_argument("--preset", default="llama-3.2-1b", help="a preset of the family llama")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=24, help="of each turn of the load")
     parser.add_argument("--cases", nargs="+", default=[], help='such as "served"; all without it')
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
@@ -235,7 +241,8 @@ def main() -> int:
     console().print(table)
     if options.json:
         figures = [asdict(row) | {"ratio": row.ratio} for row in rows]
-        write(options.json, "native_batches", {"goal": GOAL, "threads": options.threads, "rows": figures})
+        about = {"goal": GOAL, "threads": options.threads, "requests": options.requests}
+        write(options.json, "native_batches", about | {"rows": figures})
     loads = [row for row in rows if row.case.startswith("served")]
     return 0 if all(row.ratio >= GOAL for row in loads) else 1
 
