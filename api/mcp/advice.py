@@ -1,5 +1,7 @@
 """Which stack to use, from what the service's database has."""
 
+from pydantic import JsonValue
+
 from optigpu.documents.views import WorkerView
 from optigpu.fit.advice import Evidence, best_measured, evidence_of
 from optigpu.job.spec import JobSpec
@@ -11,7 +13,7 @@ WHERE = "this service"
 
 def advice_for(
     session: Session, spec: JobSpec, hardware: str | None, max_kld: float | None
-) -> dict[str, object]:
+) -> dict[str, JsonValue]:
     """The best measured stack on a class of hardware, or what to post where nothing was measured there.
 
     Without `hardware` it is that of a worker, or else that of the newest result. Versions are those of the class's

@@ -70,7 +70,7 @@ class PageView:
     def page(self, template: str, status: int = 200, **shown: object) -> Response:
         """The template as an answer. Every template has `look` and `account`."""
         account = Account.of(self.request, self.who, export=self.look.export)
-        answer = rendering.page(self.request, template, self.look, status, account=account, **shown)
+        answer = rendering.page(self.request, template, self.look, status, None, account=account, **shown)
         if account.seal.token.encode() in answer.body:  # the page has a form
             keep_seal(answer, self.request, self.service.settings, account.seal)
         return answer

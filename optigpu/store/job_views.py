@@ -53,9 +53,7 @@ def view(session: Session, job: Job, lease_s: float) -> JobView:
 def printed(session: Session, job_id: str) -> dict[int, str]:
     """The end of what the processes of a job's variants have printed, by the variants' indexes."""
     query = select(VariantRow.index, VariantRow.printed).where(VariantRow.job_id == job_id)
-    return {
-        row.index: row.printed for row in session.execute(query.order_by(VariantRow.index)) if row.printed
-    }
+    return {index: text for index, text in session.execute(query.order_by(VariantRow.index)) if text}
 
 
 def new_view(row: Document, created_at: datetime, prospects: Prospects) -> JobView:

@@ -63,13 +63,13 @@ def primary_figures(session: Session, job_id: str) -> dict[int, PrimaryFigure]:
         .order_by(VariantRow.index)
     )
     return {
-        row.index: PrimaryFigure(
-            metric=row.name,
-            summary=MetricSummary.model_validate_json(row.summary),
-            reasons=tuple(row.reasons.split()),
-            warnings=tuple(row.warnings.split()),
+        index: PrimaryFigure(
+            metric=name,
+            summary=MetricSummary.model_validate_json(summary),
+            reasons=tuple(reasons.split()),
+            warnings=tuple(warnings.split()),
         )
-        for row in session.execute(query)
+        for index, name, summary, reasons, warnings in session.execute(query)
     }
 
 

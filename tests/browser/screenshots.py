@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, ViewportSize
 
 from tests.browser.chromium import chromium
 from tests.browser.paths import paths
@@ -31,7 +31,7 @@ def main() -> None:
 
 def take(browser: Browser, address: str, file: Path, width: int, *, dark: bool = False) -> None:
     """The whole page."""
-    size = {"width": width, "height": 900}
+    size = ViewportSize(width=width, height=900)
     with browser.new_page(viewport=size, color_scheme="dark" if dark else "light") as page:
         page.goto(address)
         page.screenshot(path=file, full_page=True)

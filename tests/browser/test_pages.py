@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, ViewportSize
 
 from tests.browser.conftest import Site
 from tests.browser.paths import paths
@@ -12,9 +12,9 @@ from tests.browser.stored import Stored
 
 pytestmark = pytest.mark.slow
 NAMES = tuple(paths(Stored(*[""] * len(Stored.__dataclass_fields__))))
-RULES = {"resultTypes": ["violations"]}
+RULES: dict[str, object] = {"resultTypes": ["violations"]}
 CONTRAST = RULES | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-NARROW = {"width": 320, "height": 640}
+NARROW = ViewportSize(width=320, height=640)
 SCRIPTS = "[...document.scripts].filter(each => !each.src.includes('/static/') || each.textContent).length"
 HANDLERS = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => /^on/.test(a.name)).length"
 

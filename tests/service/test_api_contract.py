@@ -210,7 +210,7 @@ def targeted(document: dict[str, Any], folder: Path) -> set[Answer]:
             served, [(name, method, f"{path.partition('?')[0]}?colour=red") for name, method, path in every]
         )  # 422
         found |= in_turn(served) | of_a_device(served) | of_a_pilot(served)
-    keyed = {"api_key": KEY, "rate_limit": "1000000/day"}
+    keyed: dict[str, Any] = {"api_key": KEY, "rate_limit": "1000000/day"}
     with serving(f"sqlite:///{folder / 'keyed' / 'optigpu.db'}", **keyed) as served:
         found |= ask(served, every)  # 401
         reader = read_key(served)

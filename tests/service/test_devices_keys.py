@@ -5,6 +5,7 @@ import json
 import secrets
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -145,7 +146,7 @@ def test_each_device_has_a_limit_of_its_own(tmp_path: Path) -> None:
 
 def test_nobody_can_use_up_the_calls_of_a_device(tmp_path: Path) -> None:
     """Wrong signatures count for their address."""
-    limits = {"device_rate_limit": "3/minute", "rate_limit": "8/minute"}
+    limits: dict[str, Any] = {"device_rate_limit": "3/minute", "rate_limit": "8/minute"}
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", **limits) as served:
         device = enrolled(served.client, served.database)
         forger = EdgeDevice(served.client, device.id, bytes(32))

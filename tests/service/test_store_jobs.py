@@ -227,8 +227,10 @@ def test_jobs_that_are_posted_at_once_have_answers_of_their_own(database: Databa
     with database.write() as session:
         one, other, same, conflict, plain = jobs.submit_all(session, posts)
     assert isinstance(conflict, ConflictError)
-    for answer in (one, other, same, plain):
-        assert isinstance(answer, jobs.Submitted)
+    assert isinstance(one, jobs.Submitted)
+    assert isinstance(other, jobs.Submitted)
+    assert isinstance(same, jobs.Submitted)
+    assert isinstance(plain, jobs.Submitted)
     assert [answer.created for answer in (one, other, same, plain)] == [True, True, False, True]
     assert same.job.id == one.job.id
     with database.read() as session:

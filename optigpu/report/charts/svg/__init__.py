@@ -25,6 +25,7 @@ parent that shrinks to its content (a flex item, a float) needs a width.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from optigpu.report.charts.history import Timeline
 from optigpu.report.charts.marks import Form, Panel
@@ -68,6 +69,8 @@ def figure(data: Data, *, id_prefix: str, link: Link | None = None) -> Figure:
             drawn, table = histogram.svg(data, id_prefix=id_prefix), samples_table(data)
         case Panel():
             drawn, table = PANELS[data.form](data, id_prefix=id_prefix, link=link), panel_table(data)
+        case _:
+            assert_never(data)
     return Figure(data.title, drawn, table)
 
 
