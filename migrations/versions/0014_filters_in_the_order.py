@@ -12,7 +12,7 @@ branch_labels = None
 depends_on = None
 
 ORDER = ("board", "name", "standing", "unsure", "place", "result_id")
-ADDED: dict[str, sa.types.TypeEngine[object]] = {
+ADDED: dict[str, sa.Text | sa.Double[float] | sa.Boolean] = {
     "hardware_class": sa.Text(),
     "backend": sa.Text(),
     "stack": sa.Text(),

@@ -77,7 +77,8 @@ class BoardsReader:
     def _first(self, board: BoardFound, limit: int) -> Listed:
         """The first rows, one standing after the other; all standings are counted."""
         statement = board_statements.rows(self._names(self.filters), continues=False)
-        found, number = [], 0
+        found: list[RowFound] = []
+        number = 0
         for standing in self.query.standings:
             values = self._values(board, standing, self.filters, limit)
             here, count = _rows(board_statements.run(self.session, statement, values), standing)
@@ -157,7 +158,7 @@ class BoardsReader:
 
 def _rows(found: Sequence[Found], standing: Standing) -> Listed:
     """The rows in their order, which a join may have lost."""
-    rows = [RowFound(*row[1:], standing) for row in found]
+    rows = [RowFound(*row[1:], standing=standing) for row in found]
     return Listed(sorted(rows, key=_order), found[0][0] if found else 0)
 
 
