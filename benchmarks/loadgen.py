@@ -298,7 +298,7 @@ def compared(asked: argparse.Namespace, first: int) -> list[Turn]:
 def apart(turns: Sequence[Turn], name: str, side: str, reference: str) -> float:
     """The median over the turns of how much more the one side has of a figure than the other."""
     ratios = (getattr(getattr(turn, side), name) / getattr(getattr(turn, reference), name) for turn in turns)
-    return statistics.median(ratios) - 1
+    return float(statistics.median(ratios)) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

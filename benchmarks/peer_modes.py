@@ -46,8 +46,8 @@ def main() -> int:
         table.add_row(*row(figures))
     console().print(table)
     if options.output:
-        figures = [asdict(each) | {"rate": each.rate, "ratio": each.ratio} for each in found]
-        write(options.output, "peer_modes", {"case": asdict(case), "turns": options.turns, "lines": figures})
+        lines = [asdict(each) | {"rate": each.rate, "ratio": each.ratio} for each in found]
+        write(options.output, "peer_modes", {"case": asdict(case), "turns": options.turns, "lines": lines})
     several = {peer.name for peer in ELSEWHERE if peer.weights in MODES}
     chosen = {figures.name for figures in found if "modes" in figures.details}
     return 0 if several <= chosen else 1
