@@ -297,11 +297,8 @@ def compared(asked: argparse.Namespace, first: int) -> list[Turn]:
 
 def apart(turns: Sequence[Turn], name: str, side: str, reference: str) -> float:
     """The median over the turns of how much more the one side has of a figure than the other."""
-
-    def figure(turn: Turn, of: str) -> float:
-        return float(getattr(getattr(turn, of), name))
-
-    return statistics.median(figure(turn, side) / figure(turn, reference) for turn in turns) - 1
+    ratios = (getattr(getattr(turn, side), name) / getattr(getattr(turn, reference), name) for turn in turns)
+    return float(statistics.median(ratios)) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
