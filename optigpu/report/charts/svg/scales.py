@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from optigpu.report.charts.svg.words import text_width
@@ -135,16 +135,21 @@ def axis(
     if logarithmic:
         low = max(low, floor or SMALLEST)
         high = max(high, low)
-    for count in range(max(2, most), 1, -1):
+
+    def scale(count: int) -> Scale:
         values = log_ticks(low, high, count) if logarithmic else linear_ticks(low, high, count)
         texts = tick_texts(values, logarithmic=logarithmic)
         if floor and logarithmic and values[0] <= floor:
             texts[0] = f"≤{texts[0]}"
         ticks = tuple(Tick(value, text) for value, text in zip(values, texts, strict=True))
-        scale = Scale(values[0], values[-1], start, end, ticks, logarithmic)
-        if _keep_apart(scale, size):
-            return scale
-    return Scale(values[0], values[-1], start, end, (ticks[0], ticks[-1]), logarithmic)
+        return Scale(values[0], values[-1], start, end, ticks, logarithmic)
+
+    found = (scale(count) for count in range(max(2, most), 1, -1))
+    fitting = next((each for each in found if _keep_apart(each, size)), None)
+    if fitting:
+        return fitting
+    least = scale(2)
+    return replace(least, ticks=(least.ticks[0], least.ticks[-1]))
 
 
 def _keep_apart(scale: Scale, size: Callable[[str], float]) -> bool:
