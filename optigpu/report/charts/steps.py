@@ -64,7 +64,7 @@ def _steps(
     for row in rungs:
         if row.speedup is None:
             continue
-        own = alone.get(row.technique)
+        own = alone.get(row.technique) if row.technique else None
         yield Step(
             label=f"+ {row.technique}" if row.technique else row.label,
             before=before,

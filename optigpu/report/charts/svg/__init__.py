@@ -59,15 +59,14 @@ class Figure:
 
 def figure(data: Data, *, id_prefix: str, link: Link | None = None) -> Figure:
     """The chart that shows the data, and its table."""
-    match data:
-        case Steps():
-            drawn, table = waterfall.svg(data, id_prefix=id_prefix, link=link), steps_table(data)
-        case Timeline():
-            drawn, table = history.svg(data, id_prefix=id_prefix, link=link), timeline_table(data)
-        case Samples():
-            drawn, table = histogram.svg(data, id_prefix=id_prefix), samples_table(data)
-        case Panel():
-            drawn, table = PANELS[data.form](data, id_prefix=id_prefix, link=link), panel_table(data)
+    if isinstance(data, Steps):
+        drawn, table = waterfall.svg(data, id_prefix=id_prefix, link=link), steps_table(data)
+    elif isinstance(data, Timeline):
+        drawn, table = history.svg(data, id_prefix=id_prefix, link=link), timeline_table(data)
+    elif isinstance(data, Samples):
+        drawn, table = histogram.svg(data, id_prefix=id_prefix), samples_table(data)
+    else:
+        drawn, table = PANELS[data.form](data, id_prefix=id_prefix, link=link), panel_table(data)
     return Figure(data.title, drawn, table)
 
 
