@@ -136,7 +136,7 @@ def axis(
         low = max(low, floor or SMALLEST)
         high = max(high, low)
 
-    def made(count: int) -> Scale:
+    def scale(count: int) -> Scale:
         values = log_ticks(low, high, count) if logarithmic else linear_ticks(low, high, count)
         texts = tick_texts(values, logarithmic=logarithmic)
         if floor and logarithmic and values[0] <= floor:
@@ -144,10 +144,12 @@ def axis(
         ticks = tuple(Tick(value, text) for value, text in zip(values, texts, strict=True))
         return Scale(values[0], values[-1], start, end, ticks, logarithmic)
 
-    fewest = made(2)
-    several = (made(count) for count in range(max(2, most), 1, -1))
-    fitting = (scale for scale in several if _keep_apart(scale, size))
-    return next(fitting, replace(fewest, ticks=(fewest.ticks[0], fewest.ticks[-1])))
+    found = (scale(count) for count in range(max(2, most), 1, -1))
+    fitting = next((each for each in found if _keep_apart(each, size)), None)
+    if fitting:
+        return fitting
+    least = scale(2)
+    return replace(least, ticks=(least.ticks[0], least.ticks[-1]))
 
 
 def _keep_apart(scale: Scale, size: Callable[[str], float]) -> bool:
