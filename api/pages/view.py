@@ -1,5 +1,6 @@
 """What a page is asked with: the request, the service, whether it is to be kept as a file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -67,10 +68,17 @@ class PageView:
         """The address of the service as the client calls it, with its prefix."""
         return str(self.request.base_url).rstrip("/")
 
-    def page(self, template: str, status: int = 200, **shown: object) -> Response:
+    def page(
+        self,
+        template: str,
+        status: int = 200,
+        more_headers: Mapping[str, str] | None = None,
+        **shown: object,
+    ) -> Response:
         """The template as an answer. Every template has `look` and `account`."""
         account = Account.of(self.request, self.who, export=self.look.export)
-        answer = rendering.page(self.request, template, self.look, status, None, account=account, **shown)
+        look, shown = self.look, shown | {"account": account}
+        answer = rendering.page(self.request, template, look, status, more_headers, **shown)
         if account.seal.token.encode() in answer.body:  # the page has a form
             keep_seal(answer, self.request, self.service.settings, account.seal)
         return answer

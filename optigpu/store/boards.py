@@ -162,7 +162,7 @@ class BoardsReader:
 
 def _rows(found: Sequence[Found], standing: Standing) -> Listed:
     """The rows in their order, which a join may have lost."""
-    rows = [RowFound(*row[1:], standing=standing) for row in found]
+    rows = [RowFound._make((*row[1:], standing)) for row in found]
     return Listed(sorted(rows, key=_order), found[0][0] if found else 0)
 
 
