@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,15 @@ import pytest
 from optigpu.child.priority import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.conductor.session import environment_for
-from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.events import (
+    Event,
+    Finished,
+    Planned,
+    Printed,
+    Progressed,
+    VariantFinished,
+    VariantStarted,
+)
 from optigpu.documents.facts import WarmUpFacts
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, Subject
@@ -69,8 +78,10 @@ def conductor(tmp_path: Path) -> Conductor:
 @pytest.mark.slow
 def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
     report = conductor.run(job("bf16", "static_kv_cache", measure=FAST | {"replicates": 3}), "well_behaved")
-    kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
+    kinds = [event.kind for event in conductor.events if event.kind not in ("progressed", "printed")]
     assert kinds == ["planned", "estimated", *["variant_started"] * 4, *["variant_finished"] * 4, "finished"]
+    printed = Counter(event.index for event in conductor.events if isinstance(event, Printed))
+    assert printed == {0: 3, 1: 3, 2: 3, 3: 3}, "each process prints a line"
     assert [result.variant.label for result in report.results] == [
         "baseline",
         "bf16",
