@@ -41,6 +41,7 @@ from api.routes import (
     jobs,
     leaderboard,
     pilots,
+    preview,
     results,
     schema,
     webhooks,
@@ -54,6 +55,7 @@ from optigpu.tracing import tracing
 
 ROUTERS = (
     jobs,
+    preview,
     imports,
     events,
     results,

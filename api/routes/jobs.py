@@ -5,7 +5,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.auth import Administrator, Reader, Submitter
-from api.bodies import JobBody, posted_job
+from api.bodies import JobBody
 from api.openapi import GUARDED, POSTED_JOB, problems
 from api.parameters import PRINTABLE, Cursor, JobId, Limit, Withdrawing
 from api.posting import Posting
@@ -13,7 +13,6 @@ from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import (
     JobPage,
-    JobPreview,
     JobSummary,
     JobView,
     WithdrawalView,
@@ -80,19 +79,6 @@ async def submit_job(
     return Response(
         job.model_dump_json(), 202, headers={"Location": job.links["self"]}, media_type="application/json"
     )
-
-
-@router.post(
-    "/preview",
-    operation_id="preview_job",
-    summary="Look at a job without posting it",
-    responses=problems(408, 413, 415),
-    openapi_extra=POSTED_JOB,
-)
-def preview_job(body: JobBody, _: Submitter) -> JobPreview:
-    """Validates the job as a POST does, and says which variants it has and about how long they take. Nothing is
-    stored."""
-    return posted_job(body).preview()
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, the newest first")

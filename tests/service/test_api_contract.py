@@ -278,7 +278,7 @@ def in_turn(served: Served) -> set[Answer]:
     def call(operation: str, method: str, path: str, **request: Any) -> Any:
         answer = served.client.request(method, path, **request)
         found.add((operation, answer.status_code))
-        return json.loads(answer.text) if "json" in answer.headers["content-type"] else answer.text
+        return json.loads(answer.text) if "json" in answer.headers.get("content-type", "") else answer.text
 
     again = {"Idempotency-Key": "one"}
     job = call("submit_job", "POST", "/v1/jobs", json=MATMUL, headers=again)["id"]
@@ -307,6 +307,11 @@ def in_turn(served: Served) -> set[Answer]:
     ).items():
         call(operation, "GET", f"/v1/results/{first}{part}")
     call("compare_results", "GET", f"/v1/compare?baseline={first}&candidate={second}")
+    rules = [
+        call("create_alert", "POST", "/v1/alerts", json={"result_id": result, "kind": "change_point"})
+        for result in (UUID, first, second)
+    ]
+    call("delete_alert", "DELETE", f"/v1/alerts/{rules[-1]['id']}")
     call("withdraw_job", "DELETE", f"/v1/jobs/{job}?reason=wrong")
     for operation, method, part in (
         ("get_job", "GET", ""),
@@ -316,11 +321,6 @@ def in_turn(served: Served) -> set[Answer]:
         ("retry_job", "POST", "/retry"),
     ):
         call(operation, method, f"/v1/jobs/{job}{part}")
-    rules = [
-        call("create_alert", "POST", "/v1/alerts", json={"result_id": result, "kind": "change_point"})
-        for result in (UUID, first, second)
-    ]
-    call("delete_alert", "DELETE", f"/v1/alerts/{rules[-1]['id']}")
     call("withdraw_result", "DELETE", f"/v1/results/{second}?reason=wrong")
     return found
 

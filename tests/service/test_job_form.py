@@ -257,7 +257,7 @@ def test_a_job_is_cancelled_from_its_page_and_listed_by_state_and_tag(
 
 def test_a_preview_says_what_a_job_will_be_and_stores_nothing(empty: Served) -> None:
     before = empty.count_jobs()
-    answer = empty.client.post("/v1/jobs/preview", json=JOBS["ladder"].document)
+    answer = empty.client.post("/v1/preview", json=JOBS["ladder"].document)
     assert answer.status_code == 200
     preview = answer.json()
     assert [each["label"] for each in preview["variants"]][:2] == ["baseline", "bf16"]
@@ -265,5 +265,5 @@ def test_a_preview_says_what_a_job_will_be_and_stores_nothing(empty: Served) -> 
     assert preview["sentence"].startswith(f"{len(preview['variants'])} variants x 1 process")
     assert preview["spec"]["measure"]["rel_ci"] == 0.01
     assert empty.count_jobs() == before
-    wrong = empty.client.post("/v1/jobs/preview", json={"workload": {"kind": "generate"}})
+    wrong = empty.client.post("/v1/preview", json={"workload": {"kind": "generate"}})
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "model")

@@ -72,8 +72,8 @@ def test_the_backend_of_the_variant_prepares_the_whole_order(elsewhere: Elsewher
     said: list[Any] = []
     with pytest.raises(UnsupportedError, match="It was asked"):
         prepare(work, said.append)
-    assert elsewhere.asked == [2, order_of(work)]
-    order = elsewhere.asked[1]
+    assert elsewhere.asked == [2, True, order_of(work)]
+    order = elsewhere.asked[2]
     assert (order.model, order.seed, order.threads, order.folder) == ("preset:gpt2", 3, 2, tmp_path)
     assert [technique.name for technique in order.stack] == ["bf16"]
     assert order.environment is HERE

@@ -57,7 +57,7 @@ OWN_COMMANDS = [
 ]
 TARGETS = {line.split()[1] for page in CODED for line in commands(page) if line.startswith("make ")}
 PYTHON = [each for page in CODED for each in blocks(page, "python") if "from optigpu" in each]
-LANGUAGES = {"", "sh", "bash", "python", "json", "mermaid", "yaml", "nginx", "caddy"}
+LANGUAGES = {"", "sh", "bash", "python", "json", "mermaid", "yaml", "nginx", "caddy", "sql"}
 
 
 def documented_settings() -> dict[str, str]:
