@@ -1,5 +1,6 @@
 """Techniques that no honest stack holds: each tries to look faster, or better, than it is."""
 
+import gc
 import sys
 import threading
 import time
@@ -250,13 +251,12 @@ class RestsThenHinders(Tampering):
     """Sleeps in the warm-up alone, and computes whenever it is asked nothing, to slow those that are timed then."""
 
     def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
-        """The first requests are the check, the observed one and the warm-up."""
+        """While requests are timed no garbage is collected, which tells a technique when it is watched."""
         asked_s = [time.monotonic()]
-        calls = iter(range(sys.maxsize))
         threading.Thread(target=hinder, args=(asked_s,), daemon=True).start()
 
         def changeable(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
-            if next(calls) < SLEEPY_CALLS:
+            if gc.isenabled():
                 time.sleep(SLEEP_S)
             found = loop(prompt, new_tokens, clock)
             asked_s[0] = time.monotonic()
@@ -265,7 +265,7 @@ class RestsThenHinders(Tampering):
         return changeable
 
 
-SLEEPY_CALLS, SLEEP_S = 6, 0.5
+SLEEP_S = 0.5
 AWAKE_AFTER_S = 2.0
 """So long after its last request it hinders others: no pause before the rounds is as long."""
 
