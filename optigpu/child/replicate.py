@@ -170,6 +170,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
     started = time.perf_counter()
     backend.use_threads(order.threads)
+    # The harness knows the modules that are there: the engine is imported first, if `Begin` has not done it.
     backend.start(model=variant.model is not None)
     harness = Harness()
     runtime = backend.prepare(order, progress)

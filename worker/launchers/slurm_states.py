@@ -5,17 +5,7 @@ from collections.abc import Collection
 from optigpu.documents.views import LaunchState
 
 WAITS = frozenset(
-    {
-        *(
-            "PENDING",
-            "CONFIGURING",
-            "REQUEUED",
-            "REQUEUE_FED",
-            "POWER_UP_NODE",
-            "RESV_DEL_HOLD",
-            "EXPEDITING",
-        ),
-    }
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "POWER_UP_NODE", "RESV_DEL_HOLD", "EXPEDITING"}
 )
 """It has no nodes yet, or no longer and will get others."""
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
