@@ -24,11 +24,12 @@ class RateLimiter:
 
     def __init__(self, rate: str, redis_url: str | None) -> None:
         from limits import parse
-        from limits.storage import MemoryStorage
         from limits.strategies import SlidingWindowCounterRateLimiter
 
+        from api.own_counts import OwnCounts
+
         self._rate = parse(rate)
-        self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._own = SlidingWindowCounterRateLimiter(OwnCounts())
         self._shared = SlidingWindowCounterRateLimiter(_redis_storage(redis_url)) if redis_url else None
         self._shared_again_at = 0.0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, NamedTuple
 from urllib.parse import urlencode
 
@@ -91,10 +92,14 @@ class LeaderboardFilter(Frozen):
 
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
-        given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
-        return (
-            f"{prefix}/v1/leaderboard?{urlencode({name: query_word(value) for name, value in given.items()})}"
-        )
+        given = self._words | {name: urlencode({name: value}) for name, value in changes.items()}
+        return f"{prefix}/v1/leaderboard?{'&'.join(given.values())}"
+
+    @cached_property
+    def _words(self) -> dict[str, str]:
+        """The filters as they are written in an address, by name: a page has a link or two for each of its boards."""
+        given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"})
+        return {name: urlencode({name: query_word(value)}) for name, value in given.items()}
 
 
 class WantedPage(NamedTuple):
@@ -108,7 +113,7 @@ class Pages:
     """Reads pages, for one process of the service."""
 
     def __init__(self, database: Database, prefix: str) -> None:
-        self._database = database
+        self._database = database.planned_once()
         self._prefix = prefix
         self._together = Together[WantedPage, Response](self._responses, "pages")
 
@@ -117,8 +122,9 @@ class Pages:
         return await self._together.ask(wanted)
 
     def close(self) -> None:
-        """Ends the thread that reads."""
+        """Ends the thread that reads, and closes its connection."""
         self._together.close()
+        self._database.close()
 
     def _responses(self, pages: Sequence[WantedPage]) -> list[Response | Exception]:
         # A page that is older in one part than in another is kept as of the revision before, and read again.

@@ -1,18 +1,21 @@
 """Parameters that several calls share, and the refusal of those that a call does not have."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, TypeVar
 
 import structlog
 from fastapi import Depends, Path, Request
 from fastapi.dependencies.models import Dependant
-from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, WithJsonSchema
 
 from api.callers import Caller
 from api.problems import ProblemError, summary
 from optigpu.documents.fields import MOST_ERRORS, unknown
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import Frozen, is_id
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _canonical(text: str) -> str:
@@ -70,11 +73,27 @@ async def refuse_unknown_parameters(request: Request) -> None:
     dependant = request.scope["route"].dependant
     if any(needed.call is any_parameters for needed in dependant.dependencies):
         return
-    valid = set(_query_parameters(dependant))
+    _refuse_unknown(request.query_params, set(_query_parameters(dependant)))
+
+
+def parameters_of(request: Request, kind: type[Model]) -> Model:
+    """What a call is given that has no other parameters than the fields of this model.
+
+    FastAPI reads and refuses the same, but for each request looks again at what each of twenty fields is.
+    Raises ProblemError, RequestValidationError.
+    """
+    given = request.query_params
+    _refuse_unknown(given, kind.model_fields)
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise RequestValidationError([each | {"loc": ("query", *each["loc"])} for each in errors]) from None
+
+
+def _refuse_unknown(given: Iterable[str], valid: Collection[str]) -> None:
     entries = [
-        unknown([name], "parameter", name, valid)
-        for name in dict.fromkeys(request.query_params)
-        if name not in valid
+        unknown([name], "parameter", name, valid) for name in dict.fromkeys(given) if name not in valid
     ][:MOST_ERRORS]
     if entries:
         raise ProblemError(422, summary(entries), entries)

@@ -127,6 +127,7 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        auto_reload=False,
     )
     environment.filters |= words.FILTERS
     return environment

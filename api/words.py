@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from optigpu.documents.views import BoardFacts, History
+from optigpu.documents.views import BoardName, History
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
@@ -61,7 +61,7 @@ def percent(share: float | None) -> str:
     return short(None) if share is None else f"{100 * share:.2f}%"
 
 
-def workload_line(board: BoardFacts) -> str:
+def workload_line(board: BoardName) -> str:
     """The workload and the model of a board on one line."""
     return cut(workload_text(board.workload, board.model))
 

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from benchmarks.document import write
 from benchmarks.http_load import Ask, Order, Served, load
-from benchmarks.many_results import HARDWARE, METRIC_NAMES, TECHNIQUES, Made, fill
+from benchmarks.made_up import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made
+from benchmarks.many_results import fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
@@ -122,20 +123,20 @@ def _with_tags(address: str, asks: Sequence[Ask]) -> tuple[Ask, ...]:
 
 
 def _new(made: Made, seed: int, count: int = 20_000) -> tuple[Ask, ...]:
-    """Pages with filters that differ each time."""
+    """Pages with filters that differ each time, of as many rows whether they are of one board or of several."""
     random_, asked = random.Random(seed), []
     for number in range(count):
-        query: dict[str, object] = {"workload": random_.choice(made.digests)}
-        if random_.random() < 0.2:
-            query = {"model": random_.choice(made.models)}
+        rows = random_.randint(5, 50)
+        query: dict[str, object] = {"workload": random_.choice(made.digests), "limit": rows}
+        if random_.random() < 0.2:  # the limit is that of each board
+            query = {"model": random_.choice(made.models), "limit": max(1, rows // BOARDS_OF_MODEL)}
         if random_.random() < 0.3:
             query["technique"] = random_.choice(TECHNIQUES)
         if random_.random() < 0.3:
-            query["hardware"] = random_.choice(HARDWARE)
+            query["hardware"] = random_.choice(made.hardware)
         if random_.random() < 0.3:
             query["metric"] = random_.choice(METRIC_NAMES)
         query |= {"min_top1": round(0.8 + 0.1 * random_.random(), 9), "max_kld": 1 + number}
-        query["limit"] = random_.randint(5, 50)
         asked.append(Ask(path=f"/v1/leaderboard?{urlencode(query)}"))
     return tuple(asked)
 

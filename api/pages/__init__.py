@@ -24,6 +24,7 @@ from api.pages import (
     sign_in,
     static,
     techniques,
+    webhooks,
 )
 
 PAGES = (
@@ -44,6 +45,7 @@ PAGES = (
     jobs,
     job,
     alerts,
+    webhooks,
     keys,
     sign_in,
     docs,

@@ -31,9 +31,9 @@ def speedup_text(baseline: MetricSummary, candidate: MetricSummary | Document) -
     from optigpu.statistics.speedup import speedup  # here, because it loads numpy
     from optigpu.statistics.stored import StoredSummary
 
-    plain = candidate.model_dump() if isinstance(candidate, MetricSummary) else candidate
-    sides = StoredSummary.model_validate(baseline.model_dump()), StoredSummary.model_validate(plain)
-    found = speedup(*sides)
+    found = speedup(
+        *(StoredSummary.model_validate(side, from_attributes=True) for side in (baseline, candidate))
+    )
     if found is None:
         return None
     text, _, spread = ratio(Gain(ratio=found[0], ci=found[1], compared_with=0)).partition(" ")
@@ -61,5 +61,6 @@ def _within(percent: float) -> float:
 
 def figure_text(figure: MetricSummary | None, scale: float = 1.0) -> FigureText:
     """`42.1` and `±1.5`; a missing one is "-"."""
-    text, _, spread = with_interval(figure.model_dump() if figure else None, scale).partition(" ")
+    summary = {"value": figure.value, "ci": figure.ci} if figure else None
+    text, _, spread = with_interval(summary, scale).partition(" ")
     return FigureText(text, spread)

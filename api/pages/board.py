@@ -114,12 +114,13 @@ def lines(board: Board) -> Iterator[Line]:
 
 
 def _choices(session: Session) -> Choices:
+    known = filters.known(session)
     return Choices(
-        hardware=filters.hardware(session),
-        techniques=filters.techniques(session),
-        backends=filters.backends(session),
-        models=filters.models(session),
-        workloads=filters.workloads(session),
+        hardware=known["hardware"],
+        techniques=known["technique"],
+        backends=known["backend"],
+        models=known["model"],
+        workloads=known["workload"],
     )
 
 

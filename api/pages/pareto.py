@@ -10,7 +10,7 @@ from api.filters import check_filters
 from api.pages.prices import Prices
 from api.pages.view import ReaderView
 from api.parameters import Text
-from optigpu.documents.views import Board, LeaderboardRow
+from optigpu.documents.views import Board, BoardName, LeaderboardRow
 from optigpu.report.charts.boards import AXES, Axis, front_panel, speed_axis
 from optigpu.report.charts.svg import figure
 from optigpu.store import leaderboard
@@ -69,13 +69,14 @@ def read_pareto(view: ReaderView, asked: Annotated[ParetoAsked, Query()]) -> Res
     )
 
 
-def _boards(session: Session, digest: str | None) -> list[Board]:
+def _boards(session: Session, digest: str | None) -> list[BoardName]:
     """The newest boards to choose from, the one that is asked for first."""
-    newest = list(leaderboard.query(session, LeaderboardQuery(limit=1)).boards)
+    newest = leaderboard.names(session)
     if digest is None:
         return newest
-    asked = leaderboard.query(session, LeaderboardQuery(workload=digest, limit=1)).boards
-    return [*asked, *(board for board in newest if board.workload_digest != digest)]
+    asked = [board for board in newest if board.workload_digest == digest]
+    others = (board for board in newest if board.workload_digest != digest)
+    return [*(asked or leaderboard.names(session, digest)), *others]
 
 
 def _chart(board: Board, axis: Axis, root: str) -> object:

@@ -244,18 +244,23 @@ class Baseline(Frozen):
     value: MetricSummary
 
 
-class BoardFacts(Frozen):
-    """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
-
-    `row_count` counts all of its rows, of which a page has some; null if they are more than 100. `next_cursor` leads
-    to those that follow, and is null on the last page. `not_ranked` counts the board's invalid results by reason,
-    whatever the filters are. `baselines` are those of its hardware where only the best rows are listed. `note` says why
-    a board has no rows.
-    """
+class BoardName(Frozen):
+    """What a board is known by: its workload with its shapes, and its model."""
 
     workload_digest: str
     workload: dict[str, Any]
     model: str | None
+
+
+class BoardFacts(BoardName):
+    """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
+
+    `row_count` counts all of its rows, of which a page has some; null if they are more than 100. `next_cursor` leads
+    to those that follow, and is null on the last page. `not_ranked` counts the board's invalid results by reason,
+    whatever the filters are. `baselines` are those of the hardware of its rows, where only the best rows are listed.
+    `note` says why a board has no rows.
+    """
+
     metric: str
     unit: str
     better: Better

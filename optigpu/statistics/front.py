@@ -8,17 +8,25 @@ Bounds = tuple[float, float] | None
 
 def unsurpassed(points: Sequence[Sequence[Bounds]]) -> list[int]:
     """The numbers of the points that no other surpasses; every point has the same objectives in the same order."""
-    return [
-        number
-        for number, point in enumerate(points)
-        if not any(surpasses(other, point) for place, other in enumerate(points) if place != number)
-    ]
+    others, found = list(points), []
+    for number, point in enumerate(points):
+        winner = next((place for place, other in enumerate(others) if surpasses(other, point)), None)
+        if winner is None:
+            found.append(number)
+        else:  # what surpasses one point is likely to surpass the next ones
+            others.insert(0, others.pop(winner))
+    return found
 
 
 def surpasses(one: Sequence[Bounds], other: Sequence[Bounds]) -> bool:
     """Whether the first is as good in every objective and better in one."""
-    signs = [compared(ours, theirs) for ours, theirs in zip(one, other, strict=True)]
-    return all(sign >= 0 for sign in signs) and any(sign > 0 for sign in signs)
+    better = False
+    for ours, theirs in zip(one, other, strict=True):
+        sign = compared(ours, theirs)
+        if sign < 0:
+            return False
+        better = better or sign > 0
+    return better
 
 
 def compared(one: Bounds, other: Bounds) -> int:

@@ -20,6 +20,8 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 def t_quantiles(probability: float, freedom: Array) -> Array:
     """`t_quantile` of each of `freedom` [...]."""
+    if freedom.ndim == 0:
+        return np.asarray(t_quantile(probability, float(freedom)))
     known, where = np.unique(np.round(np.minimum(freedom, _MOST_FREEDOM), 2), return_inverse=True)
     return np.array([_quantile(probability, each) for each in known.tolist()])[where].reshape(freedom.shape)
 

@@ -1,45 +1,46 @@
 """The baselines of boards: what each class of hardware does without any technique, by torch."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
-from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary
-from optigpu.documents.views import Baseline, Standing
-from optigpu.store.tables import BoardRow, EntryTechnique, LeaderboardEntry, MetricRow
+from optigpu.documents.views import Baseline
+from optigpu.store import board_statements
+from optigpu.store.board_statements import Values
+from optigpu.store.tables import BoardRow, LeaderboardEntry
 
 BACKEND = "torch"
+Place = tuple[int, str]
+"""A board, and a class of hardware on it."""
 
 
 def of_result(session: Session, result_id: str) -> Baseline | None:
     """The baseline of a result's board and hardware by its primary metric; None where none was measured."""
     entry = session.get(LeaderboardEntry, result_id)
-    if entry is None:
+    board = entry and session.get(BoardRow, entry.board)
+    if not entry or not board:
         return None
-    here = (entry.hardware_class, entry.device)
-    found = of_boards(session, [entry.board], None).get(entry.board, ())
-    return next((each for each in found if (each.hardware, each.device) == here), None)
+    found = of_places(session, {board.number: board.primary_metric}, {(board.number, entry.hardware_class)})
+    here = found.get(board.number, ())
+    return next((each for each in here if each.device == entry.device), None)
 
 
-def of_boards(session: Session, boards: Sequence[int], metric: str | None) -> dict[int, tuple[Baseline, ...]]:
-    """The current results of the empty stack that have this metric, by board; without one each board's primary
-    metric."""
-    each = LeaderboardEntry
-    query = (
-        select(MetricRow.board, each.result_id, each.hardware_class, each.device, MetricRow.summary)
-        .join(BoardRow, BoardRow.number == MetricRow.board)
-        .join(each, each.result_id == MetricRow.result_id)
-        .where(MetricRow.board.in_(boards), MetricRow.standing == Standing.CURRENT)
-        .where(MetricRow.name == (BoardRow.primary_metric if metric is None else metric))
-        .where(each.backend == BACKEND, ~exists().where(EntryTechnique.result_id == each.result_id))
-    )
+def of_places(
+    session: Session, metrics: Mapping[int, str], places: Collection[Place]
+) -> dict[int, tuple[Baseline, ...]]:
+    """The current results of the empty stack at these places, by board; `metrics` has what each board is ranked by."""
+    values: Values = {
+        "boards": list(metrics),
+        "metrics": sorted(set(metrics.values())),
+        "hardware": sorted({hardware for _, hardware in places}),
+        "backend": BACKEND,
+    }
     found: dict[int, list[Baseline]] = defaultdict(list)
-    for row in session.execute(query):
-        value = MetricSummary.model_validate_json(row.summary)
-        baseline = Baseline(
-            result_id=row.result_id, hardware=row.hardware_class, device=row.device, value=value
-        )
-        found[row.board].append(baseline)
+    for row in board_statements.run(session, board_statements.baselines(), values):
+        board, metric, hardware, summary, result_id, device = row
+        if metric == metrics[board] and (board, hardware) in places:
+            value = MetricSummary.model_validate_json(summary)
+            found[board].append(Baseline(result_id=result_id, hardware=hardware, device=device, value=value))
     return {board: tuple(baselines) for board, baselines in found.items()}

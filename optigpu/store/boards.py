@@ -1,18 +1,18 @@
 """Boards: a page of the rows of each, and what is left out of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Baseline, BoardFacts, Standing
-from optigpu.store import board_statements, ranks
+from optigpu.store import baselines, board_statements, ranks
 from optigpu.store.board_statements import Found, Values
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
 from optigpu.store.ranks import Figure, Place
-from optigpu.store.statements import like_part
+from optigpu.store.statements import is_postgresql
 from optigpu.vocabulary import METRICS, Document
 
 MOST_COUNTED = 100
@@ -46,12 +46,20 @@ class RowFound(NamedTuple):
     superseded: bool
     earlier: int
     pareto: bool | None
+    hardware_class: str
     shown: str
     standing: Standing
 
 
+class Part(NamedTuple):
+    """One standing of a board."""
+
+    board: BoardFound
+    standing: Standing
+
+
 class Listed(NamedTuple):
-    """Rows of a board, and how many there are on all pages, `number`: more than MOST_COUNTED where they are more."""
+    """Rows, and how many there are on all pages, `number`: more than MOST_COUNTED where they are more."""
 
     rows: list[RowFound]
     number: int
@@ -64,66 +72,110 @@ class BoardsReader:
     session: Session
     query: LeaderboardQuery
     filters: Values
-    baselines: Mapping[int, tuple[Baseline, ...]]
 
-    def read(self, board: BoardFound, limit: int, place: Place | None) -> BoardText:
-        """The rows of a board, those after a place if one is given, and what is said of the board."""
-        listed = self._first(board, limit + 1) if place is None else self._after(board, limit + 1, place)
-        return self._text(board, listed, limit, place)
+    def read(self, boards: Sequence[BoardFound], limit: int) -> tuple[BoardText, ...]:
+        """The first rows of each board, one standing after the other, and what is said of the board."""
+        parts = [Part(board, standing) for board in boards for standing in self.query.standings]
+        found = iter(self._parts(parts, limit + 1))
+        read = [_joined([next(found) for _ in self.query.standings]) for _ in boards]
+        return self._texts(boards, read, limit, None)
+
+    def read_after(self, place: Place, boards: Sequence[BoardFound], limit: int) -> tuple[BoardText, ...]:
+        """The rows of boards that follow a place."""
+        return self._texts(boards, [self._after(place, board, limit) for board in boards], limit, place)
 
     def metric(self, board: BoardFound) -> str:
         """What ranks the board."""
         return self.query.metric or board.primary_metric
 
-    def _first(self, board: BoardFound, limit: int) -> Listed:
-        """The first rows, one standing after the other; all standings are counted."""
-        statement = board_statements.rows(self._names(self.filters), best=self.query.best)
-        found: list[RowFound] = []
-        number = 0
-        for standing in self.query.standings:
-            values = self._values(board, standing, self.filters, limit)
-            here, count = _rows(board_statements.run(self.session, statement, values), standing)
-            found, number = found + here, number + count
-        return Listed(found[:limit], number)
+    def _after(self, place: Place, board: BoardFound, limit: int) -> Listed:
+        """The rows that follow a place; all rows of the board are counted."""
+        found = [
+            self._part(Part(board, standing), limit + 1, place)
+            for standing in self.query.standings
+            if ranks.GROUPS[standing] >= place.group
+        ]
+        return Listed(_joined(found).rows, self._count(board, self.filters))
 
-    def _after(self, board: BoardFound, limit: int, place: Place) -> Listed:
-        """The rows that follow a place."""
-        found: list[RowFound] = []
-        for standing in self.query.standings:
-            group = ranks.GROUPS[standing]
-            if group < place.group or len(found) >= limit:
-                continue
-            statement = board_statements.rows(
-                self._names(self.filters), continues=group == place.group, best=self.query.best
-            )
-            at = ranks.parameters(place, METRICS[self.metric(board)].better)
-            values = self._values(board, standing, self.filters, limit) | at
-            found += _rows(board_statements.run(self.session, statement, values), standing).rows
-        return Listed(found[:limit], self._count(board, self.filters))
+    def _parts(self, parts: Sequence[Part], limit: int) -> list[Listed]:
+        """The first rows of each part. PostgreSQL finds those of all together."""
+        if len(parts) == 1 or not is_postgresql(self.session):
+            return [self._part(part, limit, None) for part in parts]
+        statement = board_statements.rows_of_parts(self._names(self.filters), best=self.query.best)
+        of_parts = {
+            "boards": [board.number for board, _ in parts],
+            "metrics": [self.metric(board) for board, _ in parts],
+            "standings": [standing for _, standing in parts],
+        }
+        found: list[list[Found]] = [[] for _ in parts]
+        for row in board_statements.run(
+            self.session, statement, self._values(self.filters, limit) | of_parts
+        ):
+            found[row[-1] - 1].append(row[:-1])
+        return [_listed(rows, part.standing) for rows, part in zip(found, parts, strict=True)]
+
+    def _part(self, part: Part, limit: int, place: Place | None) -> Listed:
+        """The first rows of a part; those that follow the place if it is in this part."""
+        continues = place is not None and ranks.GROUPS[part.standing] == place.group
+        statement = board_statements.rows(
+            self._names(self.filters), continues=continues, best=self.query.best
+        )
+        values = self._values(self.filters, limit) | self._of_part(part)
+        if place is not None:
+            values |= ranks.parameters(place, METRICS[self.metric(part.board)].better)
+        return _listed(board_statements.run(self.session, statement, values), part.standing)
 
     def _count(self, board: BoardFound, filters: Values) -> int:
         """How many rows there are on all pages; more than MOST_COUNTED where they are more."""
         statement = board_statements.count(self._names(filters), best=self.query.best)
+        parts = (self._of_part(Part(board, standing)) for standing in self.query.standings)
         return sum(
-            board_statements.run(self.session, statement, self._values(board, standing, filters))[0][0]
-            for standing in self.query.standings
+            board_statements.run(self.session, statement, self._values(filters, 0) | part)[0][0]
+            for part in parts
         )
 
-    def _values(self, board: BoardFound, standing: Standing, filters: Values, limit: int = 0) -> Values:
-        technique = filters.get("technique")
-        return filters | {
-            "board": board.number,
-            "metric": self.metric(board),
-            "standing": standing,
-            "in_stack": None if technique is None else like_part(f" {technique} "),
-            "limit": limit,
-            "most": max(MOST_COUNTED + 1, limit),
+    def _of_part(self, part: Part) -> Values:
+        return {
+            "board": part.board.number,
+            "metric": self.metric(part.board),
+            "standing": part.standing,
         }
+
+    def _baselines(
+        self, boards: Sequence[BoardFound], read: Sequence[Listed], limit: int
+    ) -> dict[int, tuple[Baseline, ...]]:
+        """Of the hardware of the rows that are shown."""
+        metrics = {board.number: self.metric(board) for board in boards}
+        places = {
+            (board.number, row.hardware_class)
+            for board, listed in zip(boards, read, strict=True)
+            for row in listed.rows[:limit]
+        }
+        return baselines.of_places(self.session, metrics, places) if places else {}
+
+    def _values(self, filters: Values, limit: int) -> Values:
+        return filters | {"limit": limit, "most": max(MOST_COUNTED + 1, limit)}
 
     def _names(self, filters: Values) -> tuple[str, ...]:
         return tuple(name for name in board_statements.OF_METRIC if name in filters)
 
-    def _text(self, board: BoardFound, listed: Listed, limit: int, place: Place | None) -> BoardText:
+    def _texts(
+        self, boards: Sequence[BoardFound], read: Sequence[Listed], limit: int, place: Place | None
+    ) -> tuple[BoardText, ...]:
+        without = self._baselines(boards, read, limit) if self.query.best else {}
+        return tuple(
+            self._text(board, listed, without.get(board.number, ()), limit, place)
+            for board, listed in zip(boards, read, strict=True)
+        )
+
+    def _text(
+        self,
+        board: BoardFound,
+        listed: Listed,
+        without: tuple[Baseline, ...],
+        limit: int,
+        place: Place | None,
+    ) -> BoardText:
         found, count = listed
         figures = [Figure(row.standing, row.value, row.low, row.high, row.result_id) for row in found[:limit]]
         places = ranks.places(board.workload_digest, figures, place)
@@ -137,7 +189,7 @@ class BoardsReader:
             better=METRICS[metric].better,
             row_count=None if count > MOST_COUNTED else count,
             not_ranked=_by_reason(board),
-            baselines=self.baselines.get(board.number, ()),
+            baselines=without,
             note=None if count else self._why_empty(board),
             next_cursor=places[-1].cursor() if len(found) > limit else None,
         )
@@ -160,10 +212,15 @@ class BoardsReader:
         return " ".join(sentences) or f"No result has {self.metric(board)}; choose another metric."
 
 
-def _rows(found: Sequence[Found], standing: Standing) -> Listed:
+def _listed(found: Sequence[Found], standing: Standing) -> Listed:
     """The rows in their order, which a join may have lost."""
     rows = [RowFound._make((*row[1:], standing)) for row in found]
     return Listed(sorted(rows, key=_order), found[0][0] if found else 0)
+
+
+def _joined(parts: Sequence[Listed]) -> Listed:
+    """What one board has of each standing."""
+    return Listed([row for part in parts for row in part.rows], sum(part.number for part in parts))
 
 
 def _order(row: RowFound) -> tuple[bool, float, str]:

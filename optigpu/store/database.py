@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -27,6 +27,9 @@ from sqlalchemy.orm import sessionmaker
 from optigpu.store import revisions
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
+
+if TYPE_CHECKING:
+    import psycopg
 
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
@@ -86,6 +89,7 @@ class Database:
         """A session that sees one state of the database and cannot change it."""
         with store_errors(self._engine.url), self._read() as session:
             yield session
+            session.commit()  # at a rollback psycopg forgets the statements that it has prepared
 
     @contextmanager
     def glance(self) -> Iterator[Session]:
@@ -93,6 +97,15 @@ class Database:
         many messages."""
         with store_errors(self._engine.url), self._glance() as session:
             yield session
+
+    def planned_once(self) -> "Database":
+        """The same database, on connections of its own, for statements that PostgreSQL plans once for whatever they
+        ask: those of which planning takes longer than what they do. SQLite does so anyway."""
+        if self.dialect != "postgresql":
+            return self
+        other = Database(self._engine.url.render_as_string(hide_password=False))
+        event.listen(other._engine, "connect", _plan_once)
+        return other
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -145,6 +158,13 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
     engine = create_engine(address, connect_args={"timeout": SQLITE_WAIT_S})
     _prepare_sqlite(engine, foreign_keys)
     return engine
+
+
+def _plan_once(connection: "psycopg.Connection", _record: object) -> None:
+    connection.execute("SET plan_cache_mode = force_generic_plan")
+    connection.execute("SET jit = off")  # compiling takes longer than what is compiled
+    connection.commit()
+    connection.prepare_threshold = 0
 
 
 class _HasSocket(Protocol):

@@ -1,16 +1,19 @@
 """What the leaderboard can be filtered by, and the names that a filter can have."""
 
-from sqlalchemy import exists, or_, select
+from collections import defaultdict
+
+from sqlalchemy import exists, literal, or_, select, union
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Standing
 from optigpu.store import workers
 from optigpu.store.board_statements import Values
 from optigpu.store.statements import like_part
-from optigpu.store.tables import BoardRow, KnownName
+from optigpu.store.tables import BoardRow, KnownName, Worker
 from optigpu.vocabulary import Frozen
 
 DIGEST_LENGTH = 64
+_KNOWN = union(select(KnownName.filter, KnownName.name), select(literal("hardware"), Worker.hardware_class))
 
 
 class LeaderboardQuery(Frozen):
@@ -63,10 +66,13 @@ def of_board(query: LeaderboardQuery, after: str | None) -> Values:
 
 
 def of_entry(query: LeaderboardQuery) -> Values:
-    """What an entry of such a board has to be, whatever its standing and its warnings: the same of OF_ENTRY."""
+    """What an entry of such a board has to be, whatever its standing and its warnings: the same of OF_ENTRY, and for
+    OF_METRIC the stack."""
+    technique = query.technique and query.technique.lower()
     asked = {
         "hardware": query.hardware and like_part(query.hardware),
-        "technique": query.technique and query.technique.lower(),
+        "technique": technique,
+        "in_stack": technique and like_part(f" {technique} "),
         "backend": query.backend,
         "min_top1": query.min_top1,
         "max_kld": query.max_kld,
@@ -109,6 +115,14 @@ def sources(session: Session) -> list[str]:
 def hardware(session: Session) -> list[str]:
     """The classes of hardware that serve or have had results, sorted."""
     return workers.hardware_classes(session)
+
+
+def known(session: Session) -> dict[str, list[str]]:
+    """The names of each filter, sorted."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for filter_, name in sorted(session.connection().execute(_KNOWN)):
+        found[filter_].append(name)
+    return found
 
 
 def _known(session: Session, filter_: str) -> list[str]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import LeaderboardPage
-from optigpu.store import baselines, board_statements, filters, ranks
+from optigpu.documents.views import BoardName, LeaderboardPage
+from optigpu.store import board_statements, filters, ranks
 from optigpu.store.board_statements import Values
 from optigpu.store.boards import BoardFound, BoardsReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
@@ -46,11 +46,9 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
     found = _boards(session, query, boards, entries)
     alone = len(found) == 1 and after is None
     shown = found[:BOARDS]
-    numbers = [board.number for board in shown]
-    without = baselines.of_boards(session, numbers, query.metric) if query.best else {}
-    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}), without)
+    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}))
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    texts = tuple(reader.read(board, limit, place) for board in shown)
+    texts = reader.read(shown, limit) if place is None else reader.read_after(place, shown, limit)
     if (
         "digest" in boards
         and not all(text.rows for text in texts)
@@ -62,6 +60,15 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
         note=None if texts else _why_none(session),
         next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     )
+
+
+def names(session: Session, workload: str | None = None) -> list[BoardName]:
+    """The boards of a workload or of all, without their rows, the one with the newest result first."""
+    query = LeaderboardQuery(workload=workload)
+    return [
+        BoardName(workload_digest=board.workload_digest, workload=board.document, model=board.model)
+        for board in _boards(session, query, filters.of_board(query, None), {})[:BOARDS]
+    ]
 
 
 def continues_list(cursor: str | None) -> bool:

@@ -4,7 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from optigpu.documents.views import BoardFacts, LeaderboardPage
+from pydantic import TypeAdapter
+
+from optigpu.documents.views import Board, BoardFacts, LeaderboardPage, LeaderboardRow
+
+ROWS = TypeAdapter(tuple[LeaderboardRow, ...])
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,11 @@ class BoardText:
 
     facts: BoardFacts
     rows: tuple[str, ...]
+
+    def board(self) -> Board:
+        """The board with typed rows."""
+        rows = ROWS.validate_json(f"[{','.join(self.rows)}]")
+        return Board(**dict(self.facts), rows=rows)
 
     def json(self) -> str:
         """A `Board` as JSON."""
@@ -43,4 +52,5 @@ class PageText:
 
     def page(self) -> LeaderboardPage:
         """The page with typed rows."""
-        return LeaderboardPage.model_validate_json(self.json())
+        boards = tuple(board.board() for board in self.boards)
+        return LeaderboardPage(boards=boards, note=self.note, next_cursor=self.next_cursor)

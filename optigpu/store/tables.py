@@ -399,6 +399,9 @@ class BoardRow(Base):
     invalid: Mapped[dict[str, Any]]
 
 
+_SHOWN = text("standing != 'earlier'")
+
+
 class LeaderboardEntry(Base):
     """What the leaderboard knows of one result: its place, and whether it is the current result there.
 
@@ -418,6 +421,7 @@ class LeaderboardEntry(Base):
         Index("ix_leaderboard_hardware", "hardware_class", "board", "standing"),
         Index("ix_leaderboard_backend", "backend", "board", "standing"),
         Index("ix_leaderboard_workload", "workload", "model", "measured_at"),
+        Index("ix_leaderboard_shown", "board", postgresql_where=_SHOWN, sqlite_where=_SHOWN),
     )
 
     result_id: Mapped[Identifier] = mapped_column(

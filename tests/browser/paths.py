@@ -27,6 +27,7 @@ def paths(stored: Stored) -> dict[str, str]:
         "new_job_wrong": "/jobs/new?workload=generate&model=preset:nothing",
         "login": "/login",
         "keys": "/keys",
+        "webhooks": "/webhooks",
         "alerts": f"/alerts?result={stored.best}",
         "problem": "/nothing",
     }

@@ -32,8 +32,9 @@ MEASURED = {
     "limits.wait_for_quiet_s": "0",
 }
 """Over in seconds."""
-PAGES = ("/keys", "/alerts?result={result}", "/jobs/{job}")
+PAGES = ("/keys", "/alerts?result={result}", "/webhooks?webhook={webhook}", "/jobs/{job}")
 """As an administrator sees them; what everybody sees is on the list of paths.py."""
+HOSTILE_URL = f"https://hooks.example.org/?{HOSTILE.replace(' ', '+')}"
 FOLLOWED_WITHIN_MS = 30_000
 
 
@@ -79,8 +80,11 @@ def without_scripts(browser: Browser, url: str) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def hostile(guarded: Guarded) -> dict[str, str]:
-    """A job that has ended and its result, whose every text is an attempt to run a script; with a rule for it."""
+    """A job that has ended, its result, a rule for it and a webhook, whose every text is an attempt to run a script."""
     served = guarded.served
+    hook = {"url": HOSTILE_URL, "events": ["job.finished"]}
+    webhook = served.client.post("/v1/webhooks", json=hook)
+    assert webhook.status_code == 201, webhook.text
     job_id = served.submit(MATMUL | {"name": HOSTILE, "note": HOSTILE})["id"]
     result = a_result(
         {"tflops": a_metric("tflops", 1.0)}, workload="matmul", stack=(HOSTILE,), hardware=HOSTILE
@@ -93,7 +97,7 @@ def hostile(guarded: Guarded) -> dict[str, str]:
     served.finish(lease, result, reason=HOSTILE)
     rule = {"result_id": result.id, "kind": "threshold", "threshold": 0.5}
     assert served.client.post("/v1/alerts", json=rule).status_code == 201
-    return {"job": job_id, "result": result.id}
+    return {"job": job_id, "result": result.id, "webhook": webhook.json()["id"]}
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -99,10 +99,20 @@ def test_a_page_as_one_file_opens_without_the_service(page: Page, browser: Brows
     assert asked == [file.as_uri()]
 
 
-def test_nothing_moves_while_the_first_page_appears(page: Page) -> None:
+@pytest.mark.parametrize("path", ["/", "/claims"])
+def test_nothing_moves_while_a_page_appears(page: Page, path: str) -> None:
     page.add_init_script(
         "window.moved = 0; new PerformanceObserver(list => list.getEntries().forEach(e => window.moved += e.value))"
         ".observe({type: 'layout-shift', buffered: true})"
     )
-    page.goto("/", wait_until="networkidle")
+    slow_down(page)
+    page.goto(path, wait_until="networkidle")
     assert page.evaluate("window.moved") == 0
+
+
+def slow_down(page: Page) -> None:
+    """A slow network: a page arrives in many parts."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    rates = {"downloadThroughput": 20_000, "uploadThroughput": 20_000}
+    devtools.send("Network.emulateNetworkConditions", {"offline": False, "latency": 5, **rates})

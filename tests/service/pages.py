@@ -20,7 +20,8 @@ class Page(HTMLParser):
         """Notes links, ids, and whatever loads or runs something else."""
         given = dict(attrs)
         source = given.get("src") or given.get("href") or ""
-        fetched = tag in FETCHES and not source.startswith(OURS)
+        # A link to a part of the page itself says what is waited for, and fetches nothing.
+        fetched = tag in FETCHES and not source.startswith((*OURS, "#"))
         if fetched or tag == "style" or any(name.startswith("on") or name == "style" for name in given):
             self.from_elsewhere.append(f"{tag} {attrs}")
         if tag == "a":

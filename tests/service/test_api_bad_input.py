@@ -11,6 +11,7 @@ import pytest
 from tests.service.serving import MATMUL, Served
 
 GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}
+SERVE = {"kind": "serve"}
 GPT2 = {"workload": GENERATE, "model": "preset:gpt2"}
 UUID = "01980000-0000-7000-8000-000000000000"
 MEGABYTE = 1_000_000
@@ -92,6 +93,10 @@ def test_an_unknown_name_lists_the_valid_ones(
          "limits.max_variants"),
         ({"limits": {"timeout_s": 4}, "measure": {"min_seconds": 5}}, "limits.timeout_s"),
         ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes"),
+        ({"workload": SERVE | {"rates": [0]}}, "workload.rates.0"),
+        ({"workload": SERVE | {"rates": [10**9]}}, "workload.rates.0"),
+        ({"workload": SERVE | {"rates": ["2"]}}, "workload.rates.0"),
+        ({"workload": SERVE | {"scenario": "trace", "trace": '{"arrival_s": 0'}}, "workload.trace"),
         ({"workload": GENERATE | {"new_tokens": 10**12}}, "workload.new_tokens"),
         ({"workload": GENERATE | {"batch_size": 10**12}}, "workload.batch_size"),
         ({"measure": {"replicates": 10**12}}, "measure.replicates"),

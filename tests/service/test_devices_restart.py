@@ -1,6 +1,7 @@
 """The service dies while a device waits for an answer; the device sends the same again, and nothing is there twice."""
 
 import socket
+import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -30,13 +31,20 @@ def count(database: Database, table: type[Device] | type[DeviceReportRow]) -> in
         return session.scalars(select(func.count()).select_from(table)).one()
 
 
-def killed_while_answering(processes: Processes, port: int, request: httpx.Request) -> None:
-    """Sends the request, reads no answer, and kills the service a moment later."""
+def started(processes: Processes, port: int) -> "subprocess.Popen[bytes]":
+    """The service, once it answers."""
     process = processes.start("api", "--port", str(port))
+    wait_for(address(processes))
+    return process
+
+
+def kill_while_it_answers(
+    process: "subprocess.Popen[bytes]", processes: Processes, request: httpx.Request
+) -> None:
+    """Sends the request, reads no answer, and kills the service a moment later."""
     url = urlsplit(address(processes))
-    wait_for(f"http://{url.netloc}")
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    with socket.create_connection((url.hostname or "", port)) as connection:
+    with socket.create_connection((url.hostname or "", url.port or 0)) as connection:
         start = f"{request.method} {request.url.path} HTTP/1.1\r\n{head}\r\n"
         connection.sendall(start.encode() + request.content)
         time.sleep(KILLED_AFTER_S)
@@ -67,24 +75,20 @@ def test_a_claim_and_a_report_outlive_the_end_of_the_service(tmp_path: Path, dat
     ):
         claim = Claim(invited(database))
         claiming = http.build_request("POST", "/v1/devices/claim", json=claim.body)
-        killed_while_answering(processes, port, claiming)
+        kill_while_it_answers(started(processes, port), processes, claiming)
 
-        process = processes.start("api", "--port", str(port))
-        wait_for(str(http.base_url))
+        process = started(processes, port)
         answer = http.send(claiming)
         assert answer.status_code in (200, 201)
         assert count(database, Device) == 1
         device = EdgeDevice(http, answer.json()["device_id"], claim.key)
-        stop(process)
-
         device.sequence = 1
         body = httpx.Request("POST", "http://x", json=message(report(1), report(2))).content
         headers = JSON | {"Authorization": device.header(device.path("measurements"), body)}
         sending = http.build_request("POST", device.path("measurements"), content=body, headers=headers)
-        killed_while_answering(processes, port, sending)
+        kill_while_it_answers(process, processes, sending)
 
-        process = processes.start("api", "--port", str(port))
-        wait_for(str(http.base_url))
+        process = started(processes, port)
         answers = http.send(sending).json()["reports"]
         assert len({each["duplicate"] for each in answers}) == 1, "both were stored, or none"
         assert count(database, DeviceReportRow) == 2

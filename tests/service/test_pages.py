@@ -1,19 +1,24 @@
-"""The documentation's code is run: its shell commands, its curl lines against a real service, its Python."""
+"""The documentation's code is run: its commands, its curl lines against a real service, its Python."""
 
+import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from examples.service import embedded_service
+from optigpu.job import bench
 from tests.engine.brief_jobs import BRIEF
+from tests.engine.command import optigpu
 from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 ADDRESS = "http://127.0.0.1:8000"
 MEASURE = '"measure": {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2}'
@@ -26,19 +31,15 @@ MEASURING = ("run", "ladder", "submit")
 QUICK_FLAGS = (
     "--replicates 1 --min-seconds 0.05 --max-seconds 1 --rel-ci 1 --meters latency --wait-for-quiet 0"
 )
-BRIEF_BENCH = (
-    'python -c "from optigpu.cli import main; from optigpu.job import bench; '
-    f'bench.brief = lambda _: {BRIEF}; main()" bench'
-)
-"""It has no flags for how long it measures."""
+FEW_TOKENS = "--prompt-tokens 8 --new-tokens 8"
 SMALLER = {
     "preset:gpt2": "preset:tiny-llama-test",
     "preset:resnet-50": "preset:tiny-vit-test",
     "bundled:tiny --stack native_decode": "bundled:tiny --stack native_decode:calibration=none",
     "--sizes 1024,2048": "--sizes 64,128",
     "--sizes 512": "--sizes 64",
-    "--prompt-tokens 32 --new-tokens 64": "--prompt-tokens 8 --new-tokens 8",
-    "optigpu bench": f"{BRIEF_BENCH} --model preset:tiny-llama-test --precision fp32",
+    "--prompt-tokens 32 --new-tokens 64": "",
+    "optigpu bench": "optigpu bench --model preset:tiny-llama-test --precision fp32",
 }
 """What the documented commands measure, in less time: that they work is all that is asked."""
 
@@ -51,7 +52,8 @@ def smaller(command: str) -> str:
     if name not in MEASURING:
         return command
     measured, redirect, file = command.partition(" > ")
-    return f"{measured} {QUICK_FLAGS}{redirect}{file}"
+    tokens = "" if "--workload" in command else FEW_TOKENS
+    return f"{measured} {QUICK_FLAGS} {tokens}{redirect}{file}"
 
 
 def run_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -85,13 +87,19 @@ def own_commands() -> Iterator[object]:
             yield pytest.param(command, marks=[pytest.mark.llama] if "llama_cpp" in command else [])
 
 
-@pytest.mark.parametrize("command", own_commands())
-def test_a_documented_command_works(command: str, folder: Path, service: str) -> None:
-    """In their order: later ones read what earlier ones have kept."""
+@pytest.mark.parametrize("command", [*own_commands()])
+def test_a_documented_command_works(
+    command: str, folder: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order: later ones read what earlier ones have kept. A bench has no flags for how long it measures."""
+    monkeypatch.setattr(bench, "brief", lambda _: BRIEF)
     data = {"OPTIGPU_DATA_DIR": str(folder / "data"), "OPTIGPU_URL": service}
-    ran = run_shell(smaller(command), folder, **data)
+    words, _, file = smaller(command).partition(" > ")
+    ran = optigpu(data, *shlex.split(words)[1:], folder=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout or " > " in command
+    assert ran.stdout
+    if file:
+        (folder / file).write_text(ran.stdout)
 
 
 def test_every_curl_line_of_the_service_works(service: str, folder: Path) -> None:
@@ -111,15 +119,12 @@ def test_every_curl_line_of_the_service_works(service: str, folder: Path) -> Non
 
 
 def run_python(source: str, folder: Path) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", source],
-        env=os.environ | {"OPTIGPU_DATA_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    """What it prints."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setenv("OPTIGPU_DATA_DIR", str(folder))
+        exec(compile(source, "the page", "exec"), {"__name__": "__main__"})
+    return printed.getvalue()
 
 
 def test_the_readme_s_example_works(folder: Path) -> None:
@@ -146,7 +151,10 @@ def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
     for written, less in (
         ("preset:gpt2", "preset:tiny-llama-test"),
         ('"new_tokens": 64', '"new_tokens": 8'),
-        ('measure={"replicates": 1, "min_seconds": 1, "max_seconds": 10}', QUICK_ARGUMENT),
+        (
+            'measure={"replicates": 1, "min_seconds": 1, "max_seconds": 10}',
+            f'{QUICK_ARGUMENT}, limits={{"wait_for_quiet_s": 0}}',
+        ),
     ):
         assert written in source
         source = source.replace(written, less)

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from api.pages import PAGES
 from api.sign_in import SIGN_IN, Seal
-from optigpu.store import keys, sign_ins
+from optigpu.store import keys, sign_ins, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import ApiKey, Base, SignIn
 from optigpu.vocabulary import utc_now
@@ -168,6 +168,8 @@ FORMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("/keys/{id}/revoke", {}),
     ("/keys/{id}/rotate", {"key": KEY}),
     ("/alerts/{id}/delete", {}),
+    ("/webhooks", {"url": "https://hooks.example.org", "events": "job.finished"}),
+    ("/webhooks/{id}/delete", {}),
 )
 """Every form that changes something."""
 
@@ -205,8 +207,8 @@ def the_admin(service: Served) -> str:
 def snapshot(service: Served) -> tuple[Any, ...]:
     """What a form could have changed."""
     with service.database.read() as session:
-        known = keys.list_(session)
-    return service.count_jobs(), [key.id for key in known], [key.expires_at for key in known]
+        known, hooks = keys.list_(session), webhooks.list_(session)
+    return service.count_jobs(), [key.id for key in known], [key.expires_at for key in known], hooks
 
 
 def test_a_cookie_alone_calls_nothing_that_changes_anything(guarded: Served, browser: Browser) -> None:

@@ -59,6 +59,27 @@ def test_the_best_is_looked_for_among_what_passes_the_filters(filled: Database) 
     assert (len(all_.rows), all_.baselines) == (7, ())
 
 
+def test_baselines_are_of_the_hardware_of_the_rows_that_are_shown(filled: Database) -> None:
+    with filled.read() as session:
+        (board,) = leaderboard.query(session, LeaderboardQuery(best=True, limit=1)).boards
+        (of_one,) = leaderboard.query(session, LeaderboardQuery(best=True, hardware="slow")).boards
+    assert [(each.hardware, each.value.value) for each in board.baselines] == [(FAST, 10.0)]
+    assert [each.hardware for each in of_one.baselines] == [SLOW]
+
+
+def test_boards_have_names_without_their_rows(filled: Database) -> None:
+    with filled.read() as session:
+        (board,) = leaderboard.query(session, LeaderboardQuery()).boards
+        (name,) = leaderboard.names(session)
+        assert leaderboard.names(session, board.workload_digest) == [name]
+        assert leaderboard.names(session, "f" * 64) == []
+    assert (name.workload_digest, name.workload, name.model) == (
+        board.workload_digest,
+        board.workload,
+        board.model,
+    )
+
+
 def test_the_best_rows_have_pages(filled: Database) -> None:
     with filled.read() as session:
         (board,) = leaderboard.query(session, LeaderboardQuery(best=True, limit=2)).boards

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
+from sqlalchemy import text
 
 from optigpu.store import jobs, queue
 from optigpu.store.database import Database
@@ -41,6 +42,15 @@ def test_reads_beside_writers_never_fail(database: Database) -> None:
         consistent = list(pool.map(read, range(40)))
         assert len(set(written)) == 40
     assert all(consistent)
+
+
+def test_a_session_that_reads_leaves_its_statements_prepared(postgresql_database: Database) -> None:
+    """So that PostgreSQL plans a page's statements once for each connection, and not for each reader."""
+    for _ in range(6):
+        with postgresql_database.read() as session:
+            queue.counts(session)
+    with postgresql_database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM pg_prepared_statements")) > 0
 
 
 def test_a_write_after_a_read_on_the_same_connection_sees_what_others_committed(database: Database) -> None:

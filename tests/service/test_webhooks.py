@@ -5,8 +5,11 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterator
 from datetime import timedelta
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from optigpu.store import jobs, outbox, results, standings, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import WebhookDelivery
 from optigpu.vocabulary import JobState, utc_now
+from tests.service.browser_forms import Browser
 from tests.service.processes import eventually
 from tests.service.receiver import Receiver, receiving
 from tests.service.records import NOON, a_metric, a_result, a_spec
@@ -271,3 +275,62 @@ def test_there_may_be_so_many_webhooks_and_no_more(service: Served, monkeypatch:
     monkeypatch.setattr(webhooks, "MOST_WEBHOOKS", 1)
     asked = {"url": "https://hooks.example.org", "events": BOTH}
     assert [service.client.post("/v1/webhooks", json=asked).status_code for _ in range(2)] == [201, 409]
+
+
+def test_an_administrator_makes_one_on_its_page_follows_it_and_deletes_it(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    url = f"sqlite:///{tmp_path / 'optigpu.db'}"
+    with serving(url, webhook_allowed_hosts=LOCAL) as served, Browser(served) as browser:
+        assert "There are no webhooks yet." in browser.read("/webhooks")
+        fields: dict[str, str | list[str]] = {
+            "url": receiver.url(),
+            "events": ["job.finished", "alert.fired"],
+        }
+        answer = browser.send("/webhooks", "/webhooks", fields)
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+        (secret,) = re.findall(r"whsec_[\w+/=]+", answer.text)
+        with served.database.read() as session:
+            (made,) = webhooks.list_(session)
+        assert made.events == (WebhookEvent.JOB_FINISHED, WebhookEvent.ALERT_FIRED)
+        page = f"/webhooks?webhook={made.id}"
+        assert "Nothing was sent yet." in browser.read(page)
+        cancelled_job(served.database)
+        assert eventually(lambda: ">no</td>" not in browser.read(page) and receiver.received)
+        assert all(words in browser.read(page) for words in ("job.finished", receiver.url()))
+        assert secret not in browser.read(page)
+        assert browser.send("/webhooks", f"/webhooks/{made.id}/delete").headers["location"] == "/webhooks"
+        assert made.id not in browser.read("/webhooks")
+        browser.read(page, 404)
+        actions = [each["action"] for each in served.client.get("/v1/audit").json()["changes"]]
+    assert actions == ["webhook.deleted", "webhook.created"]
+
+
+@pytest.mark.parametrize(
+    ("url", "events", "words"),
+    [
+        ("http://hooks.example.org", ["job.finished"], "url: Use https"),
+        ("https://127.0.0.1", ["job.finished"], "which is not a public address"),
+        ("https://hooks.example.org", [], "events: "),
+        ("https://hooks.example.org", ["job.begun"], "events.0: "),
+        ("", ["job.finished"], "url: "),
+    ],
+)
+def test_what_is_wrong_with_a_new_one_stands_above_its_form(
+    service: Served, url: str, events: list[str], words: str
+) -> None:
+    with Browser(service) as browser:
+        answer = browser.send("/webhooks", "/webhooks", {"url": url, "events": events})
+        assert answer.status_code == 422, answer.text
+        assert words in unescape(answer.text)
+        assert f'name="url" type="url" value="{url}"' in answer.text
+        assert answer.text.count(" checked") == sum(event == "job.finished" for event in events)
+        assert "There are no webhooks yet." in answer.text
+
+
+def test_one_webhook_too_many_is_said_on_the_page(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "MOST_WEBHOOKS", 0)
+    fields: dict[str, str | list[str]] = {"url": "https://hooks.example.org", "events": ["job.finished"]}
+    with Browser(service) as browser:
+        answer = browser.send("/webhooks", "/webhooks", fields)
+    assert (answer.status_code, "delete one first" in answer.text) == (409, True)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from optigpu.documents.views import WorkerView
@@ -14,7 +13,7 @@ from optigpu.hardware.device_kinds import KINDS
 from optigpu.store import workers
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, UnsupportedError
-from tests.engine.processes import program
+from tests.engine.processes import children, program
 from tests.service.processes import eventually, watched_processes
 from tests.service.workers import look, matmul, migrated, submit, worker_context, working
 from worker.capabilities import serving
@@ -22,6 +21,7 @@ from worker.execute import execute_next
 
 LOST = "RuntimeError: No CUDA GPUs are available"
 BROKEN_TORCH = "raise RuntimeError('No CUDA GPUs are available')\n"
+pytestmark = pytest.mark.usefixtures("forked_children")
 UNSUPPORTED: dict[str, Any] = {"dtypes": ("tf32",)}
 """What a CPU has not: every variant is unsupported, and the job fails."""
 
@@ -76,8 +76,9 @@ def test_a_job_that_succeeds_asks_for_no_proof(database: Database) -> None:
 def test_a_worker_that_is_to_stop_while_it_proves_its_device_has_lost_nothing(database: Database) -> None:
     context = worker_context(database)
     context.in_doubt, context.proof = True, program("unproven", "hangs")
+    before = children()
     with working(context):
-        assert eventually(lambda: psutil.Process().children())
+        assert eventually(lambda: children() - before)
     assert (context.lost, context.in_doubt) == (None, True)
 
 

@@ -32,6 +32,8 @@ from tests.service.workers import (
 )
 from worker.execute import execute_next
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture(autouse=True)
 def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,7 +155,8 @@ def test_a_job_of_which_nothing_can_be_ranked_succeeds_and_says_so(database: Dat
 
 @pytest.mark.slow
 def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
-    job_id = submit(database, matmul(sizes=(64, 65), limits=AT_ONCE | {"timeout_s": 0.5}))
+    """One product takes longer than that."""
+    job_id = submit(database, matmul(sizes=(4096, 4097), limits=AT_ONCE | {"timeout_s": 0.2}))
     assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.FAILED

@@ -15,6 +15,7 @@ from optigpu.store import jobs
 from optigpu.store.database import Database
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, new_id
+from tests.engine.forked import forked
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.settings import WorkerSettings
@@ -116,6 +117,6 @@ def measuring_processes(parent: psutil.Process | None = None) -> list[psutil.Pro
     found = []
     for process in (parent or psutil.Process()).children(recursive=True):
         with suppress(psutil.Error):
-            if "optigpu.child.replicate" in process.cmdline():
+            if process.pid in forked() or "optigpu.child.replicate" in process.cmdline():
                 found.append(process)
     return found

@@ -74,7 +74,7 @@ def assert_inside(page: ElementTree.Element) -> None:
 
 def assert_apart(words: list[Words]) -> None:
     for one, other in combinations(words, 2):
-        assert not one.box.meets(other.box), (one, other)
+        assert not one.box.meets_any([other.box]), (one, other)
 
 
 def places(element: ElementTree.Element) -> list[tuple[float, float]]:

@@ -117,8 +117,8 @@ def test_labels_of_points_lie_on_no_other_label_and_on_no_point(wanted: list[Wan
     page = Box(0, 0, 300, 200)
     dots = [around(each.x, each.y, 5) for each in wanted]
     boxes = [box for box in placed(wanted, page, dots, ()) if box]
-    assert not any(one.meets(other) for one, other in combinations(boxes, 2))
-    assert not any(box.meets(dot) for box in boxes for dot in dots)
+    assert not any(one.meets_any([other]) for one, other in combinations(boxes, 2))
+    assert not any(box.meets_any(dots) for box in boxes)
     assert all(page.holds(box) for box in boxes)
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optigpu.documents.result import Gain
@@ -142,6 +142,11 @@ moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 
 @settings(max_examples=15)
+@example(  # its axis begins at -100
+    [datetime(1999 + year, 1, 1, tzinfo=UTC) for year in range(7)],
+    [(189.0 * (n == 6), None) for n in range(12)],
+    [],
+)
 @given(
     st.lists(moments, min_size=1, max_size=12, unique=True).map(sorted),
     st.lists(st.tuples(numbers, intervals), min_size=12, max_size=12),

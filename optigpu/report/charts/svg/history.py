@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optigpu.report.charts.history import Change, Moment, Timeline
-from optigpu.report.charts.svg.axes import LINE
+from optigpu.report.charts.svg.axes import LINE, gutter
 from optigpu.report.charts.svg.dates import day, time_axis, time_name
 from optigpu.report.charts.svg.markup import (
     Drawing,
@@ -91,14 +91,16 @@ class _History:
             loose=True,
         )
         top = LINE + 8
-        upright = Plane.fitted(self.frame, y, y, ("", ""), top=top)
+        plot = 200.0 if self.frame.is_narrow else 240.0
+
+        def upright(above: float) -> Scale:
+            return y.scale(top + above + plot, top + above, most=6, upright=True)
+
         times = [each.at for each in self.moments]
         most = 5 if self.frame.is_narrow else 9
-        across = time_axis(times, upright.x.start, self.frame.width - 14, most=most)
+        across = time_axis(times, gutter(upright(0)), self.frame.width - 14, most=most)
         flags = 2 * FLAG * (1 + max(lane or 0 for lane in self._lanes(across))) + 2 if self.changes else 0.0
-        plot = 200.0 if self.frame.is_narrow else 240.0
-        y_scale = y.scale(top + flags + plot, top + flags, most=6, upright=True)
-        return Plane(across, y_scale, time_name(times), self.timeline.axis, self.frame)
+        return Plane(across, upright(flags), time_name(times), self.timeline.axis, self.frame)
 
     def _bands(self, plane: Plane) -> list[Svg]:
         """A band over each run of results that have intervals; a whisker for one that stands alone."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from optigpu.report.charts.svg.words import SIZE, escaped, shortened
 
@@ -27,12 +28,17 @@ def number(value: float) -> str:
 def element(name: str, *children: str, **attributes: str | float | None) -> Svg:
     """Children are markup. An attribute that is None is left out; `class_` is `class`, and `_` stands for `-`."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escaped(value) if isinstance(value, str) else number(value)}"'
+        f' {_attribute(key)}="{escaped(value) if isinstance(value, str) else number(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
     inner = "".join(children)
     return Svg(f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>")
+
+
+@lru_cache
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
 
 
 def group(class_: str | None, *children: str, hidden: bool = False) -> Svg:

@@ -1,7 +1,11 @@
 """Where labels of points stand, so that none lies on another, on a point or outside of the plot."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+NEAR, FAR = 8.0, 16.0
+"""How far labels stand from their points."""
 
 
 @dataclass(frozen=True)
@@ -11,13 +15,22 @@ class Box:
     right: float
     bottom: float
 
-    def meets(self, other: "Box") -> bool:
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )
+    def met(self, others: Sequence["Box"]) -> list["Box"]:
+        """Those of the others that lie on it."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        return [
+            each
+            for each in others
+            if left < each.right and each.left < right and top < each.bottom and each.top < bottom
+        ]
+
+    def meets_any(self, others: Sequence["Box"]) -> bool:
+        """Whether one of the others lies on it."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        for each in others:
+            if left < each.right and each.left < right and top < each.bottom and each.top < bottom:
+                return True
+        return False
 
     def holds(self, other: "Box") -> bool:
         return (
@@ -58,22 +71,33 @@ def placed(
     taken = list(solid)
     found: list[Box | None] = []
     for each in wanted:
-        free = [
-            (sum(place.common(box) for box in soft) + 2.0 * rank, rank, place)
-            for rank, place in enumerate(_candidates(each))
-            if page.holds(place) and not any(place.meets(box) for box in taken)
-        ]
-        best = min(free, default=None, key=lambda one: one[:2])
-        found.append(best[2] if best else None)
-        if best:
-            taken.append(best[2])
+        place = _place(each, page, taken, soft)
+        found.append(place)
+        if place:
+            taken.append(place)
     return found
+
+
+def _place(each: Wanted, page: Box, taken: Sequence[Box], soft: Sequence[Box]) -> Box | None:
+    """The best place of a label: one that is further off has to cover less for it."""
+    wide, high = FAR + each.width, FAR + each.height
+    reach = Box(each.x - wide, each.y - high, each.x + wide, each.y + high)
+    taken, soft = reach.met(taken), reach.met(soft)
+    best, least = None, math.inf
+    for rank, place in enumerate(_candidates(each)):
+        if 2.0 * rank >= least:
+            break
+        if page.holds(place) and not place.meets_any(taken):
+            cost = sum(map(place.common, place.met(soft))) + 2.0 * rank
+            if cost < least:
+                best, least = place, cost
+    return best
 
 
 def _candidates(each: Wanted) -> Iterator[Box]:
     """Right, left, above, below and between, close to the point and then further off."""
     wide, high = each.width, each.height
-    for gap in (8.0, 16.0):
+    for gap in (NEAR, FAR):
         near = gap * 0.6
         corners = (
             (each.x + gap, each.y - high / 2),

@@ -1,6 +1,6 @@
 """Points on two axes with their intervals as crosses, each named where there is room."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optigpu.report.charts.marks import Mark, Panel
@@ -101,7 +101,8 @@ class _Points:
     look: Look
 
     def drawing(self, left_out: int) -> Drawing:
-        legend, high = key([each for each in series_of(self.panel) if each], self.frame.width, 0.0)
+        series = [each for each in series_of(self.panel) if each]
+        legend, high = key(series, self.frame.width, 0.0)
         names = (self.panel.x_axis, self.panel.axis)
         plane = Plane.fitted(self.frame, self.look.x, self.look.y, names, top=high + LINE + 8)
         behind = self.look.behind(plane)
@@ -112,10 +113,7 @@ class _Points:
             self._better(high + 11),
             *behind.parts,
             group("c-crosses", *(self._cross(each, plane) for each in self.marks), hidden=True),
-            group(
-                "c-places",
-                *(self._point(each, plane, label) for each, label in zip(self.marks, labels, strict=True)),
-            ),
+            group("c-places", *self._points(plane, series, labels)),
         ]
         more = f"{left_out} more are in the table." if left_out else ""
         said = wrapped(" ".join(filter(None, [behind.below, more])), self.frame.width, MOST_LINES, SMALL)
@@ -148,22 +146,21 @@ class _Points:
         found = dict(zip(order, placed(wanted, plane.box, solid, soft), strict=True))
         return [_label(words, found[number]) for number, words in enumerate(texts)]
 
-    def _point(self, each: Mark, plane: Plane, label: Svg) -> Svg:
+    def _points(self, plane: Plane, series: list[str], labels: list[Svg]) -> Iterator[Svg]:
+        """Each as its series is drawn in the key."""
+        for each, label in zip(self.marks, labels, strict=True):
+            yield self._point(each, series.index(each.series) if each.series else 0, plane, label)
+
+    def _point(self, each: Mark, number: int, plane: Plane, label: Svg) -> Svg:
         x, y = plane.at(each.x or 0.0, each.value)
         said = f"{each.label}: {short(each.value)} {self.panel.axis}, {short(each.x)} {self.panel.x_axis}"
         if each.text and each.text != each.label:
             said = f"{said}; {each.text}"
         faint = self.look.faint(each)
-        shape = point(x, y, _number(self.panel, each), valid=each.valid, faint=faint)
+        shape = point(x, y, number, valid=each.valid, faint=faint)
         return group(
             "c-off" if faint else None, linked(self.link, each.source, said, title(said), shape, label)
         )
-
-
-def _number(panel: Panel, each: Mark) -> int:
-    """Of the mark's series, as the key counts them."""
-    named = [name for name in series_of(panel) if name]
-    return named.index(each.series) if each.series else 0
 
 
 def _cross_boxes(each: Mark, plane: Plane) -> list[Box]:

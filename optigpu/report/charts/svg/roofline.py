@@ -65,7 +65,7 @@ def _roofs(plane: Plane, roofs: Sequence[Roof], marks: Sequence[Mark]) -> Behind
         soft += _pieces((x1, y1), (x2, y2))
         words = shortened(roof.text, plane.x.end - plane.x.start, SMALL)
         box = Box(x2 - text_width(words, SMALL), y2 - 16, x2, y2 - 2)
-        if roof.gflop_per_s and plane.box.holds(box) and not any(box.meets(other) for other in taken):
+        if roof.gflop_per_s and plane.box.holds(box) and not box.meets_any(taken):
             taken.append(box)
             parts.append(text(x2, y2 - 6, words, anchor="end"))
     slopes = sorted((each for each in roofs if each.gb_per_s), key=lambda each: -(each.gb_per_s or 0.0))

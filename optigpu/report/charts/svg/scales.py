@@ -20,7 +20,7 @@ GAP = 10.0
 
 def drawable(*values: float | None) -> bool:
     """Whether all are numbers that a page can hold."""
-    return all(value is not None and math.isfinite(value) and abs(value) <= LARGEST for value in values)
+    return all(value is not None and -LARGEST <= value <= LARGEST for value in values)  # as NaN is not
 
 
 def spans_decades(values: Sequence[float]) -> bool:

@@ -30,7 +30,7 @@ def _end(
 
 def _stroke(start: tuple[float, float], end: tuple[float, float], upright: bool) -> str:
     (x1, y1), (x2, y2) = (start[::-1], end[::-1]) if upright else (start, end)
-    begin = f"M{number(x1)},{number(y1)}"
-    if number(y1) == number(y2):
-        return f"{begin}H{number(x2)}"
-    return f"{begin}V{number(y2)}" if number(x1) == number(x2) else f"{begin}L{number(x2)},{number(y2)}"
+    from_x, from_y, to_x, to_y = number(x1), number(y1), number(x2), number(y2)
+    if from_y == to_y:
+        return f"M{from_x},{from_y}H{to_x}"
+    return f"M{from_x},{from_y}" + (f"V{to_y}" if from_x == to_x else f"L{to_x},{to_y}")

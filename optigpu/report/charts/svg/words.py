@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from functools import lru_cache
 
 SIZE = 12.0
 """Of the letters, in units of the drawing."""
@@ -9,9 +10,11 @@ SMALL = 11.0
 TAIL = 0.5
 """The share of a name's room that its end gets, where it is cut."""
 _NARROW, _WIDE = frozenset("ijlIt.,:;'|!()[]{}`/\\ "), frozenset("mwMW@%&—…±")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _DIRECTIONS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+KEPT = 4096
+"""Letters whose widths are kept, and texts that are kept as they stand in pages: charts repeat them."""
 _ISOLATE, _END = "\u2068", "\u2069"
 _HELD_TO_THE_ONE_BEFORE = ("Mn", "Me", "Cf", "Sk")
 
@@ -21,6 +24,7 @@ def text_width(text: str, size: float = SIZE) -> float:
     return size * sum(map(_share, text))
 
 
+@lru_cache(KEPT)
 def _share(letter: str) -> float:
     """The width of a letter over its height."""
     if letter in _NARROW:
@@ -83,13 +87,16 @@ def wrapped(text: str, width: float, lines: int, size: float = SIZE, *, tail: fl
 
 def clean(text: str) -> str:
     """One line without what XML cannot hold and without marks of direction."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
     return " ".join(_DIRECTIONS.sub("", _NOT_XML.sub("\ufffd", text.replace("\t", " "))).split())
 
 
+@lru_cache(KEPT)
 def escaped(text: str) -> str:
     """Text as content or as a quoted attribute of a page. Text from right to left is isolated, so that it turns nothing
     around it."""
-    found = "".join(_ENTITIES.get(letter, letter) for letter in clean(text))
+    found = clean(text).translate(_ENTITIES)
     return f"{_ISOLATE}{found}{_END}" if _turns(found) else found
 
 
