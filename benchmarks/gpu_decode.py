@@ -220,6 +220,7 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
             )
             for _ in range(shapes.layers)
         )
+        head = _matrix(kind, shapes.vocabulary, shapes.width)
         return Program(
             width=shapes.width,
             heads=shapes.heads,
@@ -229,12 +230,12 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
             vocabulary=shapes.vocabulary,
             context=context,
             activation="silu" if shapes.gated else "gelu_tanh",
-            embedding=torch.randn(shapes.vocabulary, shapes.width, dtype=torch.bfloat16),
-            positions=None if shapes.gated else torch.randn(context, shapes.width),
+            embedding=head,
+            positions=None if shapes.gated else _matrix("w8", context, shapes.width),
             rotary=(lambda length: rotary(length, shapes.head_size)) if shapes.gated else None,
             blocks=blocks,
             final=_norm(shapes),
-            head=_matrix(kind, shapes.vocabulary, shapes.width),
+            head=head,
         )
 
 

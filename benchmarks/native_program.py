@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from optigpu.documents.shapes import ModelFacts
+from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import Block, Matrix, Norm, Program, RotaryTable
 
 LARGE = 1000.0
@@ -18,7 +19,7 @@ _CHUNK = {"w4": 8, "w8": 4}
 
 
 def shaped_program(facts: ModelFacts, context: int, group: int = 32) -> Program:
-    """With 4-bit weights, RMSNorm, rotary embeddings and a gate as Llama has them."""
+    """With 4-bit weights, RMSNorm, rotary embeddings, a gate and a tied head as small Llamas have them."""
     source = torch.Generator().manual_seed(0)
     width, inner = facts.hidden_size, facts.inner_size or 4 * facts.hidden_size
     heads, shared = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
@@ -42,14 +43,15 @@ def shaped_program(facts: ModelFacts, context: int, group: int = 32) -> Program:
         angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
         return angles.cos(), angles.sin()
 
+    head = matrix(facts.vocabulary, width)
     return Program(
         *(width, facts.heads, facts.kv_heads, facts.head_size, inner, facts.vocabulary, context, "silu"),
-        torch.randn(facts.vocabulary, width, generator=source).bfloat16(),
+        head,
         None,
         rotary,
         tuple(block() for _ in range(facts.layers)),
         norm(),
-        matrix(facts.vocabulary, width),
+        head,
     )
 
 
@@ -71,7 +73,11 @@ def forced(program: Program, text: Sequence[int]) -> Program:
         chunk, inner = divmod(place, _CHUNK["w4"])
         half, lane = divmod(inner, 4)
         numbers[block, chunk, 4 * row + lane] |= 0x07 << 4 * half  # 15 stands for 7
-    return replace(program, positions=positions, head=replace(head, numbers=numbers, unit=unit, scale=scale))
+    return replace(
+        program,
+        positions=pack(positions, None, "w8", head.group),
+        head=replace(head, numbers=numbers, unit=unit, scale=scale),
+    )
 
 
 def _random_matrix(outputs: int, inputs: int, group: int, source: torch.Generator) -> Matrix:

@@ -113,7 +113,7 @@ def spec_of(options: argparse.Namespace, wait_s: float) -> JobSpec:
             "measure": {
                 "replicates": options.replicates,
                 "min_seconds": options.seconds,
-                "max_seconds": 4 * options.seconds,
+                "max_seconds": 10 * options.seconds,
                 "rel_ci": 0.1,
                 "meters": ["latency"],
                 "raise_priority": not options.usual_priority,

@@ -6,7 +6,7 @@ those of torch's and of our own kernels. `outputs` and `inner` are the sizes of 
 
 from typing import Literal
 
-from optigpu.ops.decode.program import WeightKind
+from optigpu.ops.decode.program import CacheKind, WeightKind
 from optigpu.vocabulary import DeviceKind
 
 INT8_TILE = 16
@@ -34,7 +34,9 @@ DECODE_ALIGNMENT = 64
 DECODE_BITS: dict[WeightKind, int] = {"w4": 4, "w8": 8, "bf16": 16}
 """Bits of a weight, without its share of a scale."""
 KV_SCALE_BYTES = 4
-"""The scale of a token and head in a cache of int8 keys and values."""
+"""The scale of a token and head in a cache of int8 or int4 keys and values."""
+KV_VALUE_STEP, KV_INT4_KEY_STEP = 16, 32
+"""What a head's values, and its 4-bit keys, are filled up to a multiple of for the C++ operator."""
 _FLOAT, _HALF = 4, 2
 
 
@@ -97,6 +99,22 @@ def decode_bytes(outputs: int, inner: int, device: DeviceKind, *, kind: WeightKi
     numbers = outputs * inner * DECODE_BITS[kind] // 8
     parts = (numbers,) if kind == "bf16" else (numbers, outputs * (inner // group), _HALF * outputs)
     return sum(_up(part, DECODE_ALIGNMENT) if device is DeviceKind.CPU else part for part in parts)
+
+
+def finer_bytes(rows: int, inner: int, device: DeviceKind, *, kind: WeightKind, group: int) -> int:
+    """Of so many finer rows of a head, with their numbers of 64 bits."""
+    index = 8 * rows
+    index = _up(index, DECODE_ALIGNMENT) if device is DeviceKind.CPU else index
+    return index + decode_bytes(rows, inner, device, kind=kind, group=group)
+
+
+def kv_bytes(kind: CacheKind, head_size: int) -> tuple[int, int]:
+    """Bytes of a token's keys and of its values in one head, as the C++ operator stores them, without scales."""
+    values = _up(head_size, KV_VALUE_STEP)
+    if kind == "int4":
+        return _up(head_size, KV_INT4_KEY_STEP) // 2, values // 2
+    size = _HALF if kind == "bf16" else 1
+    return size * head_size, size * values
 
 
 GgufBlock = Literal[

@@ -54,7 +54,7 @@ def batched(
     return found, logits
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("family", SHAPES)
 @pytest.mark.parametrize(("kind", "group"), KINDS, ids=str)
 def test_sequences_of_different_lengths_are_what_each_is_alone(
@@ -103,7 +103,7 @@ def test_sequences_join_wait_and_leave_between_passes(seed: int) -> None:
     source = random.Random(seed)
     shape = (LIKE_LLAMA, LIKE_GPT2)[seed % 2]
     program = random_program(shape, ("w4", "w8", "bf16")[seed % 3])
-    kv: CacheKind = ("bf16", "int8")[seed // 2 % 2]
+    kv: CacheKind = ("bf16", "int8", "int4")[seed // 2 % 3]
     alone, slots = Alone(program, kv), source.randint(1, 9)
     decoder = CpuDecoder(program, kv, threads=source.randint(1, 3))
     decoder.begin(slots, CONTEXT, 16 * source.randint(1, 2))

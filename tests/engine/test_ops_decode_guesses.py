@@ -81,12 +81,12 @@ def test_a_draft_that_is_right_gives_several_tokens_a_pass() -> None:
 def looping(program: Program, period: Sequence[int]) -> Program:
     """With a head that makes each token of `period` follow the one before it, whatever the layers say."""
     width = program.width
-    embedding = torch.zeros_like(program.embedding)
-    head = torch.zeros(program.vocabulary, width)
+    embedding, head = torch.zeros(2, program.vocabulary, width)
     for place, token in enumerate(period):
         embedding[token, place] = 100.0
         head[period[(place + 1) % len(period)], place] = 100.0
-    return replace(program, embedding=embedding, positions=None, head=pack(head, None, "bf16", 32))
+    tables = [pack(table, None, "bf16", 0) for table in (embedding, head)]
+    return replace(program, embedding=tables[0], head=tables[1], positions=None)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 20])

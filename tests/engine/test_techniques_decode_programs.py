@@ -64,18 +64,6 @@ def test_the_operator_computes_what_the_reference_computes(name: str) -> None:
         assert float((found - expected).abs().max()) <= 1e-3 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_positions_are_the_model_s_own_and_not_copied(name: str) -> None:
-    model, _ = packed(decoder_model(name))
-    positions = attached(model).positions
-    table = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}[name]
-    weight = model.get_submodule(table).weight
-    assert positions is not None
-    assert positions.shape == (64, 64)
-    assert positions.equal(weight[weight.shape[0] - 64 :])
-    assert positions.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
-
-
 def test_angles_go_as_far_as_they_are_asked_for() -> None:
     model, _ = packed(decoder_model("llama-yarn"))
     rotary = attached(model).rotary

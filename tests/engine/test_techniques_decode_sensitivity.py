@@ -53,13 +53,14 @@ def test_no_more_bytes_are_taken_than_were_offered(extra: float) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_information_is_the_mean_square_of_gradients(family: str) -> None:
-    """Of each sequence's log-likelihood; of a tied head, apart from the embedding's."""
+    """Of each sequence's log-likelihood; of a tied head, and in addition of the embedding."""
     model = tiny_model(family).requires_grad_(False)
     places = linear_places(model)
     found = fisher_information(model, places, 32)
     tokens = sampled(model, VOCABULARY, SEQUENCES, 32, seed=0)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head.weight is embedding.weight:
+    is_tied = head.weight is embedding.weight
+    if is_tied:
         head.weight = torch.nn.Parameter(embedding.weight.clone())
     model.requires_grad_(True)
     sums = {place.path: torch.zeros_like(weight_of(place.layer)) for place in places}
@@ -70,6 +71,8 @@ def test_information_is_the_mean_square_of_gradients(family: str) -> None:
             gradient: Any = place.layer.weight.grad
             turned = type(place.layer).__name__ == "Conv1D"
             sums[place.path] += (gradient.T if turned else gradient).square()
+        if is_tied:
+            sums[HEAD_PATH] += embedding.weight.grad.square()
     predicted = SEQUENCES * (tokens.shape[1] - 1)
     for place in places:
         expected = sums[place.path].unflatten(1, (-1, 32)).mean(dim=2) / predicted

@@ -46,7 +46,7 @@ def alone(loop: Any, ids: list[int], new_tokens: int) -> list[int]:
 # ---- Sequences that join and leave.
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("weights", ["w4", "w8", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_is_what_it_is_alone(family: str, weights: WeightKind, kv: CacheKind) -> None:

@@ -21,6 +21,7 @@ from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import ROWS, pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
+from optigpu.ops.layouts import decode_bytes
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
@@ -36,12 +37,15 @@ from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
 from tests.engine.decoder_models import configured, decoder_of, packed
+from tests.engine.divergences import divergence_of
 from tests.engine.image_models import asked_to_pass, prefill_runtime
 from tests.engine.tiny_models import FAMILIES, asked, assert_needs_hook, prompt, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
+POSITIONS = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
+"""Where the families have them that learn them."""
 
 
 def bits_per_weight(places: Sequence[Any], kind: WeightKind, group: int) -> float:
@@ -53,10 +57,15 @@ def bits_per_weight(places: Sequence[Any], kind: WeightKind, group: int) -> floa
     return {"w4": 4, "w8": 8}[kind] + 8 / group + float(units)
 
 
+def finer_bytes_of(model: Any) -> int:
+    """Of what the head's finer rows have."""
+    finer = model.get_output_embeddings().finer
+    return 0 if finer is None else sum(tensor.nbytes for tensor in finer.buffers())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_linear_layer_is_packed_and_the_embedding_becomes_bfloat16(family: str) -> None:
-    plain = tiny_model(family)
-    layers = linear_places(plain)
+def test_every_linear_layer_is_packed(family: str) -> None:
+    layers = linear_places(tiny_model(family))
 
     def claim() -> None:
         model, notes = packed(tiny_model(family))
@@ -65,17 +74,45 @@ def test_every_linear_layer_is_packed_and_the_embedding_becomes_bfloat16(family:
             matrix = model.get_submodule(place.path).matrix
             expected = unpack(pack(weight_of(place.layer), None, "w4", 32))
             assert (matrix.kind, matrix.group) == ("w4", 32)
-            assert unpack(matrix).equal(expected)
+            assert unpack(replace(matrix, finer=None)).equal(expected)
             assert matrix.numbers.untyped_storage().nbytes() == notes.facts["decode_bytes"]
-        weight = model.get_input_embeddings().weight
-        assert weight.equal(plain.get_input_embeddings().weight.bfloat16())
-        assert attached(model).embedding is weight
-        assert notes.facts["decode_bits_per_weight"] == pytest.approx(
-            bits_per_weight(layers, "w4", 32), rel=1e-3
-        )
+        numbers = sum(weight_of(place.layer).numel() for place in layers)
+        bits = bits_per_weight(layers, "w4", 32) + 8 * finer_bytes_of(model) / numbers
+        assert notes.facts["decode_bits_per_weight"] == pytest.approx(bits, rel=1e-3)
         assert sum(row["layers"] for row in notes.facts["decode_layers"]) == len(layers)
 
     assert_needs_hook(NativeDecode(calibration="none"), "modules", claim)
+
+
+TABLES: dict[WeightKind, WeightKind] = {"w4": "w8", "w8": "w8", "bf16": "bf16"}
+"""How tables are stored that are only looked up, by the kind of the weights."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tied_embedding_is_the_head_and_another_is_packed_for_itself(family: str, kind: WeightKind) -> None:
+    plain = tiny_model(family)
+    model, _ = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
+    program, weight = attached(model), plain.get_input_embeddings().weight
+    if plain.get_output_embeddings().weight is weight:
+        assert program.embedding.numbers is program.head.numbers
+    else:
+        assert unpack(program.embedding).equal(unpack(pack(weight, None, TABLES[kind], 32)))
+    assert model.get_input_embeddings().weight.equal(unpack(program.embedding))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_are_packed_where_there_are_any(family: str, kind: WeightKind) -> None:
+    plain = tiny_model(family)
+    model, _ = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
+    positions = attached(model).positions
+    assert (positions is None) == (family not in POSITIONS)
+    if positions is not None:
+        used = slice(-64, None)  # OPT's first two rows are no position's
+        weight = plain.get_submodule(POSITIONS[family]).weight[used]
+        assert unpack(positions).equal(unpack(pack(weight, None, TABLES[kind], 32)))
+        assert model.get_submodule(POSITIONS[family]).weight[used].equal(unpack(positions))
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -116,17 +153,26 @@ def test_the_memory_meter_counts_what_is_packed(family: str, kind: WeightKind) -
     gone = sum(4 * layer.weight.numel() for layer in layers if layer.weight is not embedding)
     gone += sum(4 * layer.bias.numel() for layer in layers if layer.bias is not None)
     biases = [-(-layer.bias.numel() // ROWS) * ROWS for layer in layers if layer.bias is not None]
-    kept = weight_bytes(plain) - gone - 2 * embedding.numel()
-    assert weight_bytes(model) == kept + 4 * sum(biases) + notes.facts["decode_bytes"]
+    tables = [plain.get_submodule(POSITIONS[family]).weight[-64:]] if family in POSITIONS else []
+    gone += sum(each.untyped_storage().nbytes() for each in (embedding, *tables))
+    if plain.get_output_embeddings().weight is not embedding:
+        tables.append(embedding)
+    looked_up = sum(
+        decode_bytes(table.shape[0], table.shape[1], DeviceKind.CPU, kind=TABLES[kind], group=32)
+        for table in tables
+    )
+    kept = weight_bytes(plain) - gone
+    assert weight_bytes(model) == kept + 4 * sum(biases) + looked_up + notes.facts["decode_bytes"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_reads_what_is_packed_and_one_row_of_each_table(family: str) -> None:
+def test_a_step_reads_what_is_packed_and_one_block_of_each_table(family: str) -> None:
     plain = tiny_model(family)
     model, notes = packed(tiny_model(family))
     footprint = footprint_of(model, loaded_facts(plain))
-    rows = 2 * 64 + (4 * 64 if family in ("gpt2", "opt") else 0)
-    assert footprint.row_bytes == rows
+    # Of 16 rows, which lie together: numbers, scales and units.
+    block = 16 * (64 + 64 // 32 + 2)
+    assert footprint.row_bytes == (0 if family == "qwen2" else block)
     assert notes.facts["decode_bytes"] < footprint.streamed_bytes < 1.2 * notes.facts["decode_bytes"]
 
 
@@ -149,7 +195,7 @@ def test_weights_that_came_in_16_bits_are_quantized_from_there(family: str, dtyp
     assert {tensor.untyped_storage().data_ptr() for tensor in tensors} <= held
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_decodes_by_its_operator(family: str, kv: CacheKind) -> None:
     technique = NativeDecode(calibration="none", kv=kv)
@@ -166,7 +212,7 @@ def test_it_decodes_by_its_operator(family: str, kv: CacheKind) -> None:
         heads = runtime.facts.layers * runtime.facts.kv_heads
         assert (facts["decode_loop"], facts["kv_cache"]) == ("native operator", "native")
         assert facts["attn_implementation"] == "native operator"
-        assert facts["kv_cache_bytes_per_token"] == 2 * heads * {"bf16": 32, "int8": 20}[kv]
+        assert facts["kv_cache_bytes_per_token"] == 2 * heads * {"bf16": 32, "int8": 20, "int4": 12}[kv]
 
     assert_needs_hook(technique, "loop", claim)
 
@@ -303,7 +349,7 @@ def with_family(facts: Any, family: str) -> Any:
     [
         ({"weights": "w2"}, "'w4', 'w8' or 'bf16'"),
         ({"group": 16}, "32, 64 or 128"),
-        ({"kv": "fp8"}, "'bf16' or 'int8'"),
+        ({"kv": "fp8"}, "'bf16', 'int8' or 'int4'"),
         ({"extra_bytes": -0.1}, "greater than or equal to 0"),
         ({"extra_bytes": 1.5}, "less than or equal to 1"),
         ({"extra_bytes": 0.1, "weights": "w8"}, "leave it out, or set weights to w4"),
@@ -352,14 +398,7 @@ def decoded(decoder: CpuDecoder, given: torch.Tensor, new_tokens: int) -> torch.
 
 def attached_floats(program: Program) -> list[torch.Tensor]:
     norms = [program.final, *(norm for block in program.blocks for norm in (block.first, block.second))]
-    found = [norm.weight for norm in norms] + [norm.bias for norm in norms if norm.bias is not None]
-    return found if program.positions is None else [*found, program.positions]
-
-
-def divergence_of(model: Any, plain: Any, tokens: Any) -> float:
-    with torch.no_grad():
-        expected, found = (each(tokens).logits.double().log_softmax(-1) for each in (plain, model))
-    return float((expected.exp() * (expected - found)).sum(-1).mean())
+    return [norm.weight for norm in norms] + [norm.bias for norm in norms if norm.bias is not None]
 
 
 @pytest.mark.slow
@@ -412,11 +451,12 @@ def never(*_: Any) -> Any:
     raise AssertionError("the weights were packed again")
 
 
+@pytest.mark.parametrize("head", ["same", "w8"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 def test_weights_are_packed_once_and_then_read(
-    family: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, head: Any, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    technique = NativeDecode(head="w8", extra_bytes=0.1)
+    technique = NativeDecode(head=head, extra_bytes=0.1)
     first, notes = packed(tiny_model(family), technique)
     assert len(list(kept.glob("*.safetensors"))) == 1
     monkeypatch.setattr("optigpu.techniques.decoding.native_decode.packing.exchange_linears", never)

@@ -1,12 +1,10 @@
 """Packed weights are kept as they were, found again by what they were made of, and within a bound."""
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from optigpu.techniques.decoding.native_decode import packed_store as decode_sto
 from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, save
 from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
+from tests.engine.full_disk import largest_file
 
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
 OPTIONS = {"weights": "w4", "group": 32, "device": "cpu"}
@@ -74,17 +73,6 @@ def tensors_of(key: str) -> dict[str, torch.Tensor]:
 def names_in(folder: Path) -> set[str]:
     """All but the lock, which filelock may leave or take away."""
     return {path.name for path in folder.iterdir()} - {"decode.lock"}
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """What a full disk is to who writes: the kernel refuses to let a file grow further."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -195,6 +183,7 @@ def test_a_key_of_many_pieces_is_that_of_one(monkeypatch: pytest.MonkeyPatch) ->
 
 DECIDING = (
     "models/loading/self_written.py",
+    "ops/decode/cpu/decoder.py",
     "ops/decode/cpu/packing.py",
     "ops/decode/cuda/packing.py",
     "ops/decode/program.py",
@@ -212,7 +201,7 @@ DECIDING = (
 UNRELATED = (
     "measure.py",
     "ops/__init__.py",
-    "ops/decode/cpu/decoder.py",
+    "ops/decode/cpu/speculation.py",
     "ops/linear/int8_linear.py",
     "surgery/smoothing.py",
     "techniques/decoding/native_decode/loop.py",

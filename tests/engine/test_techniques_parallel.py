@@ -24,6 +24,8 @@ from optigpu.techniques.memory.tensor_parallel import TensorParallel
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import assert_needs_hook
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 Divide = Callable[[PreTrainedModel, int], Ranks]
 TINY = ("preset:tiny-llama-test", "preset:tiny-gpt2-test", "bundled:tiny")
 WAYS = 2

@@ -1,14 +1,18 @@
 """A model that learned a small language in seconds, saved with its tokenizer as a `path:` model."""
 
 import bz2
+import hashlib
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from optigpu.paths import cache_dir
 from optigpu.quality.text import DATASETS_DIR
 
 WINDOW = 64
@@ -65,7 +69,28 @@ def made_items() -> bytes:
 
 
 def save_trained_model(folder: Path, family: str = "gpt2") -> None:
-    """A GPT-2 or a Llama of two layers with a byte-level BPE of 320 ids, trained on such sentences."""
+    """A GPT-2 or a Llama of two layers with a byte-level BPE of 320 ids, trained on such sentences.
+
+    It is kept for other processes and the next run, by all that it is made of.
+    """
+    kept = cache_dir() / "trained" / f"{family}-{_digest()}"
+    with FileLock(f"{kept}.lock"):
+        if not kept.is_dir():
+            unfinished = kept.with_suffix(".unfinished")
+            _train(unfinished, family)
+            unfinished.rename(kept)
+    shutil.copytree(kept, folder)
+
+
+def _digest() -> str:
+    import torch
+    import transformers
+
+    parts = (torch.__version__, transformers.__version__, Path(__file__).read_text())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _train(folder: Path, family: str) -> None:
     tokenizer = _tokenizer(sentences(2000, seed=1))
     with _one_thread():
         _model(tokenizer.encode(sentences(4000, seed=2)), family).save_pretrained(folder)

@@ -16,7 +16,12 @@ import torch
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda.packing import (
+    pack_for_cuda,
+    places_of_finer,
+    rows_from_cuda,
+    unpack_from_cuda,
+)
 from optigpu.ops.decode.cuda.prefill import prefill
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
@@ -25,6 +30,7 @@ from optigpu.ops.decode.program import (
     Activation,
     Block,
     CacheKind,
+    FinerRows,
     Matrix,
     Norm,
     Program,
@@ -87,15 +93,23 @@ def tiny_program(
             window=3 if llama else None,
         )
 
+    def table(rows: int) -> Matrix:
+        return packing(draw(rows, width), None, "w8", 32)
+
+    head = matrix(VOCABULARY, width, False)
+    if not llama:
+        rows = torch.arange(1, VOCABULARY, 5, device=device)
+        left = packing(draw(len(rows), width, size=0.1 * width**-0.5), None, head.kind, 32)
+        head = replace(head, finer=FinerRows(rows, left))
     return Program(
         *(width, heads, kv_heads, size, inner, VOCABULARY, CONTEXT),
         activation="silu" if llama else "gelu_tanh",
-        embedding=draw(VOCABULARY, width).to(torch.bfloat16),
-        positions=None if llama else draw(CONTEXT, width),
+        embedding=table(VOCABULARY) if llama else head,
+        positions=None if llama else table(CONTEXT),
         rotary=(lambda length: rotary_table(length, size, device)) if llama else None,
         blocks=tuple(block() for _ in range(blocks)),
         final=draw.norm(norm, width),
-        head=matrix(VOCABULARY, width, False),
+        head=head,
     )
 
 
@@ -230,16 +244,23 @@ def most_likely() -> None:
 
 
 def beginnings() -> None:
-    """Embeddings with and without positions."""
-    draw = Draw(4)
-    embedding, positions = draw(20, 1100).to(torch.bfloat16), draw(9, 1100)
+    """Embeddings of every kind and group, with and without positions, in a step and for a prompt."""
+    draw, width = Draw(4), 1152
     state = State(
         torch.tensor([3, 19]), torch.tensor([8, 8]).int(), torch.zeros(2).int(), torch.zeros(2, 9).long()
     )
-    embed_call(state, embedding, None, x := torch.empty(2, 1100)).run()
-    assert torch.equal(x, embedding[state.tokens].float())
-    embed_call(state, embedding, positions, x).run()
-    assert torch.equal(x, embedding[state.tokens].float() + positions[8])
+    for kind, group in itertools.product(KINDS, (32, 64, 128)):
+        embedding = pack_for_cuda(draw(20, width), None, kind, group)
+        finer = FinerRows(torch.tensor([2, 3]), pack_for_cuda(draw(2, width), None, kind, group))
+        for table in (embedding, replace(embedding, finer=finer)):
+            rows, places = unpack_from_cuda(table)[state.tokens], places_of_finer(table)
+            assert torch.equal(rows_from_cuda(table, state.tokens[:, None]), rows[:, None])
+            embed_call(state, table, places, None, x := torch.empty(2, width)).run()
+            assert torch.equal(x, rows)
+            for positions_kind in KINDS:
+                positions = pack_for_cuda(draw(9, width), None, positions_kind, 64)
+                embed_call(state, table, places, positions, x).run()
+                assert torch.equal(x, rows + unpack_from_cuda(positions)[8])
 
 
 def keys_and_values() -> None:
@@ -412,7 +433,8 @@ def refuses(decoder: CudaDecoder, program: Program) -> None:
     huge = replace(program.head, outputs=2**30 + 1)
     with pytest.raises(ValueError, match="at most 1073741824 outputs; one has 1073741825"):
         CudaDecoder(replace(program, head=huge))
-    broken = CudaDecoder(replace(program, embedding=torch.full_like(program.embedding, torch.nan)))
+    nowhere = torch.full_like(program.embedding.numbers, torch.nan)
+    broken = CudaDecoder(replace(program, embedding=replace(program.embedding, numbers=nowhere)))
     broken.begin(SEQUENCES, 3)
     assert_raises(ReplicateError, lambda: broken.decode(token, 1))
     assert broken.length == 0

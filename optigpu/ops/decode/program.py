@@ -25,8 +25,12 @@ RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Cosines and sines, float32 [length, head_size / 2] each."""
 WeightKind = Literal["w4", "w8", "bf16"]
 """How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a scale, or bfloat16."""
-CacheKind = Literal["bf16", "int8"]
-"""How keys and values are stored; int8 has one float32 scale for each head of each token."""
+CacheKind = Literal["bf16", "int8", "int4"]
+"""How keys and values are stored; int8 and int4 have one float32 scale for each head of each token.
+
+int4 ones are rotated before they are rounded, and the CPU operator multiplies them as integers; the CUDA operator has
+none.
+"""
 Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
 GROUPS = (32, 64, 128)
 """Inputs of an output that may share a scale. The activations that these meet are quantized by the same groups."""
@@ -47,10 +51,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer. Its tensors are laid out for one operator, as cpu/packing.py and cuda/packing.py say.
+    """A linear layer, or a table whose rows, its outputs, are looked up.
 
-    `group` is 0 for bf16, which has no scale. `unit` is what an output's scales are multiples of, if anything. bias:
-    float32 [outputs].
+    The tensors are laid out for one operator, as cpu/packing.py and cuda/packing.py say. `group` is 0 for bf16, which
+    has no scale. `unit` is what an output's scales are multiples of, if anything. bias: float32 [outputs]. Only a head
+    and an embedding may have `finer` rows.
     """
 
     kind: WeightKind
@@ -61,6 +66,18 @@ class Matrix:
     scale: "torch.Tensor | None"
     bias: "torch.Tensor | None"
     unit: "torch.Tensor | None" = None
+    finer: "FinerRows | None" = None
+
+
+@dataclass(frozen=True)
+class FinerRows:
+    """What rounding has left of some rows of a matrix, rounded in its turn: the sums are twice as many bits.
+
+    rows: int64 [count], ascending; matrix: [count, inputs], of the same kind and group.
+    """
+
+    rows: "torch.Tensor"
+    matrix: Matrix
 
 
 @dataclass(frozen=True)
@@ -86,9 +103,10 @@ class Block:
 class Program:
     """A whole decoder.
 
-    embedding: bfloat16 [vocabulary, width]; positions: float32 [context, width], what is added to the embedding of the
-    token at each position, or None; rotary: gives for a length the cosines and sines, float32 [length, head_size / 2],
-    by which the pairs (i, i + head_size / 2) of a head's queries and keys are turned, or None.
+    embedding: [vocabulary, width], the head itself where they are tied; positions: [context, width], whose rows are
+    added to the embeddings of the tokens at each position, or None; rotary: gives for a length the cosines and sines,
+    float32 [length, head_size / 2], by which the pairs (i, i + head_size / 2) of a head's queries and keys are turned,
+    or None.
     """
 
     width: int
@@ -99,12 +117,17 @@ class Program:
     vocabulary: int
     context: int
     activation: Activation
-    embedding: "torch.Tensor"
-    positions: "torch.Tensor | None"
+    embedding: Matrix
+    positions: Matrix | None
     rotary: Callable[[int], RotaryTable] | None
     blocks: tuple[Block, ...]
     final: Norm
     head: Matrix
+
+    @property
+    def device(self) -> "torch.device":
+        """Where its tensors are."""
+        return self.head.numbers.device
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 Numbers that are rounded are float32, as in the operators; sums are float64, so that their order plays no part.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from optigpu.ops.decode.cpu.cache import KEY_BLOCK
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import Activation, Block, CacheKind, Matrix, Norm, Program, Sampling
-from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT8_LARGEST
 from optigpu.vocabulary import ReplicateError
 
 _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -43,6 +45,7 @@ class ReferenceDecoder:
         program = self._program
         shape = (len(program.blocks), 2, sequences, capacity, program.kv_heads, program.head_size)
         self._cache = torch.zeros(shape, dtype=torch.float64)
+        self._steps = torch.zeros(*shape[:-1], 1)
         self._table = program.rotary(capacity) if program.rotary else None
         self._capacity, self._sequences, self.length = capacity, sequences, 0
 
@@ -70,9 +73,10 @@ class ReferenceDecoder:
         program = self._program
         if self.length >= min(self._capacity, program.context):
             raise ReplicateError(f"Position {self.length} is out of range.")
-        x = program.embedding[token].float()
+        x = self._weights[id(program.embedding)][token]
         if program.positions is not None:
-            x = x + program.positions[self.length]
+            x = x + self._weights[id(program.positions)][self.length]
+        x = x.float()
         for index, block in enumerate(program.blocks):
             x = self._block(x, index, block)
         self.length += 1
@@ -93,6 +97,8 @@ class ReferenceDecoder:
         heads = found.view(self._sequences, -1, program.head_size)
         query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
         cache = self._cache[index]
+        if self._kv == "int4" and not self._exact:
+            return self._attended_fours(self._turned(query), self._turned(key), value, index, block)
         cache[0, :, position] = self._kept(self._turned(key))
         cache[1, :, position] = self._kept(value)
         first = 0 if block.window is None else max(0, position + 1 - block.window)
@@ -100,6 +106,36 @@ class ReferenceDecoder:
         keys, values = cache[:, :, first : position + 1].repeat_interleave(group, dim=3)
         scores = torch.einsum("shd,sthd->sht", self._turned(query).double(), keys) * block.scale
         return torch.einsum("sht,sthd->shd", scores.softmax(dim=2), values).float().flatten(1)
+
+    def _attended_fours(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index: int, block: Block
+    ) -> torch.Tensor:
+        """By products of integers: a query in 8 bits, and the weights of each 16 tokens, times their values' scales."""
+        program, position = self._program, self.length
+        for which, heads in enumerate((key, value)):
+            numbers, step = self._four_bits(rotated(heads))
+            self._cache[index, which, :, position] = numbers.double()
+            self._steps[index, which, :, position] = step
+        first = 0 if block.window is None else max(0, position + 1 - block.window)
+        begin, group = first // KEY_BLOCK * KEY_BLOCK, program.heads // program.kv_heads
+        near = slice(begin, position + 1)
+        keys, values = self._cache[index, :, :, near].repeat_interleave(group, dim=3)
+        key_steps, value_steps = self._steps[index, :, :, near].repeat_interleave(group, dim=3).squeeze(4)
+        numbers, step = self._eight_bits(rotated(query))
+        scores = torch.einsum("shd,sthd->sht", numbers.double(), keys) * key_steps.transpose(1, 2) * step
+        scores[:, :, : first - begin] = -torch.inf
+        weights = (scores * block.scale).softmax(dim=2).float() * value_steps.transpose(1, 2)
+        found = torch.zeros_like(query, dtype=torch.float64)
+        for part, some in zip(weights.split(KEY_BLOCK, dim=2), values.split(KEY_BLOCK, dim=1), strict=True):
+            numbers, step = self._eight_bits(part)
+            found += torch.einsum("sht,sthd->shd", numbers.double(), some) * step
+        return rotated(found.float()).flatten(1)
+
+    def _eight_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return eight_bits(x)
+
+    def _four_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return four_bits(x)
 
     def _turned(self, heads: torch.Tensor) -> torch.Tensor:
         """Rotary embeddings of [sequences, heads, head_size] at the present position."""
@@ -137,6 +173,25 @@ def eight_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers.round(), largest / INT8_LARGEST
 
 
+def four_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers from -8 to 7 and steps [..., 1], float32; the largest in magnitude becomes -8, whatever its sign."""
+    largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True))
+    numbers = torch.where(largest == 0, 0.0, x * (INT4_LEAST / largest))
+    return numbers.round().clamp(INT4_LEAST, INT4_LARGEST), largest / INT4_LEAST
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """The Hadamard transform, which is its own inverse, of each of as many numbers as the largest power of two that
+    divides the last dimension."""
+    size = x.shape[-1]
+    count, apart = size & -size, 1
+    while apart < count:
+        first, second = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        apart *= 2
+    return x / math.sqrt(count)
+
+
 def norm_of(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     x = x.double()
     if norm.kind == "layer":
@@ -146,7 +201,8 @@ def norm_of(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def _matrices(program: Program) -> list[Matrix]:
-    found = [program.head]
+    found = [program.head, program.embedding]
+    found += [program.positions] if program.positions else []
     for block in program.blocks:
         found += [*block.qkv, block.output, block.up, block.down]
         found += [block.gate] if block.gate else []

@@ -35,7 +35,8 @@ Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a decoder. A `gated` one has RMSNorm, rotary embeddings, a gate and three matrices for the attention."""
+    """Of a decoder. A `gated` one has RMSNorm, rotary embeddings, a gate, three matrices for the attention and an
+    embedding of its own."""
 
     gated: bool
     heads: int
@@ -164,6 +165,10 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
             window=7 if shape.gated else None,
         )
 
+    def table(rows: int, size: float) -> Matrix:
+        return packing(draw(rows, shape.width, size=size), None, "bf16" if kind == "bf16" else "w8", GROUP)
+
+    head = matrix(VOCABULARY, shape.width, biased=False)
     return Program(
         width=shape.width,
         heads=shape.heads,
@@ -173,12 +178,12 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
         vocabulary=VOCABULARY,
         context=CONTEXT,
         activation="silu" if shape.gated else "gelu_tanh",
-        embedding=draw(VOCABULARY, shape.width, dtype=torch.bfloat16).to(place),
-        positions=None if shape.gated else draw(CONTEXT, shape.width, size=0.3).to(place),
+        embedding=table(VOCABULARY, 1.0) if shape.gated else head,
+        positions=None if shape.gated else table(CONTEXT, 0.3 * shape.width**-0.5),
         rotary=partial(_rotary, shape.head_size, place) if shape.gated else None,
         blocks=tuple(block() for _ in range(shape.blocks)),
         final=norm(),
-        head=matrix(VOCABULARY, shape.width, biased=False),
+        head=head,
     )
 
 

@@ -20,6 +20,8 @@ from optigpu.ops.naming import named
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
+LARGEST_AT_ONCE = 128
+"""Inputs up to which a triangular matrix is inverted by the library at once."""
 
 
 class Compensation(NamedTuple):
@@ -42,8 +44,24 @@ def compensation(moment: torch.Tensor) -> Compensation:
     size = moment.diagonal().mean()
     damped = moment / size if bool(size > 0) else torch.zeros_like(moment)
     damped.diagonal().add_(DAMPING)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return Compensation(damped, torch.linalg.cholesky(inverse, upper=True))
+    # From the last input to the first: the moment is then R RT with an upper R, and its inverse UT U with U = 1 / R.
+    upper = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
+    return Compensation(damped, _inverse(upper))
+
+
+def _inverse(upper: torch.Tensor) -> torch.Tensor:
+    """Of an upper triangular matrix, by halves: nearly all of it is products of large matrices."""
+    size = upper.shape[0]
+    found: torch.Tensor
+    if size <= LARGEST_AT_ONCE:
+        one = torch.eye(size, dtype=upper.dtype, device=upper.device)
+        found = torch.linalg.solve_triangular(upper, one, upper=True)
+        return found
+    found = torch.zeros_like(upper)
+    first, last = slice(0, size // 2), slice(size // 2, size)
+    found[first, first], found[last, last] = _inverse(upper[first, first]), _inverse(upper[last, last])
+    found[first, last] = found[first, first] @ upper[first, last] @ found[last, last].neg()
+    return found
 
 
 def compensated_groups(

@@ -40,43 +40,49 @@ def improved_groups(
     q, scale = start.q.float() - INT4_ZERO, start.scale * units
     size = q.shape[1] // scale.shape[1]
     with torch.no_grad():
+        fit = _Fit(q, scale, (weight - q * scale.repeat_interleave(size, dim=1)) @ moment)
         for _ in range(ROUNDS):
-            fit = _Fit(q, scale, (weight - q * scale.repeat_interleave(size, dim=1)) @ moment)
             for group in range(scale.shape[1]):
-                _improve_scales(fit, group, moment, units)
-            for group in range(scale.shape[1]):
-                _improve_numbers(fit, group, moment)
+                _improve(fit, group, moment, units)
     return Int4Weights((q + INT4_ZERO).to(torch.uint8), (scale / units).round().to(torch.int8), None)
 
 
-def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
-    """Improves the scales of one group, for each output by least squares, unless its numbers are all 0."""
-    inputs = _inputs_of(fit, group)
-    q, scale = fit.q[:, inputs], fit.scale[:, group : group + 1]
-    size = (q @ moment[inputs, inputs]).mul_(q).sum(dim=1, keepdim=True)
-    better = scale + (fit.pull[:, inputs] * q).sum(dim=1, keepdim=True) / size
-    better = rounded_scale(torch.where(size > 0, better, scale), units)
-    fit.pull.addmm_((better - scale) * q, moment[inputs], alpha=-1)
-    scale.copy_(better)
-
-
-def _improve_numbers(fit: _Fit, group: int, moment: torch.Tensor) -> None:
-    """Improves the numbers of one group, one input after the other; updates `pull` of the other groups at the end."""
-    inputs, scale = _inputs_of(fit, group), fit.scale[:, group].contiguous()
-    own = moment[inputs, inputs]
-    # As rows they are contiguous.
-    before = fit.q[:, inputs].T.contiguous()
-    q, pull = before.clone(), fit.pull[:, inputs].T.contiguous()
-    for index in range(q.shape[0]):
-        number = torch.clamp(
-            (pull[index] / (own[index, index] * scale)).add_(q[index]).round_(), INT4_LEAST, INT4_LARGEST
-        )
-        pull.addr_(own[index], (number - q[index]) * scale, alpha=-1)
-        q[index] = number
-    fit.pull.addmm_(((q - before) * scale).T, moment[inputs], alpha=-1)
-    fit.q[:, inputs] = q.T
-
-
-def _inputs_of(fit: _Fit, group: int) -> slice:
+def _improve(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
+    """Improves the scale of one group for each output, then its numbers; the other groups learn of both at once."""
     size = fit.q.shape[1] // fit.scale.shape[1]
-    return slice(group * size, (group + 1) * size)
+    inputs = slice(group * size, (group + 1) * size)
+    own = moment[inputs, inputs]
+    # As rows the inputs are contiguous.
+    before, pull = fit.q[:, inputs].T.contiguous(), fit.pull[:, inputs].T.contiguous()
+    old = fit.scale[:, group].clone()
+    scale = _improved_scale(before, old, pull, own, units[:, 0])
+    pull.addmm_(own, before * (old - scale))
+    q = _improved_numbers(before, scale, pull, own)
+    fit.pull.addmm_((q * scale - before * old).T, moment[inputs], alpha=-1)
+    fit.q[:, inputs], fit.scale[:, group] = q.T, scale
+
+
+def _improved_scale(
+    q: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor, units: torch.Tensor
+) -> torch.Tensor:
+    """For each output by least squares, unless its numbers are all 0.
+
+    q, pull: [size, outputs]; scale, units: [outputs].
+    """
+    size = (own @ q).mul_(q).sum(dim=0)
+    better = scale + (pull * q).sum(dim=0) / size
+    return rounded_scale(torch.where(size > 0, better, scale), units)
+
+
+def _improved_numbers(
+    before: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor
+) -> torch.Tensor:
+    """The group's numbers, one input after the other, [size, outputs]; changes `pull`, which is of this group alone."""
+    q = torch.empty_like(before)
+    steps = torch.outer(own.diagonal(), scale).reciprocal_()
+    for index in range(q.shape[0]):
+        torch.addcmul(before[index], pull[index], steps[index], out=q[index])
+        q[index].round_().clamp_(INT4_LEAST, INT4_LARGEST)
+        change = (q[index] - before[index]).mul_(scale)
+        pull[index + 1 :].addr_(own[index, index + 1 :], change, alpha=-1)
+    return q

@@ -1,170 +1,26 @@
 // Runs the decoder on many small random programs, so that a sanitizer can look on. Weights are whatever bytes there are:
 // what is checked is that runs agree with each other, whatever the number of threads and however tokens are handed over,
-// and that wrong calls are refused.
+// that instruction sets agree whose registers are of one length, and that wrong calls are refused.
 //
-// usage: soak SEED ROUNDS MOST_THREADS; the exit status is 0 when all agreed.
+// usage: soak SEED ROUNDS MOST_THREADS; the exit status is 0 when all agreed. Prints the numbers of the instruction sets that
+// were run, and a digest of what the portable one computed: any two processors have the same where no product is joined with
+// a sum (-ffp-contract=off).
 
-#include "../../../optigpu/ops/decode/cpu/decode.cpp"
-
-#include <atomic>
-#include <cmath>
-#include <cstdlib>
-#include <random>
+#include "random_decoder.h"
 
 namespace {
 
-std::mt19937_64 numbers;
-
-int64_t pick(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(numbers); }
-
-// Exactly as large as the decoder may read, so that one byte more is seen.
-struct Memory {
-  std::vector<std::unique_ptr<uint8_t[]>> pieces;
-
-  uint8_t* bytes(int64_t count) {
-    pieces.emplace_back(new uint8_t[count]);
-    for (int64_t i = 0; i < count; ++i) pieces.back()[i] = static_cast<uint8_t>(numbers());
-    return pieces.back().get();
-  }
-  float* floats(int64_t count, float middle, float spread) {
-    float* found = reinterpret_cast<float*>(bytes(count * 4));
-    std::normal_distribution<float> normal(middle, spread);
-    for (int64_t i = 0; i < count; ++i) found[i] = normal(numbers);
-    return found;
-  }
-  uint16_t* bfloat16s(int64_t count, float middle, float spread) {
-    uint16_t* found = reinterpret_cast<uint16_t*>(bytes(count * 2));
-    std::normal_distribution<float> normal(middle, spread);
-    for (int64_t i = 0; i < count; ++i) found[i] = to_bfloat16(normal(numbers));
-    return found;
-  }
-};
-
-Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int64_t group, bool biased) {
-  const int64_t blocks = (outputs + kBlockOutputs - 1) / kBlockOutputs;
-  Matrix made{kind, outputs, inputs, kind == kBfloat16Weights ? 0 : group, nullptr, nullptr, nullptr, nullptr};
-  if (kind == kBfloat16Weights) {
-    made.numbers = reinterpret_cast<uint8_t*>(memory.bfloat16s(blocks * inputs * 16, 0, 0.2f));
-  } else {
-    made.numbers = memory.bytes(blocks * inputs * (kind == kFourBits ? 8 : 16));
-    if (kind == kEightBits)  // -128 is no number that is ever packed
-      for (int64_t i = 0; i < blocks * inputs * 16; ++i)
-        const_cast<uint8_t*>(made.numbers)[i] = std::max<uint8_t>(made.numbers[i], 1);
-    made.scale = reinterpret_cast<int8_t*>(memory.bytes(blocks * (inputs / group) * 16));
-    made.unit = memory.bfloat16s(blocks * 16, 0, kind == kFourBits ? 4e-4f : 3e-5f);
-  }
-  made.bias = biased ? memory.floats(blocks * 16, 0, 0.1f) : nullptr;
-  return made;
+std::vector<int64_t> instruction_sets() {
+  std::vector<int64_t> found;
+  for (int64_t each : {kPortable, kAvx2, kAvx512Vnni, kArmDot, kArmI8mm})
+    if (cpu_has(each)) found.push_back(each);
+  return found;
 }
-
-struct Scene {
-  Memory memory;
-  std::vector<Block> blocks;
-  std::vector<std::vector<Matrix>> qkv;
-  Program program{};
-  bool rotary = false;
-
-  explicit Scene(int64_t vocabulary = 0) {
-    const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, 3);
-    program.width = group * pick(1, 2);
-    program.kv_heads = pick(1, 3);
-    program.heads = program.kv_heads * pick(1, 2);
-    program.head_size = group / (program.heads % 3 == 0 ? 1 : 4 / std::min<int64_t>(4, program.heads));
-    while (program.heads * program.head_size % group != 0) program.head_size += 4;
-    program.inner = group * pick(1, 3);
-    program.vocabulary = vocabulary > 0 ? vocabulary : pick(2, 70);
-    program.context = pick(20, 60);
-    program.activation = pick(0, 3);
-    rotary = pick(0, 1) == 1;
-    program.embedding = memory.bfloat16s(program.vocabulary * program.width, 0, 1);
-    program.positions = rotary ? nullptr : memory.floats(program.context * program.width, 0, 0.3f);
-    program.block_count = pick(1, 2);
-    qkv.resize(program.block_count);
-    for (int64_t i = 0; i < program.block_count; ++i) blocks.push_back(block(i, group, kinds));
-    program.blocks = blocks.data();
-    program.final = norm();
-    program.head = matrix(memory, kind(kinds), program.vocabulary, program.width, group, pick(0, 1) == 1);
-  }
-
-  static int64_t kind(int64_t kinds) { return kinds == 3 ? pick(0, 2) : kinds; }
-
-  Norm norm() {
-    const bool layer = pick(0, 1) == 1;
-    return {layer ? kLayerNorm : kRmsNorm, memory.floats(program.width, 1, 0.1f),
-            layer ? memory.floats(program.width, 0, 0.1f) : nullptr, 1e-5};
-  }
-
-  Block block(int64_t index, int64_t group, int64_t kinds) {
-    const int64_t heads = program.heads * program.head_size, shared = program.kv_heads * program.head_size;
-    const auto make = [&](int64_t outputs, int64_t inputs) {
-      return matrix(memory, kind(kinds), outputs, inputs, group, pick(0, 1) == 1);
-    };
-    if (pick(0, 1) == 1)
-      qkv[index] = {make(heads + 2 * shared, program.width)};
-    else
-      qkv[index] = {make(heads, program.width), make(shared, program.width), make(shared, program.width)};
-    Block made{};
-    made.first = norm();
-    made.qkv = qkv[index].data();
-    made.qkv_count = static_cast<int64_t>(qkv[index].size());
-    made.output = make(program.width, heads);
-    made.second = norm();
-    if (pick(0, 1) == 1) made.gate = make(program.inner, program.width);
-    made.up = make(program.inner, program.width);
-    made.down = make(program.width, program.inner);
-    made.scale = 1 / std::sqrt(static_cast<double>(program.head_size));
-    made.window = pick(0, 1) == 1 ? pick(1, 9) : 0;
-    return made;
-  }
-};
-
-struct CacheMemory {
-  std::unique_ptr<uint8_t[]> keys, values;
-  std::unique_ptr<float[]> key_scales, value_scales, cosines, sines;
-  Cache cache{};
-
-  std::vector<int64_t> table;
-
-  // With `page` 0 each sequence has one page of its own, else `pages` wait to be given to sequences.
-  CacheMemory(const Scene& scene, int64_t kind, int64_t sequences, int64_t page = 0, int64_t pages = 0) {
-    const Program& program = scene.program;
-    cache.kind = kind;
-    cache.sequences = sequences;
-    cache.capacity = program.context;
-    cache.page = page > 0 ? page : (program.context + 15) / 16 * 16;
-    cache.most = (program.context + cache.page - 1) / cache.page;
-    cache.pages = page > 0 ? pages : sequences;
-    table.assign(sequences * cache.most, -1);
-    for (int64_t i = 0; page == 0 && i < sequences; ++i) table[i] = i;
-    cache.table = table.data();
-    const int64_t heads = program.block_count * cache.pages * program.kv_heads, size = kind == kInt8Cache ? 1 : 2;
-    const int64_t stored = cache.most * cache.page;
-    keys.reset(new uint8_t[heads * cache.page * program.head_size * size]);
-    values.reset(new uint8_t[heads * cache.page * ((program.head_size + 15) / 16 * 16) * size]);
-    key_scales.reset(new float[heads * cache.page]);
-    value_scales.reset(new float[heads * cache.page]);
-    cache.keys = keys.get();
-    cache.values = values.get();
-    if (kind == kInt8Cache) {
-      cache.key_scales = key_scales.get();
-      cache.value_scales = value_scales.get();
-    }
-    if (!scene.rotary) return;
-    const int64_t half = program.head_size / 2;
-    cosines.reset(new float[stored * half]);
-    sines.reset(new float[stored * half]);
-    for (int64_t i = 0; i < stored * half; ++i) {
-      cosines[i] = std::cos(static_cast<float>(i / half) / static_cast<float>(1 + i % half));
-      sines[i] = std::sin(static_cast<float>(i / half) / static_cast<float>(1 + i % half));
-    }
-    cache.cosines = cosines.get();
-    cache.sines = sines.get();
-  }
-};
 
 struct Outcomes {
   std::vector<int64_t> tokens;
   std::vector<float> logits;
+  bool operator==(const Outcomes& other) const { return tokens == other.tokens && logits == other.logits; }
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -174,6 +30,12 @@ struct Outcomes {
 
 void demand(int64_t outcome, int64_t expected, const char* message) {
   if (outcome != expected) fail("outcome " + std::to_string(outcome) + " instead of " + std::to_string(expected) + ": " + message);
+}
+
+std::vector<int64_t> any_text(const Program& program, int64_t count) {
+  std::vector<int64_t> text(count);
+  for (int64_t& token : text) token = pick(0, program.vocabulary - 1);
+  return text;
 }
 
 // A prompt, then `steps` tokens, in one call or each in its own.
@@ -211,16 +73,31 @@ Outcomes decoded(const Scene& scene, int64_t threads, int64_t instruction_set, i
   return found;
 }
 
+// What the portable instruction set computes, by FNV-1a.
+void add_to(uint64_t& digest) {
+  const Scene scene;
+  const int64_t kv = pick(0, 2), steps = pick(1, 5);
+  const std::vector<int64_t> prompt = any_text(scene.program, pick(1, 9));
+  const Outcomes found = decoded(scene, 1, kPortable, kv, 1, prompt, steps, true);
+  const auto add = [&](const void* from, size_t count) {
+    for (size_t i = 0; i < count; ++i) digest = (digest ^ static_cast<const uint8_t*>(from)[i]) * 0x100000001b3;
+  };
+  add(found.tokens.data(), found.tokens.size() * sizeof(int64_t));
+  add(found.logits.data(), found.logits.size() * sizeof(float));
+}
+
 void compare(int64_t most_threads) {
   const Scene scene;
-  const int64_t kv = pick(0, 1), sequences = pick(1, 3), steps = pick(1, 5);
-  std::vector<int64_t> prompt(sequences * pick(1, scene.program.context - steps - 1));
-  for (int64_t& token : prompt) token = pick(0, scene.program.vocabulary - 1);
-  for (int64_t instruction_set : {kPortable, kAvx2, kAvx512Vnni}) {
-    if (!cpu_has(instruction_set)) continue;
+  const int64_t kv = pick(0, 2), sequences = pick(1, 3), steps = pick(1, 5);
+  const std::vector<int64_t> prompt = any_text(scene.program, sequences * pick(1, scene.program.context - steps - 1));
+  Outcomes portable;
+  for (int64_t instruction_set : instruction_sets()) {
     const Outcomes one = decoded(scene, 1, instruction_set, kv, sequences, prompt, steps, false);
     const Outcomes many = decoded(scene, pick(2, most_threads), instruction_set, kv, sequences, prompt, steps, true);
-    if (one.tokens != many.tokens || one.logits != many.logits) fail("threads changed the result");
+    if (!(one == many)) fail("threads changed the result");
+    if (instruction_set == kPortable) portable = one;
+    const bool as_long = instruction_set == kArmDot || instruction_set == kArmI8mm;
+    if (as_long && !(one == portable)) fail("instruction set " + std::to_string(instruction_set) + " changed the result");
     for (float logit : one.logits)
       if (!std::isfinite(logit)) fail("a logit is no number");
   }
@@ -240,12 +117,6 @@ struct Decoding {
   }
   ~Decoding() { optigpu_decoder_destroy(decoder); }
 };
-
-std::vector<int64_t> any_text(const Program& program, int64_t count) {
-  std::vector<int64_t> text(count);
-  for (int64_t& token : text) token = pick(0, program.vocabulary - 1);
-  return text;
-}
 
 // The logits after each token of a text, one call each.
 std::vector<float> stepwise(const Scene& scene, int64_t instruction_set, int64_t kv, const std::vector<int64_t>& text) {
@@ -311,9 +182,8 @@ void one_pass(const Program& program, Decoding& mixed, std::vector<Sequence>& se
 // Sequences of different lengths that join, leave, wait and go back, beside each of them alone.
 void mix(int64_t most_threads) {
   const Scene scene;
-  const int64_t kv = pick(0, 1), count = pick(1, 12), page = 16 * pick(1, 2);
-  for (int64_t instruction_set : {kPortable, kAvx2, kAvx512Vnni}) {
-    if (!cpu_has(instruction_set)) continue;
+  const int64_t kv = pick(0, 2), count = pick(1, 12), page = 16 * pick(1, 2);
+  for (int64_t instruction_set : instruction_sets()) {
     std::vector<Sequence> sequences(count);
     for (Sequence& sequence : sequences) {
       sequence.text = any_text(scene.program, pick(1, scene.program.context));
@@ -347,11 +217,10 @@ void mix(int64_t most_threads) {
 // Guesses change no token, whoever makes them.
 void guess(int64_t most_threads) {
   const Scene scene, drafting(scene.program.vocabulary);
-  const int64_t kv = pick(0, 1), threads = pick(1, most_threads), lookahead = pick(1, 12);
+  const int64_t kv = pick(0, 2), threads = pick(1, most_threads), lookahead = pick(1, 12);
   const std::vector<int64_t> prompt = any_text(scene.program, pick(1, scene.program.context - 2));
   const int64_t known = static_cast<int64_t>(prompt.size()), steps = scene.program.context - known;
-  for (int64_t instruction_set : {kPortable, kAvx2, kAvx512Vnni}) {
-    if (!cpu_has(instruction_set)) continue;
+  for (int64_t instruction_set : instruction_sets()) {
     Decoding plain(scene, threads, instruction_set, CacheMemory(scene, kv, 1));
     std::vector<int64_t> expected(steps + 1);
     std::vector<float> logits((lookahead + 1) * scene.program.vocabulary);
@@ -413,12 +282,19 @@ void hand_out(int64_t most_threads) {
 }  // namespace
 
 int main(int, char** arguments) {
-  numbers.seed(std::strtoull(arguments[1], nullptr, 10));
-  for (int64_t left = std::atoll(arguments[2]); left > 0; --left) {
-    compare(std::atoll(arguments[3]));
-    mix(std::atoll(arguments[3]));
-    guess(std::atoll(arguments[3]));
-    hand_out(std::atoll(arguments[3]));
+  const uint64_t seed = std::strtoull(arguments[1], nullptr, 10);
+  const int64_t rounds = std::atoll(arguments[2]), most_threads = std::atoll(arguments[3]);
+  numbers.seed(seed);
+  for (int64_t round = 0; round < rounds; ++round) {
+    compare(most_threads);
+    mix(most_threads);
+    guess(most_threads);
+    hand_out(most_threads);
   }
+  for (int64_t each : instruction_sets()) std::printf("%d ", static_cast<int>(each));
+  numbers.seed(seed);
+  uint64_t digest = 0xcbf29ce484222325;
+  for (int64_t round = 0; round < rounds; ++round) add_to(digest);
+  std::printf("%016llx\n", static_cast<unsigned long long>(digest));
   return 0;
 }

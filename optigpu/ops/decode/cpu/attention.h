@@ -36,56 +36,36 @@ inline float to_int8(const float* x, int64_t size, int8_t* q) {
   return inverse == 0 ? 0 : most / 127;
 }
 
-void append(const AttentionTask& task, int64_t row, int64_t kv_head) {
-  const Program& program = *task.program;
-  const Cache& cache = *task.cache;
-  const int64_t size = program.head_size, position = task.position[row], padded = padded_head(program);
-  const int64_t place = position % cache.page;
-  const int64_t head = head_index(task, task.sequence[row], position / cache.page, kv_head);
-  const float* row_qkv = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
-  const float* value = row_qkv + (program.heads + program.kv_heads + kv_head) * size;
-  alignas(64) float key[kMostHeadSize];
-  turned(task, row_qkv + (program.heads + kv_head) * size, position, key);
-  const int64_t key_start = head * cache.page * size + place / kKeyBlock * kKeyBlock * size + place % kKeyBlock;
-  const int64_t value_start = (head * cache.page + place) * padded;
-  if (cache.kind == kBfloat16Cache) {
-    uint16_t* keys = static_cast<uint16_t*>(cache.keys) + key_start;
-    uint16_t* values = static_cast<uint16_t*>(cache.values) + value_start;
-    for (int64_t i = 0; i < size; ++i) keys[i * kKeyBlock] = to_bfloat16(key[i]);
-    for (int64_t i = 0; i < padded; ++i) values[i] = i < size ? to_bfloat16(value[i]) : 0;
-    return;
-  }
-  int8_t numbers[kMostHeadSize] = {};
-  cache.key_scales[head * cache.page + place] = to_int8(key, size, numbers);
-  int8_t* keys = static_cast<int8_t*>(cache.keys) + key_start;
-  for (int64_t i = 0; i < size; ++i) keys[i * kKeyBlock] = numbers[i];
-  cache.value_scales[head * cache.page + place] = to_int8(value, size, numbers);
-  std::memcpy(static_cast<int8_t*>(cache.values) + value_start, numbers, padded);
-}
+constexpr int64_t kQueryRoom = kMostHeadSize + 4;
 
-// scores[t] of the blocks of keys from `first` to `last`, before anything is masked.
-template <typename Stored>
-void score_keys(const float* query, const Stored* keys, const float* key_scales, float scale, int64_t size, int64_t first,
-                int64_t last, float* scores) {
+// Of heads that share their keys: scores[h][t] of the blocks of keys from `first` to `last`, before anything is masked.
+template <int kHeads, typename Stored>
+INLINE void score_keys(const float (*queries)[kQueryRoom], const Stored* keys, const float* key_scales, float scale,
+                       int64_t size, int64_t first, int64_t last, float* scores, int64_t stride) {
   constexpr int kChains = 4 / kParts > 0 ? 4 / kParts : 1;
   for (int64_t block = first; block <= last; ++block) {
     const Stored* from = keys + block * kKeyBlock * size;
-    Vector sums[kParts][kChains] = {};
+    Vector sums[kHeads][kParts][kChains] = {};
     for (int64_t i = 0; i < size; i += kChains)
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c)
 #pragma GCC unroll 4
-        for (int part = 0; part < kParts; ++part)
-          sums[part][c] += load_numbers(from + (i + c) * kKeyBlock + part * kLanes) * query[i + c];
+        for (int part = 0; part < kParts; ++part) {
+          const Vector numbers = load_numbers(from + (i + c) * kKeyBlock + part * kLanes);
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      Vector sum = sums[part][0];
+          for (int h = 0; h < kHeads; ++h) sums[h][part][c] += numbers * queries[h][i + c];
+        }
 #pragma GCC unroll 4
-      for (int c = 1; c < kChains; ++c) sum += sums[part][c];
-      const int64_t place = block * kKeyBlock + part * kLanes;
-      sum *= scale;
-      store_floats(scores + place, key_scales ? sum * load_floats(key_scales + place) : sum);
-    }
+    for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        Vector sum = sums[h][part][0];
+#pragma GCC unroll 4
+        for (int c = 1; c < kChains; ++c) sum += sums[h][part][c];
+        const int64_t place = block * kKeyBlock + part * kLanes;
+        sum *= scale;
+        store_floats(scores + h * stride + place, key_scales ? sum * load_floats(key_scales + place) : sum);
+      }
   }
 }
 
@@ -111,21 +91,29 @@ INLINE void softmax(float* scores, int64_t begin, int64_t end) {
   for (int64_t t = first; t < last; t += kLanes) store_floats(scores + t, load_floats(scores + t) * inverse);
 }
 
-// out[i] += sum of weights[t] values[t][i] over [begin, end), one after the other: pages change no sum.
-template <int kVectors, typename Stored>
-INLINE void weigh_values(const float* weights, const Stored* values, const float* value_scales, int64_t padded,
-                         int64_t begin, int64_t end, float* out) {
-  Vector sums[kVectors];
+// out[h][i] += sum of weights[h][t] values[t][i] over [begin, end), one after the other: pages change no sum.
+template <int kHeads, int kVectors, typename Stored>
+INLINE void weigh_values(const float* weights, int64_t stride, const Stored* values, const float* value_scales, int64_t padded,
+                         int64_t begin, int64_t end, float (*out)[kMostHeadSize], int64_t place) {
+  Vector sums[kHeads][kVectors];
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) sums[v] = load_floats(out + v * kLanes);
+  for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[h][v] = load_floats(out[h] + place + v * kLanes);
   for (int64_t t = begin; t < end; ++t) {
-    const float weight = value_scales ? weights[t] * value_scales[t] : weights[t];
-    const Stored* from = values + t * padded;
+    const float scale = value_scales ? value_scales[t] : 1;
+    const Stored* from = values + t * padded + place;
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[v] += load_numbers(from + v * kLanes) * weight;
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector numbers = load_numbers(from + v * kLanes);
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads; ++h) sums[h][v] += numbers * (weights[h * stride + t] * scale);
+    }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) store_floats(out + v * kLanes, sums[v]);
+  for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store_floats(out[h] + place + v * kLanes, sums[h][v]);
 }
 
 // A head of a page: the tokens [begin, end) of it are attended to.
@@ -138,14 +126,15 @@ struct PagePart {
   int64_t start, begin, end;  // `start`: the position of the page's first token
 };
 
+// `keys` and `values`: how much of `Stored` a token has of each.
 template <typename Stored>
 INLINE PagePart<Stored> page_part(const AttentionTask& task, int64_t sequence, int64_t page, int64_t kv_head, int64_t begin,
-                                  int64_t end) {
+                                  int64_t end, int64_t keys, int64_t values) {
   const Cache& cache = *task.cache;
   const int64_t index = head_index(task, sequence, page, kv_head), start = page * cache.page;
-  const bool scaled = cache.kind == kInt8Cache;
-  return {static_cast<const Stored*>(cache.keys) + index * cache.page * task.program->head_size,
-          static_cast<const Stored*>(cache.values) + index * cache.page * padded_head(*task.program),
+  const bool scaled = cache.kind != kBfloat16Cache;
+  return {static_cast<const Stored*>(cache.keys) + index * cache.page * keys,
+          static_cast<const Stored*>(cache.values) + index * cache.page * values,
           scaled ? cache.key_scales + index * cache.page : nullptr,
           scaled ? cache.value_scales + index * cache.page : nullptr,
           start,
@@ -153,36 +142,89 @@ INLINE PagePart<Stored> page_part(const AttentionTask& task, int64_t sequence, i
           std::min(cache.page, end - start)};
 }
 
-template <typename Stored>
-void attend_with(const AttentionTask& task, int64_t row, int64_t head, float* scores) {
+// Heads that share their keys and values, from `head` on.
+template <int kHeads, typename Stored>
+void attend_together(const AttentionTask& task, int64_t row, int64_t head, float* scores) {
   const Program& program = *task.program;
   const int64_t size = program.head_size, padded = padded_head(program), place = task.position[row];
   const int64_t kv_head = head / (program.heads / program.kv_heads), sequence = task.sequence[row];
   const int64_t begin = task.window > 0 ? std::max<int64_t>(0, place + 1 - task.window) : 0;
   const int64_t first = begin / task.cache->page, last = place / task.cache->page;
-  alignas(64) float query[kMostHeadSize + 4] = {}, out[kMostHeadSize] = {};
-  turned(task, task.qkv + row * (program.heads + 2 * program.kv_heads) * size + head * size, place, query);
+  const int64_t stride = task.cache->most * task.cache->page;
+  alignas(64) float queries[kHeads][kQueryRoom] = {}, out[kHeads][kMostHeadSize] = {};
+  const float* row_queries = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
+  for (int h = 0; h < kHeads; ++h) turned(task, row_queries + (head + h) * size, place, queries[h]);
   for (int64_t page = first; page <= last; ++page) {
-    const auto part = page_part<Stored>(task, sequence, page, kv_head, begin, place + 1);
-    score_keys(query, part.keys, part.key_scales, task.scale, size, part.begin / kKeyBlock, (part.end - 1) / kKeyBlock,
-               scores + part.start);
+    const auto part = page_part<Stored>(task, sequence, page, kv_head, begin, place + 1, size, padded);
+    score_keys<kHeads>(queries, part.keys, part.key_scales, task.scale, size, part.begin / kKeyBlock,
+                       (part.end - 1) / kKeyBlock, scores + part.start, stride);
   }
-  softmax(scores, begin, place + 1);
+  for (int h = 0; h < kHeads; ++h) softmax(scores + h * stride, begin, place + 1);
   for (int64_t page = first; page <= last; ++page) {
-    const auto part = page_part<Stored>(task, sequence, page, kv_head, begin, place + 1);
+    const auto part = page_part<Stored>(task, sequence, page, kv_head, begin, place + 1, size, padded);
     const float* weights = scores + part.start;
     int64_t i = 0;
     for (; i + 4 * kLanes <= padded; i += 4 * kLanes)
-      weigh_values<4>(weights, part.values + i, part.value_scales, padded, part.begin, part.end, out + i);
+      weigh_values<kHeads, 4>(weights, stride, part.values, part.value_scales, padded, part.begin, part.end, out, i);
     for (; i < padded; i += kLanes)
-      weigh_values<1>(weights, part.values + i, part.value_scales, padded, part.begin, part.end, out + i);
+      weigh_values<kHeads, 1>(weights, stride, part.values, part.value_scales, padded, part.begin, part.end, out, i);
   }
-  std::memcpy(task.out + row * program.heads * size + head * size, out, size * sizeof(float));
+  for (int h = 0; h < kHeads; ++h)
+    std::memcpy(task.out + (row * program.heads + head + h) * size, out[h], size * sizeof(float));
 }
 
-void attend(const AttentionTask& task, int64_t row, int64_t head, float* scores) {
-  if (task.cache->kind == kInt8Cache)
-    attend_with<int8_t>(task, row, head, scores);
+#include "attention_fours.h"
+
+void append(const AttentionTask& task, int64_t row, int64_t kv_head) {
+  const Program& program = *task.program;
+  const Cache& cache = *task.cache;
+  const int64_t size = program.head_size, position = task.position[row], padded = padded_head(program);
+  const int64_t place = position % cache.page;
+  const int64_t head = head_index(task, task.sequence[row], position / cache.page, kv_head);
+  const float* row_qkv = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
+  const float* value = row_qkv + (program.heads + program.kv_heads + kv_head) * size;
+  alignas(64) float key[kMostHeadSize];
+  turned(task, row_qkv + (program.heads + kv_head) * size, position, key);
+  if (cache.kind == kInt4Cache) {
+    alignas(64) float rotated[kMostHeadSize];
+    std::memcpy(rotated, value, size * sizeof(float));
+    return append_fours(task, row, kv_head, key, rotated);
+  }
+  const int64_t key_start = head * cache.page * size + place / kKeyBlock * kKeyBlock * size + place % kKeyBlock;
+  const int64_t value_start = (head * cache.page + place) * padded;
+  if (cache.kind == kBfloat16Cache) {
+    uint16_t* keys = static_cast<uint16_t*>(cache.keys) + key_start;
+    uint16_t* values = static_cast<uint16_t*>(cache.values) + value_start;
+    for (int64_t i = 0; i < size; ++i) keys[i * kKeyBlock] = to_bfloat16(key[i]);
+    for (int64_t i = 0; i < padded; ++i) values[i] = i < size ? to_bfloat16(value[i]) : 0;
+    return;
+  }
+  int8_t numbers[kMostHeadSize] = {};
+  cache.key_scales[head * cache.page + place] = to_int8(key, size, numbers);
+  int8_t* keys = static_cast<int8_t*>(cache.keys) + key_start;
+  for (int64_t i = 0; i < size; ++i) keys[i * kKeyBlock] = numbers[i];
+  cache.value_scales[head * cache.page + place] = to_int8(value, size, numbers);
+  std::memcpy(static_cast<int8_t*>(cache.values) + value_start, numbers, padded);
+}
+
+// As many heads at a time as have their sums in registers; a head's results do not depend on the others.
+template <int kHeads, typename Stored>
+void attend_with(const AttentionTask& task, int64_t row, int64_t head, int64_t heads, float* scores) {
+  for (; heads >= kHeads; head += kHeads, heads -= kHeads) {
+    if constexpr (std::is_same_v<Stored, uint8_t>)
+      attend_fours<kHeads>(task, row, head, scores);
+    else
+      attend_together<kHeads, Stored>(task, row, head, scores);
+  }
+  if constexpr (kHeads > 1) attend_with<kHeads / 2, Stored>(task, row, head, heads, scores);
+}
+
+void attend(const AttentionTask& task, int64_t row, int64_t head, int64_t heads, float* scores) {
+  static_assert(kFloatRows <= kHeadsTogether);
+  if (task.cache->kind == kInt4Cache)
+    attend_with<kFloatRows, uint8_t>(task, row, head, heads, scores);
+  else if (task.cache->kind == kInt8Cache)
+    attend_with<kFloatRows, int8_t>(task, row, head, heads, scores);
   else
-    attend_with<uint16_t>(task, row, head, scores);
+    attend_with<kFloatRows, uint16_t>(task, row, head, heads, scores);
 }

@@ -3,12 +3,11 @@
 import torch
 
 from optigpu.ops.decode.program import CacheKind, Program
+from optigpu.ops.layouts import kv_bytes
 from optigpu.vocabulary import UnsupportedError
 
 KEY_BLOCK = 16
 """Tokens whose keys are stored together: a page is a multiple of it."""
-VALUE_STEP = 16
-"""A token's values are padded to a multiple of this."""
 
 
 class CpuCache:
@@ -40,17 +39,16 @@ class CpuCache:
         if not self.is_paged:
             self.table[:, 0] = torch.arange(sequences)
         heads = len(program.blocks) * self.pages * program.kv_heads
-        padded = -(-program.head_size // VALUE_STEP) * VALUE_STEP
-        dtype = torch.bfloat16 if kind == "bf16" else torch.int8
-        scales = heads if kind == "int8" else 0
+        keys, values = kv_bytes(kind, program.head_size)
+        scales = 0 if kind == "bf16" else heads
         try:
-            self.keys = torch.empty(heads, self.page * program.head_size, dtype=dtype)
-            self.values = torch.empty(heads, self.page * padded, dtype=dtype)
+            self.keys = torch.empty(heads, self.page * keys, dtype=torch.uint8)
+            self.values = torch.empty(heads, self.page * values, dtype=torch.uint8)
             self.key_scales = torch.empty(scales, self.page)
             self.value_scales = torch.empty(scales, self.page)
             self.angles = program.rotary(self.stored) if program.rotary else None
         except RuntimeError as error:
-            needed = heads * self.page * (program.head_size + padded) * dtype.itemsize
+            needed = heads * self.page * (keys + values)
             raise UnsupportedError(
                 f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
                 f"({needed / 2**30:.1f} GiB): use a shorter text or fewer sequences."

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -19,7 +20,20 @@ std::string wrong_matrix(const Matrix& matrix, int64_t outputs, int64_t inputs, 
   if (whole ? inputs % 4 != 0 : (matrix.group != 32 && matrix.group != 64 && matrix.group != 128) || inputs % matrix.group)
     return std::string(name) + " needs groups of 32, 64 or 128 that divide its " + std::to_string(inputs) +
            " inputs, not of " + std::to_string(matrix.group) + ".";
-  return "";
+  return matrix.finer ? std::string(name) + " cannot have finer rows: only the head and the embedding can." : "";
+}
+
+// Of a head or an embedding.
+std::string wrong_table(Matrix matrix, int64_t outputs, int64_t inputs, const char* name) {
+  const FinerRows* finer = std::exchange(matrix.finer, nullptr);
+  std::string wrong = wrong_matrix(matrix, outputs, inputs, name);
+  if (finer == nullptr || !wrong.empty()) return wrong;
+  wrong = wrong_matrix(finer->matrix, finer->matrix.outputs, inputs, "finer rows");
+  if (!wrong.empty()) return wrong;
+  bool fit = finer->matrix.kind == matrix.kind && finer->matrix.group == matrix.group;
+  for (int64_t i = 0; i < finer->matrix.outputs; ++i)
+    fit = fit && finer->rows[i] > (i > 0 ? finer->rows[i - 1] : -1) && finer->rows[i] < outputs;
+  return fit ? "" : std::string(name) + " needs finer rows in ascending order, of its own kind and group.";
 }
 
 // Of matrices that are multiplied in one product.
@@ -81,8 +95,10 @@ std::string wrong_program(const Program& program) {
     const std::string wrong = wrong_block(program, program.blocks[i]);
     if (!wrong.empty()) return "Block " + std::to_string(i) + ": " + wrong;
   }
-  const std::string wrong = wrong_matrix(program.head, program.vocabulary, program.width, "head") +
-                            too_many_outputs(&program.head, 1, "head");
+  std::string wrong = wrong_table(program.head, program.vocabulary, program.width, "head") +
+                      too_many_outputs(&program.head, 1, "head") +
+                      wrong_table(program.embedding, program.vocabulary, program.width, "embedding");
+  if (program.positions.outputs > 0) wrong += wrong_matrix(program.positions, program.context, program.width, "positions");
   return wrong.empty() && groups_differ(program) ? "All quantized matrices of a program must have the same group size." : wrong;
 }
 
@@ -95,6 +111,8 @@ std::string wrong_tokens(const Program& program, const int64_t* tokens, int64_t 
 }
 
 std::string wrong_cache(const Cache& cache) {
+  if (cache.kind != kBfloat16Cache && cache.kind != kInt8Cache && cache.kind != kInt4Cache)
+    return "A cache holds bf16, int8 or int4.";
   if (cache.sequences < 1 || cache.capacity < 1 || cache.page < 1 || cache.most * cache.page < cache.capacity)
     return "A cache needs at least one sequence and one token.";
   if (cache.page % kKeyBlock != 0) return "A page holds a multiple of " + std::to_string(kKeyBlock) + " tokens.";

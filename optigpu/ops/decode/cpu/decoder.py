@@ -31,8 +31,15 @@ from optigpu.ops.decode.cpu.interface import (
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.ops.naming import named
 
-CpuInstructions = Literal["best", "portable", "avx2", "avx512_vnni"]
-INSTRUCTION_SETS: dict[CpuInstructions, int] = {"best": 0, "portable": 1, "avx2": 2, "avx512_vnni": 3}
+CpuInstructions = Literal["best", "portable", "avx2", "avx512_vnni", "arm_dot", "arm_i8mm"]
+INSTRUCTION_SETS: dict[CpuInstructions, int] = {
+    "best": 0,
+    "portable": 1,
+    "avx2": 2,
+    "avx512_vnni": 3,
+    "arm_dot": 4,
+    "arm_i8mm": 5,
+}
 """The operator's numbers; the enumeration InstructionSet in interface.h. One that this CPU lacks is refused."""
 
 

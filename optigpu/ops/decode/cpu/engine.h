@@ -30,6 +30,7 @@ class Engine {
     qkv_.resize(kPassRows * qkv_width());
     attended_.resize(kPassRows * program.heads * program.head_size);
     inner_.resize(kPassRows * program.inner);
+    if (program.head.finer) finer_.resize(kPassRows * program.head.finer->matrix.outputs);
     scratch_.resize(team_->size());
     for (std::vector<float>& scratch : scratch_) scratch.resize(program.vocabulary);
   }
@@ -39,7 +40,7 @@ class Engine {
     length_ = 0;
     chosen_ = false;
     scores_.assign(team_->size(), {});
-    for (std::vector<float>& scores : scores_) scores.resize(cache.most * cache.page);
+    for (std::vector<float>& scores : scores_) scores.resize(kHeadsTogether * cache.most * cache.page);
     next_.resize(cache.sequences);
   }
 
@@ -180,12 +181,31 @@ class Engine {
     const Block& block = program_.blocks[layer];
     const AttentionTask task{&program_, &cache_, layer, block.window, static_cast<float>(block.scale), qkv_.data(),
                              attended_.data(), rows_.sequence + pass.first, rows_.position + pass.first};
-    team_->share(id, pass.rows * program_.kv_heads,
-                 [&](int64_t i) { kernels_.append(task, i / program_.kv_heads, i % program_.kv_heads); });
-    team_->meet();
-    team_->share(id, pass.rows * program_.heads, [&](int64_t i) {
-      kernels_.attend(task, i / program_.heads, i % program_.heads, scores_[id].data());
+    team_->share(id, program_.kv_heads, [&](int64_t kv_head) {  // two tokens may share a byte, so that a head is of one thread
+      for (int64_t row = 0; row < pass.rows; ++row) kernels_.append(task, row, kv_head);
     });
+    team_->meet();
+    const HeadPieces pieces = head_pieces(pass.rows);
+    team_->share(id, pass.rows * pieces.of_row, [&](int64_t i) {
+      const int64_t first = i % pieces.of_row / pieces.of_group * group_heads(), piece = i % pieces.of_row % pieces.of_group;
+      const int64_t head = piece * pieces.heads, count = std::min(pieces.heads, group_heads() - head);
+      kernels_.attend(task, i / pieces.of_row, first + head, count, scores_[id].data());
+    });
+  }
+
+  // Heads of a group share their keys and values, which are read once where they are attended to together.
+  struct HeadPieces {
+    int64_t heads, of_group, of_row;  // heads of a piece, pieces of a group, pieces of a row
+  };
+
+  int64_t group_heads() const { return program_.heads / program_.kv_heads; }
+
+  // Whole groups, or as small parts of them as give work to all threads.
+  HeadPieces head_pieces(int64_t rows) const {
+    const int64_t all = group_heads(), groups = rows * program_.kv_heads;
+    const int64_t heads = std::clamp<int64_t>(all * groups / team_->size(), 1, all);
+    const int64_t of_group = (all + heads - 1) / heads;
+    return {heads, of_group, of_group * program_.kv_heads};
   }
 
   // The logits after those of the pass's rows that are wanted.
@@ -201,13 +221,30 @@ class Engine {
     float* logits = rows_.logits + pass.wanted * program_.vocabulary;
     const Activations in = preparation_.normed(id, pass.stamp + program_.block_count, program_.final, last_.data(),
                                                program_.width, rows, Preparation::wants_quantized(&program_.head, 1));
+    if (const FinerRows* finer = program_.head.finer) {
+      multiply(id, {&finer->matrix, 1, in, rows, Finish::kStore, 0, finer_.data(), finer->matrix.outputs});
+      team_->meet();
+    }
     const bool greedy = request_ == nullptr || (request_->steps > 0 && request_->temperature == 0);
     for (int64_t row = 0; row < rows; ++row) best_at(id, pass.wanted + row) = Best{};
     multiply(id, {&program_.head, 1, in, rows, Finish::kStore, 0, logits, program_.vocabulary}, [&](Stretch blocks) {
-      for (int64_t row = 0; greedy && row < rows; ++row)
-        find_best(blocks, logits + row * program_.vocabulary, best_at(id, pass.wanted + row));
+      for (int64_t row = 0; row < rows; ++row) {
+        add_finer(blocks, row, logits + row * program_.vocabulary);
+        if (greedy) find_best(blocks, logits + row * program_.vocabulary, best_at(id, pass.wanted + row));
+      }
     });
     team_->meet();
+  }
+
+  // What the finer rows among the blocks add to logits that the thread itself has just computed.
+  void add_finer(Stretch blocks, int64_t row, float* logits) const {
+    const FinerRows* finer = program_.head.finer;
+    if (finer == nullptr) return;
+    const int64_t count = finer->matrix.outputs, end = blocks.last * kBlockOutputs;
+    const float* more = finer_.data() + row * count;
+    for (int64_t i = std::lower_bound(finer->rows, finer->rows + count, blocks.first * kBlockOutputs) - finer->rows;
+         i < count && finer->rows[i] < end; ++i)
+      logits[finer->rows[i]] += more[i];
   }
 
   Best& best_at(int64_t id, int64_t wanted) { return best_[wanted * team_->size() + id]; }
@@ -283,7 +320,7 @@ class Engine {
   Rows rows_{};
   std::vector<int64_t> sequence_, position_;  // the rows of a request
   std::vector<uint8_t> wanted_;
-  std::vector<float> x_, last_, qkv_, attended_, inner_;
+  std::vector<float> x_, last_, qkv_, attended_, inner_, finer_;
   std::vector<std::vector<float>> scores_, scratch_;  // of each thread
   std::vector<Best> best_;
   std::vector<int64_t> next_;

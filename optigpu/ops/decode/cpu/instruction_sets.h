@@ -1,8 +1,10 @@
-// The kernels, compiled once for each instruction set: rows.h, linear.h and attention.h inside a namespace that defines
+// The kernels, compiled once for each instruction set: rows.h, linear.h, tables.h and attention.h inside a namespace that
+// defines
 //   kLanes: numbers of 32 bits in a register; kMaxRows, kFloatRows: rows whose sums of integers, or of floats, fit the registers
 //   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs;
 //     kWideSums where they are int32 and so exact for a whole group
 //   add_products8(): adds products of 8-bit weights, which are stored with 128 added; kEightsZero is what it leaves of that
+//   Pairs: products of two rows at a time, where there are instructions for them, else void
 //   load_halves(), load_bytes(), store_bytes(): kLanes numbers of 16 or 8 bits as int32 and back; GCC's own conversions
 //     of whole registers take several instructions
 //   OPAQUE(): what the compiler may not join with what follows
@@ -15,10 +17,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
 #endif
 
 #include "../../bfloat16.h"
@@ -41,6 +47,7 @@ typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Sums4 __attribute__((vector_size(kLanes * 4)));
 constexpr bool kWideSums = false;
 constexpr int32_t kEightsZero = 0;
+using Pairs = void;
 INLINE Bits load_halves(const uint16_t* p) { return Bits{p[0], p[1], p[2], p[3]}; }
 INLINE Bits load_bytes(const int8_t* p) { return Bits{p[0], p[1], p[2], p[3]}; }
 INLINE void store_bytes(int8_t* to, Bits numbers) {
@@ -58,6 +65,7 @@ INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
 }
 #include "rows.h"
 #include "linear.h"
+#include "tables.h"
 #include "attention.h"
 }  // namespace portable
 
@@ -71,6 +79,7 @@ typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Sums4 __attribute__((vector_size(kLanes * 4)));
 constexpr bool kWideSums = false;
 constexpr int32_t kEightsZero = 0;
+using Pairs = void;
 INLINE Bits load_halves(const uint16_t* p) {
   return (Bits)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -95,6 +104,7 @@ INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
 }
 #include "rows.h"
 #include "linear.h"
+#include "tables.h"
 #include "attention.h"
 }  // namespace avx2
 #pragma GCC pop_options
@@ -108,6 +118,7 @@ typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef Bits Sums4;
 constexpr bool kWideSums = true;
 constexpr int32_t kEightsZero = 128;
+using Pairs = void;
 INLINE Bits load_halves(const uint16_t* p) {
   return (Bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -124,8 +135,65 @@ INLINE Bits widened(Bits sums) { return sums; }
 INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) { return add_products4(sums, weights, x); }
 #include "rows.h"
 #include "linear.h"
+#include "tables.h"
 #include "attention.h"
 }  // namespace avx512_vnni
+#pragma GCC pop_options
+#endif
+
+#if defined(__aarch64__)
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+dotprod")
+namespace arm_dot {
+#include "neon.h"
+constexpr int32_t kEightsZero = 0;
+using Pairs = void;
+INLINE Bits add_products4(Bits sums, Bits weights, int32_t x) {
+  return (Bits)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+}
+INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
+  return add_products4(sums, weights ^ static_cast<int32_t>(0x80808080), x);
+}
+#include "rows.h"
+#include "linear.h"
+#include "tables.h"
+#include "attention.h"
+}  // namespace arm_dot
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+dotprod+i8mm")
+namespace arm_i8mm {
+#include "neon.h"
+constexpr int32_t kEightsZero = 128;
+INLINE Bits add_products4(Bits sums, Bits weights, int32_t x) {
+  return (Bits)vusdotq_s32((int32x4_t)sums, (uint8x16_t)weights, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+}
+INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) { return add_products4(sums, weights, x); }
+// 8 inputs of 2 outputs in each register, made of 4 inputs and the next 4 of 4 outputs. A product of such a register with
+// 8 activations of 2 rows adds 2 x 2 sums: {first output of both rows, second output of both rows}.
+struct Pairs {
+  uint8x16_t front, back;
+  INLINE Pairs(Bits first, Bits second)
+      : front((uint8x16_t)vzip1q_s32((int32x4_t)first, (int32x4_t)second)),
+        back((uint8x16_t)vzip2q_s32((int32x4_t)first, (int32x4_t)second)) {}
+  INLINE void add_products(Bits (&sums)[2], const int8_t* row, const int8_t* next_row) const {
+    const int8x16_t x = vcombine_s8(vld1_s8(row), vld1_s8(next_row));
+    sums[0] = (Bits)vusmmlaq_s32((int32x4_t)sums[0], front, x);
+    sums[1] = (Bits)vusmmlaq_s32((int32x4_t)sums[1], back, x);
+  }
+  static INLINE Bits of_row(const Bits (&sums)[2]) {
+    return (Bits)vuzp1q_s32((int32x4_t)sums[0], (int32x4_t)sums[1]);
+  }
+  static INLINE Bits of_next_row(const Bits (&sums)[2]) {
+    return (Bits)vuzp2q_s32((int32x4_t)sums[0], (int32x4_t)sums[1]);
+  }
+};
+#include "rows.h"
+#include "linear.h"
+#include "tables.h"
+#include "attention.h"
+}  // namespace arm_i8mm
 #pragma GCC pop_options
 #endif
 
@@ -136,12 +204,18 @@ inline bool cpu_has(int64_t instruction_set) {
   if (instruction_set == kAvx512Vnni)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__aarch64__)
+  const bool dot = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  if (instruction_set == kArmDot) return dot;
+  if (instruction_set == kArmI8mm) return dot && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif
   return false;
 }
 
 inline int64_t best_instruction_set() {
-  return cpu_has(kAvx512Vnni) ? kAvx512Vnni : cpu_has(kAvx2) ? kAvx2 : kPortable;
+  for (int64_t instruction_set : {kAvx512Vnni, kAvx2, kArmI8mm, kArmDot})
+    if (cpu_has(instruction_set)) return instruction_set;
+  return kPortable;
 }
 
 #define KERNELS(name) \
@@ -151,6 +225,9 @@ inline Kernels kernels_for(int64_t instruction_set) {
 #if defined(__x86_64__)
   if (instruction_set == kAvx512Vnni) return KERNELS(avx512_vnni);
   if (instruction_set == kAvx2) return KERNELS(avx2);
+#elif defined(__aarch64__)
+  if (instruction_set == kArmI8mm) return KERNELS(arm_i8mm);
+  if (instruction_set == kArmDot) return KERNELS(arm_dot);
 #endif
   return KERNELS(portable);
 }

@@ -7,8 +7,8 @@
 enum MatrixKind : int64_t { kBfloat16Weights = 0, kFourBits = 1, kEightBits = 2 };
 enum NormKind : int64_t { kLayerNorm = 0, kRmsNorm = 1 };
 enum ActivationKind : int64_t { kGeluTanh = 0, kGelu = 1, kRelu = 2, kSilu = 3 };
-enum CacheKind : int64_t { kBfloat16Cache = 0, kInt8Cache = 1 };
-enum InstructionSet : int64_t { kBest = 0, kPortable = 1, kAvx2 = 2, kAvx512Vnni = 3 };
+enum CacheKind : int64_t { kBfloat16Cache = 0, kInt8Cache = 1, kInt4Cache = 2 };
+enum InstructionSet : int64_t { kBest = 0, kPortable = 1, kAvx2 = 2, kAvx512Vnni = 3, kArmDot = 4, kArmI8mm = 5 };
 
 struct Norm {
   int64_t kind;
@@ -16,6 +16,8 @@ struct Norm {
   const float* bias;    // [width], or null
   double epsilon;
 };
+
+struct FinerRows;
 
 // Weights in blocks of kBlockOutputs outputs, as cpu/packing.py lays them out.
 struct Matrix {
@@ -25,6 +27,13 @@ struct Matrix {
   const int8_t* scale;      // [blocks, inputs / group, kBlockOutputs], multiples of the output's unit
   const float* bias;        // [blocks, kBlockOutputs], or null
   const uint16_t* unit;     // bfloat16 [blocks, kBlockOutputs]
+  const FinerRows* finer;   // or null, as everywhere but in a head and an embedding
+};
+
+// What is added to some rows of a matrix.
+struct FinerRows {
+  const int64_t* rows;  // ascending
+  Matrix matrix;        // as many outputs
 };
 
 struct Block {
@@ -42,8 +51,8 @@ struct Block {
 
 struct Program {
   int64_t width, heads, kv_heads, head_size, inner, vocabulary, context, activation;
-  const uint16_t* embedding;  // bfloat16 [vocabulary, width]
-  const float* positions;     // [context, width], or null
+  Matrix embedding;  // [vocabulary, width]; the head itself where they are tied
+  Matrix positions;  // [context, width], of no outputs where there are none
   const Block* blocks;
   int64_t block_count;
   Norm final;
@@ -52,7 +61,8 @@ struct Program {
 
 // Tokens lie in pages: a sequence's first ones in its first page, and so on. Within a page keys are in blocks of kKeyBlock
 // tokens, [block][head size][token], and values are [token][padded head size]. One after the other: layers, pages,
-// heads. Scales: float [layers, pages, heads, page] of int8 keys and values, else null.
+// heads. Scales: float [layers, pages, heads, page] of keys and values that are int8 or int4, else null. int4 ones lie as
+// attention_fours.h says.
 struct Cache {
   int64_t kind, sequences;
   int64_t capacity;      // tokens of a sequence

@@ -14,19 +14,20 @@ from optigpu.ops.naming import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 _FOLDER = Path(__file__).resolve().parent
-_SOURCES = (
+SOURCES = (
     _FOLDER / "decode.cpp",
     *sorted(_FOLDER.glob("*.h")),
     _FOLDER.parents[1] / "bfloat16.h",
     _FOLDER.parents[1] / "vector_math.h",
 )
+"""decode.cpp and what it includes."""
 _ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: UnsupportedError, 3: ReplicateError}
 """The error for each return code."""
 _MESSAGE_BYTES = 512
 _NORMS = {"layer": 0, "rms": 1}
 _KINDS = {"bf16": 0, "w4": 1, "w8": 2}
 _ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu": 2, "silu": 3}
-_CACHES = {"bf16": 0, "int8": 1}
+_CACHES = {"bf16": 0, "int8": 1, "int4": 2}
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 ARGUMENTS: dict[str, tuple[type, ...]] = {
@@ -52,8 +53,12 @@ class NormC(ctypes.Structure):
 class MatrixC(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("kind", "outputs", "inputs", "group")),
-        *((name, _pointer) for name in ("numbers", "scale", "bias", "unit")),
+        *((name, _pointer) for name in ("numbers", "scale", "bias", "unit", "finer")),
     )
+
+
+class FinerRowsC(ctypes.Structure):
+    _fields_ = (("rows", _pointer), ("matrix", MatrixC))
 
 
 class BlockC(ctypes.Structure):
@@ -75,7 +80,8 @@ class ProgramC(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("width", "heads", "kv_heads", "head_size", "inner")),
         *((name, _int64) for name in ("vocabulary", "context", "activation")),
-        *((name, _pointer) for name in ("embedding", "positions")),
+        ("embedding", MatrixC),
+        ("positions", MatrixC),
         ("blocks", ctypes.POINTER(BlockC)),
         ("block_count", _int64),
         ("final", NormC),
@@ -123,7 +129,7 @@ class GuessingC(ctypes.Structure):
 @functools.cache
 def decoder_library() -> ctypes.CDLL:
     """The functions optigpu_*. Raises UnsupportedError where they cannot be built or loaded."""
-    return declared(load_library(_SOURCES))
+    return declared(load_library(SOURCES))
 
 
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -153,17 +159,20 @@ class DescribedProgram:
     """A program as the struct `c`, with the memory that it points to besides the program's tensors."""
 
     def __init__(self, program: Program) -> None:
+        _check_finer(program)
         self.program = program
         self._qkv = [
             (MatrixC * len(block.qkv))(*(_matrix(matrix) for matrix in block.qkv)) for block in program.blocks
         ]
         blocks = [_block(block, qkv) for block, qkv in zip(program.blocks, self._qkv, strict=True)]
         self._blocks = (BlockC * len(blocks))(*blocks)
+        self._finer = [_finer(matrix) for matrix in (program.embedding, program.head)]
+        embedding, head = map(_matrix, (program.embedding, program.head), self._finer)
         self.c = ProgramC(
             *(program.width, program.heads, program.kv_heads, program.head_size, program.inner),
             *(program.vocabulary, program.context, _ACTIVATIONS[program.activation]),
-            *(_address(program.embedding), _address(program.positions)),
-            *(self._blocks, len(blocks), _norm(program.final), _matrix(program.head)),
+            *(embedding, _matrix_or_none(program.positions)),
+            *(self._blocks, len(blocks), _norm(program.final), head),
         )
 
 
@@ -183,19 +192,58 @@ def pinning(threads: int, cpus: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]"
     return (_int64 * len(chosen))(*chosen)
 
 
+def _check_finer(program: Program) -> None:
+    """Raises ValueError where others than the head and the embedding have finer rows."""
+    others = [
+        (f"Block {index}: {name}", matrix)
+        for index, block in enumerate(program.blocks)
+        for name, matrices in _matrices(block).items()
+        for matrix in matrices
+    ]
+    others += [
+        ("finer rows", table.finer.matrix) for table in (program.embedding, program.head) if table.finer
+    ]
+    for name, matrix in others:
+        if matrix.finer is not None:
+            raise ValueError(f"{name} cannot have finer rows: only the head and the embedding can.")
+
+
+def _matrices(block: Block) -> dict[str, tuple[Matrix, ...]]:
+    gate = () if block.gate is None else (block.gate,)
+    return {
+        "qkv": block.qkv,
+        "output": (block.output,),
+        "gate": gate,
+        "up": (block.up,),
+        "down": (block.down,),
+    }
+
+
 def _block(block: Block, qkv: "ctypes.Array[MatrixC]") -> BlockC:
     return BlockC(
         *(_norm(block.first), qkv, len(block.qkv), _matrix(block.output), _norm(block.second)),
-        *(MatrixC() if block.gate is None else _matrix(block.gate), _matrix(block.up), _matrix(block.down)),
+        *(_matrix_or_none(block.gate), _matrix(block.up), _matrix(block.down)),
         *(block.scale, block.window or 0),
     )
 
 
-def _matrix(matrix: Matrix) -> MatrixC:
+def _matrix(matrix: Matrix, finer: FinerRowsC | None = None) -> MatrixC:
+    """`finer` must live as long."""
     return MatrixC(
         *(_KINDS[matrix.kind], matrix.outputs, matrix.inputs, matrix.group),
         *(_address(matrix.numbers), _address(matrix.scale), _address(matrix.bias), _address(matrix.unit)),
+        ctypes.addressof(finer) if finer else None,
     )
+
+
+def _finer(matrix: Matrix) -> FinerRowsC | None:
+    finer = matrix.finer
+    return None if finer is None else FinerRowsC(_address(finer.rows), _matrix(finer.matrix))
+
+
+def _matrix_or_none(matrix: Matrix | None) -> MatrixC:
+    """One of no outputs where there is none."""
+    return MatrixC() if matrix is None else _matrix(matrix)
 
 
 def _norm(norm: Norm) -> NormC:

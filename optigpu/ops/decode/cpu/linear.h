@@ -20,8 +20,8 @@ INLINE int32_t four_of(const int8_t* q) {
   return value;
 }
 
-// totals[r] += products of a group of 4-bit weights with the rows' numbers.
-template <int kRows, int kChunks>
+// totals[r] += products of a group of 4-bit weights with the rows' numbers. `kAhead`: the weights after these follow them.
+template <int kRows, int kChunks, bool kAhead>
 INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
   const Bits low = Bits{} + 0x0f0f0f0f;
@@ -37,7 +37,7 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const uint8_t* from = weights + (c * 4 + j) * kChunkBytes;
-      __builtin_prefetch(from + kPrefetchBytes);
+      if (kAhead) __builtin_prefetch(from + kPrefetchBytes);
       const Bits both = load_ints(from);
       const Bits first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
 #pragma GCC unroll 16
@@ -83,6 +83,46 @@ INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[k
   if constexpr (kRows == 1) totals[0] += others[0];
 }
 
+// The same of either kind of weights, for two rows at a time; a last one without a partner has its products alone.
+template <typename Pairs, int kRows, int kChunks, bool kFour, bool kAhead>
+INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
+  constexpr int kGroup = kChunks * kChunk;
+  const Bits low = Bits{} + 0x0f0f0f0f;
+  Bits sums[kRows / 2][2] = {};
+#pragma GCC unroll 4
+  for (int k = 0; k < kGroup; k += 8) {
+    const uint8_t* from = weights + k / (kFour ? 8 : 4) * kChunkBytes;
+    if (kAhead) __builtin_prefetch(from + kPrefetchBytes);
+    const Bits bytes = load_ints(from);
+    const Bits first = kFour ? bytes & low : bytes;
+    const Bits second = kFour ? (Bits)((Unsigned)bytes >> 4) & low : load_ints(from + kChunkBytes);
+    const Pairs pairs(first, second);
+#pragma GCC unroll 8
+    for (int r = 0; r + 1 < kRows; r += 2)
+      pairs.add_products(sums[r / 2], q + r * kGroup + k, q + (r + 1) * kGroup + k);
+    if constexpr (kRows % 2 == 1) {
+      const int8_t* a = q + (kRows - 1) * kGroup + k;
+      totals[kRows - 1] = add_products8(add_products8(totals[kRows - 1], first, four_of(a)), second, four_of(a + 4));
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r + 1 < kRows; r += 2) {
+    totals[r] += Pairs::of_row(sums[r / 2]);
+    totals[r + 1] += Pairs::of_next_row(sums[r / 2]);
+  }
+}
+
+// The fastest of these ways.
+template <int kRows, int kChunks, bool kFour, bool kAhead = true>
+INLINE void add_group(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
+  if constexpr (kRows > 1 && !std::is_void_v<Pairs>)
+    add_pairs<Pairs, kRows, kChunks, kFour, kAhead>(weights, q, totals);
+  else if constexpr (kFour)
+    add_fours<kRows, kChunks, kAhead>(weights, q, totals);
+  else
+    add_eights<kRows, kChunks>(weights, q, totals);
+}
+
 // results[r] = row r of a tile times the outputs of one part of a block.
 template <int kRows, int kChunks, bool kFour>
 INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
@@ -101,10 +141,7 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
     constexpr int32_t kLess = kFour ? 1 : kEightsZero / kFoursZero;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) totals[r] = (Bits{} + less[r]) * kLess;
-    if constexpr (kFour)
-      add_fours<kRows, kChunks>(weights, q, totals);
-    else
-      add_eights<kRows, kChunks>(weights, q, totals);
+    add_group<kRows, kChunks, kFour>(weights, q, totals);
     const Vector scales = __builtin_convertvector(load_bytes(scale), Vector);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)

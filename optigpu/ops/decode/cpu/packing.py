@@ -90,6 +90,8 @@ def unpack(matrix: Matrix) -> torch.Tensor:
     for start in range(0, matrix.numbers.shape[0], step):
         rows = _unpacked(matrix, slice(start, start + step))
         found[start * ROWS : (start + step) * ROWS] = rows[: matrix.outputs - start * ROWS]
+    if matrix.finer is not None:
+        found[matrix.finer.rows] += unpack(matrix.finer.matrix)
     return found
 
 

@@ -6,6 +6,8 @@
 
 #include "interface.h"
 
+constexpr int64_t kHeadsTogether = 4;  // whose scores are in memory at once
+
 constexpr int32_t kFoursZero = 8;  // what is added to 4-bit weights, so that they are stored without a sign
 
 // Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups. Numbers lie in tiles of as many rows as an
@@ -53,8 +55,9 @@ struct Kernels {
   void (*linear)(const LinearTask&, int64_t first, int64_t last);
   // Puts a head's key and value of a row into the cache.
   void (*append)(const AttentionTask&, int64_t row, int64_t kv_head);
-  // A head's attention of a row; `scores` has room for the cache's capacity.
-  void (*attend)(const AttentionTask&, int64_t row, int64_t head, float* scores);
+  // The attention of a row's heads from `head` on, which share their keys; `scores` has room for kHeadsTogether times the
+  // cache's pages of a sequence.
+  void (*attend)(const AttentionTask&, int64_t row, int64_t head, int64_t heads, float* scores);
   // x = embedding of the token + position
   void (*embed)(const Program&, int64_t token, int64_t position, float* x);
   // Index of the first of the largest in [0, count).

@@ -21,6 +21,8 @@
 inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // "yield" does nothing on cores with one thread
 #else
   std::this_thread::yield();
 #endif

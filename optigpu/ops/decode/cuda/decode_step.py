@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
+from optigpu.ops.decode.cuda.packing import places_of_finer
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import State, choose_call, embed_call, query_key_value_call
-from optigpu.ops.decode.program import Block, CacheKind, Program
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program
 from optigpu.ops.launch import LaunchTarget
 
 
@@ -22,7 +23,7 @@ class CudaDecodeStep:
     """
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
-        device = program.embedding.device
+        device = program.device
         self.sequences, self.capacity = sequences, capacity
         self._program = program
         self._target = LaunchTarget.of(device)
@@ -46,6 +47,8 @@ class CudaDecodeStep:
         self._attended = empty(program.heads * program.head_size)
         self._inner = empty(program.inner)
         self.logits = empty(program.vocabulary)
+        self._finer_places = places_of_finer(program.embedding)
+        self._finer = empty(program.head.finer.matrix.outputs if program.head.finer else 0)
         self._parts = PartialSoftmax.of(self._query, self.layers[0], self._target)
         self._best = best_of(program.head, sequences, self._target)
         self.run: Callable[[], None] = self._launch
@@ -81,13 +84,21 @@ class CudaDecodeStep:
 
     def _launch(self) -> None:
         program = self._program
-        embed_call(self.state, program.embedding, program.positions, self._x).run()
+        embed_call(self.state, program.embedding, self._finer_places, program.positions, self._x).run()
         for block, layer in zip(program.blocks, self.layers, strict=True):
             self._attend(block, layer)
             self._feed_forward(block)
-        best = self._best
-        linear_call(self._x, program.head, self.logits, self._target, norm=program.final, best=best).run()
-        choose_call(best, self.state).run()
+        self._find_logits(program.head)
+        choose_call(self._best, self.state).run()
+
+    def _find_logits(self, head: Matrix) -> None:
+        x, norm, target = self._x, self._program.final, self._target
+        if head.finer is None:
+            linear_call(x, head, self.logits, target, norm=norm, best=self._best).run()
+            return
+        linear_call(x, head.finer.matrix, self._finer, target, norm=norm).run()
+        self.logits.zero_().index_copy_(1, head.finer.rows, self._finer)
+        linear_call(x, head, self.logits, target, norm=norm, best=self._best, into="add").run()
 
     def _attend(self, block: Block, layer: LayerCache) -> None:
         head = 0

@@ -41,7 +41,7 @@ class CudaDecoder:
         if kv not in ("bf16", "int8"):
             raise ValueError(f"kv must be bf16 or int8, not {kv}.")
         _check_outputs(program)
-        _check_device(program.embedding.device)
+        _check_device(program.device)
         blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
         self._program = replace(program, blocks=blocks)
         self._kv: CacheKind = kv
@@ -89,7 +89,7 @@ class CudaDecoder:
         """
         step = self._ready(tokens, tokens.shape[-1])
         before = self._length
-        tokens = tokens.to(self._program.embedding.device)
+        tokens = tokens.to(self._program.device)
         if tokens.shape[1] > 1:
             prefill(self._program, step.layers, step.rotary, tokens[:, :-1], before)
         step.state.position.fill_(before + tokens.shape[1] - 1)
@@ -142,7 +142,7 @@ class CudaDecoder:
                 f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
                 f"({needed:.1f} GiB): use a shorter text or fewer sequences."
             ) from error
-        if program.embedding.device.type == "cuda":
+        if program.device.type == "cuda":
             step.record()
         return step
 

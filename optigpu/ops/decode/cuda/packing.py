@@ -16,6 +16,7 @@ weight's device.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -60,6 +61,14 @@ def pack_for_cuda(
 
 def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
     """The unpacked weights of a matrix, float32 [outputs, inputs]."""
+    found = _unpacked(matrix)
+    if matrix.finer is not None:
+        found[matrix.finer.rows] += _unpacked(matrix.finer.matrix)
+    return found
+
+
+def _unpacked(matrix: Matrix) -> torch.Tensor:
+    """Without finer rows."""
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
@@ -68,6 +77,27 @@ def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
     q = halves.reshape(matrix.outputs, -1, matrix.group).float()
     scale = matrix.scale * matrix.unit.float().unsqueeze(1)
     return (q * scale.unsqueeze(2)).flatten(1)
+
+
+def rows_from_cuda(table: Matrix, rows: torch.Tensor) -> torch.Tensor:
+    """Unpacked rows of a table, float32 [..., inputs]. rows: int64 [...]."""
+    some = rows.flatten()
+    scale, unit = (None if part is None else part[some] for part in (table.scale, table.unit))
+    found = _unpacked(
+        replace(table, outputs=some.numel(), numbers=table.numbers[some], scale=scale, unit=unit)
+    )
+    if table.finer is not None:
+        places = places_of_finer(table)[some]
+        found[places >= 0] += rows_from_cuda(table.finer.matrix, places[places >= 0])
+    return found.view(*rows.shape, table.inputs)
+
+
+def places_of_finer(table: Matrix) -> torch.Tensor:
+    """For each row its place among the finer ones, -1 for others; int64 [outputs]."""
+    places = torch.full((table.outputs,), -1, device=table.numbers.device)
+    if table.finer is not None:
+        places[table.finer.rows] = torch.arange(table.finer.rows.numel(), device=places.device)
+    return places
 
 
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:

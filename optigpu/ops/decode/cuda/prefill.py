@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.packing import unpack_from_cuda
+from optigpu.ops.decode.cuda.packing import rows_from_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, RotaryTable
 from optigpu.ops.integers import INT8_LARGEST
 
@@ -40,9 +40,9 @@ def _append_part(
     start: int,
 ) -> None:
     stop = start + tokens.shape[1]
-    x = program.embedding[tokens].float()  # [sequences, count, width]
+    x = rows_from_cuda(program.embedding, tokens)  # [sequences, count, width]
     if program.positions is not None:
-        x = x + program.positions[start:stop]
+        x = x + rows_from_cuda(program.positions, torch.arange(start, stop, device=tokens.device))
     angles = None if table is None else (table[0][start:stop], table[1][start:stop])
     last = len(program.blocks) - 1
     for index, (block, layer) in enumerate(zip(program.blocks, layers, strict=True)):

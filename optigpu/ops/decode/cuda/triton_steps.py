@@ -8,7 +8,7 @@ Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -26,8 +26,8 @@ from optigpu.ops.decode.cuda.triton_linear import (
     norm_flags,
     norm_without_memory,
 )
-from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
-from optigpu.ops.decode.program import CacheKind, Matrix, Norm, WeightKind
+from optigpu.ops.decode.cuda.triton_products import UNIT, activations, in_units, products, weights
+from optigpu.ops.decode.program import CacheKind, FinerRows, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 
@@ -50,16 +50,32 @@ class State:
 
 
 def embed_call(
-    state: State, embedding: torch.Tensor, positions: torch.Tensor | None, x: torch.Tensor
+    state: State, embedding: Matrix, finer_places: torch.Tensor, positions: Matrix | None, x: torch.Tensor
 ) -> KernelCall:
-    """x, float32 [sequences, width], is embedding[tokens], bfloat16, + positions[position], float32."""
+    """x, float32 [sequences, width], is the sum of the rows `tokens` of embedding and `position` of positions.
+
+    finer_places: those of `places_of_finer`.
+    """
     rows, width = x.shape
-    added = embedding if positions is None else positions
+    finer = embedding.finer.matrix if embedding.finer else embedding
+    added = positions or embedding
+    constants = {
+        "KIND": embedding.kind,
+        "GROUP": embedding.group,
+        "FINER": embedding.finer is not None,
+        "POSITIONS": "none" if positions is None else positions.kind,
+        "POSITIONS_GROUP": added.group,
+        "INPUTS": width,
+        "BLOCK": EMBEDDED,
+    }
     return KernelCall(
         _embed,
         (rows, triton.cdiv(width, EMBEDDED)),
-        (state.tokens, state.position, embedding, added, x, width),
-        {"POSITIONS": positions is not None, "BLOCK": EMBEDDED},
+        (
+            *(state.tokens, state.position, *_table_arguments(embedding, x)),
+            *(finer_places, *_table_arguments(finer, x), *_table_arguments(added, x), x),
+        ),
+        constants,
     )
 
 
@@ -126,9 +142,13 @@ def choose_call(best: Best, state: State) -> KernelCall:
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
     """The steps of an 8B model and of GPT-2."""
-    embedding, positions = without_memory(50257, 768, dtype=torch.bfloat16), without_memory(1024, 768)
-    call = embed_call(_state_without_memory(1), embedding, positions, without_memory(1, 768))
-    yield Example("with positions", call)
+    rows = FinerRows(without_memory(1376, dtype=torch.int64), matrix_without_memory("w4", 1376, 768))
+    embedding = replace(matrix_without_memory("w4", 50257, 768), finer=rows)
+    places = without_memory(50257, dtype=torch.int64)
+    x, positions = without_memory(1, 768), matrix_without_memory("w8", 1024, 768)
+    yield Example("w4 with positions", embed_call(_state_without_memory(1), embedding, places, positions, x))
+    embedding, x = matrix_without_memory("bf16", 128256, 4096), without_memory(1, 4096)
+    yield Example("bf16", embed_call(_state_without_memory(1), embedding, places, None, x))
     kinds: tuple[tuple[WeightKind, CacheKind], ...] = (("w4", "bf16"), ("bf16", "int8"))
     for kind, kv in kinds:
         layer = LayerCache.empty(kv, 1, 8, 4096, 128, torch.device("meta"))
@@ -169,16 +189,81 @@ def _state_without_memory(rows: int) -> State:
     )
 
 
+def _table_arguments(table: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Numbers, byte by byte unless they are bfloat16, scales and units."""
+    numbers, scale, unit, _ = matrix_arguments(table, instead)
+    return (numbers if table.kind == "bf16" else numbers.view(torch.int8)), scale, unit
+
+
 @triton.jit
-def _embed(tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(
+    tokens,
+    position,
+    numbers,
+    scale,
+    unit,
+    finer_places,
+    finer_numbers,
+    finer_scale,
+    finer_unit,
+    positions_numbers,
+    positions_scale,
+    positions_unit,
+    x,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    FINER: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    POSITIONS_GROUP: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    value = tl.load(embedding + tl.load(tokens + row) * width + column, mask=inside, other=0.0).to(tl.float32)
-    if POSITIONS:
+    token = tl.load(tokens + row)
+    value = _part_of_row(numbers, scale, unit, token, column, KIND, GROUP, INPUTS)
+    if FINER:
+        place = tl.load(finer_places + token)
+        if place >= 0:
+            value += _part_of_row(finer_numbers, finer_scale, finer_unit, place, column, KIND, GROUP, INPUTS)
+    if POSITIONS != "none":
         at = tl.load(position + row).to(tl.int64)
-        value += tl.load(positions + at * width + column, mask=inside, other=0.0)
-    tl.store(x + row * width + column, value, mask=inside)
+        value += _part_of_row(
+            positions_numbers,
+            positions_scale,
+            positions_unit,
+            at,
+            column,
+            POSITIONS,
+            POSITIONS_GROUP,
+            INPUTS,
+        )
+    tl.store(x + row * INPUTS + column, value, mask=column < INPUTS)
+
+
+@triton.jit
+def _part_of_row(
+    numbers, scale, unit, row, column, KIND: tl.constexpr, GROUP: tl.constexpr, INPUTS: tl.constexpr
+):
+    """Some columns of a table's row, float32; the layout of its numbers is in packing.py."""
+    inside = column < INPUTS
+    if KIND == "bf16":
+        value = tl.load(numbers + row * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
+    else:
+        half = column % UNIT // (UNIT // 2)
+        byte = column // UNIT * (UNIT // 2) + column % (UNIT // 2)
+        if KIND == "w4":
+            both = tl.load(numbers + row * (INPUTS // 2) + byte, mask=inside, other=0).to(tl.int32)
+            number = tl.where(half == 0, both << 28 >> 28, both >> 4)
+        else:
+            byte += half * (INPUTS // 2)
+            number = tl.load(numbers + row * INPUTS + byte, mask=inside, other=0).to(tl.int32)
+        group = row * (INPUTS // GROUP) + column // GROUP
+        step = tl.load(scale + group, mask=inside, other=0).to(tl.float32) * tl.load(unit + row).to(
+            tl.float32
+        )
+        value = number.to(tl.float32) * step
+    return value
 
 
 @triton.jit

@@ -1,13 +1,19 @@
 """What inputs a decoder's layers get, from text that the model wrote itself: their second moments."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.models.loading.self_written import sampled
-from optigpu.surgery.places import Place, weight_of
+from optigpu.models.loading.self_written import first_token
+from optigpu.ops.decode.program import Program, Sampling
+from optigpu.surgery.places import Place, linear_places, weight_of
+from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+from optigpu.techniques.decoding.native_decode.layers import exchange_linears
+from optigpu.techniques.decoding.native_decode.programs import exchange_tables, program_of
+from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
 
 Moments = dict[str, torch.Tensor]
 Inputs = tuple[torch.Tensor, ...]
@@ -17,25 +23,47 @@ ROWS, LENGTH = 64, 128
 no less."""
 SEED = 1
 """A different text from those of sensitivity and quality."""
+ROWS_AT_ONCE = 8
+"""Of a pass: few enough for what a layer gives to stay in the caches."""
+STRIPES = 4
+"""Of the columns of a moment."""
 MOMENTS_MEMORY_SHARE = 1.25
 """The share of the weights' memory that the moments of one pass may take; a single layer's may take more."""
 
 
+def calibration_text(model: PreTrainedModel, group: int) -> torch.Tensor:
+    """What the model writes, int64 [ROWS, length], by the operator, with 8-bit weights in such groups.
+
+    That is many times faster than the model itself, and what a model writes hardly depends on those roundings.
+    """
+    length = min(LENGTH, model.config.max_position_embeddings)
+    decoder = new_decoder(_in_eight_bits(model, group), "bf16")
+    decoder.begin(ROWS, length)
+    start = torch.full((ROWS, 1), first_token(model, model.config.vocab_size, SEED), device=model.device)
+    return torch.cat([start, decoder.decode(start, length - 1, Sampling(temperature=1.0, seed=SEED))], dim=1)
+
+
+def _in_eight_bits(model: PreTrainedModel, group: int) -> Program:
+    """The program of a copy of the model, which shares the tensors that are not packed."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(model, shared)
+    places = linear_places(copied)
+    exchange_linears(places, {place.path: "w8" for place in places}, group, None, {})
+    exchange_tables(copied, "w8", group, tied=has_tied_head(model))
+    return program_of(copied)
+
+
 def moments_by_layer(
-    model: PreTrainedModel, places: Sequence[Place]
+    model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor
 ) -> Iterator[tuple[list[Place], Moments]]:
     """Some layers at a time with the sums of x xT over all tokens, float32 [inputs, inputs], by their paths.
 
     Layers that get the same inputs share one. A pass over the text is made for each part of the model, so that the
     caller may exchange layers in between: later ones are then calibrated on what those give.
     """
-    if not places:
-        return
-    length = min(LENGTH, model.config.max_position_embeddings)
-    tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED, at_once=ROWS)
     most = int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
     for part in _parts(places, most):
-        yield part, _moments(model, part, tokens)
+        yield part, _moments(model, part, text)
 
 
 def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:
@@ -52,29 +80,61 @@ def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:
         yield part
 
 
-def _moments(model: PreTrainedModel, places: Sequence[Place], tokens: torch.Tensor) -> Moments:
-    found: Moments = {}
-    with torch.no_grad(), _watched(places, found):
-        model(input_ids=tokens, use_cache=False)
-    return found
+def _moments(model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor) -> Moments:
+    gathered = _Gathered()
+    with torch.no_grad(), _watched(model, places, gathered):
+        for rows in text.split(ROWS_AT_ONCE):
+            model.base_model(input_ids=rows, use_cache=False)
+    return gathered.whole()
+
+
+class _Gathered:
+    """The moments of a pass. Queries, keys and values come one after the other and get the same tensor."""
+
+    def __init__(self) -> None:
+        self._found: Moments = {}
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def add(self, path: str, inputs: torch.Tensor) -> None:
+        """Only what is on and right of the diagonal, by stripes: less than two thirds of the work."""
+        if self._last is None or inputs is not self._last[0]:
+            x = inputs.detach().flatten(0, -2).float()
+            size = x.shape[1]
+            moment = self._found.get(path)
+            if moment is None:
+                moment = x.new_zeros(size, size)
+            stripe = -(-size // STRIPES)
+            for start in range(0, size, stripe):
+                moment[start : start + stripe, start:].addmm_(x[:, start : start + stripe].T, x[:, start:])
+            self._last = inputs, moment
+        self._found[path] = self._last[1]
+
+    def whole(self) -> Moments:
+        """With what is left of the diagonal."""
+        self._last = None
+        for moment in {id(each): each for each in self._found.values()}.values():
+            moment.copy_(moment.triu() + moment.triu(1).T)
+        return self._found
 
 
 @contextmanager
-def _watched(places: Sequence[Place], found: Moments) -> Iterator[None]:
-    """Gathers while one pass runs. Queries, keys and values come one after the other and get the same tensor."""
-    last: tuple[torch.Tensor, torch.Tensor] | None = None
+def _watched(model: PreTrainedModel, places: Sequence[Place], gathered: _Gathered) -> Iterator[None]:
+    """Gathers while a pass runs up to the head, of which no logits are needed."""
 
     def watch(path: str) -> Callable[[torch.nn.Module, Inputs], None]:
-        def before(_: torch.nn.Module, inputs: Inputs) -> None:
-            nonlocal last
-            if last is None or inputs[0] is not last[0]:
-                x = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).float()
-                last = inputs[0], x.T @ x
-            found[path] = last[1]
+        return lambda _, inputs: gathered.add(path, inputs[0])
 
-        return before
-
-    handles = [place.layer.register_forward_pre_hook(watch(place.path)) for place in places]
+    handles = [
+        place.layer.register_forward_pre_hook(watch(place.path))
+        for place in places
+        if place.path != HEAD_PATH
+    ]
+    if len(handles) < len(places):
+        handles.append(
+            model.base_model.register_forward_hook(
+                lambda _, __, output: gathered.add(HEAD_PATH, output.last_hidden_state)
+            )
+        )
     try:
         yield
     finally:

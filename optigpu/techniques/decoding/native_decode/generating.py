@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from optigpu.ops.decode.calls import ProgramDecoder
 from optigpu.ops.decode.program import CacheKind
-from optigpu.techniques.decoding.native_decode.loop import new_decoder
+from optigpu.techniques.decoding.native_decode.decoders import new_decoder
 from optigpu.techniques.decoding.native_decode.programs import attached
 
 TOKENS_A_CALL = 16

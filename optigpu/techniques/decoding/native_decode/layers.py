@@ -5,39 +5,72 @@ them, and compute with them, slowly, when the model itself is called.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
-from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import Matrix, WeightKind
+from optigpu.ops.decode.program import FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
-from optigpu.ops.layouts import DECODE_BITS, decode_bytes
+from optigpu.ops.layouts import DECODE_BITS, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
-from optigpu.surgery.places import LinearLayer, Place, weight_of
+from optigpu.surgery.places import LinearLayer, Place, become, weight_of
 from optigpu.vocabulary import DeviceKind
 
 
-class DecodeLinear(torch.nn.Module):
-    """y = x @ weight.T + bias with unpacked weights, in the dtype of x."""
+class HoldsMatrix(torch.nn.Module):
+    """Has the tensors of a packed matrix as buffers."""
 
-    holds_quantized_weights = True
+    kind: WeightKind
     numbers: torch.Tensor
     scale: torch.Tensor | None
     bias: torch.Tensor | None
     unit: torch.Tensor | None
+    finer: "HeldFinerRows | None"
 
-    def __init__(self, matrix: Matrix) -> None:
-        super().__init__()
+    def hold(self, matrix: Matrix) -> None:
+        """Only once a module is initialized."""
         self.kind, self.group = matrix.kind, matrix.group
         self.outputs, self.inputs = matrix.outputs, matrix.inputs
         self.register_buffer("numbers", matrix.numbers)
         self.register_buffer("scale", matrix.scale)
         self.register_buffer("bias", matrix.bias)
         self.register_buffer("unit", matrix.unit)
+        self.finer = None if matrix.finer is None else HeldFinerRows(matrix.finer)
+
+    @property
+    def matrix(self) -> Matrix:
+        about = (self.kind, self.outputs, self.inputs, self.group)
+        finer = None if self.finer is None else FinerRows(self.finer.rows, self.finer.matrix)
+        return Matrix(*about, self.numbers, self.scale, self.bias, self.unit, finer)
+
+    def unpacked(self) -> torch.Tensor:
+        """The weights, float32 [outputs, inputs]."""
+        matrix = self.matrix
+        return unpack(matrix) if matrix.numbers.device.type == "cpu" else unpack_from_cuda(matrix)
+
+
+class HeldFinerRows(HoldsMatrix):
+    """What is added to some rows of a matrix."""
+
+    rows: torch.Tensor
+
+    def __init__(self, finer: FinerRows) -> None:
+        super().__init__()
+        self.hold(finer.matrix)
+        self.register_buffer("rows", finer.rows)
+
+
+class DecodeLinear(HoldsMatrix):
+    """y = x @ weight.T + bias with unpacked weights, in the dtype of x."""
+
+    holds_quantized_weights = True
+
+    def __init__(self, matrix: Matrix) -> None:
+        super().__init__()
+        self.hold(matrix)
 
     @classmethod
     def of(
@@ -51,10 +84,12 @@ class DecodeLinear(torch.nn.Module):
         """The packed layer of a Linear or a Conv1D."""
         return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
-    @property
-    def matrix(self) -> Matrix:
-        about = (self.kind, self.outputs, self.inputs, self.group)
-        return Matrix(*about, self.numbers, self.scale, self.bias, self.unit)
+    def refine(
+        self, rows: torch.Tensor, left: torch.Tensor, arena: Arena | None, known: Compensation | None
+    ) -> None:
+        """Adds what rounding has left of some rows, int64 [count] in ascending order. left: float32 [count, inputs]."""
+        matrix = _pack(left, None, self.kind, self.group, arena, known)
+        self.finer = HeldFinerRows(FinerRows(kept(rows, rows.device, arena), matrix))
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
@@ -64,36 +99,59 @@ class DecodeLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias[: self.outputs].to(x.dtype)
-        return torch.nn.functional.linear(x, _unpack(self.matrix).to(x.dtype), bias)
+        return torch.nn.functional.linear(x, self.unpacked().to(x.dtype), bias)
 
 
-class DecodeEmbedding(torch.nn.Embedding):
-    """Row i of a bfloat16 table, in the dtype of the embedding that it was made of."""
+class DecodeTable(HoldsMatrix):
+    """Mixed into an embedding, which then looks up unpacked rows, in the dtype that its own had.
 
-    def __init__(self, embedding: torch.nn.Embedding) -> None:
-        super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
-        # A buffer: a model takes the dtype of its first parameter for its own.
-        del self.weight
-        self.register_buffer("weight", embedding.weight.detach().to(torch.bfloat16).contiguous())
-        self.dtype = embedding.weight.dtype
+    `unused` rows come before those of the matrix: no token has them.
+    """
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return super().forward(ids).to(self.dtype)
+    dtype: torch.dtype
+    unused: int
+
+    @property
+    def weight(self) -> torch.Tensor:
+        rows = self.unpacked().to(self.dtype)
+        return torch.nn.functional.pad(rows, (0, 0, self.unused, 0))
+
+
+def exchange_table(embedding: torch.nn.Embedding, matrix: Matrix) -> None:
+    """Makes the rows of a matrix those of an embedding, its last ones if it has more."""
+    dtype, rows = embedding.weight.dtype, embedding.weight.shape[0]
+    del embedding.weight
+    table = become(embedding, DecodeTable)
+    table.hold(matrix)
+    table.dtype, table.unused = dtype, rows - matrix.outputs
+
+
+def packed_table(weight: torch.Tensor, kind: WeightKind, group: int) -> Matrix:
+    """Rows that are looked up, [rows, width], in memory of their own."""
+    arena = Arena(_bytes(weight, kind, group)) if weight.device.type == "cpu" else None
+    return _pack(weight, None, kind, group, arena, None)
 
 
 def candidates_of(
-    places: Sequence[Place], kinds: Sequence[WeightKind], group: int, costs: Mapping[str, float]
+    places: Sequence[Place],
+    kinds: Sequence[WeightKind],
+    group: int,
+    costs: Mapping[str, float],
+    finer: Mapping[str, int],
 ) -> list[Candidate]:
     """Every layer with its kind and its bytes. Those of 4 bits that `costs` names may have 8 as well.
 
     `costs` says by path what is lost with 4 bits and not with 8. The layer that loses the most for each byte is raised
-    first.
+    first. `finer` says by path how many rows of 4 bits are rounded twice.
     """
     found = []
     for place, kind in zip(places, kinds, strict=True):
         both: tuple[WeightKind, ...] = (kind, "w8") if place.path in costs else (kind,)
         levels = tuple(
-            Level(each, DECODE_BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both
+            Level(
+                each, DECODE_BITS[each], _bytes(weight_of(place.layer), each, group, finer.get(place.path, 0))
+            )
+            for each in both
         )
         more = levels[-1].stored_bytes - levels[0].stored_bytes
         found.append(Candidate(place.path, levels, Stage.REST, costs[place.path] / more if more else 0.0))
@@ -121,37 +179,11 @@ def exchange_linears(
         place.put(DecodeLinear.of(place.layer, kinds[place.path], group, arena, known))
 
 
-def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The tensors of the DecodeLinears at some paths, by path and name."""
-    return {
-        f"{path}.{name}": tensor
-        for path in paths
-        for name, tensor in model.get_submodule(path).named_buffers()
-    }
-
-
-def restore_linears(
-    places: Sequence[Place],
-    kinds: Mapping[str, WeightKind],
-    group: int,
-    arena: Arena | None,
-    tensors: Mapping[str, torch.Tensor],
-) -> None:
-    """Like `exchange_linears`, with tensors from `packed_tensors`."""
-    for place in places:
-        weight, kind = weight_of(place.layer), kinds[place.path]
-        found: dict[str, Any] = {}
-        for name in ("numbers", "scale", "unit", "bias"):
-            tensor = tensors.get(f"{place.path}.{name}")
-            if tensor is None:
-                found[name] = None
-            elif arena is None or name == "bias":
-                found[name] = tensor.to(weight.device, copy=True)
-            else:
-                found[name] = arena.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-        outputs, inputs = weight.shape
-        matrix = Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, **found)
-        place.put(DecodeLinear(matrix))
+def kept(tensor: torch.Tensor, device: torch.device, arena: Arena | None) -> torch.Tensor:
+    """A copy on a device, or in the arena where there is one."""
+    if arena is None:
+        return tensor.to(device, copy=True)
+    return arena.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
 def joined_matrices(layers: Sequence[DecodeLinear]) -> tuple[Matrix, ...]:
@@ -181,10 +213,12 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
         start = rows.stop
 
 
-def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
-    """Bytes of a packed matrix with its padding, without its bias."""
+def _bytes(weight: torch.Tensor, kind: WeightKind, group: int, finer: int = 0) -> int:
+    """Bytes of a packed matrix with its padding, without its bias; of 4 bits, with so many finer rows."""
     outputs, inputs = weight.shape
-    return decode_bytes(outputs, inputs, DeviceKind(weight.device.type), kind=kind, group=group)
+    device = DeviceKind(weight.device.type)
+    more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind == "w4" else 0
+    return more + decode_bytes(outputs, inputs, device, kind=kind, group=group)
 
 
 def _pack(
@@ -198,7 +232,3 @@ def _pack(
     if weight.device.type == "cpu":
         return pack(weight, bias, kind, group, arena, known)
     return pack_for_cuda(weight, bias, kind, group, known)
-
-
-def _unpack(matrix: Matrix) -> torch.Tensor:
-    return unpack(matrix) if matrix.numbers.device.type == "cpu" else unpack_from_cuda(matrix)

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.hardware.cpu import one_cpu_of_each_core
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.speculation import GuessingDecoder
-from optigpu.ops.decode.program import CacheKind, Program
 from optigpu.techniques.base import Loop, Notes
 from optigpu.techniques.decoding.native_decode.slots import NativeSlots
 from optigpu.techniques.decoding.native_decode.speculation import NativeSpeculation
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda.decoder import CudaDecoder
-
-    Decoder = CpuDecoder | CudaDecoder
+    from optigpu.techniques.decoding.native_decode.decoders import Decoder
 
 
 class NativeLoop:
@@ -122,12 +118,3 @@ def require_operator(device: torch.device) -> str:
             "native_decode needs Triton on CUDA, and it is not installed; install it with: pip install triton."
         )
     return "triton"
-
-
-def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
-    """A decoder on the device of the program's weights; on a CPU with as many threads as torch has."""
-    if program.embedding.device.type != "cpu":
-        from optigpu.ops.decode.cuda.decoder import CudaDecoder  # imports Triton
-
-        return CudaDecoder(program, kv)
-    return CpuDecoder(program, kv, threads=torch.get_num_threads(), cpus=one_cpu_of_each_core())

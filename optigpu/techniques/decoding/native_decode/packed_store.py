@@ -22,13 +22,13 @@ from transformers import PreTrainedModel
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
 from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
-from optigpu.techniques.decoding.native_decode.layers import packed_tensors
 from optigpu.techniques.decoding.native_decode.packing import (
     Packed,
     PackingOptions,
     pack_layers,
     restore_layers,
 )
+from optigpu.techniques.decoding.native_decode.restoring import packed_tensors
 from optigpu.techniques.decoding.native_decode.sources import sources_of
 
 BOUND = Bound("OPTIGPU_DECODE_CACHE_GB", default=20 * 2**30, files="packed weights")

@@ -14,9 +14,13 @@ from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import WeightKind
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
-from optigpu.techniques.decoding.native_decode.calibration import moments_by_layer
-from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears, restore_linears
+from optigpu.techniques.decoding.native_decode.calibration import calibration_text, moments_by_layer
+from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears
+from optigpu.techniques.decoding.native_decode.prediction import finer_rows
+from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
+from optigpu.techniques.decoding.native_decode.restoring import restore_linears
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences
+from optigpu.techniques.decoding.native_decode.tied_table import TiedTable
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
     """Exchanges the linear layers for packed ones, in place."""
     kinds = [options.kind(model, place) for place in places]
     costs = _costs(model, places, kinds, options) if options.extra_bytes else {}
-    candidates = candidates_of(places, kinds, options.group, costs)
+    finer = {HEAD_PATH: finer_rows(model.config.vocab_size)} if has_tied_head(model) else {}
+    candidates = candidates_of(places, kinds, options.group, costs, finer)
     decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
     weights = sum(weight_of(place.layer).numel() for place in places)
     chosen = _exchange(model, places, decisions, options)
@@ -82,10 +87,17 @@ def _exchange(
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
     calibrated = [place for place in places if options.calibration == "self" and kinds[place.path] == "w4"]
-    for part, moments in moments_by_layer(model, calibrated):
-        exchange_linears(part, kinds, options.group, arena, moments)
+    text = calibration_text(model, options.group) if calibrated else None
+    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] == "w4" else None
+    if text is not None:
+        for part, moments in moments_by_layer(model, calibrated, text):
+            if tied is not None:
+                tied.weigh(moments, text.numel())
+            exchange_linears(part, kinds, options.group, arena, moments)
     others = [place for place in places if place not in calibrated]
     exchange_linears(others, kinds, options.group, arena, {})
+    if tied is not None:
+        tied.refine(arena)
     return kinds
 
 

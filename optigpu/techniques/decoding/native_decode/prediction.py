@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from optigpu.models.families import family_of
 from optigpu.models.tensors import Matrix, OwnPasses, Part
 from optigpu.ops.decode.program import CacheKind, WeightKind
-from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes
+from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MOST_ROWS = 512
 WIDENED = 10
 """Bytes of a quantized weight while a prompt's product on CUDA widens it: two float32 numbers and a bfloat16 one."""
 FLOAT, HALF = 4, 2
+FINER_UNIT = 16
+"""Rows of a block on a CPU, which is filled up otherwise."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,22 @@ class Layout:
         """Of a linear layer's weights without extra bytes."""
         return self.head if part is Part.HEAD and self.head != "same" else self.weights
 
+    @property
+    def tables(self) -> WeightKind:
+        """Of positions, and of an embedding that is not the head's."""
+        return "bf16" if self.weights == "bf16" else "w8"
+
+
+def finer_rows(vocabulary: int) -> int:
+    """How many rows of a tied table of 4 bits are rounded twice.
+
+    Those of frequent tokens. By Zipf's law so many are about the same share of a text for every size of vocabulary.
+    """
+    return min(vocabulary, FINER_UNIT * math.ceil(math.pow(vocabulary, 2 / 3) / FINER_UNIT))
+
 
 def packed_weights(weights: "StoredWeights", layout: Layout, device: DeviceKind) -> "StoredWeights":
-    """Packed matrices with a head of their own, a bfloat16 embedding, and float32 copies of what came in 16 bits.
+    """Packed matrices and tables, of which a tied head and embedding share one, and float32 copies of norms of 16 bits.
 
     Which layers get the extra bytes depends on the weights, so that the sum may be below by less than a layer.
     """
@@ -64,19 +80,20 @@ def packed_weights(weights: "StoredWeights", layout: Layout, device: DeviceKind)
 
 
 def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: DeviceKind) -> Matrix:
+    if matrix.part is Part.EMBEDDING and weights.tied:
+        return replace(matrix, bytes=0)
     if matrix.part is Part.EMBEDDING:
-        return replace(matrix, bytes=HALF * matrix.elements)
+        return replace(matrix, bytes=_packed(matrix, layout.tables, layout, device))
     if matrix.part is Part.POSITIONS:
-        copy = 0 if weights.width == FLOAT else FLOAT * weights.facts.context * matrix.inner
-        return replace(matrix, bytes=matrix.bytes + copy)
-    outputs = matrix.outputs
+        used = replace(matrix, outputs=weights.facts.context)
+        return replace(matrix, bytes=_packed(used, layout.tables, layout, device))
+    outputs, kind = matrix.outputs, layout.kind(matrix.part)
     if device is DeviceKind.CPU:
         outputs = -(-outputs // DECODE_TILE) * DECODE_TILE
-    return replace(
-        matrix,
-        bytes=_packed(matrix, layout.kind(matrix.part), layout, device),
-        bias_bytes=FLOAT * outputs if matrix.bias_bytes else 0,
-    )
+    size = _packed(matrix, kind, layout, device)
+    if matrix.part is Part.HEAD and weights.tied and kind == "w4":
+        size += finer_bytes(finer_rows(matrix.outputs), matrix.inner, device, kind=kind, group=layout.group)
+    return replace(matrix, bytes=size, bias_bytes=FLOAT * outputs if matrix.bias_bytes else 0)
 
 
 def _raised(matrices: tuple[Matrix, ...], layout: Layout, device: DeviceKind) -> Iterator[Matrix]:
@@ -96,9 +113,8 @@ def _linear(matrices: Iterator[Matrix] | tuple[Matrix, ...]) -> Iterator[Matrix]
 
 def _passes(facts: "ModelFacts", layout: Layout, device: DeviceKind) -> OwnPasses:
     head, is_cpu = facts.head_size, device is DeviceKind.CPU
-    values = -(-head // CACHE_TILE) * CACHE_TILE if is_cpu else head
-    numbers = (head + values) * (HALF if layout.kv == "bf16" else 1)
-    scales = 2 * KV_SCALE_BYTES if layout.kv == "int8" else 0
+    numbers = sum(kv_bytes(layout.kv, head)) if is_cpu else 2 * head * (HALF if layout.kv == "bf16" else 1)
+    scales = 0 if layout.kv == "bf16" else 2 * KV_SCALE_BYTES
     half_angles = 0 if family_of(facts.family).learns_positions else FLOAT * (head // 2)
     # What the C++ operator has for a pass is its own, some MB at the most; on CUDA a prompt goes through torch.
     row = 0 if is_cpu else FLOAT * (4 * facts.hidden_size + 4 * (facts.inner_size or 4 * facts.hidden_size))

@@ -7,9 +7,15 @@ import torch
 from torch.nn import Embedding, LayerNorm, Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from optigpu.ops.decode.program import Block, Norm, Program
-from optigpu.surgery.places import Place, storage_of, weight_of
-from optigpu.techniques.decoding.native_decode.layers import DecodeEmbedding, DecodeLinear, joined_matrices
+from optigpu.ops.decode.program import Block, Matrix, Norm, Program, WeightKind
+from optigpu.surgery.places import storage_of, weight_of
+from optigpu.techniques.decoding.native_decode.layers import (
+    DecodeLinear,
+    DecodeTable,
+    exchange_table,
+    joined_matrices,
+    packed_table,
+)
 from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
 from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD_PATH
 
@@ -25,16 +31,25 @@ class Attached(Module):
         self.program = program
 
 
-def exchange_embedding(model: PreTrainedModel) -> None:
-    """Replaces the embedding by a bfloat16 table; looked-up rows keep the embedding's dtype."""
+def exchange_tables(model: PreTrainedModel, kind: WeightKind, group: int, *, tied: bool) -> None:
+    """Packs the tables whose rows are looked up; a tied embedding has those of the head, which is a DecodeLinear."""
     parts = _family(model).decoder
     decoder = model.get_submodule(parts.path)
-    place = Place(f"{parts.path}.{parts.embedding}", decoder, parts.embedding)
-    place.put(DecodeEmbedding(getattr(decoder, parts.embedding)))
+    embedding: Embedding = getattr(decoder, parts.embedding)
+    if tied:
+        exchange_table(embedding, _decode_linear(model, HEAD_PATH).matrix)
+    else:
+        exchange_table(embedding, packed_table(embedding.weight, kind, group))
+    if parts.positions is not None:
+        positions: Embedding = getattr(decoder, parts.positions)
+        used = positions.weight[
+            getattr(positions, "offset", 0) :
+        ]  # OPT's begin with two rows that no position has
+        exchange_table(positions, packed_table(used, kind, group))
 
 
 def attach(model: PreTrainedModel) -> Program:
-    """Fills a program from a model whose linear layers are DecodeLinears, and has the model keep it.
+    """Fills a program from a model whose layers and tables are packed, and has the model keep it.
 
     Tensors that the model did not hold, float32 copies of what came in 16 bits, are counted with its weights.
     """
@@ -44,10 +59,6 @@ def attach(model: PreTrainedModel) -> Program:
     for name, tensor in _norm_tensors(program):
         if storage_of(tensor) not in held:
             kept.register_buffer(name, tensor)
-    positions = program.positions
-    if positions is not None and storage_of(positions) not in held:
-        # A table, of which a token reads one row.
-        kept.add_module("positions", Embedding.from_pretrained(positions))
     model.add_module(ATTACHED, kept)
     return program
 
@@ -60,27 +71,28 @@ def attached(model: PreTrainedModel) -> Program:
 
 
 def program_of(model: PreTrainedModel) -> Program:
-    """The program of a model that nothing refuses and whose linear layers are DecodeLinears."""
+    """The program of a model that nothing refuses and whose layers and tables are packed."""
     config, family = model.config, _family(model)
     parts = family.decoder
     decoder = model.get_submodule(parts.path)
     stack: list[Module] = list(getattr(decoder, parts.blocks))
     blocks = tuple(_block(config, family, block) for block in stack)
-    embedding, positions = weight_of(getattr(decoder, parts.embedding)), _positions(decoder, parts.positions)
+    embedding = _table(decoder, parts.embedding)
+    positions = None if parts.positions is None else _table(decoder, parts.positions)
     rotary: Module | None = getattr(decoder, "rotary_emb", None)
     attention: Any = stack[0].get_submodule(family.attention.path)
     return Program(
-        width=embedding.shape[1],
+        width=embedding.inputs,
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_size=attention.head_dim,
         inner=blocks[0].up.outputs,
-        vocabulary=embedding.shape[0],
-        context=config.max_position_embeddings if positions is None else positions.shape[0],
+        vocabulary=embedding.outputs,
+        context=config.max_position_embeddings if positions is None else positions.outputs,
         activation=ACTIVATIONS[getattr(config, family.family.keys.activation)],
         embedding=embedding,
         positions=positions,
-        rotary=None if rotary is None else _rotary(rotary, embedding.device),
+        rotary=None if rotary is None else _rotary(rotary, embedding.numbers.device),
         blocks=blocks,
         final=_norm(getattr(decoder, parts.final)),
         head=_decode_linear(model, HEAD_PATH).matrix,
@@ -97,6 +109,12 @@ def _decode_linear(parent: Module, path: str) -> DecodeLinear:
     found = parent.get_submodule(path)
     assert isinstance(found, DecodeLinear)
     return found
+
+
+def _table(decoder: Module, name: str) -> Matrix:
+    found = getattr(decoder, name)
+    assert isinstance(found, DecodeTable)
+    return found.matrix
 
 
 def _block(config: PreTrainedConfig, family: Runnable, block: Module) -> Block:
@@ -126,14 +144,6 @@ def _norm(norm: Any) -> Norm:
     if isinstance(norm, LayerNorm):
         return Norm("layer", weight, None if bias is None else bias.detach().float(), norm.eps)
     return Norm("rms", weight, None, norm.variance_epsilon)
-
-
-def _positions(decoder: Module, name: str | None) -> torch.Tensor | None:
-    """OPT's table begins with two rows that no position has."""
-    if name is None:
-        return None
-    table: Module = getattr(decoder, name)
-    return weight_of(table).detach()[getattr(table, "offset", 0) :].float()
 
 
 def _rotary(embedding: Module, device: torch.device) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:

@@ -26,6 +26,11 @@ FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embeddings whose angles do not depend on how long the sequence is."""
 
 
+def has_tied_head(model: PreTrainedModel) -> bool:
+    """Whether head and embedding share a matrix, as long as nothing is packed."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
 def refusal(model: PreTrainedModel) -> str | None:
     """Why no program can be filled from a loaded model, as `known_refusal`; nothing is changed.
 

@@ -47,10 +47,11 @@ class NativeDecode(Technique):
     what that gives its layers the errors of 4-bit weights make up for each other: they cost half as much quality, and
     loading a model of 10^9 weights takes minutes the first time; packed 4-bit weights are kept in the cache folder.
     `extra_bytes` is the share by which 4-bit weights may grow so that those layers have 8 bits where that leaves out
-    the most of the error. `kv` is what keys and values are stored as. `tokens_at_once` are chosen within one call of
-    the operator: they come together, so that a token has no time of its own. The embedding becomes bfloat16, also where
-    a tied head is packed. All sums are float32, whatever dtype the weights came in: bf16 and fp16 are where the weights
-    are quantized from, and take half the memory for loading.
+    the most of the error. `kv` is what keys and values are stored as; int4 is for a CPU alone. `tokens_at_once` are
+    chosen within one call of the operator: they come together, so that a token has no time of its own. A tied embedding
+    is looked up in the packed head, of which the rows of frequent tokens have twice 4 bits; other tables have 8 bits,
+    or 16 with bfloat16 weights. All sums are float32, whatever dtype the weights came in: bf16 and fp16 are where the
+    weights are quantized from, and take half the memory for loading.
     """
 
     layer: ClassVar[Layer] = Layer.DECODING
@@ -128,6 +129,8 @@ class NativeDecode(Technique):
         """The family must be one that the operator runs, the groups must divide, and a CPU needs a compiler."""
         if device is DeviceKind.CPU and environment.compiler is None:
             return f"{self.name} needs a C++ compiler on a CPU, and none was found; install g++."
+        if device is not DeviceKind.CPU and self.kv == "int4":
+            return f"{self.name} has kv int4 on a CPU alone; use int8 or bf16 on {device}."
         reason = known_refusal(model, self._unit) if model else None
         return f"{self.name} {reason}." if reason else None
 
@@ -144,7 +147,7 @@ class NativeDecode(Technique):
         return self.model_copy(update={"calibration": "self" if is_trained else "none"})
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """Packed matrices, a bfloat16 embedding, and passes by the operator.
+        """Packed matrices and tables, and passes by the operator.
 
         With `extra_bytes` the sum may be below by less than a layer. Raises UnsupportedError for a model that the
         operator does not run.
@@ -152,8 +155,7 @@ class NativeDecode(Technique):
         reason = known_refusal(weights.facts, self._unit)
         if reason:
             raise UnsupportedError(f"{self.name} {reason}.")
-        layout = Layout(self.weights, self.group, self.head, self.extra_bytes, self.kv)
-        return packed_weights(weights, layout, device)
+        return packed_weights(weights, self._layout, device)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -166,8 +168,8 @@ class NativeDecode(Technique):
         from optigpu.techniques.decoding.native_decode.loop import require_operator
         from optigpu.techniques.decoding.native_decode.packed_store import pack_or_restore
         from optigpu.techniques.decoding.native_decode.packing import PackingOptions
-        from optigpu.techniques.decoding.native_decode.programs import attach, exchange_embedding
-        from optigpu.techniques.decoding.native_decode.requirements import refusal
+        from optigpu.techniques.decoding.native_decode.programs import attach, exchange_tables
+        from optigpu.techniques.decoding.native_decode.requirements import has_tied_head, refusal
 
         require_unquantized(model, self.name)
         reason = refusal(model)
@@ -176,14 +178,16 @@ class NativeDecode(Technique):
         places = checked_places(model, self.name, self._unit)
         operator = require_operator(model.device)
         options = PackingOptions(self.weights, self.group, self.head, self.extra_bytes, self.calibration)
+        tied = has_tied_head(model)
         facts = pack_or_restore(model, places, options)
-        exchange_embedding(model)
+        exchange_tables(model, self._layout.tables, self.group, tied=tied)
         attach(model)
         notes.record(decode_operator=operator, decode_calibration=self.calibration, **facts)
 
     def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """The operator's own loop."""
-        from optigpu.techniques.decoding.native_decode.loop import NativeLoop, new_decoder
+        from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+        from optigpu.techniques.decoding.native_decode.loop import NativeLoop
         from optigpu.techniques.decoding.native_decode.programs import attached
 
         program = attached(model)
@@ -192,7 +196,8 @@ class NativeDecode(Technique):
 
     def forward(self, forward: Forward, notes: Notes) -> Forward:
         """The whole prompt by the operator."""
-        from optigpu.techniques.decoding.native_decode.loop import NativePass, new_decoder
+        from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+        from optigpu.techniques.decoding.native_decode.loop import NativePass
         from optigpu.techniques.decoding.native_decode.programs import attached
 
         program = attached(forward.model)  # type: ignore[attr-defined]
@@ -207,17 +212,22 @@ class NativeDecode(Technique):
         return CpuDecoder(attached(model), self.kv, beside=beside)
 
     @property
+    def _layout(self) -> Layout:
+        return Layout(self.weights, self.group, self.head, self.extra_bytes, self.kv)
+
+    @property
     def _unit(self) -> int:
         """The inputs of every matrix must be a multiple of this; the operator reads four bfloat16 weights at once."""
         return 4 if self.weights == "bf16" and self.head != "w8" else self.group
 
     def _facts(self, program: Program) -> dict[str, Any]:
         """The facts of the decoder and its cache; the bytes of a token are those of one sequence."""
-        head_bytes = 2 * program.head_size if self.kv == "bf16" else program.head_size + 4
+        half = {"bf16": 4, "int8": 2, "int4": 1}[self.kv]
+        head_bytes = half * program.head_size // 2 + (0 if self.kv == "bf16" else 4)
         return {
             "decode_loop": "native operator",
             "attn_implementation": "native operator",
             "kv_cache": "native",
-            "kv_cache_dtype": {"bf16": "bfloat16", "int8": "int8"}[self.kv],
+            "kv_cache_dtype": "bfloat16" if self.kv == "bf16" else self.kv,
             "kv_cache_bytes_per_token": 2 * len(program.blocks) * program.kv_heads * head_bytes,
         }

@@ -1,0 +1,89 @@
+// Rows of packed tables: the embeddings of a token and of its position. Included once for each instruction set; see
+// instruction_sets.h.
+//
+// Every instruction set finds what cpu/packing.py unpacks, bit by bit: a number times its scale, rounded before it is added.
+
+constexpr int64_t kPiece = 16;  // inputs that are gathered at once; a program's width is a multiple of it
+
+// 4 bytes of each chunk are a row's own (linear.h).
+template <int64_t kChunks>
+INLINE void gather(const uint8_t* from, uint32_t (&words)[kChunks]) {
+#pragma GCC unroll 8
+  for (int64_t c = 0; c < kChunks; ++c) std::memcpy(&words[c], from + c * kChunkBytes, sizeof words[c]);
+}
+
+INLINE void gather_fours(const uint8_t* from, int8_t (&numbers)[kPiece]) {
+  uint32_t words[kPiece / 8];
+  gather(from, words);
+  for (int64_t c = 0; c < kPiece / 8; ++c) {
+    const uint32_t halves[2] = {words[c] & 0x0f0f0f0f, words[c] >> 4 & 0x0f0f0f0f};
+    std::memcpy(numbers + c * 8, halves, sizeof halves);
+  }
+}
+
+INLINE void gather_eights(const uint8_t* from, int8_t (&numbers)[kPiece]) {
+  uint32_t words[kPiece / 4];
+  gather(from, words);
+  for (uint32_t& word : words) word ^= 0x80808080;  // 128 less each
+  std::memcpy(numbers, words, sizeof words);
+}
+
+INLINE void add_floats(float* x, Vector value) {
+  OPAQUE(value);  // the product is rounded before the sum, not joined with it
+  store_floats(x, load_floats(x) + value);
+}
+
+template <bool kFour>
+void add_quantized_row(const Matrix& table, int64_t row, float* x) {
+  constexpr int64_t kChunks = kPiece / (kFour ? 8 : 4);
+  const int64_t block = row / kBlockOutputs, lane = row % kBlockOutputs;
+  const uint8_t* from = table.numbers + block * (table.inputs / kPiece) * kChunks * kChunkBytes + lane * 4;
+  const int8_t* scale = table.scale + block * (table.inputs / table.group) * kBlockOutputs + lane;
+  const float unit = from_bfloat16(table.unit[row]);
+  for (int64_t i = 0; i < table.inputs; i += kPiece, from += kChunks * kChunkBytes) {
+    const float step = scale[i / table.group * kBlockOutputs] * unit;
+    int8_t numbers[kPiece];
+    if constexpr (kFour)
+      gather_fours(from, numbers);
+    else
+      gather_eights(from, numbers);
+    for (int64_t j = 0; j < kPiece; j += kLanes) {
+      const Bits q = load_bytes(numbers + j) - (kFour ? kFoursZero : 0);
+      add_floats(x + i + j, __builtin_convertvector(q, Vector) * step);
+    }
+  }
+}
+
+void add_bfloat16_row(const Matrix& table, int64_t row, float* x) {
+  constexpr int64_t kChunks = kPiece / 2;
+  const int64_t block = row / kBlockOutputs, lane = row % kBlockOutputs;
+  const uint8_t* from = table.numbers + block * (table.inputs / kPiece) * kChunks * kChunkBytes + lane * 4;
+  for (int64_t i = 0; i < table.inputs; i += kPiece, from += kChunks * kChunkBytes) {
+    uint32_t pairs[kChunks];
+    gather(from, pairs);
+    uint16_t numbers[kPiece];
+    std::memcpy(numbers, pairs, sizeof numbers);
+    for (int64_t j = 0; j < kPiece; j += kLanes) add_floats(x + i + j, load_bfloat16(numbers + j));
+  }
+}
+
+void add_row(const Matrix& table, int64_t row, float* x) {
+  if (table.kind == kFourBits) return add_quantized_row<true>(table, row, x);
+  if (table.kind == kEightBits) return add_quantized_row<false>(table, row, x);
+  add_bfloat16_row(table, row, x);
+}
+
+// With what it has more where it is one of the finer rows.
+void add_whole_row(const Matrix& table, int64_t row, float* x) {
+  add_row(table, row, x);
+  if (table.finer == nullptr) return;
+  const int64_t *first = table.finer->rows, *last = first + table.finer->matrix.outputs;
+  const int64_t* found = std::lower_bound(first, last, row);
+  if (found != last && *found == row) add_row(table.finer->matrix, found - first, x);
+}
+
+void embed(const Program& program, int64_t token, int64_t position, float* x) {
+  std::fill_n(x, program.width, 0.0f);
+  add_whole_row(program.embedding, token, x);
+  if (program.positions.outputs > 0) add_row(program.positions, position, x);
+}

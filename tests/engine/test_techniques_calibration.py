@@ -1,0 +1,79 @@
+"""What native_decode is calibrated on: a text that the model wrote, and what its layers are given by it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from optigpu.surgery.places import linear_places, weight_of
+from optigpu.techniques.decoding.native_decode.calibration import (
+    LENGTH,
+    ROWS,
+    calibration_text,
+    moments_by_layer,
+)
+from tests.engine.decoder_models import DECODERS, decoder_model
+from tests.engine.tiny_models import VOCABULARY, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+def inputs_of(model: Any, text: torch.Tensor) -> dict[str, torch.Tensor]:
+    """By the paths of all linear layers, as torch's own hooks see them, float64 [tokens, inputs]."""
+    found: dict[str, torch.Tensor] = {}
+    for place in linear_places(model):
+        place.layer.register_forward_hook(
+            lambda _, inputs, __, path=place.path: found.update({path: inputs[0].flatten(0, -2).double()})
+        )
+    with torch.no_grad():
+        model(text)
+    return found
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_moments_are_those_of_what_each_layer_is_given(name: str) -> None:
+    text = torch.randint(0, VOCABULARY, (20, 9), generator=torch.Generator().manual_seed(0))
+    model = decoder_model(name)
+    expected = inputs_of(decoder_model(name), text)
+    places = linear_places(model)
+    seen = 0
+    for part, moments in moments_by_layer(model, places, text):
+        for place in part:
+            moment, x = moments[place.path], expected[place.path]
+            assert moment.equal(moment.T)
+            torch.testing.assert_close(
+                moment.double(), x.T @ x, rtol=1e-4, atol=1e-4 * float(x.square().sum(0).max())
+            )
+            seen += 1
+    assert seen == len(places)
+
+
+def test_layers_with_the_same_inputs_share_a_moment() -> None:
+    model = tiny_model("llama")
+    places = linear_places(model)
+    (moments,) = [found for _, found in moments_by_layer(model, places, torch.zeros(10, 4, dtype=torch.long))]
+    paths = [place.path for place in places if place.path.endswith(("q_proj", "k_proj", "v_proj"))]
+    first = moments[paths[0]]
+    assert all(moments[path] is first for path in paths[:3])
+    assert moments[paths[3]] is not first
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+def test_a_text_is_the_model_s_own_and_leaves_it_as_it_was(family: str) -> None:
+    """Drawn tokens are as likely to the model itself as its own draws are on average."""
+    model = decoder_model(family)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    text = calibration_text(model, 32)
+    assert text.equal(calibration_text(model, 32))
+    assert torch.get_rng_state().equal(state)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    assert all(weight_of(place.layer).is_floating_point() for place in linear_places(model))
+    assert text.shape == (ROWS, min(LENGTH, model.config.max_position_embeddings))
+    assert text[:, 0].eq(model.config.bos_token_id).all()
+    assert len(text.unique(dim=0)) == ROWS
+    with torch.no_grad():
+        chances = model(text[:, :-1]).logits.softmax(-1)
+    drawn = chances.gather(-1, text[:, 1:, None]).mean()
+    expected = chances.square().sum(-1).mean()
+    torch.testing.assert_close(drawn, expected, rtol=0.05, atol=0.0)
