@@ -30,6 +30,7 @@ class Order:
     folder: Path  # the job's scratch folder, shared by its processes
     environment: Environment
     endpoint: str | None = None  # the server of the backend endpoint, as URL#MODEL
+    answer_s: float = 600.0  # how long that server may take for one answer
 
 
 class Backend(Protocol):

@@ -6,7 +6,10 @@ model.
 
 import argparse
 import errno
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from optigpu.vocabulary import UnsupportedError
 REFUSED = 3
 """The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MORE_BYTES = 2**20
+"""Where a file cannot grow by so many, there was no space for the rest of it."""
 
 
 def model_arguments(order: Order) -> tuple[str, ...]:
@@ -38,17 +43,46 @@ def converter_parser(
 def written(write: Callable[[], None], output: Path) -> int:
     """The exit status of a converter's program that calls `write` to make `output`.
 
-    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr.
+    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr. Libraries
+    have errors of their own for one, so whatever was raised, it is looked at what was written so far; before one that
+    removes that, `require_space` is asked.
     """
     try:
         write()
-    except UnsupportedError as error:
-        print(error)
-        return REFUSED
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        advice = "free some, or name another folder in XDG_CACHE_HOME"
-        print(f"there is no space for it in {output.parent} ({error.strerror}); {advice}.", file=sys.stderr)
-        return 1
+    except Exception as error:
+        full = error if isinstance(error, OSError) and error.errno in _FULL else _no_space(output)
+        if full is not None:
+            advice = "free some, or name another folder in XDG_CACHE_HOME"
+            print(
+                f"there is no space for it in {output.parent} ({full.strerror}); {advice}.", file=sys.stderr
+            )
+            return 1
+        if isinstance(error, UnsupportedError):
+            print(error)
+            return REFUSED
+        raise
     return 0
+
+
+def require_space(folder: Path, size: int) -> None:
+    """Raises OSError where the disk has no space for a file of `size` bytes in a folder."""
+    if sys.platform == "darwin":  # which reserves nothing
+        if shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _no_space(output: Path) -> OSError | None:
+    """The disk's error where the largest file of what a failed converter wrote cannot grow, or None. The file grows."""
+    files = [path for path in (output, *output.rglob("*")) if path.is_file()]
+    if not files:
+        return None
+    largest = max(files, key=lambda path: path.stat().st_size)
+    try:
+        with largest.open("ab") as file:
+            file.write(bytes(_MORE_BYTES))
+    except OSError as error:
+        return error if error.errno in _FULL else None
+    return None

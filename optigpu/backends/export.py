@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from optigpu.backends.converter_program import converter_parser, written
+from optigpu.backends.converter_program import converter_parser, require_space, written
 
 
 def main() -> int:
@@ -23,11 +23,14 @@ def export(model: str, output: Path, seed: int, threads: int) -> None:
     """
     import torch
 
-    from optigpu.models.loading.load import load_model
+    from optigpu.models.loading.load import count_weights, load_model
     from optigpu.models.reference import parse_reference
 
     torch.set_num_threads(threads)
-    load_model(parse_reference(model), device="cpu", dtype="float32", seed=seed).save_pretrained(output)
+    loaded = load_model(parse_reference(model), device="cpu", dtype="float32", seed=seed)
+    output.mkdir()
+    require_space(output, torch.float32.itemsize * count_weights(loaded))
+    loaded.save_pretrained(output)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Streamed(Protocol):
 
     `first_s` is when the first token came, None if none did; `tokens` is the server's own count, `ids` has them where
     it tells them, and `prompt_tokens` is how many it counted of the prompt. `finished` is True where the stream came to
-    its end with as many tokens as were asked for; otherwise `error` says why not.
+    its end with as many tokens as were asked for; otherwise `error` says why not, and `overdue` that it took too long.
     """
 
     @property
@@ -70,6 +70,8 @@ class Streamed(Protocol):
     def finished(self) -> bool: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def overdue(self) -> bool: ...
 
 
 class Streams(Protocol):

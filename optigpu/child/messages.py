@@ -52,7 +52,8 @@ class Begin(Frozen):
 class Assignment(Frozen):
     """What this process is to measure. It does not change afterwards.
 
-    `folder` is an empty directory when the job starts, shared by its processes, and removed at its end.
+    `folder` is an empty directory when the job starts, shared by its processes, and removed at its end. A server may
+    take `answer_s` seconds for one answer.
     """
 
     kind: Literal["assignment"] = "assignment"
@@ -63,6 +64,7 @@ class Assignment(Frozen):
     replicate: int
     folder: str
     threads: int | None = None
+    answer_s: float = 600.0
 
 
 class RunRound(Frozen):

@@ -214,6 +214,7 @@ def order_of(assignment: Assignment) -> Order:
         folder=Path(assignment.folder),
         environment=assignment.environment,
         endpoint=variant.endpoint,
+        answer_s=assignment.answer_s,
     )
 
 

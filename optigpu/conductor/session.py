@@ -32,6 +32,10 @@ from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest import kept
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
+MOST_ANSWER_S, ANSWERS = 600.0, 4
+"""A server may take so long for one answer, and no more than that part of the time that a job has left when a process
+starts: a process asks it for many more, and a server that hangs leaves the others their time."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +100,7 @@ class Session:
             replicate=replicate,
             folder=self._folder_of(variant),
             threads=self.threads,
+            answer_s=min(MOST_ANSWER_S, self.progress.time_left_s / ANSWERS),
         )
 
     def environment_of(self, variant: Variant) -> Environment:

@@ -74,6 +74,25 @@ LIBRARIES: dict[str, EngineLibrary] = {
         ("avx512",),
         "pip install --force-reinstall ctranslate2",
     ),
+    "litert": EngineLibrary(
+        "ai-edge-litert",
+        "ai_edge_litert/libpywrap_litert_common.so",
+        ("avx512", "vnni", "amx"),
+        "pip install --force-reinstall ai-edge-litert",
+    ),
+    "executorch": EngineLibrary(
+        "executorch",
+        "executorch/lib/libexecutorch_backend_xnnpack.so",
+        ("avx512", "vnni"),
+        "optigpu engines remove executorch && optigpu engines install executorch",
+    ),
+    # Its build for CPUs brings a library for each of AVX2, AVX-512 and AMX, and loads the one that fits.
+    "vllm": EngineLibrary(
+        "vllm",
+        "vllm/_C.abi3.so",
+        build="optigpu engines remove vllm && optigpu engines install vllm",
+        cuda="vllm/_C.abi3.so",
+    ),
     "bitsandbytes": EngineLibrary(
         "bitsandbytes",
         "bitsandbytes/libbitsandbytes_cpu.so",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from optigpu.load.queries import Load, Query
 from optigpu.load.served import Run, Seen, Served
+from optigpu.vocabulary import OptiGPUError
 
 if TYPE_CHECKING:  # a backend imports the workloads, which import this
     from optigpu.backends.serving import Streamed, Streams
@@ -25,7 +26,10 @@ class Streaming:
         self._connect = connect
 
     def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
-        """Ends when every stream has ended, whole or not."""
+        """Ends when every stream has ended, whole or not.
+
+        Raises OptiGPUError for one that is overdue: a server that hangs would keep each query that follows as long.
+        """
         return asyncio.run(self._run(load, prompts))
 
     async def _run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
@@ -80,6 +84,8 @@ class _OneRun:
         noticed_s = self._now_s
         self._count(+1, noticed_s)
         streamed = await self.streams.stream(self.prompts[query.number], query.new_tokens)
+        if streamed.overdue:
+            raise OptiGPUError(str(streamed.error))
         ended_s = self._now_s
         self._count(-1, ended_s)
         self.served.append(_served(query, intended_s, noticed_s, ended_s, streamed, self.began))

@@ -84,9 +84,12 @@ class Serve(Workload):
         """Fields of other scenarios are null by themselves."""
         if not isinstance(given, Mapping):
             return given
-        scenario = given.get("scenario", "Server")
-        others = {} if scenario == "Server" else {"rates": None}
-        return others | (dict.fromkeys(NOT_OF_A_TRACE) if scenario == "trace" else {}) | dict(given)
+        scenario, rates = given.get("scenario", "Server"), given.get("rates")
+        found = {} if scenario == "Server" else {"rates": None}
+        found |= dict.fromkeys(NOT_OF_A_TRACE) if scenario == "trace" else {}
+        found |= given
+        # JSON's array has become a list by now, which a strict reader takes for no tuple.
+        return found | {"rates": tuple(rates)} if isinstance(rates, list) else found
 
     @field_validator("trace")
     @classmethod

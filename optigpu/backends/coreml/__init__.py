@@ -19,7 +19,7 @@ from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGE = "coremltools"
-INSTALL = f"pip install {PACKAGE}"
+INSTALL = 'pip install -e ".[coreml]"'
 SYSTEM = "Darwin"
 WORKLOADS = ("generate", "quality")
 

@@ -1,4 +1,4 @@
-"""python -m optigpu.backends.coreml.convert: writes one Core ML package of a whole forward pass.
+"""python -m optigpu.backends.coreml.convert: writes one Core ML package of a whole forward pass into a folder.
 
 It converts on Linux as well, where nothing can run what it wrote.
 """
@@ -6,14 +6,17 @@ It converts on Linux as well, where nothing can run what it wrote.
 import sys
 from pathlib import Path
 
-from optigpu.backends.converter_program import written
+from optigpu.backends.converter_program import require_space, written
 from optigpu.backends.fixed_shapes import fixed_shape_parser
 from optigpu.vocabulary import UnsupportedError
+
+PACKAGE = "model.mlpackage"
+"""In the folder: coremltools saves a package under no other ending."""
 
 
 def main() -> int:
     """Writes the package."""
-    options = fixed_shape_parser("optigpu.backends.coreml.convert", __doc__, "package").parse_args()
+    options = fixed_shape_parser("optigpu.backends.coreml.convert", __doc__, "folder").parse_args()
     shape = (options.rows, options.length)
 
     def write() -> None:
@@ -31,36 +34,28 @@ def convert(model: str, output: Path, seed: int, shape: tuple[int, int], threads
     import numpy as np
     import torch
 
-    from optigpu.models.loading.load import load_model
+    from optigpu.backends.attention_window import window_of
+    from optigpu.backends.coreml.whole_pass import WholePass, traced
+    from optigpu.models.loading.load import count_weights, load_model
     from optigpu.models.reference import parse_reference
-
-    class Whole(torch.nn.Module):
-        """The pass without a cache: ids to logits."""
-
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.inner(input_ids=ids, use_cache=False).logits
-            return found
 
     torch.set_num_threads(threads)
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="eager", seed=seed)
-    with torch.no_grad():
-        traced = torch.jit.trace(Whole(loaded).eval(), torch.zeros(shape, dtype=torch.int64))
+    whole = WholePass(loaded, shape[1], window_of(loaded, "coreml"))
+    output.mkdir()
+    require_space(output, torch.float32.itemsize * count_weights(loaded))
     try:
         package = coremltools.convert(
-            traced,
+            traced(whole, *shape),
             inputs=[coremltools.TensorType(name="ids", shape=shape, dtype=np.int32)],
             outputs=[coremltools.TensorType(name="logits", dtype=np.float32)],
             compute_precision=coremltools.precision.FLOAT32,
             minimum_deployment_target=coremltools.target.macOS14,
         )
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(f"{model} cannot be converted for Core ML: {why[:300]}") from error
-    package.save(str(output))
+    package.save(str(output / PACKAGE))
 
 
 if __name__ == "__main__":

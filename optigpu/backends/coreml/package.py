@@ -1,4 +1,4 @@
-"""Packages for Core ML, written once and kept; and what one answers."""
+"""Packages for Core ML, written once and kept, each in a folder; and what one answers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +16,8 @@ INPUT, OUTPUT = "ids", "logits"
 CONVERTER = Converter(
     engine="coreml",
     program=convert.__name__,
-    suffix=".mlpackage",
-    sources=(Path(convert.__file__),),
+    suffix=".coreml",
+    sources=(Path(convert.__file__), Path(convert.__file__).with_name("whole_pass.py")),
     libraries=("torch", "transformers", "coremltools"),
 )
 PACKAGES = FixedShapes(CONVERTER, "converting the model")

@@ -1,13 +1,15 @@
 """A Core ML package, as what workloads and meters ask of."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import coremltools
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
+from optigpu.backends.coreml.convert import PACKAGE
 from optigpu.backends.coreml.package import INPUT, PACKAGES, logits_in
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
@@ -15,6 +17,8 @@ from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
+Ids32 = NDArray[np.int32]
+"""Token ids as a package takes them, [rows, length]."""
 ENGINE = "Core ML"
 NOT_SAID = "Core ML does not say which kernels of attention run."
 
@@ -29,7 +33,8 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     def steps(rows: int, length: int) -> "PackageSteps":
         path = PACKAGES.made(order, rows, length, progress)
         with whole(path, ENGINE):
-            return PackageSteps(path, rows, length)
+            model = coremltools.models.MLModel(str(path / PACKAGE), compute_units=coremltools.ComputeUnit.ALL)
+        return PackageSteps(model, rows, length)
 
     PACKAGES.admit(order)  # a stack that it cannot apply is refused before anything is converted
     notes = Notes()
@@ -44,12 +49,19 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     return SteppedRuntime(order, Loaded(ENGINE, facts, steps, weights_of(order), None), notes)
 
 
+class Predictor(Protocol):
+    """A loaded package, as far as it is asked here."""
+
+    def predict(self, inputs: Mapping[str, Ids32]) -> Mapping[str, object]:
+        """Its outputs by their names, of its inputs by theirs."""
+
+
 class PackageSteps:
     """Sequences that are computed as a whole in each pass; what follows a token cannot change it."""
 
-    def __init__(self, path: Path, rows: int, length: int) -> None:
+    def __init__(self, model: Predictor, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
-        self._model = coremltools.models.MLModel(str(path), compute_units=coremltools.ComputeUnit.ALL)
+        self._model = model
         self._ids = np.zeros((self.rows, self.length), np.int32)
         self._used = 0
 

@@ -86,7 +86,7 @@ class Completions:
         except TimeoutError:
             limit = f"{self._server.time_limit_s:g} s"
             return watched.failed(
-                f"The server had not ended its answer after {limit}, with {watched.received}."
+                f"The server had not ended its answer after {limit}, with {watched.received}.", overdue=True
             )
         except StreamError as error:
             return watched.failed(str(error), refused=isinstance(error, RefusedError))

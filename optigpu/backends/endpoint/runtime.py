@@ -59,14 +59,17 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
     progress("asking the server")
     runner = asyncio.Runner()
     prompt = np.random.default_rng(order.seed).integers(facts.vocabulary, size=PROBED_TOKENS).tolist()
-    found = runner.run(_found(endpoint, prompt, Speller(tokenizer) if tokenizer else None))
+    spelling = Speller(tokenizer) if tokenizer else None
+    found = runner.run(_found(endpoint, prompt, spelling, order.answer_s))
     return EndpointRuntime(order, endpoint, found, facts, runner)
 
 
-async def _found(endpoint: Endpoint, prompt: Sequence[int], spelling: Spelling | None) -> Found:
+async def _found(
+    endpoint: Endpoint, prompt: Sequence[int], spelling: Spelling | None, answer_s: float
+) -> Found:
     async with _pages(endpoint) as http:
         said = await about(http, endpoint.url, endpoint.origin)
-    server = Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint))
+    server = Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint), time_limit_s=answer_s)
     asked, dialect = await spoken(server, prompt, spelling)
     return Found(asked, dialect, said)
 

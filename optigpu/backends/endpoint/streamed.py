@@ -14,7 +14,8 @@ class Streamed:
     where one chunk held several, and `untimed` says so. `chunk_times_s` are those of the chunks. `tokens` is the
     server's own count, 0 before it gave one. `finished` is True when the stream came to its end with as many tokens as
     were asked for; otherwise `error` says in a sentence why not, and `refused` that the server, asked in another way,
-    may do it. `text` is what came, and `ids` its tokens where the server tells them.
+    may do it, or `overdue` that it was not waited for any longer. `text` is what came, and `ids` its tokens where the
+    server tells them.
     """
 
     first_s: float | None
@@ -30,6 +31,7 @@ class Streamed:
     ids: tuple[int, ...] | None = None
     untimed: str | None = None
     refused: bool = False
+    overdue: bool = False
 
 
 class Watched:
@@ -70,9 +72,9 @@ class Watched:
         else:
             self._silent_end_s = now
 
-    def failed(self, error: str, *, refused: bool = False) -> Streamed:
+    def failed(self, error: str, *, refused: bool = False, overdue: bool = False) -> Streamed:
         """What came before the error."""
-        return self._streamed(error, refused)
+        return self._streamed(error, refused, overdue)
 
     def judged(self) -> Streamed:
         """Compares what came with what was asked for and with what the server counted."""
@@ -104,7 +106,7 @@ class Watched:
         """Whether the id of each token came."""
         return self._usage is not None and self._ids is not None and len(self._ids) == self._usage[0]
 
-    def _streamed(self, error: str | None, refused: bool) -> Streamed:
+    def _streamed(self, error: str | None, refused: bool, overdue: bool = False) -> Streamed:
         counted, prompt_tokens = self._usage or (0, None)
         times_s = self._token_times(counted)
         return Streamed(
@@ -121,6 +123,7 @@ class Watched:
             ids=self._ids if self._told else None,
             untimed=None if times_s is not None else self._untimed(counted),
             refused=refused,
+            overdue=overdue,
         )
 
     def _token_times(self, counted: int) -> tuple[float, ...] | None:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from optigpu.backends.converter_program import converter_parser, written
+from optigpu.backends.converter_program import converter_parser, require_space, written
 from optigpu.backends.openvino.contents import GRAPH
 from optigpu.backends.openvino.library import ov
 
@@ -37,8 +37,7 @@ def convert(model: str, output: Path, seed: int, threads: int, side: int | None)
     from optigpu.backends.openvino.exported import exported_classifier, exported_decoder
 
     options = (model, seed, threads)
-    made = exported_decoder(*options) if side is None else exported_classifier(*options, side)
-    ov.save_model(made, output / GRAPH, compress_to_fp16=False)
+    _save(exported_decoder(*options) if side is None else exported_classifier(*options, side), output)
 
 
 def quantize(plain: Path, output: Path, mode: str, group: int, everywhere: bool) -> None:
@@ -53,8 +52,14 @@ def quantize(plain: Path, output: Path, mode: str, group: int, everywhere: bool)
         adjusted = nncf.GroupSizeFallbackMode.ADJUST
         how |= {"group_size": group or -1, "ratio": 1.0, "all_layers": everywhere}
         how["advanced_parameters"] = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
-    model = nncf.compress_weights(ov.Core().read_model(plain / GRAPH), **how)
-    ov.save_model(model, output / GRAPH, compress_to_fp16=False)
+    _save(nncf.compress_weights(ov.Core().read_model(plain / GRAPH), **how), output)
+
+
+def _save(model: ov.Model, folder: Path) -> None:
+    """Raises OSError on a full disk, of which OpenVINO says no more than that it cannot write."""
+    constants = (each for each in model.get_ops() if each.get_type_name() == "Constant")
+    require_space(folder, sum(each.data.nbytes for each in constants))
+    ov.save_model(model, folder / GRAPH, compress_to_fp16=False)
 
 
 if __name__ == "__main__":

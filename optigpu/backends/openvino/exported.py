@@ -8,6 +8,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from optigpu.backends.attention_window import window_of
 from optigpu.backends.openvino.contents import NOTES
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.stateful import cache_names, make_stateful, name_ports
@@ -21,7 +22,6 @@ from optigpu.models.loading.load import (
     loaded_image_facts,
 )
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import UnsupportedError
 
 TOKENS = ("input_ids", "attention_mask", "position_ids")
 _ROWS, _NEW, _PAST = 2, 3, 4
@@ -86,7 +86,7 @@ def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:
     torch.set_num_threads(threads)
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="sdpa", seed=seed)
     facts = loaded_facts(loaded)
-    wrapped = LastLogits(loaded, _window_of(loaded)).eval()
+    wrapped = LastLogits(loaded, window_of(loaded, "openvino")).eval()
     past = [torch.zeros(_ROWS, facts.kv_heads, _PAST, facts.head_size) for _ in range(2 * facts.layers)]
     positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
     tokens = (torch.zeros(_ROWS, _NEW, dtype=torch.int64), torch.ones(_ROWS, _PAST + _NEW, dtype=torch.int64))
@@ -120,21 +120,6 @@ def _open_shapes(facts: ModelFacts) -> dict[str, ov.PartialShape]:
     past = ov.PartialShape([-1, facts.kv_heads, -1, facts.head_size])
     names = cache_names("past", facts.layers)
     return dict.fromkeys(TOKENS, ov.PartialShape([-1, -1])) | dict.fromkeys(names, past)
-
-
-def _window_of(model: PreTrainedModel) -> int | None:
-    """How many tokens every layer's attention reaches back; None without a bound."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    window = getattr(config, "sliding_window", None)
-    if window is None or "sliding_attention" not in kinds:
-        return None
-    if len(kinds) > 1:
-        raise UnsupportedError(
-            f"openvino does not support {config.model_type} models whose layers use different attention; ask for the "
-            "backend torch."
-        )
-    return int(window)
 
 
 def _filled(past: tuple[torch.Tensor, ...]) -> DynamicCache:

@@ -37,8 +37,8 @@ def form_of(options: EngineOptions) -> WeightForm:
 def properties_of(options: EngineOptions, threads: int) -> dict[str, str]:
     """How a model is compiled: for one request at a time, with the threads that it may use.
 
-    Weights of float32 are multiplied in float32 and have a cache of float32. With quantized weights OpenVINO's own
-    defaults hold, where no technique says otherwise.
+    Weights of float32 are multiplied in float32 and have a cache of float32, and what is not rounded to int8 for a
+    product is float32 as well. Else OpenVINO's own defaults hold, where no technique says otherwise.
     """
     found = {
         "PERFORMANCE_HINT": "LATENCY",
@@ -53,4 +53,7 @@ def properties_of(options: EngineOptions, threads: int) -> dict[str, str]:
     if options.products is not None:
         group = DYNAMIC_GROUP if options.products == "int8" else 0
         found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(group)
+    if options.products == "int8":
+        # On a CPU with AMX the default is bfloat16, in which OpenVINO rounds no activations to int8.
+        found["INFERENCE_PRECISION_HINT"] = "f32"
     return found

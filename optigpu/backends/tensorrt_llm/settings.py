@@ -50,5 +50,8 @@ def settings_of(order: Order, folder: Path, facts: ModelFacts) -> LlmSettings:
 
 
 def sampling_of(new_tokens: int) -> Mapping[str, object]:
-    """The keyword arguments of SamplingParams: greedy, exactly so many tokens."""
-    return {"max_tokens": new_tokens, "temperature": 0.0, "top_k": 1, "ignore_eos": True, "detokenize": False}
+    """The keyword arguments of SamplingParams: greedy, exactly so many tokens.
+
+    `end_id` must be named where there is no tokenizer, and ends nothing, since it is ignored.
+    """
+    return {"max_tokens": new_tokens, "top_k": 1, "end_id": 0, "ignore_eos": True, "detokenize": False}

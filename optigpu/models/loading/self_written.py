@@ -16,16 +16,13 @@ def sampled(
 ) -> torch.Tensor:
     """Sequences drawn from a causal model at temperature 1, int64 [rows, length] on its device.
 
-    Each begins with the model's start token, which is not drawn; or with its end token, or with any. Leaves torch's
-    random state as it was.
+    Each begins with `first_token`, which is not drawn. Leaves torch's random state as it was.
     """
-    tokens = (model.config.bos_token_id, model.config.eos_token_id)
-    known = [token for token in tokens if _is_id(token, vocabulary)]
     generate: Any = model.generate
     drawn = []
     with forked_random(model.device):
         torch.manual_seed(seed)
-        first = known[0] if known else int(torch.randint(vocabulary, (1,)))
+        first = _first_token(model, vocabulary)
         for done in range(0, rows, at_once):
             start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
             drawn.append(
@@ -34,6 +31,19 @@ def sampled(
                 )
             )
     return torch.cat(drawn)
+
+
+def first_token(model: PreTrainedModel, vocabulary: int, seed: int) -> int:
+    """The model's start token; or its end token, or any. Leaves torch's random state as it was."""
+    with forked_random(model.device):
+        torch.manual_seed(seed)
+        return _first_token(model, vocabulary)
+
+
+def _first_token(model: PreTrainedModel, vocabulary: int) -> int:
+    tokens = (model.config.bos_token_id, model.config.eos_token_id)
+    known = [token for token in tokens if _is_id(token, vocabulary)]
+    return known[0] if known else int(torch.randint(vocabulary, (1,)))
 
 
 def _is_id(token: object, vocabulary: int) -> bool:

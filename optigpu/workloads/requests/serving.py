@@ -16,7 +16,7 @@ from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import OPEN, Load, Query, Schedule
 from optigpu.load.served import Run, Served, Server
 from optigpu.load.streaming import Streaming
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.base import Check
 from optigpu.workloads.requests.agreement import count_near, is_agreement
 
@@ -67,8 +67,10 @@ class ServingRequest:
         return cls(runtime, lambda: Batching(slots()), schedule, replace(serving, facts=facts))
 
     def run(self) -> Mapping[str, float]:
-        """One timed run."""
-        return self._figures(self._schedule, self._served(self._schedule)[0])
+        """One timed run. Raises OptiGPUError where no request was answered."""
+        figures = self._figures(self._schedule, self._served(self._schedule)[0])
+        self._require_answers()
+        return figures
 
     def facts(self) -> LoadFacts:
         """With the runs since the check, and in how many of them the queue grew without an end."""
@@ -116,9 +118,13 @@ class ServingRequest:
         )
 
     def check(self) -> Check:
-        """One run: each query must have its tokens, and those of some must be what the engine itself predicts."""
+        """One run: each query must have its tokens, and those of some must be what the engine itself predicts.
+
+        Raises OptiGPUError where no request was answered.
+        """
         run, prompts = self._served(self._schedule)
         self._figures(self._schedule, run)
+        self._require_answers()
         problem = self._problem(run, prompts)
         self._grew.clear()
         return Check(run.seconds, problem, {"scenario": self._serving.facts.scenario})
@@ -157,9 +163,18 @@ class ServingRequest:
         tokens = sum(served.count for served in run.served)
         return {"tokens_per_s": tokens / run.seconds, "requests_per_s": len(run.served) / run.seconds}
 
+    def _require_answers(self) -> None:
+        """Without one there is nothing to time, and the next run would fail as this one did."""
+        if self.loaded().failed == len(self.loaded().sent_s):
+            raise OptiGPUError(self._failures())
+
+    def _failures(self) -> str:
+        last = self.loaded()
+        return f"{last.failed} of {len(last.sent_s)} requests failed: {last.error}"
+
     def _problem(self, run: Run, prompts: Sequence[Sequence[int]]) -> str | None:
         if self.loaded().failed:
-            return f"{self.loaded().failed} of {len(run.served)} requests failed: {self.loaded().error}"
+            return self._failures()
         answered = [served for served in run.served if served.tokens]
         pairs = [self._agreement(prompts[each.query.number], each) for each in answered[:CHECKED_QUERIES]]
         agreed, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
