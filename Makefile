@@ -21,13 +21,16 @@ setup: $(INSTALLED) ## make .venv and install into it what measuring and serving
 
 tools: $(TOOLS) ## add what the tests and lint need
 
+# With AMX llama.cpp's products end in a segmentation fault (llama-cpp-python 0.3.36): it is compiled without.
+NO_AMX := $(if $(shell grep -m1 -o amx_tile /proc/cpuinfo 2>/dev/null),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+
 llama: tools ## add the llama_cpp backend: llama.cpp is compiled for this CPU, which takes several minutes
 	@$(BIN)/python -c 'import gguf, llama_cpp' 2>/dev/null || \
-	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
+	CFLAGS="$$CFLAGS $(NO_AMX)" CXXFLAGS="$$CXXFLAGS $(NO_AMX)" CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
 
-engines: tools ## add the backends onnxruntime, openvino and ctranslate2
-	@$(BIN)/python -c 'import ctranslate2, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,ctranslate2]"
+engines: tools ## add the backends onnxruntime, openvino and ctranslate2, and the converter of coreml
+	@$(BIN)/python -c 'import coremltools, ctranslate2, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,ctranslate2,coreml]"
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo

@@ -37,10 +37,15 @@ def main(arguments: Sequence[str]) -> int:
 def side_by_side(marker: str) -> list[str]:
     """pytest's arguments for the tests of a marker, a process for each CPU.
 
-    The files keep their order: sorted by their number of tests, those with few and long ones would come last.
+    The files keep their order: sorted by their number of tests, those with few and long ones would come last. A process
+    that dies ends the run, which then names its test: with another one in its place pytest-xdist 3.8 hands out the
+    files that the dead one had finished, until both wait for more and the run never ends.
     """
     workers = str(len(allowed_cpus()) or os.cpu_count() or 1)
-    return ["-m", marker, "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
+    return [
+        *("-m", marker, "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"),
+        *("--max-worker-restart", "0"),
+    ]
 
 
 def run(arguments: Sequence[str]) -> int:

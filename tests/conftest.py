@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks.llama_server import program as llama_server
 from optigpu.engines.environments import environment_of
+from tests.engine.native.record import compiler, recorded
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
 from tests.servers.redis import REDIS
@@ -94,10 +96,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("openvino", config, items)
     if not has_ctranslate2():
         leave_out("ctranslate2", config, items)
+    if not has_coremltools():
+        leave_out("coreml", config, items)
     if not has_otel():
         leave_out("otel", config, items)
     if not has_node():
         leave_out("node", config, items)
+    if compiler() != recorded().compiler:
+        leave_out("counts", config, items)
     for kind in impossible():
         leave_out_of(kind, config, items)
 
@@ -108,6 +114,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not has_node():
         terminalreporter.write_line(
             "Tests that need Node.js were left out: install node 18 or newer, and npm."
+        )
+    if compiler() != recorded().compiler:
+        terminalreporter.write_line(
+            f"Tests of the decoder's counts were left out: they were recorded with {recorded().compiler}."
         )
 
 
@@ -184,6 +194,11 @@ def has_ctranslate2() -> bool:
     return find_spec("ctranslate2") is not None
 
 
+def has_coremltools() -> bool:
+    """Whether the extra coreml is installed."""
+    return find_spec("coremltools") is not None
+
+
 def has_otel() -> bool:
     """Whether the extra otel is installed; others bring OpenTelemetry's API along, which is part of it."""
     return find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None
@@ -209,11 +224,29 @@ def gpu_count() -> int:
 
 @pytest.fixture(autouse=True)
 def usual_priority() -> Iterator[None]:
-    """A test that measures in this process leaves it at the highest priority, which is not for the tests after it."""
+    """A test that measures in this process leaves it, and the group of its session, at the highest priority.
+
+    That is not for the tests after it, nor for what the same shell starts after the tests.
+    """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     yield
     if os.getpriority(os.PRIO_PROCESS, 0) != before:
         os.setpriority(os.PRIO_PROCESS, 0, before)
+    if GROUP_NICE is not None and group_nice() != GROUP_NICE:
+        GROUP.write_text(str(GROUP_NICE))
+
+
+def group_nice() -> int | None:
+    """The nice value in "/autogroup-85 nice 0"; None where the kernel has no such groups."""
+    with suppress(OSError):
+        words = GROUP.read_text().split()
+        return int(words[-1]) if words else None
+    return None
+
+
+GROUP = Path("/proc/self/autogroup")
+GROUP_NICE = group_nice()
+"""Before the first test: tests that run beside each other share the group."""
 
 
 @pytest.fixture(scope="session")

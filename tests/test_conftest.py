@@ -1,7 +1,8 @@
-"""What tests/conftest.py promises to every other test."""
+"""What tests/conftest.py and tests/__main__.py promise to every other test."""
 
 import pytest
 
+from tests.__main__ import side_by_side
 from tests.conftest import ALONE, TESTS
 
 
@@ -94,3 +95,16 @@ def test_a_test_that_needs_a_server_is_deselected_where_there_is_no_way_to_one(
     ran.assert_outcomes(**outcomes)
     said = "Tests that need PostgreSQL were left out: install it" in ran.stdout.str()
     assert said is not possible
+
+
+def test_a_process_that_dies_ends_the_run_which_names_its_test(pytester: pytest.Pytester) -> None:
+    """Both processes have finished several files by then."""
+    pytester.makeini("[pytest]\nmarkers = together")
+    beginning = "import os, pytest\npytestmark = pytest.mark.together\n"
+    several = "@pytest.mark.parametrize('case', range(3))\ndef test_cases(case): pass\n"
+    dying = f"{beginning}{several}def test_that_dies(): os.kill(os.getpid(), 9)\n{several.replace('cases', 'more')}"
+    files = {f"test_{number}": beginning + several for number in range(20)} | {"test_12": dying}
+    pytester.makepyfile(**files)
+    result = pytester.runpytest_subprocess(*side_by_side("together"), timeout=100)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*crashed while running 'test_12.py::test_that_dies'*"])

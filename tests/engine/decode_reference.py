@@ -6,9 +6,9 @@ from optigpu.ops.decode.program import CacheKind, Matrix, Program
 from optigpu.ops.decode.reference import ReferenceDecoder as ReferenceDecoder
 from optigpu.ops.decode.reference import eight_bits as eight_bits
 from optigpu.ops.decode.reference import norm_of as norm_of
-from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.integers import INT4_LEAST, INT8_LARGEST
 
-TIE = 5e-5
+TIE = 8e-5
 """A float32 is off by some 3e-7 of itself after a norm, and 127 steps are the most."""
 
 
@@ -17,8 +17,9 @@ class TellingReference(ReferenceDecoder):
 
     nearest = 0.5
 
-    def _look(self, x: torch.Tensor) -> None:
-        scaled = x * (INT8_LARGEST / x.abs().amax(dim=-1, keepdim=True))
+    def _look(self, x: torch.Tensor, largest: int = INT8_LARGEST) -> None:
+        most = x.abs().amax(dim=-1, keepdim=True)
+        scaled = x * torch.where(most == 0, 0, largest / most)
         self.nearest = min(self.nearest, float((scaled - scaled.floor() - 0.5).abs().min()))
 
     def _linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
@@ -30,6 +31,14 @@ class TellingReference(ReferenceDecoder):
         if self._kv == "int8":
             self._look(heads)
         return super()._kept(heads)
+
+    def _eight_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self._look(x)
+        return super()._eight_bits(x)
+
+    def _four_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self._look(x, -INT4_LEAST)
+        return super()._four_bits(x)
 
 
 def untied(

@@ -79,14 +79,16 @@ def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Note
 
 
 def twin(plain: Any, model: Any) -> Any:
-    """The plain model with the unpacked weights and a bfloat16 embedding."""
+    """The plain model with the unpacked weights and tables."""
     import torch
 
     head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
     if head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(embedding.weight.clone(), requires_grad=False)
     with torch.no_grad():
-        embedding.weight.copy_(embedding.weight.bfloat16())
+        for path, module in plain.named_modules():
+            if isinstance(module, torch.nn.Embedding):
+                module.weight.copy_(model.get_submodule(path).weight)
         for place in linear_places(plain):
             weight_of(place.layer).copy_(unpack(model.get_submodule(place.path).matrix))
     return plain

@@ -1,19 +1,24 @@
 """Decoder programs with random weights, packed for the CPU operator."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from optigpu.ops.decode.cpu.packing import pack
-from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, WeightKind
+from optigpu.ops.decode.program import Activation, Block, FinerRows, Matrix, Norm, Program, WeightKind
 
 CONTEXT = 64
 
 
 class Shape(NamedTuple):
-    """Of a decoder. `rotary` ones have RMSNorm, a gate and three matrices of queries, keys and values."""
+    """Of a decoder.
+
+    `rotary` ones have RMSNorm, a gate, three matrices of queries, keys and values, and an embedding of their own;
+    others have positions and the head's matrix for embedding, in which every fifth row is finer.
+    """
 
     rotary: bool = False
     width: int = 128
@@ -67,15 +72,23 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
             shape.window,
         )
 
+    def table(rows: int, size: float) -> Matrix:
+        return pack(size * draw(rows, shape.width), None, "bf16" if kind == "bf16" else "w8", group)
+
+    head = matrix(shape.vocabulary, shape.width, False)
+    if not shape.rotary:
+        rows = torch.arange(1, shape.vocabulary, 5)
+        left = 0.1 * shape.width**-0.5 * draw(len(rows), shape.width)
+        head = replace(head, finer=FinerRows(rows, pack(left, None, kind, group)))
     return Program(
         *(shape.width, shape.heads, shape.kv_heads, shape.head_size, shape.inner, shape.vocabulary, CONTEXT),
         shape.activation,
-        draw(shape.vocabulary, shape.width).to(torch.bfloat16),
-        None if shape.rotary else 0.3 * draw(CONTEXT, shape.width),
+        table(shape.vocabulary, 1.0) if shape.rotary else head,
+        None if shape.rotary else table(CONTEXT, 0.3 * shape.width**-0.5),
         _rotary(shape.head_size) if shape.rotary else None,
         tuple(block() for _ in range(shape.blocks)),
         norm(),
-        matrix(shape.vocabulary, shape.width, False),
+        head,
     )
 
 

@@ -127,7 +127,7 @@ def test_an_engine_that_is_not_here_has_no_facts(
 ) -> None:
     monkeypatch.setitem(LIBRARIES, "torch", replace(engine, file="absent.so"))
     assert build_facts("torch", VNNI) is None
-    assert build_facts("litert", VNNI) is None
+    assert build_facts("endpoint", VNNI) is None
 
 
 def test_a_variant_has_its_engine_s_library_and_those_of_its_techniques(engine: EngineLibrary) -> None:

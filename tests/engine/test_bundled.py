@@ -31,6 +31,8 @@ from tests.engine.tiny_models import runtime_of
 from tools.tiny_model.baselines import Trigram, Unigram
 from tools.tiny_model.text import END_OF_TEXT, encode, read_documents
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = BUNDLED["tiny"]
 REFERENCE = parse_reference("bundled:tiny")

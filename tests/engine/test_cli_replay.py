@@ -1,4 +1,4 @@
-"""`optigpu run --format json` and `optigpu replay` for real: a result is measured again, and the two are compared."""
+"""`optigpu run --format json` and `optigpu replay`: a result is measured again, and the two are compared."""
 
 import json
 import os
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_cli_run import MEASURED, QUICK, environment, optigpu
+from tests.engine.command import optigpu
+from tests.engine.test_cli_run import MEASURED, QUICK, environment
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 __all__ = ["environment"]  # the fixture
 

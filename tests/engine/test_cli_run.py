@@ -1,4 +1,4 @@
-"""`optigpu run` for real: what is on stdout, the exit status, and that Ctrl-C leaves no process behind.
+"""`optigpu run`: what is on stdout, the exit status, and that Ctrl-C leaves no process behind.
 
 What `--format json` prints is in test_cli_replay.py, which replays it.
 """
@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.engine.command import optigpu
 from tests.engine.processes import wait_until
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 OPTIGPU = (sys.executable, "-m", "optigpu")
 QUICK = (
@@ -30,12 +33,6 @@ MEASURED = (0, 3)
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path)}
-
-
-def optigpu(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*OPTIGPU, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
 
 
 @contextmanager
@@ -116,8 +113,12 @@ def test_a_run_in_which_nothing_can_be_ranked_ends_with_status_3_and_the_reason(
 def test_cuda_where_there_is_none_is_said_before_anything_starts(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    ran = optigpu(
-        environment | {"CUDA_VISIBLE_DEVICES": ""}, "run", "--workload", "matmul", "--device", "cuda"
+    ran = subprocess.run(
+        [*OPTIGPU, "run", "--workload", "matmul", "--device", "cuda"],
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("Error: device: this machine has no NVIDIA GPU that works (")

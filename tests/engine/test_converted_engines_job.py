@@ -15,7 +15,7 @@ from optigpu.measure import Report, run
 from optigpu.vocabulary import VariantStatus
 from tests.engine.converted_engines import own_cache
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 ENGINES = {
     "openvino": ("openvino_int8", "openvino_int4"),
     "ctranslate2": ("ctranslate2_int8",),

@@ -74,6 +74,7 @@ def test_a_scaling_that_it_would_compute_wrongly_is_refused(models_dir: Path, tm
 
 def scaled_llama(models_dir: Path, context: int) -> None:
     """A Llama that was trained with that context and then scaled, as Llama 3.1 was."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     scaling = {
@@ -85,6 +86,7 @@ def scaled_llama(models_dir: Path, context: int) -> None:
         "original_max_position_embeddings": context,
     }
     config = AutoConfig.from_pretrained(models_dir / "llama", rope_parameters=scaling)
+    torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / f"scaled-{context}")
 
 

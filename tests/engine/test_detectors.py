@@ -40,6 +40,8 @@ from tests.engine.measuring import (
 )
 from tests.engine.processes import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 HONEST = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 
 

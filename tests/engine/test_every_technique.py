@@ -14,7 +14,7 @@ from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
 from tests.engine.training import LLAMA, RESNET, VIT, losses_of, trained
 
-pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "forked_ranks")
 SHAPES = ("gpt2", "llama", "qwen2")
 IMAGES = ("resnet", "vit")
 NEW_TOKENS = 4

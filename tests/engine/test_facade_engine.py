@@ -14,6 +14,8 @@ from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 FOUNDING = """
 from optigpu import BenchmarkEngine, QuantizationOptimizer, MemoryOptimizer
 # ── Benchmark matmul vs RTX 5090 ──────────────────────────────

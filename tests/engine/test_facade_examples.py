@@ -10,6 +10,8 @@ import pytest
 from optigpu import facade
 from optigpu.exports import EXPORTS
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 MODULES = [each.name for each in pkgutil.walk_packages(facade.__path__, f"{facade.__name__}.")]
 
 

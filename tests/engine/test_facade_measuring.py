@@ -17,6 +17,8 @@ from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError, UnsupportedE
 from optigpu.workloads.matmul import Matmul
 from tests.engine.brief_jobs import BRIEF
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture(scope="module")
 def report(own_lock: None) -> JobReport:

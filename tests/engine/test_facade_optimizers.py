@@ -17,6 +17,8 @@ from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import ignore
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 LLAMA = "preset:tiny-llama-test"
 PROMPT = torch.arange(6)[None]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.brief_jobs import BRIEF
 from tests.pages import LIBRARY, ROOT, blocks
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_lock")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_lock", "forked_children")]
 
 
 def block_with(text: str) -> str:

@@ -18,17 +18,25 @@ from optigpu.backends.tensorrt_llm.answers import arrived
 from optigpu.backends.tensorrt_llm.settings import sampling_of, settings_of
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
+from optigpu.measure import run
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.quality import Quality
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import TINY, ordered
 
 NAMES = ("tensorrt_llm", "coreml", "executorch")
+ABSENT = {
+    "coreml": "coreml runs on macOS alone, and this is Linux",
+    **{name: f"optigpu engines install {name}" for name in ("ik_llama_cpp", "vllm", "executorch")},
+}
+"""On a Linux machine with an empty cache folder, and what a job says of each."""
 
 
 def order(stack: tuple[Technique, ...] = (), model: str = TINY) -> Order:
@@ -59,7 +67,7 @@ def test_coreml_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert "runs on macOS alone, and this is Linux" in str(missing(without_gpu("coremltools")))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    assert "pip install coremltools" in str(missing(without_gpu()))
+    assert 'pip install -e ".[coreml]"' in str(missing(without_gpu()))
     assert missing(without_gpu("coremltools")) is None
 
 
@@ -159,3 +167,24 @@ def test_a_preset_s_folder_is_written_once(tmp_path: Path, monkeypatch: pytest.M
     assert {"config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
     assert folder_of("vllm", preset, said.append) == folder
     assert said == ["writing the model's folder"]
+
+
+@pytest.mark.slow
+def test_engines_that_are_not_here_leave_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path, BUILDS, OPERATORS, PEAKS).parent))
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
+    document = {
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
+        "model": "preset:tiny-llama-test",
+        "beside": [{"backend": name} for name in ABSENT],
+        "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]},
+        "limits": {"wait_for_quiet_s": 0},
+    }
+    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path / "locks", threads=1)
+    torch, *others = report.outcomes
+    assert torch.status is VariantStatus.SUCCEEDED
+    assert [outcome.status for outcome in others] == [VariantStatus.UNSUPPORTED] * len(ABSENT)
+    for words, outcome in zip(ABSENT.values(), others, strict=True):
+        assert words in str(outcome.reason)

@@ -21,7 +21,9 @@ from tests.engine.sessions import session_with
 
 LLAMA = "preset:tiny-llama-test"
 CHECKPOINTED = [{"name": "gradient_checkpointing"}]
-LIMIT = 30_000_000
+LIMIT = 45_000_000
+"""The arenas of threads take some megabytes of it, more or fewer from run to run, and one kind of CPU needs more than
+another: 60 MB were enough for 23 rows on one and for 29 on the next."""
 
 
 def job(**changes: Any) -> JobSpec:
@@ -40,7 +42,7 @@ def found_by(folder: Path, *arguments: object, most: int = 64) -> LargestBatch:
 @pytest.mark.slow
 def test_a_job_ends_with_the_largest_batches_and_how_many_times_as_many_they_are(tmp_path: Path) -> None:
     events: list[Event] = []
-    asked = job(stack=CHECKPOINTED, limits={"max_batch": 16})
+    asked = job(stack=CHECKPOINTED, limits={"max_batch": 24})
     report = run(asked, events.append, lock_dir=tmp_path, threads=1)
     plain, checkpointed = (int(each.metrics["largest_batch"].value or 0) for each in report.results)
     assert 1 <= plain < checkpointed
@@ -141,7 +143,7 @@ def test_what_the_plan_cannot_mean_is_refused(changes: dict[str, Any], message: 
 @pytest.mark.slow
 def test_the_command_is_a_client_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
-    asked = ["batch-scaling", "--limit", "30MB", "--model", LLAMA, "--tokens", "64", "--most", "2"]
+    asked = ["batch-scaling", "--limit", f"{LIMIT}B", "--model", LLAMA, "--tokens", "64", "--most", "2"]
     made = CliRunner().invoke(app, [*asked, "--stack", "", "--device", "cpu", "--format", "json"])
     assert made.exit_code == 0, made.output
     document = json.loads(made.stdout)

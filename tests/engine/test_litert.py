@@ -34,6 +34,8 @@ from tests.engine.tflite_models import (
     write_manifest,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 BACKEND = BACKENDS["litert"]
 FLOAT, INT8 = "path:edge/float.tflite", "path:edge/int8/model.tflite"
 

@@ -101,6 +101,15 @@ def test_a_process_is_measured_for_its_share_of_the_time(tmp_path: Path) -> None
     ), "what is left of a twelfth after start, audit and memory meter, as guessed"
 
 
+def test_a_server_may_take_a_part_of_the_time_for_an_answer(tmp_path: Path) -> None:
+    spec = grid(1800)
+    session, _ = session_with(spec, tmp_path, "well_behaved")
+    (variant, *_) = variants_of(spec)
+    assert session.assignment(variant, 0).answer_s == 600, "no limit yet"
+    session.progress.limit(240)
+    assert session.assignment(variant, 0).answer_s == pytest.approx(60, abs=1)
+
+
 def test_a_job_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
     events: list[Event] = []
     with pytest.raises(SpecError, match=r"limits\.timeout_s: 4 variants of at least 20 s each"):

@@ -14,11 +14,13 @@ from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.models.bundled import BUNDLED
+from optigpu.models.held import MODELS_DIR
+from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
-from tests.engine.converted_engines import loaded_by_measuring
+from tests.engine.converted_engines import loaded_by_measuring, prepared
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 QUICK = {
     "replicates": 1,
@@ -162,6 +164,33 @@ def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path) -> 
     (outcome,) = report.outcomes
     assert outcome.status is VariantStatus.UNSUPPORTED
     assert "qwen2 models" in str(outcome.reason)
+
+
+@pytest.mark.llama
+def test_a_file_of_another_architecture_ends_its_variant_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a file that runs, in one job. The sentences for other files are in test_llama_cpp_types.py."""
+    prepared("llama_cpp", tmp_path)
+    kept = max((cache_dir() / "converted" / "gguf").glob("bundled-tiny-*-F32.gguf"), key=modified_ns)
+    content = kept.read_bytes()
+    (tmp_path / "good.gguf").write_bytes(content)
+    (tmp_path / "other.gguf").write_bytes(content.replace(b"gpt2", b"bert"))
+    monkeypatch.setenv(MODELS_DIR, str(tmp_path))
+    spec = job(
+        backend="llama_cpp",
+        model=None,
+        models=["path:other.gguf", "path:good.gguf"],
+        measure=QUICK | {"meters": ["latency"]},
+    )
+    other, good = measured(spec, tmp_path / "locks").outcomes
+    assert other.status is VariantStatus.UNSUPPORTED
+    assert "'bert', and those known here are gpt2, llama" in str(other.reason)
+    assert good.status is VariantStatus.SUCCEEDED
+
+
+def modified_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def test_without_its_packages_the_variant_says_the_command_and_the_others_are_measured(

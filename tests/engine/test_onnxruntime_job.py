@@ -14,7 +14,7 @@ from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import loaded_by_measuring
 
-pytestmark = [pytest.mark.slow, pytest.mark.onnxruntime]
+pytestmark = [pytest.mark.slow, pytest.mark.onnxruntime, pytest.mark.usefixtures("forked_children")]
 
 QUICK = {
     "replicates": 1,

@@ -27,7 +27,7 @@ from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.vocabulary import DeviceKind, OptiGPUError, RecipeName, SpecError, UnsupportedError
 from tests.engine.tiny_models import FAMILIES, ignore, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "forked_children")
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 BOTH = pytest.mark.parametrize("recipe", list(RecipeName))
 

@@ -51,9 +51,12 @@ GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}
 ENDLESS = RunRound(seconds=3600)
 
 
-def assignment(workload: dict[str, Any], model: str | None, *stack: str, **environment: Any) -> Assignment:
-    names = [{"name": name} for name in stack]
-    spec = JobSpec.model_validate({"workload": workload, "model": model, "stack": names})
+def assignment(
+    workload: dict[str, Any], model: str | None, *stack: str | dict[str, Any], **environment: Any
+) -> Assignment:
+    """Techniques are given by their names, or with their parameters."""
+    named = [{"name": each} if isinstance(each, str) else each for each in stack]
+    spec = JobSpec.model_validate({"workload": workload, "model": model, "stack": named})
     return Assignment(
         variant=variants_of(spec)[0],
         environment=here().model_copy(update=environment),
@@ -107,8 +110,9 @@ def test_a_generation_is_loaded_timed_and_weighed_until_stdin_ends_in_the_middle
 
 @pytest.mark.slow
 def test_a_compiled_stack_says_what_compiling_took() -> None:
-    """What is compiled together with other techniques is right in test_techniques_compilation.py."""
-    with child_with(assignment(GENERATE, "preset:tiny-gpt2-test", "torch_compile")) as child:
+    """What TorchInductor compiles is right in test_techniques_compilation.py."""
+    compiled = {"name": "torch_compile", "backend": "eager"}
+    with child_with(assignment(GENERATE, "preset:tiny-gpt2-test", compiled)) as child:
         ready = answer(child)
         assert isinstance(ready, Ready)
         assert ready.facts.recorded["compiled_graphs"] == 1

@@ -19,7 +19,7 @@ from optigpu.measure import run
 from optigpu.vocabulary import DeviceKind
 from tests.engine.caches import OPERATORS, cache_with
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 THREADS = cpu_cores()
 QUICK = {"replicates": 1, "min_seconds": 0.5, "max_seconds": 5, "meters": ["latency"]}

@@ -1,7 +1,6 @@
 """The self-test: what is right passes, and what is wrong, idle, dead or hanging fails by itself, with its name."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,11 +13,13 @@ from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.hardware import probe
 from optigpu.paths import data_dir
 from optigpu.vocabulary import CancelledError, DeviceKind, SpecError
+from tests.engine.command import optigpu
 from tests.engine.processes import STARTED, program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 CPU = DeviceKind.CPU
 MADE = program("selftest_made")
+TWO = ("--only", "swiglu", "--only", "latency")
 
 
 @pytest.fixture(autouse=True)
@@ -102,20 +103,10 @@ def test_a_device_that_is_not_there_is_never_ok(monkeypatch: pytest.MonkeyPatch)
     assert str(result.reason).startswith("This machine has no NVIDIA GPU that works (")
 
 
-def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "optigpu", *arguments],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.timeout(1200)
 def test_everything_passes_on_this_machine() -> None:
     """The whole command: nothing fails, and what a device that is not there would run is not possible."""
-    done = optigpu("selftest", "--format", "json")
+    done = optigpu({}, "selftest", "--format", "json")
     outcomes = [SelfTest.model_validate(each) for each in json.loads(done.stdout)]
     failed = [(result.check.label, result.reason) for outcome in outcomes for result in outcome.failed]
     assert failed == []
@@ -130,10 +121,15 @@ def test_everything_passes_on_this_machine() -> None:
 
 
 def test_the_command_prints_a_table_and_wrong_names_end_with_status_2() -> None:
-    done = optigpu("selftest", "--only", "swiglu", "--only", "latency", "--device", "cpu", "--format", "md")
+    done = subprocess.run(
+        [sys.executable, "-m", "optigpu", "selftest", *TWO, "--device", "cpu", "--format", "md"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "| swiglu | cpu | ok |" in done.stdout
     assert "2 ok, 0 failed, 0 not possible here." in done.stdout
-    wrong = optigpu("selftest", "--only", "swigul")
+    wrong = optigpu({}, "selftest", "--only", "swigul")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "Did you mean swiglu?" in wrong.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.endpoint.client import Completions, Server
-from optigpu.child.messages import Assignment, Metered, Ready, Round, RunMeter, RunRound
+from optigpu.child.messages import Assignment, Broken, Metered, Ready, Round, RunMeter, RunRound
 from optigpu.documents.load import LoadRun
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
@@ -15,6 +15,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Load, Query
 from optigpu.load.streaming import Streaming
+from optigpu.vocabulary import OptiGPUError
 from tests.engine.in_process import in_process
 from tests.engine.test_endpoint_client import REASONS, hanging
 from tests.engine.test_endpoint_job import closing_later
@@ -125,11 +126,17 @@ def test_html_is_no_answer_under_load_either() -> None:
     assert "text/html instead of a stream" in str(under_load(HTML_PAGE).error)
 
 
-def test_a_server_that_hangs_ends_its_request_at_the_time_limit() -> None:
-    found = under_load(hanging, time_limit_s=0.3)
-    assert found.failed == 2
-    assert found.error == "The server had not ended its answer after 0.3 s, with 0 chunks of text received."
-    assert min(found.latency_s) >= 0.3
+def test_a_server_that_hangs_ends_the_run_at_the_time_limit_of_one_request() -> None:
+    words = r"had not ended its answer after 0\.3 s, with 0 chunks of text received\."
+    with pytest.raises(OptiGPUError, match=words):
+        under_load(hanging, time_limit_s=0.3)
+    one_by_one = Load(tuple(Query(number, 0.0, 6, NEW) for number in range(100)), clients=1)
+    with serving(hanging) as server:
+        asked = Server(f"{server.url}/v1", "tiny", time_limit_s=0.3)
+        streaming = Streaming(lambda: Completions(asked))
+        with pytest.raises(OptiGPUError, match=words):
+            streaming.run(one_by_one, [PROMPT] * 100)
+        assert len(server.completions()) == 1, "the others would hang as well"
 
 
 async def counting_another_prompt(asked: Asked, reply: Reply) -> None:
@@ -145,9 +152,43 @@ def test_a_prompt_that_the_server_counts_otherwise_is_a_failure() -> None:
     assert "counted 9 tokens of a prompt of 6: its tokenizer is another one" in str(found.error)
 
 
-def test_a_server_that_fails_under_load_has_a_wrong_output() -> None:
-    problem = ready(CLIENTS, closing_later).problem
+class EverySecond:
+    """Closes the stream of every second request of a load half-way."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def __call__(self, asked: Asked, reply: Reply) -> None:
+        self._count += asked.new_tokens >= 10
+        await (closing_later if self._count % 2 else whole)(asked, reply)
+
+
+def test_a_server_that_fails_some_requests_has_a_wrong_output() -> None:
+    problem = ready(CLIENTS, EverySecond()).problem
     assert problem is not None
-    assert problem.startswith(
-        "6 of 6 requests failed: The server closed the stream before the completion's end"
+    assert problem.startswith("3 of 6 requests failed: The server closed the stream before the completion's")
+
+
+def test_a_server_that_fails_every_request_ends_the_variant() -> None:
+    with serving(closing_later) as server, in_process() as child:
+        child.tell(assignment(CLIENTS, server.url))
+        found = answer(child)
+    assert isinstance(found, Broken), found
+    assert found.reason.startswith(
+        "6 of 6 requests failed: The server closed the stream before the completion"
     )
+
+
+def test_a_server_that_no_longer_answers_ends_a_round_with_its_reason() -> None:
+    behaves: list[Behave] = [whole]
+
+    async def behave(asked: Asked, reply: Reply) -> None:
+        await behaves[-1](asked, reply)
+
+    with serving(behave) as server, in_process() as child:
+        child.tell(assignment(CLIENTS, server.url))
+        assert isinstance(answer(child), Ready)
+        behaves.append(HTML_PAGE)
+        found = ask(child, RunRound(seconds=0, min_requests=1))
+    assert isinstance(found, Broken), found
+    assert found.reason.startswith("6 of 6 requests failed: The server answered with text/html")

@@ -24,6 +24,8 @@ from optigpu.vocabulary import VariantStatus
 from tests.engine.in_process import in_process
 from tests.engine.test_replicate import answer, ask, assignment
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 MODEL = "preset:tiny-llama-test"
 SHAPES = {"kind": "serve", "queries": 6, "prompt_tokens": 4, "prompt_tokens_most": 12, "new_tokens": 3}
 MEASURE = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -113,7 +115,7 @@ def test_a_result_can_be_computed_again_from_each_query(tmp_path: Path) -> None:
 
 QUIET = HostSample(wall_s=0.4, cpus=2, foreign_s=0.0, idle_s=0.1, steal_s=0.0)
 CROWDED = HostSample(wall_s=0.4, cpus=2, foreign_s=0.1, idle_s=0.1, steal_s=0.0)
-SWEEP = {"rates": [20_000, 40_000], "queries": 64, "new_tokens": 8, "slots": 2}
+SWEEP = {"rates": [20_000, 40_000], "queries": 32, "new_tokens": 4, "slots": 2}
 
 
 def sweep_on_a_machine_that_is(
@@ -182,6 +184,7 @@ class OneStream:
     tokens: int
     finished: bool = True
     error: str | None = None
+    overdue: bool = False
     ids: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
 

@@ -11,12 +11,13 @@ from tests.engine.test_replicate import answer, ask, assignment
 
 SHAPES = {"kind": "serve", "queries": 6, "prompt_tokens": 4, "prompt_tokens_most": 12, "new_tokens": 8}
 SERVER = {"rates": [20_000]}
+NATIVE = {"name": "native_decode", "calibration": "none"}
 CLIENTS = {"scenario": "closed", "clients": 3, "slots": 3}
 
 
 def told(workload: dict[str, Any]) -> tuple[Ready, Round, Metered]:
     with in_process() as child:
-        child.tell(assignment(SHAPES | workload, "bundled:tiny", "native_decode"))
+        child.tell(assignment(SHAPES | workload, "bundled:tiny", NATIVE))
         ready = answer(child)
         assert isinstance(ready, Ready), ready
         heard = ask(child, RunRound(seconds=0, min_requests=2))

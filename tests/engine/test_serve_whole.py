@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from optigpu.cli import app
 from optigpu.documents.load import LoadFacts
-from tests.engine.test_cli_run import MEASURED, QUICK, optigpu
+from tests.engine.command import optigpu
+from tests.engine.test_cli_run import MEASURED, QUICK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 QUERIES, NEW, QUALITY_TOKENS = 132, 2, 64
 LOAD = (
     *(

@@ -21,6 +21,8 @@ from tests.engine.in_process import in_process
 from tests.engine.measuring import measured, standing, standing_ready, verdict, verdict_as_if_alone
 from tests.engine.processes import program, wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 HINDERED_S = 1.0
 """CPU time that a process uses in a pause."""
 ATTACKS: dict[str, dict[str, str]] = {

@@ -23,7 +23,7 @@ from tests.engine.in_process import in_process
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.training import LLAMA, RESNET, VIT
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = pytest.mark.usefixtures("one_torch_thread", "forked_children")
 SHAPES = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16, "shortest_tokens": 4}
 OF_TEXT, OF_IMAGES = {"trained_tokens_per_s", "padded_tokens_per_s"}, {"images_per_s"}
 ENDS = [(LLAMA, OF_TEXT), (RESNET, OF_IMAGES)]

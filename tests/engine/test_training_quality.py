@@ -20,6 +20,8 @@ from optigpu.vocabulary import Layer, Task
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.training import GPT2, trained
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 SHAPES: dict[str, Any] = {"batch_size": 8, "sequence_tokens": 32}
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0}
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3}

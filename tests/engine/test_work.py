@@ -229,20 +229,27 @@ class TestBytes:
     def test_a_decoders_step_reads_its_packed_weights_and_a_row_of_each_table(
         self, weights: WeightKind
     ) -> None:
-        """Numbers, scales and units of all matrices, norms and biases; of embedding and positions a row."""
+        """Numbers, scales and units of all matrices, norms and biases; of positions what a row lies in.
+
+        Rows of a packed table lie in blocks of 16, in which each has 4 bytes of every 64. The embedding is the head.
+        """
         runtime = self.runtime("gpt2", NativeDecode(weights=weights, calibration="none"))
         found, program = footprint_of(runtime.model, runtime.facts), attached(runtime.model)
         blocks = program.blocks
         norms = [program.final, *(norm for block in blocks for norm in (block.first, block.second))]
-        matrices = [program.head]
+        finer, positions = program.head.finer, program.positions
+        matrices = [program.head, *([finer.matrix] if finer else [])]
         for block in blocks:
             matrices += [*block.qkv, block.output, block.up, block.down]
         read = [tensor for norm in norms for tensor in (norm.weight, norm.bias)]
+        read += [finer.rows] if finer else []
         for matrix in matrices:
             read += [matrix.numbers, matrix.scale, matrix.unit, matrix.bias]
         needed = sum(tensor.nbytes for tensor in read if tensor is not None)
         assert needed <= found.streamed_bytes <= needed + ALIGNMENT * len(read)
-        assert found.row_bytes == WIDTH * (2 + 4)
+        assert positions is not None
+        table = [each for each in (positions.numbers, positions.scale, positions.unit) if each is not None]
+        assert found.row_bytes == sum(each.nbytes // len(positions.numbers) for each in table)
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_cache_grows_by_the_bytes_that_are_counted_for_a_token(self, family: str) -> None:

@@ -15,10 +15,13 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import run
 from optigpu.report.ladder import ladder_grid
 from optigpu.workloads import WORKLOADS
+from tests.engine.command import optigpu
 from tests.engine.in_process import in_process
 from tests.engine.processes import program
-from tests.engine.test_cli_run import MEASURED, QUICK, environment, optigpu
+from tests.engine.test_cli_run import MEASURED, QUICK, environment
 from tests.engine.test_replicate import answer, ask, assignment
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 __all__ = ["environment"]
 

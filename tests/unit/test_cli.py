@@ -33,6 +33,7 @@ from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.serve import Serve
 from tests.unit.made_results import ATTRIBUTION, RESULTS
 from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
@@ -42,6 +43,9 @@ COMMANDS = (
     "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
     "runs", "show", "export", "import",
 )  # fmt: skip
+
+
+TRACE_LINE = '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2}'
 
 
 class Ran(NamedTuple):
@@ -418,6 +422,29 @@ def test_a_wrong_file_is_one_clear_sentence(
     assert ran.out == ""
     assert ran.err.startswith("Error: ")
     assert sentence in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--rates", "0"), "rates.0: 0 is too small"),
+        (("--rates", "1e9"), "rates.0: 1000000000 is too large; the most is 100000"),
+        (("--scenario", "trace", "--trace", f"{TRACE_LINE}\n{{"), "line 2 of the trace is wrong"),
+    ],
+)
+def test_a_load_that_cannot_be_is_one_clear_sentence(
+    optigpu: Command, flags: tuple[str, ...], sentence: str
+) -> None:
+    ran = optigpu("run", "--workload", "serve", "--device", "cpu", *flags)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("Error: ")
+    assert sentence in ran.err
+
+
+def test_a_trace_of_several_lines_is_a_flag() -> None:
+    made = spec(workload="serve", scenario="trace", trace=f"{TRACE_LINE}\n{TRACE_LINE}\n")
+    assert isinstance(made.workload, Serve)
+    assert made.workload.schedule.count == 2
 
 
 def test_a_missing_file_says_so(optigpu: Command, tmp_path: Path) -> None:

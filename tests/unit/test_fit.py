@@ -135,7 +135,9 @@ def test_the_command_prints_predictions_as_json_and_as_a_table() -> None:
     only = CliRunner().invoke(app, [*flags, "--stack", "bf16,native_decode", "--json"])
     (packed,) = json.loads(only.stdout)["stacks"]
     assert packed["reason"] is None
-    assert packed["weight_bytes"] == pytest.approx(7_504_924_672 * 4.25 / 8 + 2 * 128_256 * 4096, rel=0.01)
+    assert packed["weight_bytes"] == pytest.approx(
+        7_504_924_672 * 4.25 / 8 + 128_256 * 4096 * 8.25 / 8, rel=0.01
+    )
     other = CliRunner().invoke(
         app, ["fit", "--model", "preset:gpt-j-6b", "--gpu", "a100", "--stack", "native_decode", "--json"]
     )

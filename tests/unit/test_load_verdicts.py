@@ -9,13 +9,14 @@ from optigpu.conductor.loads import load_measurements, raw_queries, with_load
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.load import queries
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.load import LoadFacts, LoadRun
+from optigpu.documents.load import QUERY_METRICS, LoadFacts, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
 from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
 from optigpu.load.simulated import SimulatedSlots
+from optigpu.statistics.intervals import summarise
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, evidence, replicate, spec, verdict
 
 RUNS = REQUESTS * ROUNDS
@@ -98,6 +99,26 @@ def test_percentiles_have_as_many_samples_as_there_are_requests() -> None:
     assert [len(process) for process in measured["goodput_per_s"]] == [RUNS] * 2
     assert [len(process) for process in raw_queries(proof)["sent_s"]] == [40 * RUNS] * 2
     assert load_measurements(evidence([replicate()], spec())) == []
+
+
+@pytest.mark.parametrize("name", QUERY_METRICS)
+def test_each_time_of_requests_has_its_percentiles_and_their_bounds(name: str) -> None:
+    replicates = [replicate(loads=tuple(a_run() for _ in range(RUNS))) for _ in range(3)]
+    proof = evidence(replicates, spec())
+    (measurement,) = [each for each in load_measurements(proof) if each.name == name]
+    found = summarise(measurement)
+    assert (found.n, found.replicates) == (3 * 40 * RUNS, 3)
+    every = np.concatenate(measurement.samples)
+    percentiles = (found.p50, found.p90, found.p95, found.p99)
+    assert percentiles == pytest.approx(np.quantile(every, (0.5, 0.9, 0.95, 0.99)), rel=0.05)
+    for percentile, upper in (
+        (found.p90, found.p90_upper),
+        (found.p95, found.p95_upper),
+        (found.p99, found.p99_upper),
+    ):
+        assert percentile is not None
+        assert upper is not None
+        assert percentile <= upper < 1.5 * percentile
 
 
 def test_the_facts_hold_the_run_where_the_law_fits_worst() -> None:

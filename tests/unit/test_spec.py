@@ -323,3 +323,12 @@ def test_the_documented_job_beside_llama_cpp_can_be_posted() -> None:
     (text,) = blocks(LIBRARY, "json")
     posted = JobSpec.model_validate_json(text)
     assert [variant.label for variant in variants_of(posted)] == ["native_decode", "llama_cpp: gguf"]
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_a_job_is_read_strictly_as_it_is_written(kind: str) -> None:
+    """As the service reads what is posted: a number is no text, and every list is one."""
+    workload = WORKLOADS[kind]
+    model = workload.example_model if workload.task.needs_model else None
+    written = JobSpec.model_validate({"workload": {"kind": kind}, "model": model}).model_dump_json()
+    assert JobSpec.model_validate_json(written, strict=True).model_dump_json() == written

@@ -10,6 +10,7 @@ from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
 from optigpu.conductor.verdicts.judge import judge
+from optigpu.documents.facts import BuildFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
 from optigpu.vocabulary import METRICS
@@ -131,6 +132,22 @@ def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
     assert judged.warnings == (VerdictWarning.CLOCK_UNSTABLE,)
     assert "between 2700 and 3100 MHz" in judged.notes[0]
     assert verdict(replicate(host_samples=tuple(host_samples[:2]), rounds=(60,) * 2)) == Verdict(valid=True)
+
+
+def test_a_library_that_lacks_what_the_machine_has_is_a_mark_with_the_command() -> None:
+    whole = BuildFacts(package="torch", library="libtorch_cpu.so")
+    lacking = ("avx512 instructions", "vnni instructions")
+    plain = BuildFacts(
+        package="llama-cpp-python", library="libggml-cpu.so", lacks=lacking, build="make llama"
+    )
+    job = spec()
+    judged = judge(job, variants_of(job)[0], evidence([replicate()] * 3, job), {}, [whole, plain])
+    assert judged.valid, "the figure is true of that build"
+    assert judged.warnings == (VerdictWarning.HANDICAPPED_BUILD,)
+    assert judged.notes == (
+        "libggml-cpu.so of llama-cpp-python lacks avx512 instructions and vnni instructions, which this machine has, "
+        "so its speed says little of what it can do; build it with: make llama.",
+    )
 
 
 def test_every_replicate_is_named_in_one_note() -> None:

@@ -1,0 +1,167 @@
+"""Converters that run out of disk: each says so in the same sentence, nothing is left, and other variants go on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.backends.converter_program import REFUSED, written
+from optigpu.backends.coreml.package import PACKAGES
+from optigpu.backends.folders import folder_of
+from optigpu.documents.result import Outcome
+from optigpu.job.spec import JobSpec
+from optigpu.measure import run
+from optigpu.techniques.quantization.gguf import Gguf
+from optigpu.techniques.quantization.openvino_int8 import OpenVinoInt8
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
+from tests.engine.converted_engines import ordered, prepared
+from tests.engine.full_disk import largest_file
+
+SMALL = "preset:tiny-llama-test"
+TOO_LITTLE = 1_200_000
+"""Bytes: less than SMALL in float32 and TINY in 8 bits, and more than Python writes of a module that it compiles."""
+NO_SPACE = (
+    r"there is no space for it in .*{engine} \(.*\); free some, or name another folder in XDG_CACHE_HOME"
+)
+
+Convert = Callable[[Path], object]
+PLAIN: list[Any] = [
+    pytest.param("gguf", lambda folder: prepared("llama_cpp", folder, model=SMALL), marks=pytest.mark.llama),
+    pytest.param(
+        "onnxruntime",
+        lambda folder: prepared("onnxruntime", folder, model=SMALL),
+        marks=pytest.mark.onnxruntime,
+    ),
+    pytest.param(
+        "openvino", lambda folder: prepared("openvino", folder, model=SMALL), marks=pytest.mark.openvino
+    ),
+    pytest.param(
+        "ctranslate2",
+        lambda folder: prepared("ctranslate2", folder, model=SMALL),
+        marks=pytest.mark.ctranslate2,
+    ),
+    pytest.param(
+        "coreml",
+        lambda folder: PACKAGES.made(ordered(folder, model=SMALL), 1, 8, lambda _: None),
+        marks=pytest.mark.coreml,
+    ),
+    ("vllm", lambda folder: folder_of("vllm", ordered(folder, model=SMALL), lambda _: None)),
+]
+"""By the folder of kept models: what writes one of the model in its engine's format."""
+QUANTIZED: list[Any] = [
+    pytest.param(
+        *("gguf", lambda folder: prepared("llama_cpp", folder, Gguf(type="F16"))),
+        lambda folder: prepared("llama_cpp", folder, Gguf(type="Q8_0")),
+        marks=pytest.mark.llama,
+        id="gguf",
+    ),
+    pytest.param(
+        *("openvino", lambda folder: prepared("openvino", folder)),
+        lambda folder: prepared("openvino", folder, OpenVinoInt8()),
+        marks=pytest.mark.openvino,
+        id="openvino",
+    ),
+]
+"""A format that another one is made of, which is written first."""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of converted models are."""
+    folder = cache_with(tmp_path, BUILDS, OPERATORS, PEAKS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
+    return folder / "converted"
+
+
+def models_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+
+
+def write_half(output: Path, error: Exception) -> None:
+    """What a library does whose disk is full half-way."""
+    output.mkdir()
+    with (output / "weights").open("wb", buffering=0) as file:
+        file.write(bytes(2 * TOO_LITTLE))
+    raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("iostream error"), UnsupportedError("Choose another type.")])
+def test_whatever_a_library_raises_a_full_disk_is_what_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    output = tmp_path / "model"
+    with largest_file(TOO_LITTLE):
+        status = written(lambda: write_half(output, error), output)
+    assert status == 1
+    assert f"there is no space for it in {tmp_path} (File too large)" in capfd.readouterr().err
+
+
+def test_with_space_left_what_a_library_raises_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refusal = UnsupportedError("Choose another type.")
+    assert written(lambda: write_half(tmp_path / "model", refusal), tmp_path / "model") == REFUSED
+    assert capfd.readouterr().out == "Choose another type.\n"
+    with pytest.raises(RuntimeError, match="no such layer"):
+        written(lambda: write_half(tmp_path / "other", RuntimeError("no such layer")), tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "convert"), PLAIN)
+def test_a_converter_says_that_the_disk_is_full_and_leaves_nothing(
+    kept: Path, tmp_path: Path, engine: str, convert: Convert
+) -> None:
+    with (
+        largest_file(TOO_LITTLE),
+        pytest.raises(OptiGPUError, match=NO_SPACE.format(engine=engine)),
+    ):
+        convert(tmp_path)
+    assert models_in(kept / engine) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "before", "convert"), QUANTIZED)
+def test_so_does_what_quantizes_a_model_that_is_there(
+    kept: Path, tmp_path: Path, engine: str, before: Convert, convert: Convert
+) -> None:
+    before(tmp_path)
+    there = models_in(kept / engine)
+    with (
+        largest_file(TOO_LITTLE),
+        pytest.raises(OptiGPUError, match=NO_SPACE.format(engine=engine)),
+    ):
+        convert(tmp_path)
+    assert models_in(kept / engine) == there
+    convert(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.onnxruntime
+@pytest.mark.openvino
+@pytest.mark.ctranslate2
+def test_the_variants_that_need_no_converter_are_measured_beside_those_that_fail(
+    kept: Path, tmp_path: Path
+) -> None:
+    engines = ("onnxruntime", "openvino", "ctranslate2")
+    document = {
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
+        "model": SMALL,
+        "beside": [{"backend": engine} for engine in engines],
+        "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]},
+        "limits": {"wait_for_quiet_s": 0},
+    }
+    with largest_file(TOO_LITTLE):
+        report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path / "locks", threads=1)
+    torch, *others = report.outcomes
+    assert torch.status is VariantStatus.SUCCEEDED
+    for engine, outcome in zip(engines, others, strict=True):
+        assert_says_no_space(outcome, kept / engine)
+        assert models_in(kept / engine) == []
+
+
+def assert_says_no_space(outcome: Outcome, folder: Path) -> None:
+    assert outcome.status is VariantStatus.FAILED
+    assert f"there is no space for it in {folder} (" in str(outcome.reason)
