@@ -9,7 +9,7 @@ next tokens from its own, on --text.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -66,12 +66,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
     torch.manual_seed(0)
-    needed = options.windows * options.tokens
-    tokens = load_tokenizer(MODEL).encode(options.text.read_text())[:needed]
-    if len(tokens) < needed:
-        console(stderr=True).print(f"{options.text} has {len(tokens)} tokens; {needed} are needed.")
-        return 2
-    text = torch.tensor(tokens).view(options.windows, options.tokens)
+    text = text_of(options.text, options.windows, options.tokens)
     kinds = [(tables, group) for group in GROUPS for tables in (0, 1, 2)]
     plain = load_model(MODEL, device="cpu", dtype="float32")
     rows = [
@@ -82,6 +77,14 @@ def main() -> int:
     if options.output:
         write(options.output, "grids", {"model": str(MODEL), "rows": [asdict(row) for row in rows]})
     return 0
+
+
+def text_of(path: Path, windows: int, tokens: int) -> torch.Tensor:
+    """The beginning of a file in windows [windows, tokens]. Ends the program where the file is shorter."""
+    found = load_tokenizer(MODEL).encode(path.read_text())[: windows * tokens]
+    if len(found) < windows * tokens:
+        sys.exit(f"{path} has {len(found)} tokens; {windows * tokens} are needed.")
+    return torch.tensor(found).view(windows, tokens)
 
 
 def row_of(tables: int, group: int, plain: torch.nn.Module, text: torch.Tensor) -> Row:
@@ -96,7 +99,7 @@ def row_of(tables: int, group: int, plain: torch.nn.Module, text: torch.Tensor) 
             error += float((stored - weight).square().sum())
             square += float(weight.square().sum())
             weight.copy_(stored)
-        kld = sum(_divergences(model, plain, text)) / text.numel()
+        kld = divergence_of(model, plain, text)
     name = ("even values", "one table", "two tables")[tables]
     bits = 4 + (SCALE_BITS + (tables == 2)) / group
     return Row(name, group, bits, error / square, kld)
@@ -156,11 +159,14 @@ def _centres(groups: torch.Tensor, found: Rounded, index: int, table: torch.Tens
     return moved
 
 
-def _divergences(model: torch.nn.Module, plain: torch.nn.Module, text: torch.Tensor) -> Iterator[float]:
-    """Sums over the tokens of each pass."""
+@torch.inference_mode()
+def divergence_of(model: torch.nn.Module, plain: torch.nn.Module, text: torch.Tensor) -> float:
+    """The mean over the text's tokens, in nats."""
+    total = 0.0
     for windows in text.split(AT_ONCE):
         expected, found = (each(windows).logits.double().log_softmax(-1) for each in (plain, model))
-        yield float((expected.exp() * (expected - found)).sum())
+        total += float((expected.exp() * (expected - found)).sum())
+    return total / text.numel()
 
 
 def table_of(rows: Sequence[Row]) -> Table:

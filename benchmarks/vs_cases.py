@@ -103,8 +103,8 @@ SPEED = {
     ),
 }
 """The cases of speed by their names."""
-QUALITY = "quality-tiny"
-"""The case of quality."""
+QUALITY = {"quality-tiny": "bundled:tiny", "quality-small": "bundled:small"}
+"""The cases of quality, a trained model each: a GPT-2 and a Llama."""
 
 
 def speed_goals(name: str, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,11 +114,11 @@ def speed_goals(name: str, lines: Sequence[dict[str, Any]]) -> list[dict[str, An
     return [_goal(name, goal, ours, by_name[goal.against.name]) for goal in SPEED[name].goals]
 
 
-def quality_goal(lines: Sequence[dict[str, Any]], least: str, aim: str) -> dict[str, Any]:
+def quality_goal(name: str, lines: Sequence[dict[str, Any]], least: str, aim: str) -> dict[str, Any]:
     """The goals' stack at most at the divergence of the line `least`; better still, and the default's aim, `aim`'s."""
     found = {line["name"]: line.get("kld_mean") for line in lines}
     ours, default, theirs, better = (found.get(name) for name in (IN_GOALS.name, OURS[0].name, least, aim))
-    what = f"quality-tiny: KLD of {IN_GOALS.name} at most {least}'s"
+    what = f"{name}: KLD of {IN_GOALS.name} at most {least}'s"
     if ours is None or theirs is None:
         return {"goal": f"{what}: not measured", "reached": False}
     text = f"{what}: {ours:.5f} against {theirs:.5f}"

@@ -1,8 +1,9 @@
 """`python -m benchmarks.vs_peers`: our stacks beside other ways to run the same model, in the same minutes.
 
-Cases of speed (decode-gpt2, decode-llama-3.2-1b, prefill-gpt2) and of quality (quality-tiny). What a backend runs is
-measured by jobs, each with llama.cpp Q4_0 in it, whose processes take turns: rows have intervals and verdicts. What no
-backend runs takes turns with llama.cpp Q4_0, a request each. The exit status is 0 when every goal was reached.
+Cases of speed (decode-gpt2, decode-llama-3.2-1b, prefill-gpt2) and of quality (quality-tiny, quality-small). What a
+backend runs is measured by jobs, each with llama.cpp Q4_0 in it, whose processes take turns: rows have intervals and
+verdicts. What no backend runs takes turns with llama.cpp Q4_0, a request each. The exit status is 0 when every goal was
+reached.
 """
 
 import argparse
@@ -56,7 +57,11 @@ def main() -> int:
             for name, case in SPEED.items()
             if name in options.cases
         },
-        "quality": quality(options.sequences) if QUALITY in options.cases else None,
+        "quality": {
+            name: quality(model, options.sequences)
+            for name, model in QUALITY.items()
+            if name in options.cases
+        },
     }
     document["goals"] = goals(document)
     print(markdown(document))
@@ -110,9 +115,9 @@ def _shown(figures: Figures) -> dict[str, Any]:
     return asdict(figures) | {"ratio": figures.ratio, "rate": figures.rate, "group": None}
 
 
-def quality(sequences: int) -> dict[str, Any]:
+def quality(model: str, sequences: int) -> dict[str, Any]:
     """Every peer's and every stack's divergence from the fp32 model."""
-    found = measured([*OURS, *ALONE, COMPILED, FP32, BF16, *LLAMA_CPP, *ELSEWHERE], Q4_0, sequences)
+    found = measured(model, [*OURS, *ALONE, COMPILED, FP32, BF16, *LLAMA_CPP, *ELSEWHERE], Q4_0, sequences)
     for line in found["lines"]:
         if "recorded" in line.get("details", {}):
             line["details"] = details_of(line["details"])
@@ -127,8 +132,10 @@ def goals(document: dict[str, Any]) -> list[dict[str, Any]]:
             found.append({"goal": f"{name}: not measured", "reached": False})
         else:
             found += speed_goals(name, case["lines"])
-    if document["quality"]:
-        found.append(quality_goal(document["quality"]["lines"], Q4_0.name, Q4_K_M.name))
+    found += [
+        quality_goal(name, case["lines"], Q4_0.name, Q4_K_M.name)
+        for name, case in document["quality"].items()
+    ]
     return found
 
 
@@ -141,7 +148,7 @@ def _published(case: Case) -> dict[str, str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_peers", description=__doc__)
-    cases = [*SPEED, QUALITY]
+    cases = [*SPEED, *QUALITY]
     parser.add_argument("--cases", nargs="+", default=cases, choices=cases)
     parser.add_argument(
         "--goals", action="store_true", help="of speed, only the rows that the goals are about: much shorter"
@@ -151,7 +158,7 @@ def _options() -> argparse.Namespace:
         "--seconds", type=float, default=5, help="the least time that each process is measured"
     )
     parser.add_argument("--turns", type=int, default=9, help="requests of each peer that no backend runs")
-    parser.add_argument("--sequences", type=int, default=8, help=f"of the case {QUALITY}")
+    parser.add_argument("--sequences", type=int, default=8, help="of the cases of quality")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--show", type=Path, help="print this document of an earlier run as Markdown instead")
     return parser.parse_args()

@@ -22,7 +22,6 @@ from optigpu.quality.divergence import divergence
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 
-MODEL = "bundled:tiny"
 LENGTH = 256
 """Tokens of a sequence."""
 PREFILL = 8
@@ -38,8 +37,9 @@ class WeightsAlone(Stack):
 
 @dataclass(frozen=True)
 class Scoring:
-    """The folder of the tokens and the fp32 model's logits."""
+    """A trained model, and the folder of the tokens and its fp32 logits."""
 
+    model: str
     folder: Path
 
     def predicted(self, subject: Stack | Peer) -> tuple[NDArray[np.float32], Running]:
@@ -69,17 +69,24 @@ class Scoring:
             arguments = self._stack_arguments(subject)
             arguments += ["--whole"] if isinstance(subject, WeightsAlone) else []
             return answering("benchmarks.stack_logits", arguments, subject.name, THREADS)
-        asked = Asked(MODEL, "logits", tokens=self.tokens, prefill=PREFILL, logits=self._logits)
+        asked = Asked(self.model, "logits", tokens=self.tokens, prefill=PREFILL, logits=self._logits)
         return running(subject, asked, THREADS)
 
     def _stack_arguments(self, stack: Stack) -> list[str]:
         return [
-            *("--model", MODEL, "--backend", stack.backend, "--stack", json.dumps(list(stack.techniques))),
+            *(
+                "--model",
+                self.model,
+                "--backend",
+                stack.backend,
+                "--stack",
+                json.dumps(list(stack.techniques)),
+            ),
             *("--tokens", str(self.tokens), "--logits", str(self._logits), "--prefill", str(PREFILL)),
         ]
 
 
-def measured(subjects: Sequence[Stack | Peer], against: Stack, sequences: int) -> dict[str, Any]:
+def measured(model: str, subjects: Sequence[Stack | Peer], against: Stack, sequences: int) -> dict[str, Any]:
     """A line for each subject, and what they were measured on; each is also compared with `against`, paired.
 
     Raises OptiGPUError when the fp32 model itself cannot be had.
@@ -87,7 +94,7 @@ def measured(subjects: Sequence[Stack | Peer], against: Stack, sequences: int) -
     found: dict[str, NDArray[np.float64]] = {}
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        scoring = Scoring(Path(folder))
+        scoring = Scoring(model, Path(folder))
         expected = scoring.reference(sequences)
         for subject in track(subjects, "quality", console=console(stderr=True)):
             try:
@@ -104,7 +111,7 @@ def measured(subjects: Sequence[Stack | Peer], against: Stack, sequences: int) -
             if line["name"] in found:
                 line["beside"] = _paired(found[line["name"]], found[against.name])
     return {
-        "model": MODEL,
+        "model": model,
         "sequences": sequences,
         "length": LENGTH,
         "prefill": PREFILL,

@@ -11,10 +11,10 @@ BUSY = 0.25
 def markdown(document: dict[str, Any]) -> str:
     """Every case's table, how the peers were built, and the goals."""
     quality = document["quality"]
-    divergences = {line["name"]: line.get("kld_mean") for line in quality["lines"]} if quality else {}
+    tiny = quality.get("quality-tiny", {"lines": ()})
+    divergences = {line["name"]: line.get("kld_mean") for line in tiny["lines"]}
     parts = [_speed(name, case, divergences) for name, case in document["speed"].items()]
-    if quality:
-        parts.append(_quality(quality))
+    parts += [_quality(name, case) for name, case in quality.items()]
     parts += [_built(document), _goals(document["goals"])]
     load, cores = document["load_before"], document["cores"]
     if load > BUSY * cores:
@@ -66,9 +66,9 @@ def _spread(line: Line) -> str:
     )
 
 
-def _quality(quality: dict[str, Any]) -> str:
+def _quality(name: str, quality: dict[str, Any]) -> str:
     title = (
-        f"### quality-tiny: `{quality['model']}` against its fp32 self, {quality['sequences']} x "
+        f"### {name}: `{quality['model']}` against its fp32 self, {quality['sequences']} x "
         f"{quality['length']} tokens, {quality['positions']} positions"
     )
     headings = ("what", "KLD", "99th percentile", "same top token", f"KLD - {quality['beside']}'s", "MB")
@@ -111,9 +111,9 @@ def _lines_with_models(document: dict[str, Any]) -> Iterator[tuple[str, Line]]:
     for case in document["speed"].values():
         for line in case.get("lines", []):
             yield f"preset:{case['case']['preset']}", line
-    if document["quality"]:
-        for line in document["quality"]["lines"]:
-            yield document["quality"]["model"], line
+    for case in document["quality"].values():
+        for line in case["lines"]:
+            yield case["model"], line
 
 
 def _goals(goals: Iterable[dict[str, Any]]) -> str:

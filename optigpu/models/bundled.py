@@ -1,11 +1,11 @@
-"""The trained models inside the package. `tools/train_tiny.py` makes them; each folder has a MODEL_CARD.md."""
+"""The trained models inside the package. `tools/train_bundled.py` makes them; each folder has a MODEL_CARD.md."""
 
 import json
 from math import prod
 from pathlib import Path
 from typing import Any
 
-BUNDLED: dict[str, Path] = {"tiny": Path(__file__).parent / "bundled_tiny"}
+BUNDLED: dict[str, Path] = {name: Path(__file__).parent / f"bundled_{name}" for name in ("tiny", "small")}
 """The folder of each: config.json, model.safetensors, tokenizer.json, as a `path:` model has them."""
 
 

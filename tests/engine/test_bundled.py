@@ -1,4 +1,4 @@
-"""bundled:tiny: a trained model in the package that needs no network and predicts text better than counting does."""
+"""The bundled models: trained, in the package, without a network, and better at text than counting is."""
 
 import hashlib
 import json
@@ -19,24 +19,24 @@ from safetensors import safe_open
 from optigpu.documents.events import Event
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
-from optigpu.models.bundled import BUNDLED
+from optigpu.models.bundled import BUNDLED, bundled_parameters
 from optigpu.models.facts import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_model, load_tokenizer, loaded_facts
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import SpecError, UnsupportedError
 from tests.engine.tiny_models import runtime_of
-from tools.tiny_model.baselines import Trigram, Unigram
-from tools.tiny_model.text import END_OF_TEXT, encode, read_documents
+from tools.bundled_model.baselines import Trigram, Unigram
+from tools.bundled_model.text import END_OF_TEXT, encode, read_documents
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = BUNDLED["tiny"]
-REFERENCE = parse_reference("bundled:tiny")
-LARGEST_BYTES = 8_000_000
+LARGEST_BYTES = {"tiny": 8_000_000, "small": 12_000_000}
+EMBEDDINGS = {"tiny": "transformer.wte.weight", "small": "model.embed_tokens.weight"}
+FAMILIES = {"tiny": "gpt2", "small": "llama"}
 CONTEXT = 512
 TEXT = """The old man came down to the harbour every morning before the sun was up, and stood for some time
 looking at the water. He had been a sailor when he was young, and had seen a great many places of which the
@@ -54,14 +54,30 @@ He returned in the evening, when it was quite dark. There was a light in his eye
 alive." """
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return load_model(REFERENCE, device="cpu", dtype="float32")
+@pytest.fixture(scope="module", params=BUNDLED)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer(REFERENCE)
+def folder(name: str) -> Path:
+    return BUNDLED[name]
+
+
+@pytest.fixture(scope="module")
+def reference(name: str) -> ModelReference:
+    return parse_reference(f"bundled:{name}")
+
+
+@pytest.fixture(scope="module")
+def model(reference: ModelReference) -> Any:
+    return load_model(reference, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(reference: ModelReference) -> Any:
+    return load_tokenizer(reference)
 
 
 def losses(model: Any, tokens: Any) -> Any:
@@ -81,23 +97,23 @@ def windows(tokens: Any, count: int) -> list[Any]:
 # What is in the package
 
 
-def test_the_weights_are_small_enough_and_the_tied_head_is_there_once() -> None:
-    weights = FOLDER / "model.safetensors"
-    assert weights.stat().st_size <= LARGEST_BYTES
+def test_the_weights_are_small_enough_and_the_tied_head_is_there_once(name: str, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    assert weights.stat().st_size <= LARGEST_BYTES[name]
     with safe_open(weights, framework="np") as tensors:
         names = list(tensors.keys())
         assert {tensors.get_slice(name).get_dtype() for name in names} == {"F16"}
         assert all(np.isfinite(tensors.get_tensor(name)).all() for name in names)
-    assert "transformer.wte.weight" in names
+    assert EMBEDDINGS[name] in names
     assert "lm_head.weight" not in names
 
 
-def test_package_data_names_each_of_its_files() -> None:
+def test_package_data_names_each_of_its_files(folder: Path) -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packaged = {
         path for glob in settings["package-data"]["optigpu"] for path in (ROOT / "optigpu").glob(glob)
     }
-    files = {path for path in FOLDER.iterdir() if path.is_file()}
+    files = {path for path in folder.iterdir() if path.is_file()}
     assert {path.name for path in files} >= {
         "config.json",
         "model.safetensors",
@@ -107,49 +123,45 @@ def test_package_data_names_each_of_its_files() -> None:
     assert files - packaged == set()
 
 
-def test_the_card_is_about_these_weights() -> None:
-    card = (FOLDER / "MODEL_CARD.md").read_text("utf-8")
-    raw = (FOLDER / "model.safetensors").read_bytes()
+def test_the_card_is_about_these_weights(folder: Path) -> None:
+    card = (folder / "MODEL_CARD.md").read_text("utf-8")
+    raw = (folder / "model.safetensors").read_bytes()
     assert hashlib.sha256(raw).hexdigest() in card
     assert f"{len(raw):,} bytes" in card
 
 
-def test_its_shapes_are_known_without_torch() -> None:
-    facts = facts_of(REFERENCE)
+def test_its_shapes_are_known_without_torch(name: str, reference: ModelReference) -> None:
+    facts = facts_of(reference)
     assert facts is not None
-    assert (facts.family, facts.context, facts.hidden_size % 256, facts.tied_head) == (
-        "gpt2",
-        CONTEXT,
-        0,
-        True,
-    )
-    code = """if True:
+    found = (facts.family, facts.context, facts.hidden_size % 256, facts.tied_head)
+    assert found == (FAMILIES[name], CONTEXT, 0, True)
+    code = f"""if True:
         import sys
         from optigpu.models.facts import facts_of
         from optigpu.models.reference import parse_reference
-        assert facts_of(parse_reference("bundled:tiny"))
-        assert not {"torch", "transformers"} & set(sys.modules)
+        assert facts_of(parse_reference("{reference}"))
+        assert not {{"torch", "transformers"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_known_without_loading_it_is_true(model: Any) -> None:
-    assert loaded_facts(model) == facts_of(REFERENCE)
+def test_what_is_known_without_loading_it_is_true(model: Any, reference: ModelReference) -> None:
+    assert loaded_facts(model) == facts_of(reference)
 
 
 def test_a_bundled_model_that_is_not_there_lists_those_that_are() -> None:
-    with pytest.raises(SpecError, match="The bundled models are tiny"):
+    with pytest.raises(SpecError, match="The bundled models are tiny, small"):
         parse_reference("bundled:huge")
 
 
-def test_it_loads_with_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_loads_with_no_network(reference: ModelReference, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    assert load_model(REFERENCE, device="cpu", dtype="bfloat16").dtype.is_floating_point
-    assert load_tokenizer(REFERENCE).encode("the")
+    assert load_model(reference, device="cpu", dtype="bfloat16").dtype.is_floating_point
+    assert load_tokenizer(reference).encode("the")
 
 
 # The tokenizer
@@ -163,13 +175,13 @@ def test_any_text_is_the_same_after_encoding_and_decoding(tokenizer: Any, text: 
     assert all(0 <= each < 2048 for each in ids)
 
 
-def test_every_byte_has_a_token_and_the_end_of_a_text_has_one(tokenizer: Any) -> None:
+def test_every_byte_has_a_token_and_the_end_of_a_text_has_one(tokenizer: Any, folder: Path) -> None:
     from tokenizers.pre_tokenizers import ByteLevel
 
     vocabulary = tokenizer.get_vocab()
     assert len(vocabulary) == 2048
     assert set(ByteLevel.alphabet()) <= set(vocabulary)
-    end = json.loads((FOLDER / "config.json").read_text())["eos_token_id"]
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     assert tokenizer.encode(END_OF_TEXT) == [end] == [tokenizer.eos_token_id]
 
 
@@ -222,10 +234,10 @@ def test_order_matters_to_it(model: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_int8_loses_little(tokenizer: Any) -> None:
+def test_int8_loses_little(name: str, tokenizer: Any) -> None:
     import torch
 
-    plain, quantized = (runtime_of("bundled:tiny", *stack).model for stack in ((), (Int8WeightOnly(),)))
+    plain, quantized = (runtime_of(f"bundled:{name}", *stack).model for stack in ((), (Int8WeightOnly(),)))
     tokens = torch.tensor([tokenizer.encode(TEXT)])
     with torch.inference_mode():
         p, q = (each(tokens).logits[0].double().log_softmax(-1) for each in (plain, quantized))
@@ -234,12 +246,12 @@ def test_int8_loses_little(tokenizer: Any) -> None:
     assert weight_bytes(quantized) < 0.5 * weight_bytes(plain)
 
 
-def test_a_static_cache_writes_the_same_words(tokenizer: Any) -> None:
+def test_a_static_cache_writes_the_same_words(name: str, tokenizer: Any) -> None:
     import torch
 
     prompt = torch.tensor([tokenizer.encode("It was late in the evening when")])
     plain, static = (
-        runtime_of("bundled:tiny", *stack).generate(prompt, 24).tokens.tolist()
+        runtime_of(f"bundled:{name}", *stack).generate(prompt, 24).tokens.tolist()
         for stack in ((), (StaticKvCache(),))
     )
     assert static == plain
@@ -254,11 +266,11 @@ def test_a_static_cache_writes_the_same_words(tokenizer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_measures_it(tmp_path: Path) -> None:
+def test_the_engine_measures_it(reference: ModelReference, tmp_path: Path) -> None:
     spec = JobSpec.model_validate(
         {
             "workload": {"kind": "generate", "prompt_tokens": 16, "new_tokens": 8},
-            "model": "bundled:tiny",
+            "model": str(reference),
             "stack": [{"name": "static_kv_cache"}],
             "measure": {
                 "replicates": 1,
@@ -272,4 +284,4 @@ def test_the_engine_measures_it(tmp_path: Path) -> None:
     events: list[Event] = []
     (result,) = run(spec, events.append, lock_dir=tmp_path).results
     assert result.metrics["tokens_per_s"].value
-    assert result.metrics["params_total"].value == 3_814_912
+    assert result.metrics["params_total"].value == bundled_parameters(reference.name)

@@ -93,7 +93,7 @@ MISTAKES = [
     ),
     generate(
         "--model bundled:big",
-        "model: Unknown bundled model 'big'. The bundled models are tiny.",
+        "model: Unknown bundled model 'big'. The bundled models are tiny, small.",
         model="bundled:big",
     ),
     generate("--model hf:gpt2", "model: Unknown kind of model 'hf'; write preset:NAME,", model="hf:gpt2"),

@@ -81,11 +81,11 @@ def test_a_result_that_is_not_valid_reaches_no_goal() -> None:
 def test_quality_is_at_most_the_peers_divergence(ours: float) -> None:
     lines = [{"name": name, "kld_mean": value} for name, value in (("worse", 0.01), ("better", 0.005))]
     both = [{"name": IN_GOALS.name, "kld_mean": ours}, {"name": OURS[0].name, "kld_mean": ours / 2}]
-    goal = quality_goal([*lines, *both], "worse", "better")
+    goal = quality_goal("quality-tiny", [*lines, *both], "worse", "better")
     assert goal["reached"] == (ours <= 0.01)
     assert ("0.00500: reached" in goal["goal"]) == (ours <= 0.005)
     assert ("the default reached" in goal["goal"]) == (ours <= 0.01)
-    assert not quality_goal(lines, "worse", "better")["reached"]
+    assert not quality_goal("quality-tiny", lines, "worse", "better")["reached"]
 
 
 def test_the_page_has_every_figure_reason_and_flag() -> None:
@@ -113,7 +113,7 @@ def test_the_page_has_every_figure_reason_and_flag() -> None:
     refused = {"name": "bitsandbytes NF4", "reason": "bitsandbytes not installed"}
     document: dict[str, Any] = {
         "speed": {"decode-gpt2": speed},
-        "quality": quality | {"lines": [scored, refused]},
+        "quality": {"quality-tiny": quality | {"lines": [scored, refused]}},
     }
     document |= {"load_before": 0.1, "cores": 2}
     page = markdown(document | {"goals": goals(document)})

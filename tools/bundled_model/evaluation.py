@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from optigpu.techniques.base import Notes
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from tools.tiny_model.baselines import Trigram, Unigram
-from tools.tiny_model.text import Tokens, encode
-from tools.tiny_model.training import LONG_WINDOW, mean_loss
+from tools.bundled_model.baselines import Trigram, Unigram
+from tools.bundled_model.text import Tokens, encode
+from tools.bundled_model.training import LONG_WINDOW, mean_loss
 
 INT8_TOKENS = 8192
 PROMPT = "It was late in the evening when"
@@ -49,9 +49,9 @@ class Int8Loss:
 def load(folder: Path) -> Any:
     """The saved model as fp32."""
     import torch
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
-    return GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 
 def score(model: Any, tokenizer: Tokenizer, texts: list[str], train: Tokens) -> Score:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.tiny_model.text import VOCABULARY, Tokens
+from tools.bundled_model.text import VOCABULARY, Tokens
 
 Floats = NDArray[np.float64]
 

@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tools.tiny_model.text import VOCABULARY, Tokens
+from tools.bundled_model.architectures import CONTEXT, Architecture
+from tools.bundled_model.text import Tokens
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "n_positions": 512,
-    "n_embd": 256,
-    "n_layer": 4,
-    "n_head": 4,
-}
 TOKENS_PER_STEP = 4096
 SHORT_WINDOW = 256
-LONG_WINDOW = 512
+LONG_WINDOW = CONTEXT
 WARM_UP_STEPS = 150
 EVALUATE_EVERY_STEPS = 250
 SAVE_EVERY_STEPS = 100
@@ -37,7 +31,6 @@ class Recipe:
     seed: int = 0
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
-    dropout: float = 0.1
     dropout_steps: int = 1600
 
     @property
@@ -57,26 +50,9 @@ class Recipe:
         return self.learning_rate * warm_up * cosine * min(1.0, (self.steps - step) / (self.steps / 3))
 
 
-def new_model(dropout: float) -> Any:
-    """A GPT-2 in fp32 with weights drawn from torch's current seed.
-
-    Its gelu is torch's fused one, which is the function that the saved configuration calls gelu_new.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        **SHAPE,
-        activation_function="gelu_pytorch_tanh",
-        embd_pdrop=dropout,
-        resid_pdrop=dropout,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def train(tokens: Tokens, held_out: Tokens, recipe: Recipe, work: Path, *, resume: bool) -> dict[str, Any]:
+def train(
+    architecture: Architecture, tokens: Tokens, held_out: Tokens, recipe: Recipe, work: Path, *, resume: bool
+) -> dict[str, Any]:
     """Trains to the recipe's last step and returns the best state: `model`, `step`, `held_out_loss`, `seconds`.
 
     `work` gets last.pt (to resume from), best.pt (lowest held-out loss in nats per token among the evaluations with
@@ -87,7 +63,7 @@ def train(tokens: Tokens, held_out: Tokens, recipe: Recipe, work: Path, *, resum
     if len(tokens) < TOKENS_PER_STEP + LONG_WINDOW + 1:
         raise ValueError(f"The text has {len(tokens)} tokens, less than one step needs; give more text.")
     torch.manual_seed(recipe.seed)
-    model = new_model(recipe.dropout)
+    model = architecture.build(architecture.dropout)
     optimizer = _optimizer(model, recipe)
     start, seconds, best = _resume(work, model, optimizer) if resume else (0, 0.0, math.inf)
     for step in range(start, recipe.steps):

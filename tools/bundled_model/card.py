@@ -2,19 +2,20 @@
 
 import math
 
-from tools.tiny_model.evaluation import PROMPT, TEMPERATURE, Int8Loss, Score
-from tools.tiny_model.text import HELD_OUT, VOCABULARY, Document
-from tools.tiny_model.training import LONG_WINDOW, SHAPE, SHORT_WINDOW, TOKENS_PER_STEP, Recipe
+from tools.bundled_model.architectures import Architecture
+from tools.bundled_model.evaluation import PROMPT, TEMPERATURE, Int8Loss, Score
+from tools.bundled_model.text import HELD_OUT, VOCABULARY, Document
+from tools.bundled_model.training import LONG_WINDOW, SHORT_WINDOW, TOKENS_PER_STEP, Recipe
 
-_CARD = """# bundled:tiny
+_CARD = """# bundled:{name}
 
-A GPT-2 of {weights:,} weights that was trained from nothing on public-domain books and a part of WikiText-2. It is in
-the package so that quality can be measured with no network: its weights behave like trained ones, which random weights
-do not. It writes English sentences; it knows nothing and is of no other use.
+A {family} of {weights:,} weights that was trained from nothing on public-domain books and a part of WikiText-2. It is
+in the package so that quality can be measured with no network: its weights behave like trained ones, which random
+weights do not. It writes English sentences; it knows nothing and is of no other use.
 
 | | |
 |---|---|
-| architecture | GPT2LMHeadModel: width {n_embd}, {n_layer} layers, {n_head} heads, context {n_positions}, tied head |
+| architecture | {described} |
 | tokenizer | byte-level BPE as GPT-2's, {vocabulary} tokens, of which `<\\|endoftext\\|>` is the only special one |
 | weights | `model.safetensors`, fp16, {size_bytes:,} bytes, SHA-256 `{sha256}` |
 | licence | the books are out of copyright; WikiText-2 is CC BY-SA, by the authors of Wikipedia |
@@ -29,8 +30,8 @@ for each order. The model reads windows of {long} tokens side by side, a file's 
 |---|---|---|---|---|---|
 {scores}
 
-The held-out text is the last {held_out:.0%} of each file below; the learning rate, the dropout and the step were
-chosen by it. WikiText-2's test part was seen by neither training nor tokenizer; it is another kind of text than most of
+The held-out text is the last {held_out:.0%} of each file below; the recipe and the step were chosen by
+it. WikiText-2's test part was seen by neither training nor tokenizer; it is another kind of text than most of
 what the model learned from.
 
 `int8_weight_only` against fp32 on {int8_tokens:,} held-out tokens: divergence {kld_mean:.2e} nats on average,
@@ -42,15 +43,15 @@ What it writes after "{prompt}" (temperature {temperature}, seed {seed}, the fir
 
 ## How it was made
 
-`python -m tools.train_tiny --data DIR` in the repository. All that is random follows from the seed and the step, so a
-machine makes the same weights again, also when the run was interrupted.
+`python -m tools.train_bundled {name} --data DIR` in the repository. All that is random follows from the seed and the
+step, so a machine makes the same weights again, also when the run was interrupted.
 
 - {steps:,} steps of {tokens_per_step:,} tokens, {tokens_seen:,} in all, {epochs:.1f} times the training text of
   {train_tokens:,} tokens; windows of {short} tokens at shifting positions, {long} in the last quarter. The weights are
   those of step {best_step:,}, which had the lowest held-out loss with the long window.
 - AdamW (0.9, 0.95), weight decay {weight_decay}, gradients clipped at 1; learning rate {learning_rate} with {warm_up}
-  steps of warm-up, then three quarters of a cosine, multiplied by a linear way to nothing in the last third; dropout
-  {dropout} in the first {dropout_steps:,} steps; seed {seed}; bf16 arithmetic on fp32 weights.
+  steps of warm-up, then three quarters of a cosine, multiplied by a linear way to nothing in the last third;
+  {dropped}; seed {seed}; bf16 arithmetic on fp32 weights.
 - {minutes:.0f} minutes on {machine}, {threads}; torch {torch}, transformers {transformers}.
 - The text is as it is in the files: line breaks of the books, and WikiText's ` @-@ ` and `<unk>`, were left.
 
@@ -61,6 +62,7 @@ machine makes the same weights again, also when the run was interrupted.
 
 
 def render_card(
+    architecture: Architecture,
     recipe: Recipe,
     documents: list[Document],
     scores: dict[str, Score],
@@ -68,11 +70,15 @@ def render_card(
     facts: dict[str, str | int | float],
 ) -> str:
     """The card as Markdown. `facts` are what the script knows beside: sizes, hashes, times, versions, the sample."""
-    values = facts | SHAPE | vars(recipe)
+    values = facts | vars(recipe)
+    dropped = f"dropout {architecture.dropout:g} in the first {recipe.dropout_steps:,} steps"
     sample = str(facts["sample"]).strip().replace("\n", "\n> ")
     return _CARD.format_map(
         values
         | {
+            "family": architecture.family,
+            "described": architecture.described,
+            "dropped": dropped if architecture.dropout else "no dropout",
             "vocabulary": VOCABULARY,
             "short": SHORT_WINDOW,
             "long": LONG_WINDOW,

@@ -1,6 +1,6 @@
-"""Makes the model `bundled:tiny`: tokenizer, training, evaluation and card.
+"""Makes a bundled model: tokenizer, training, evaluation and card.
 
-python -m tools.train_tiny --data ../shared/data
+python -m tools.train_bundled small --data ../shared/data
 
 The folder of the data holds books/*.txt and wikitext-2/{valid,test}.txt. A run that was interrupted goes on with
 --resume; a run that had ended only evaluates and writes the files again.
@@ -19,10 +19,11 @@ from tokenizers import Tokenizer
 
 from optigpu.hardware import probe
 from optigpu.models.bundled import BUNDLED
-from tools.tiny_model.card import render_card
-from tools.tiny_model.evaluation import int8_loss, load, sample, score
-from tools.tiny_model.text import END_OF_TEXT, encode, read_documents, train_tokenizer
-from tools.tiny_model.training import SHAPE, WARM_UP_STEPS, Recipe, new_model, train
+from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT, Architecture
+from tools.bundled_model.card import render_card
+from tools.bundled_model.evaluation import int8_loss, load, sample, score
+from tools.bundled_model.text import END_OF_TEXT, encode, read_documents, train_tokenizer
+from tools.bundled_model.training import WARM_UP_STEPS, Recipe, train
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    for folder in (options.work, options.out):
+    architecture = ARCHITECTURES[options.name]
+    work = options.work / options.name
+    out = options.out or BUNDLED.get(options.name, work / "model")
+    for folder in (work, out):
         folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(steps=options.steps, seed=options.seed)
     documents = read_documents(options.data)
@@ -39,17 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = encode(tokenizer, [each.train for each in documents])
     held_out_texts = [each.held_out for each in documents]
     held_out = encode(tokenizer, held_out_texts)
-    best = train(tokens, held_out, recipe, options.work, resume=options.resume)
-    save_model(best["model"], options.out)
-    save_tokenizer(tokenizer, options.out)
-    model = load(options.out)
+    best = train(architecture, tokens, held_out, recipe, work, resume=options.resume)
+    save_model(architecture, best["model"], out)
+    save_tokenizer(tokenizer, out)
+    model = load(out)
     test = (options.data / "wikitext-2" / "test.txt").read_text("utf-8")
     scores = {
         "held out": score(model, tokenizer, held_out_texts, tokens),
         "WikiText-2 test": score(model, tokenizer, [test], tokens),
     }
-    weights = options.out / "model.safetensors"
+    weights = out / "model.safetensors"
     facts = {
+        "name": options.name,
         "weights": sum(parameter.numel() for parameter in model.parameters()),
         "size_bytes": weights.stat().st_size,
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
@@ -63,17 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
-    card = render_card(recipe, documents, scores, int8_loss(options.out, held_out), facts)
-    (options.out / "MODEL_CARD.md").write_text(card, "utf-8")
+    card = render_card(architecture, recipe, documents, scores, int8_loss(out, held_out), facts)
+    (out / "MODEL_CARD.md").write_text(card, "utf-8")
 
 
-def save_model(state: dict[str, Any], folder: Path) -> None:
-    """The weights in fp16, the tied head once, and a configuration that any GPT-2 reader knows."""
+def save_model(architecture: Architecture, state: dict[str, Any], folder: Path) -> None:
+    """The weights in fp16, a tied head once, and a configuration that any reader of its family knows."""
     import torch
 
-    model = new_model(dropout=0.0)
+    model = architecture.build(0.0)
     model.load_state_dict(state)
-    model.config.activation_function = "gelu_new"
+    for name, value in architecture.settings.items():
+        setattr(model.config, name, value)
     model.to(torch.float16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone, and wheels keep the mode
@@ -87,21 +93,27 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "bos_token": END_OF_TEXT,
         "eos_token": END_OF_TEXT,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": SHAPE["n_positions"],
+        "model_max_length": CONTEXT,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.train_tiny",
+        prog="python -m tools.train_bundled",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    work = Path(tempfile.gettempdir()) / "optigpu-tiny"
+    work = Path(tempfile.gettempdir()) / "optigpu-bundled"
+    parser.add_argument("name", choices=ARCHITECTURES, help="which model")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the text")
-    parser.add_argument("--out", type=Path, default=BUNDLED["tiny"], help="default: the package's own folder")
-    parser.add_argument("--work", type=Path, default=work, help=f"checkpoints and log; default: {work}")
+    parser.add_argument("--out", type=Path, help="default: the package's own folder, or one of --work")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=work,
+        help=f"checkpoints and log, a folder for each model; default: {work}",
+    )
     parser.add_argument("--steps", type=int, default=3375, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")

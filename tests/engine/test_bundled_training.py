@@ -1,4 +1,4 @@
-"""tools.train_tiny: a whole run on a tiny text, and the parts whose errors would flatter the model."""
+"""tools.train_bundled: a whole run on a tiny text, and the parts whose errors would flatter the model."""
 
 import hashlib
 import math
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from optigpu.models.loading.load import MODELS_DIR, load_model, load_tokenizer
 from optigpu.models.reference import parse_reference
-from tools.tiny_model import training
-from tools.tiny_model.baselines import Trigram, Unigram
-from tools.tiny_model.text import END_OF_TEXT, Tokens, encode, read_documents, train_tokenizer
-from tools.tiny_model.training import Recipe, train
+from tools.bundled_model import training
+from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT
+from tools.bundled_model.baselines import Trigram, Unigram
+from tools.bundled_model.text import END_OF_TEXT, Tokens, encode, read_documents, train_tokenizer
+from tools.bundled_model.training import Recipe, train
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [
@@ -60,23 +61,26 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")  # which also takes back what the script sets
+@pytest.mark.parametrize(("name", "tied"), [("tiny", True), ("small", True), ("small-untied", False)])
 def test_two_steps_make_a_model_with_its_tokenizer_and_card(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tied: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = ["--data", data, "--out", tmp_path / "model", "--work", tmp_path / "work"]
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["train_tiny", *map(str, folders), "--steps", "2"])
-    runpy.run_module("tools.train_tiny", run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["train_bundled", name, *map(str, folders), "--steps", "2"])
+    runpy.run_module("tools.train_bundled", run_name="__main__")
     raw = (tmp_path / "model" / "model.safetensors").read_bytes()
     card = (tmp_path / "model" / "MODEL_CARD.md").read_text("utf-8")
     assert hashlib.sha256(raw).hexdigest() in card
     for path in (*data.glob("books/*"), data / "wikitext-2" / "valid.txt"):
         assert hashlib.sha256(path.read_bytes()).hexdigest() in card
     assert "2 steps of 4,096 tokens, 8,192 in all" in card
-    assert len((tmp_path / "work" / "log.txt").read_text().splitlines()) == 1
+    assert len((tmp_path / "work" / name / "log.txt").read_text().splitlines()) == 1
     monkeypatch.setenv(MODELS_DIR, str(tmp_path))
     reference = parse_reference("path:model")
-    assert load_model(reference, device="cpu", dtype="float32").config.n_positions == 512
+    model = load_model(reference, device="cpu", dtype="float32")
+    assert model.config.max_position_embeddings == CONTEXT
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied
     assert load_tokenizer(reference).decode(load_tokenizer(reference).encode("the old man")) == "the old man"
 
 
@@ -93,13 +97,14 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(
     monkeypatch.setattr(training, "TOKENS_PER_STEP", 1024)
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
-    whole = train(tokens, held_out, recipe, tmp_path / "whole", resume=False)
+    tiny = ARCHITECTURES["tiny"]
+    whole = train(tiny, tokens, held_out, recipe, tmp_path / "whole", resume=False)
     with monkeypatch.context() as patch:
         patch.setattr(training, "EVALUATE_EVERY_STEPS", 2)
         patch.setattr(training, "_log", _stop)
         with pytest.raises(KeyboardInterrupt):
-            train(tokens, held_out, recipe, tmp_path / "stopped", resume=False)
-    resumed = train(tokens, held_out, recipe, tmp_path / "stopped", resume=True)
+            train(tiny, tokens, held_out, recipe, tmp_path / "stopped", resume=False)
+    resumed = train(tiny, tokens, held_out, recipe, tmp_path / "stopped", resume=True)
     assert whole["held_out_loss"] < math.log(2048)
     assert all(resumed["model"][name].equal(weight) for name, weight in whole["model"].items())
 
@@ -121,7 +126,7 @@ def test_the_rate_rises_once_and_ends_at_nothing() -> None:
 def test_a_text_that_is_too_short_says_so(tmp_path: Path) -> None:
     tokens = np.zeros(4000, dtype=np.int64)
     with pytest.raises(ValueError, match="give more text"):
-        train(tokens, tokens, Recipe(steps=1), tmp_path, resume=False)
+        train(ARCHITECTURES["tiny"], tokens, tokens, Recipe(steps=1), tmp_path, resume=False)
 
 
 @pytest.mark.parametrize("start", [0, 30], ids=["short windows", "long windows"])

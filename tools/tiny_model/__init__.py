@@ -1,1 +1,0 @@
-"""How `bundled:tiny` is made: its text, its training, what it is compared with, and its card."""
