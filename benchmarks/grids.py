@@ -4,7 +4,7 @@ All linear layers of bundled:tiny are rounded with the scale that leaves the lea
 evenly spaced values as `w4` has them, one table of 16 values for all layers, and two of which each group takes the
 better one. Tables are found by Lloyd's algorithm on the weights themselves, so that they are as good as tables of that
 kind can be. Scales are multiples of a unit of each row, by 8-bit numbers. Divergence is that of the rounded model's
-next tokens from its own, on --text.
+next tokens from its own, on --text. `--normal` finds the values of ops/four_bits/table.py instead.
 """
 
 import argparse
@@ -60,12 +60,21 @@ class Row:
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grids", description=__doc__)
-    parser.add_argument("--text", type=Path, required=True, help="a file of text")
+    parser.add_argument("--text", type=Path, help="a file of text")
+    parser.add_argument(
+        "--normal", action="store_true", help="find one table for normally distributed weights"
+    )
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="of a window")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
     torch.manual_seed(0)
+    if options.normal:
+        (table,) = lloyd([torch.randn(512, 4096)], 64, 1)
+        console().print(*(round(float(value)) for value in table * LARGEST_SCALE))
+        return 0
+    if options.text is None:
+        parser.error("--text is needed: a file of text")
     text = text_of(options.text, options.windows, options.tokens)
     kinds = [(tables, group) for group in GROUPS for tables in (0, 1, 2)]
     plain = load_model(MODEL, device="cpu", dtype="float32")

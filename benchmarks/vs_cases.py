@@ -15,6 +15,8 @@ OURS = (
     Stack("native_decode w4, groups of 64", named("native_decode", group=64)),
     Stack("native_decode w4, groups of 128", named("native_decode", group=128)),
     Stack("native_decode w4, int8 cache", named("native_decode", kv="int8")),
+    Stack("native_decode w4k", named("native_decode", weights="w4k")),
+    Stack("native_decode w4k, groups of 64", named("native_decode", weights="w4k", group=64)),
     Stack("native_decode w8", named("native_decode", weights="w8")),
     Stack("native_decode bf16", named("native_decode", weights="bf16")),
 )
@@ -28,7 +30,7 @@ UNCALIBRATED = tuple(
 )
 """The same for the cases of speed, where weights are random: calibration takes time, and changes no bytes."""
 ALONE = tuple(
-    WeightsAlone(f"{stack.name}, float activations", stack.techniques) for stack in (OURS[0], OURS[4])
+    WeightsAlone(f"{stack.name}, float activations", stack.techniques) for stack in (OURS[0], OURS[6])
 )
 """What of a divergence is the weights'; the rest is that of activations in int8 and of the cache."""
 COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
@@ -90,7 +92,7 @@ SPEED = {
     ),
     "decode-llama-3.2-1b": Speed(
         Case("llama-3.2-1b", 32, 64),
-        (UNCALIBRATED[0], UNCALIBRATED[1], UNCALIBRATED[4], BF16, *_OTHER_FILES),
+        (UNCALIBRATED[0], UNCALIBRATED[1], UNCALIBRATED[4], UNCALIBRATED[6], BF16, *_OTHER_FILES),
         (Goal(Q4_0, 1.35, 1.7),),
         at_once=3,
         elsewhere=(),

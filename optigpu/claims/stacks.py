@@ -6,6 +6,7 @@ from typing import get_args
 
 from optigpu.claims.model import Claim
 from optigpu.claims.terms import Precision
+from optigpu.ops.decode.program import FOUR_BITS
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import GgufType
 from optigpu.vocabulary import Document
@@ -50,7 +51,11 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
         "int8_hybrid": ("bits", {8: frozenset({"int8"}), 4: frozenset({"int4"})}),
         "native_decode": (
             "weights",
-            {"w4": frozenset({"int4"}), "w8": frozenset({"int8"}), "bf16": frozenset({"bf16"})},
+            {
+                **dict.fromkeys(FOUR_BITS, frozenset({"int4"})),
+                "w8": frozenset({"int8"}),
+                "bf16": frozenset({"bf16"}),
+            },
         ),
         "mixed_precision": ("dtype", {"float16": frozenset({"fp16"}), "bfloat16": frozenset({"bf16"})}),
         "qlora": ("base", {"nf4": frozenset({"nf4", "int4"}), "int4": frozenset({"int4"})}),

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from optigpu.documents.fields import refusing
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.ops.decode.program import WeightKind
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.vocabulary import SpecError
@@ -18,7 +19,7 @@ UNKNOWN_CACHE_BYTES = 2**25
 def accelerate(
     model: "PreTrainedModel",
     *,
-    weights: Literal["w4", "w8", "bf16"] | None = None,
+    weights: WeightKind | None = None,
     group: Literal[32, 64, 128] = 32,
     kv: Literal["bf16", "int8"] = "bf16",
     head: Literal["same", "w8", "bf16"] = "same",

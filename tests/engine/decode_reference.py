@@ -1,4 +1,4 @@
-"""The reference decoder, and texts on which no last bit decides what it rounds to int8."""
+"""The reference decoder, and texts on which no last bit decides what it rounds to int8 or bfloat16."""
 
 import torch
 
@@ -9,11 +9,11 @@ from optigpu.ops.decode.reference import norm_of as norm_of
 from optigpu.ops.integers import INT4_LEAST, INT8_LARGEST
 
 TIE = 8e-5
-"""A float32 is off by some 3e-7 of itself after a norm, and 127 steps are the most."""
+"""A float32 is off by some 3e-7 of itself after a norm, and 127 steps are the most; of bfloat16 some 256."""
 
 
 class TellingReference(ReferenceDecoder):
-    """Remembers how near to a tie, in units of a step, was what it rounded to int8: a last bit may turn the nearest."""
+    """Remembers how near to a tie, in units of a step, was what it rounded: a last bit may turn the nearest."""
 
     nearest = 0.5
 
@@ -30,6 +30,9 @@ class TellingReference(ReferenceDecoder):
     def _kept(self, heads: torch.Tensor) -> torch.Tensor:
         if self._kv == "int8":
             self._look(heads)
+        elif self._kv == "bf16":
+            left = heads.contiguous().view(torch.int32) & 0xFFFF  # the bits that bfloat16 does not have
+            self.nearest = min(self.nearest, float((left / 0x10000 - 0.5).abs().min()))
         return super()._kept(heads)
 
     def _eight_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

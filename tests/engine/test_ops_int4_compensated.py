@@ -6,6 +6,7 @@ import torch
 from optigpu.ops.four_bits import descent as int4_descent
 from optigpu.ops.four_bits.compensated import compensated_groups, compensation
 from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.grid import Even
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 
@@ -91,7 +92,7 @@ def test_no_number_could_be_improved_alone_when_there_is_nothing_left_to_improve
     known, unit = compensation(samples.T @ samples), scale_units(given, 8)
     start = quantize_groups(given, Int4Scheme(32), unit)
     for _ in range(30):
-        start = improved_groups(given, known.moment, start, unit)
+        start = improved_groups(given, known.moment, start, unit, Even())
 
     def loss(found: Int4Weights) -> torch.Tensor:
         error = (given - whole(found, unit)).double()

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.grid import Grid, grid_of
 from optigpu.ops.four_bits.quantize import quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 from optigpu.ops.naming import named
 
 DAMPING = 0.01
@@ -77,24 +77,24 @@ def compensated_groups(
         raise ValueError(
             f"compensated_groups needs a symmetric scheme and a compensation of {weight.shape[1]} inputs."
         )
-    left, size = weight.float().clone(), scheme.group_size
+    left, size, grid = weight.float().clone(), scheme.group_size, grid_of(scheme, weight.device)
     parts: list[Int4Weights] = []
     with torch.no_grad():
         for start in range(0, left.shape[1], size):
             group = slice(start, start + size)
             found = quantize_groups(left[:, group].contiguous(), scheme, unit)
             scale = found.scale * unit.float().unsqueeze(1)
-            q, errors = _rounded(left[:, group], scale, factor[group, group])
+            q, errors = _rounded(left[:, group], scale, factor[group, group], grid)
             left[:, group.stop :].addmm_(errors, factor[group, group.stop :], alpha=-1)
             parts.append(Int4Weights(q, found.scale, None))
     begun = Int4Weights(
         torch.cat([part.q for part in parts], 1), torch.cat([part.scale for part in parts], 1), None
     )
-    return improved_groups(weight.float(), known.moment, begun, unit)
+    return improved_groups(weight.float(), known.moment, begun, unit, grid)
 
 
 def _rounded(
-    group: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor
+    group: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A group's numbers, uint8 [outputs, size], and what its later inputs have not taken back of each error.
 
@@ -102,9 +102,9 @@ def _rounded(
     """
     # One input after the other: as rows they are contiguous.
     columns, step = group.T.contiguous(), scale.T.contiguous()[0]
-    q, errors = torch.empty_like(columns), torch.empty_like(columns)
+    values, errors = torch.empty_like(columns), torch.empty_like(columns)
     for index in range(columns.shape[0]):
-        torch.clamp(columns[index].div(step).round_(), INT4_LEAST, INT4_LARGEST, out=q[index])
-        torch.sub(columns[index], q[index] * step, out=errors[index]).div_(factor[index, index])
+        grid.nearest_(torch.div(columns[index], step, out=values[index]))
+        torch.sub(columns[index], values[index] * step, out=errors[index]).div_(factor[index, index])
         columns[index + 1 :].addr_(factor[index, index + 1 :], errors[index], alpha=-1)
-    return q.add_(INT4_ZERO).to(torch.uint8).T, errors.T
+    return grid.numbers(values).T, errors.T

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import torch
 
+from optigpu.ops.four_bits.grid import Grid
 from optigpu.ops.four_bits.quantize import rounded_scale
 from optigpu.ops.four_bits.scheme import Int4Weights
-from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 ROUNDS = 2
 """Four rounds reduced the divergence of bundled:tiny by another fiftieth."""
 
 
 class _Fit(NamedTuple):
-    """q: the numbers less INT4_ZERO [outputs, inputs]; scale [outputs, groups]; pull: errors times moment, like q.
+    """q: the numbers' values [outputs, inputs]; scale [outputs, groups]; pull: errors times moment, like q.
 
     All float32, and changed in place. `pull` is half of what the loss falls by when a weight grows a bit.
     """
@@ -29,7 +29,7 @@ class _Fit(NamedTuple):
 
 
 def improved_groups(
-    weight: torch.Tensor, moment: torch.Tensor, start: Int4Weights, unit: torch.Tensor
+    weight: torch.Tensor, moment: torch.Tensor, start: Int4Weights, unit: torch.Tensor, grid: Grid
 ) -> Int4Weights:
     """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
 
@@ -37,17 +37,17 @@ def improved_groups(
     start: symmetric, with scales in the `unit`, bfloat16 [outputs].
     """
     units = unit.float().unsqueeze(1)
-    q, scale = start.q.float() - INT4_ZERO, start.scale * units
+    q, scale = grid.values(start.q), start.scale * units
     size = q.shape[1] // scale.shape[1]
     with torch.no_grad():
         fit = _Fit(q, scale, (weight - q * scale.repeat_interleave(size, dim=1)) @ moment)
         for _ in range(ROUNDS):
             for group in range(scale.shape[1]):
-                _improve(fit, group, moment, units)
-    return Int4Weights((q + INT4_ZERO).to(torch.uint8), (scale / units).round().to(torch.int8), None)
+                _improve(fit, group, moment, units, grid)
+    return Int4Weights(grid.numbers(q), (scale / units).round().to(torch.int8), None)
 
 
-def _improve(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
+def _improve(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor, grid: Grid) -> None:
     """Improves the scale of one group for each output, then its numbers; the other groups learn of both at once."""
     size = fit.q.shape[1] // fit.scale.shape[1]
     inputs = slice(group * size, (group + 1) * size)
@@ -57,7 +57,7 @@ def _improve(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -
     old = fit.scale[:, group].clone()
     scale = _improved_scale(before, old, pull, own, units[:, 0])
     pull.addmm_(own, before * (old - scale))
-    q = _improved_numbers(before, scale, pull, own)
+    q = _improved_numbers(before, scale, pull, own, grid)
     fit.pull.addmm_((q * scale - before * old).T, moment[inputs], alpha=-1)
     fit.q[:, inputs], fit.scale[:, group] = q.T, scale
 
@@ -75,14 +75,17 @@ def _improved_scale(
 
 
 def _improved_numbers(
-    before: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor
+    before: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor, grid: Grid
 ) -> torch.Tensor:
-    """The group's numbers, one input after the other, [size, outputs]; changes `pull`, which is of this group alone."""
+    """The values of the group's numbers, one input after the other, [size, outputs].
+
+    Changes `pull`, which is of this group alone.
+    """
     q = torch.empty_like(before)
     steps = torch.outer(own.diagonal(), scale).reciprocal_()
     for index in range(q.shape[0]):
         torch.addcmul(before[index], pull[index], steps[index], out=q[index])
-        q[index].round_().clamp_(INT4_LEAST, INT4_LARGEST)
+        grid.nearest_(q[index])
         change = (q[index] - before[index]).mul_(scale)
         pull[index + 1 :].addr_(own[index, index + 1 :], change, alpha=-1)
     return q

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import torch
 
+from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.table import FURTHEST, REACH
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
 
@@ -31,6 +33,9 @@ SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 """p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
 NO_OUTLIER_ERROR = 1e-6
 """An error that is no outlier, in units of a step."""
+UNEVEN_SCALES = (0.86, 0.92, 0.98, 1.04, REACH)
+"""Tried for a group with uneven values, with either sign: of the scale by which its largest weight is the furthest one.
+"""
 JUDGING_NORM = 3
 """Each group keeps the solver's step with the least sum of errors to this power. Searches with less
 weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
@@ -64,7 +69,8 @@ def quantize_groups(
     """The 4-bit numbers and scales of a weight, floating point [outputs, inner], on its device.
 
     `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of. Raises ValueError when the weight
-    is not a finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has a unit.
+    is not a finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has a unit or
+    uneven values.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"quantize_groups needs a floating-point matrix, not {named(weight)}.")
@@ -73,6 +79,8 @@ def quantize_groups(
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
     if not bool(weight.isfinite().all()):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
+    if scheme.uneven and not scheme.symmetric:
+        raise ValueError("quantize_groups takes uneven values only for a symmetric scheme.")
     if unit is not None and not scheme.symmetric:
         raise ValueError(
             "quantize_groups takes a unit only for a symmetric scheme, and this scheme has offsets."
@@ -92,7 +100,7 @@ def quantize_groups(
 
 
 def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
-    """The dequantized weights, float32; more dimensions than [outputs, inner] are kept."""
+    """The dequantized weights, float32, of evenly spaced values; more dimensions than [outputs, inner] are kept."""
     found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(INT4_ZERO)
     found = found * weights.scale.float().unsqueeze(-1)
     if weights.offset is not None:
@@ -124,6 +132,8 @@ def _quantized(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantizes groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are
     stored."""
+    if scheme.uneven:
+        return _uneven(w, unit)
     scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
         scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
@@ -131,8 +141,23 @@ def _quantized(
         scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset, unit)
     scale, offset = scales
     q = (_numbers(w, scale, offset) + INT4_ZERO).to(torch.uint8)
-    stored = scale.to(torch.bfloat16) if unit is None else (scale / unit).round().to(torch.int8)
-    return q, stored, offset.to(torch.bfloat16)
+    return q, _stored(scale, unit), offset.to(torch.bfloat16)
+
+
+def _stored(scale: torch.Tensor, unit: torch.Tensor | None) -> torch.Tensor:
+    return scale.to(torch.bfloat16) if unit is None else (scale / unit).round().to(torch.int8)
+
+
+def _uneven(w: torch.Tensor, unit: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_quantized`, with the scale of those that are tried that leaves the least squared error."""
+    grid = Uneven(w.device)
+    whole = w.gather(1, w.abs().argmax(dim=1, keepdim=True)) / FURTHEST
+    best, least = whole, torch.full_like(whole, torch.inf)
+    for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):
+        scale = rounded_scale(whole * share, unit)
+        loss = grid.nearest_(w / scale).mul_(scale).sub_(w).square_().sum(dim=1, keepdim=True)
+        best, least = torch.where(loss < least, scale, best), torch.minimum(loss, least)
+    return grid.numbers(w / best), _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
 
 
 def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

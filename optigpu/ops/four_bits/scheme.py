@@ -17,12 +17,13 @@ class Int4Scheme:
     group_size: how many inputs of an output share a scale; as many as there are is one scale per channel. symmetric:
     whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then improves it:
     offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric
-    scales by a search.
+    scales by a search. uneven: whether numbers stand for the values of table.py, which need a symmetric scheme.
     """
 
     group_size: int = 32
     symmetric: bool = True
     solver: Literal["min_max", "hqq"] = "hqq"
+    uneven: bool = False
 
     @property
     def bits(self) -> float:

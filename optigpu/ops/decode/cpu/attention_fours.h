@@ -108,7 +108,7 @@ INLINE void score_fours(const Rounded<kHeads>& queries, const PagePart<uint8_t>&
       for (int h = 0; h < kHeads; ++h) totals[h] = Bits{} + queries.less[h];
       const int8_t* q = queries.q;
       for (int64_t left = kKeyBlock * key_bytes; left > 0; left -= kPieceBytes) {
-        add_group<kHeads, 1, true, false>(from, q, totals);
+        add_group<kHeads, 1, Stored::kFours, false>(from, q, totals);
         from += kPieceBytes;
         q += kHeads * kHeadPiece;
       }

@@ -20,6 +20,18 @@ INLINE int32_t four_of(const int8_t* q) {
   return value;
 }
 
+// 8 inputs of a part's outputs: the first 4 in a register, the others in the next.
+template <Stored kStored>
+INLINE void load_eight(const uint8_t* from, Bits& first, Bits& second) {
+  if constexpr (kStored == Stored::kEights) {
+    first = load_ints(from), second = load_ints(from + kChunkBytes);
+  } else {
+    const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(from);
+    first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
+    if constexpr (kStored == Stored::kUneven) first = uneven_values(first), second = uneven_values(second);
+  }
+}
+
 // totals[r] += products of a group of 4-bit weights with the rows' numbers. `kAhead`: the weights after these follow them.
 template <int kRows, int kChunks, bool kAhead>
 INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
@@ -63,39 +75,41 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
   }
 }
 
-template <int kRows, int kChunks>
+// The same of weights that are 8 bits, or become so.
+template <int kRows, int kChunks, Stored kStored>
 INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
-  constexpr int kGroup = kChunks * kChunk;
+  constexpr int kGroup = kChunks * kChunk, kEach = kStored == Stored::kEights ? 2 : 1;  // chunks of 8 inputs
   Bits others[kRows] = {};
 #pragma GCC unroll 4
   for (int c = 0; c < kChunks; ++c)
-#pragma GCC unroll 8
-    for (int j = c * 8; j < c * 8 + 8; ++j) {
-      const uint8_t* from = weights + j * kChunkBytes;
-      __builtin_prefetch(from + kPrefetchBytes);
-      const Bits bytes = load_ints(from);
+#pragma GCC unroll 4
+    for (int k = c * kChunk; k < (c + 1) * kChunk; k += 8) {
+      const uint8_t* from = weights + k / 8 * kEach * kChunkBytes;
+#pragma GCC unroll 2
+      for (int i = 0; i < kEach; ++i) __builtin_prefetch(from + i * kChunkBytes + kPrefetchBytes);
+      Bits first, second;
+      load_eight<kStored>(from, first, second);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        Bits& sum = kRows == 1 && j % 2 ? others[r] : totals[r];  // one row alone would wait for its own sum
-        sum = add_products8(sum, bytes, four_of(q + r * kGroup + j * 4));
+        Bits& sum = kRows == 1 ? others[r] : totals[r];  // one row alone would wait for its own sum
+        totals[r] = add_products8(totals[r], first, four_of(q + r * kGroup + k));
+        sum = add_products8(sum, second, four_of(q + r * kGroup + k + 4));
       }
     }
   if constexpr (kRows == 1) totals[0] += others[0];
 }
 
-// The same of either kind of weights, for two rows at a time; a last one without a partner has its products alone.
-template <typename Pairs, int kRows, int kChunks, bool kFour, bool kAhead>
+// The same of any kind of weights, for two rows at a time; a last one without a partner has its products alone.
+template <typename Pairs, int kRows, int kChunks, Stored kStored, bool kAhead>
 INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
-  const Bits low = Bits{} + 0x0f0f0f0f;
   Bits sums[kRows / 2][2] = {};
 #pragma GCC unroll 4
   for (int k = 0; k < kGroup; k += 8) {
-    const uint8_t* from = weights + k / (kFour ? 8 : 4) * kChunkBytes;
+    const uint8_t* from = weights + k / (kStored == Stored::kEights ? 4 : 8) * kChunkBytes;
     if (kAhead) __builtin_prefetch(from + kPrefetchBytes);
-    const Bits bytes = load_ints(from);
-    const Bits first = kFour ? bytes & low : bytes;
-    const Bits second = kFour ? (Bits)((Unsigned)bytes >> 4) & low : load_ints(from + kChunkBytes);
+    Bits first, second;
+    load_eight<kStored>(from, first, second);
     const Pairs pairs(first, second);
 #pragma GCC unroll 8
     for (int r = 0; r + 1 < kRows; r += 2)
@@ -113,21 +127,22 @@ INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
 }
 
 // The fastest of these ways.
-template <int kRows, int kChunks, bool kFour, bool kAhead = true>
+template <int kRows, int kChunks, Stored kStored, bool kAhead = true>
 INLINE void add_group(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   if constexpr (kRows > 1 && !std::is_void_v<Pairs>)
-    add_pairs<Pairs, kRows, kChunks, kFour, kAhead>(weights, q, totals);
-  else if constexpr (kFour)
+    add_pairs<Pairs, kRows, kChunks, kStored, kAhead>(weights, q, totals);
+  else if constexpr (kStored == Stored::kFours)
     add_fours<kRows, kChunks, kAhead>(weights, q, totals);
   else
-    add_eights<kRows, kChunks>(weights, q, totals);
+    add_eights<kRows, kChunks, kStored>(weights, q, totals);
 }
 
 // results[r] = row r of a tile times the outputs of one part of a block.
-template <int kRows, int kChunks, bool kFour>
+template <int kRows, int kChunks, Stored kStored>
 INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
                            Vector (&results)[kRows]) {
-  constexpr int64_t kGroup = kChunks * kChunk, kGroupBytes = kChunks * (kFour ? 4 : 8) * kChunkBytes;
+  constexpr int64_t kGroup = kChunks * kChunk;
+  constexpr int64_t kGroupBytes = kChunks * (kStored == Stored::kEights ? 8 : 4) * kChunkBytes;
   const int64_t groups = matrix.inputs / kGroup;
   const uint8_t* weights = matrix.numbers + block * groups * kGroupBytes + part * kLanes * 4;
   const int8_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
@@ -138,10 +153,10 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
   for (int r = 0; r < kRows; ++r) results[r] = Vector{};
   for (int64_t g = 0; g < groups; ++g) {
     Bits totals[kRows];
-    constexpr int32_t kLess = kFour ? 1 : kEightsZero / kFoursZero;
+    constexpr int32_t kLess = kStored == Stored::kFours ? 1 : kEightsZero / kFoursZero;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) totals[r] = (Bits{} + less[r]) * kLess;
-    add_group<kRows, kChunks, kFour>(weights, q, totals);
+    add_group<kRows, kChunks, kStored>(weights, q, totals);
     const Vector scales = __builtin_convertvector(load_bytes(scale), Vector);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
@@ -190,19 +205,21 @@ INLINE void bfloat16_rows(const Matrix& matrix, int64_t block, int part, const A
   if constexpr (kFirst + kNow < kRows) bfloat16_rows<kRows, kFirst + kNow>(matrix, block, part, in, row, results);
 }
 
+template <int kRows, Stored kStored>
+INLINE void sums_in_groups(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
+                           Vector (&results)[kRows]) {
+  if (matrix.group == 32) return quantized_sums<kRows, 1, kStored>(matrix, block, part, in, row, results);
+  if (matrix.group == 64) return quantized_sums<kRows, 2, kStored>(matrix, block, part, in, row, results);
+  return quantized_sums<kRows, 4, kStored>(matrix, block, part, in, row, results);
+}
+
 template <int kRows>
 INLINE void sums_of(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
                     Vector (&results)[kRows]) {
   if (matrix.kind == kBfloat16Weights) return bfloat16_rows<kRows>(matrix, block, part, in, row, results);
-  const bool four = matrix.kind == kFourBits;
-  if (matrix.group == 32)
-    return four ? quantized_sums<kRows, 1, true>(matrix, block, part, in, row, results)
-                : quantized_sums<kRows, 1, false>(matrix, block, part, in, row, results);
-  if (matrix.group == 64)
-    return four ? quantized_sums<kRows, 2, true>(matrix, block, part, in, row, results)
-                : quantized_sums<kRows, 2, false>(matrix, block, part, in, row, results);
-  return four ? quantized_sums<kRows, 4, true>(matrix, block, part, in, row, results)
-              : quantized_sums<kRows, 4, false>(matrix, block, part, in, row, results);
+  if (matrix.kind == kFourBits) return sums_in_groups<kRows, Stored::kFours>(matrix, block, part, in, row, results);
+  if (matrix.kind == kUnevenFourBits) return sums_in_groups<kRows, Stored::kUneven>(matrix, block, part, in, row, results);
+  return sums_in_groups<kRows, Stored::kEights>(matrix, block, part, in, row, results);
 }
 
 // A block of outputs of some rows, with the bias.

@@ -21,3 +21,5 @@ INLINE void store_bytes(int8_t* to, Bits numbers) {
 }
 
 INLINE Bits widened(Bits sums) { return sums; }
+
+INLINE Bits uneven_values(Bits numbers) { return (Bits)vqtbl1q_u8(vld1q_u8(kUnevenValues), (uint8x16_t)numbers); }

@@ -8,6 +8,7 @@ no sum runs across a register:
 
     w4      numbers uint8 [blocks, inputs / 8, 64]: byte 4 * row + i of a chunk j holds q of input 8 * j + i in its
             lower half and of input 8 * j + 4 + i in its upper half; a weight is (q - 8) * scale * unit
+    w4k     numbers as those of w4; a weight is their value in four_bits/table.py * scale * unit
     w8      numbers uint8 [blocks, inputs / 4, 64]: byte 4 * row + i of a chunk j is q + 128 of input 4 * j + i; a
             weight is q * scale * unit
     bf16    numbers bfloat16 [blocks, inputs / 2, 16, 2]: row, input; no scale
@@ -22,10 +23,12 @@ from typing import NamedTuple, cast
 import torch
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
+from optigpu.ops.decode.program import FOUR_BITS, GROUPS, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
+from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.table import FURTHEST, REACH
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.layouts import DECODE_TILE
 from optigpu.ops.naming import named
@@ -40,7 +43,9 @@ AT_ONCE = 2**20
 """Weights that are packed at once: a few times as many bytes stay in the caches."""
 COMPENSATED_AT_ONCE = 2**22
 """The same with compensation, where each input is one step, which is short for few rows."""
-_CHUNK = {"w4": 2 * LANE, "w8": LANE, "bf16": 2}
+NOTHING = 2.0**-100
+"""The unit of an output whose weights are all 0, which is no value of w4k."""
+_CHUNK = {"w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
 
 
@@ -54,10 +59,9 @@ def pack(
 ) -> Matrix:
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken
-    from `arena` where there is one. `known`, the compensation of the layer's inputs, is for w4. Raises ValueError if
-    the weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does
-    not fit.
+    `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken from `arena`
+    where there is one. `known`, the compensation of the layer's inputs, is for 4 bits. Raises ValueError if the weight
+    is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not fit.
     """
     _check(weight, kind, group)
     _check_bias(weight, bias)
@@ -144,20 +148,30 @@ def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
     if kind == "bf16":
         return rows.bfloat16().float()
     stored = _quantized(rows, kind, group)
-    found: torch.Tensor = stored.q.unflatten(1, (-1, group)).float() - _ZEROS[kind]
+    found: torch.Tensor = _values(stored.q, kind).unflatten(1, (-1, group))
     return (found * (stored.scale * stored.unit.float().unsqueeze(1)).unsqueeze(2)).flatten(1)
 
 
+def _values(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
+    """What numbers stand for in units of their scales, float32."""
+    return Uneven(q.device).values(q) if kind == "w4k" else q.float() - _ZEROS[kind]
+
+
 def quantize_four(
-    weight: torch.Tensor, group: int, unit: torch.Tensor, known: Compensation | None = None
+    weight: torch.Tensor,
+    group: int,
+    unit: torch.Tensor,
+    known: Compensation | None = None,
+    *,
+    uneven: bool = False,
 ) -> Int4Weights:
     """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
 
-    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. With the `compensation` of a layer's inputs
-    errors make up for each other. Raises ValueError as those do.
+    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. `uneven` numbers stand for the values of a
+    table. With the `compensation` of a layer's inputs errors make up for each other. Raises ValueError as those do.
     """
     # `_check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(group, symmetric=True, solver="hqq")
+    scheme = Int4Scheme(group, symmetric=True, solver="hqq", uneven=uneven)
     if known is None:
         return quantize_groups(weight, scheme, unit)
     return compensated_groups(weight, known, scheme, unit)
@@ -172,22 +186,26 @@ def _quantized(
         unit = scale_units(rows, INT8_LARGEST)
         q, scale = quantize_eight(rows, group, unit)
         return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
-    unit = scale_units(rows, -INT4_LEAST)
-    weights = quantize_four(rows, group, unit, known)
+    uneven = kind == "w4k"
+    unit = scale_units(rows, int(-FURTHEST / REACH) if uneven else -INT4_LEAST)
+    if uneven:
+        unit = unit.masked_fill(rows.abs().amax(dim=1) == 0, NOTHING)
+    weights = quantize_four(rows, group, unit, known, uneven=uneven)
     return _Quantized(weights.q, weights.scale, unit)
 
 
 def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """[outputs, inputs] in the operator's order, the last block padded with zeros."""
     chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
-    if kind == "w4":
+    if kind in FOUR_BITS:
         lower, upper = chunks[..., :LANE], chunks[..., LANE:]
         chunks = lower | upper << 4
     chunks = chunks.transpose(1, 2)  # [blocks, chunks, ROWS, ...]
     return cast(torch.Tensor, chunks if kind == "bf16" else chunks.flatten(2))
 
 
-_ZEROS = {"w4": INT4_ZERO, "w8": MIDDLE, "bf16": 0}
+_ZEROS = {"w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
+"""Numbers of what fills up the last block, whose scales are zeros; those of w4k stand for none."""
 
 
 def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
@@ -196,10 +214,9 @@ def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
     bytes_ = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
-    if matrix.kind == "w4":
+    if matrix.kind in FOUR_BITS:
         bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
-    q: torch.Tensor = bytes_.reshape(-1, matrix.inputs // matrix.group, matrix.group).float()
-    q = q - _ZEROS[matrix.kind]
+    q = _values(bytes_.reshape(-1, matrix.inputs // matrix.group, matrix.group), matrix.kind)
     scale = (matrix.scale[blocks] * matrix.unit[blocks].float().unsqueeze(1)).transpose(1, 2).flatten(0, 1)
     return (q * scale.unsqueeze(2)).flatten(1)
 

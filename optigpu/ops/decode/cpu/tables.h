@@ -21,6 +21,11 @@ INLINE void gather_fours(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   }
 }
 
+INLINE void gather_uneven(const uint8_t* from, int8_t (&numbers)[kPiece]) {
+  gather_fours(from, numbers);
+  for (int8_t& number : numbers) number = static_cast<int8_t>(kUnevenValues[number] - 128);
+}
+
 INLINE void gather_eights(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   uint32_t words[kPiece / 4];
   gather(from, words);
@@ -33,9 +38,9 @@ INLINE void add_floats(float* x, Vector value) {
   store_floats(x, load_floats(x) + value);
 }
 
-template <bool kFour>
+template <Stored kStored>
 void add_quantized_row(const Matrix& table, int64_t row, float* x) {
-  constexpr int64_t kChunks = kPiece / (kFour ? 8 : 4);
+  constexpr int64_t kChunks = kPiece / (kStored == Stored::kEights ? 4 : 8);
   const int64_t block = row / kBlockOutputs, lane = row % kBlockOutputs;
   const uint8_t* from = table.numbers + block * (table.inputs / kPiece) * kChunks * kChunkBytes + lane * 4;
   const int8_t* scale = table.scale + block * (table.inputs / table.group) * kBlockOutputs + lane;
@@ -43,12 +48,14 @@ void add_quantized_row(const Matrix& table, int64_t row, float* x) {
   for (int64_t i = 0; i < table.inputs; i += kPiece, from += kChunks * kChunkBytes) {
     const float step = scale[i / table.group * kBlockOutputs] * unit;
     int8_t numbers[kPiece];
-    if constexpr (kFour)
+    if constexpr (kStored == Stored::kFours)
       gather_fours(from, numbers);
+    else if constexpr (kStored == Stored::kUneven)
+      gather_uneven(from, numbers);
     else
       gather_eights(from, numbers);
     for (int64_t j = 0; j < kPiece; j += kLanes) {
-      const Bits q = load_bytes(numbers + j) - (kFour ? kFoursZero : 0);
+      const Bits q = load_bytes(numbers + j) - (kStored == Stored::kFours ? kFoursZero : 0);
       add_floats(x + i + j, __builtin_convertvector(q, Vector) * step);
     }
   }
@@ -68,8 +75,9 @@ void add_bfloat16_row(const Matrix& table, int64_t row, float* x) {
 }
 
 void add_row(const Matrix& table, int64_t row, float* x) {
-  if (table.kind == kFourBits) return add_quantized_row<true>(table, row, x);
-  if (table.kind == kEightBits) return add_quantized_row<false>(table, row, x);
+  if (table.kind == kFourBits) return add_quantized_row<Stored::kFours>(table, row, x);
+  if (table.kind == kUnevenFourBits) return add_quantized_row<Stored::kUneven>(table, row, x);
+  if (table.kind == kEightBits) return add_quantized_row<Stored::kEights>(table, row, x);
   add_bfloat16_row(table, row, x);
 }
 

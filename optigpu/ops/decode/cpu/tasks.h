@@ -8,6 +8,8 @@
 
 constexpr int64_t kHeadsTogether = 4;  // whose scores are in memory at once
 
+enum class Stored { kFours, kUneven, kEights };  // how the numbers of a quantized matrix lie
+
 constexpr int32_t kFoursZero = 8;  // what is added to 4-bit weights, so that they are stored without a sign
 
 // Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups. Numbers lie in tiles of as many rows as an

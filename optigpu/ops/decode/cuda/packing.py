@@ -42,7 +42,7 @@ def pack_for_cuda(
 
     `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_four`
     makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
-    divide its inputs, or the bias does not fit.
+    divide its inputs, the bias does not fit, or the kind is w4k, which a CPU alone reads.
     """
     _check(weight, bias, kind, group)
     outputs, inputs = weight.shape
@@ -147,6 +147,8 @@ def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
 def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
+    if kind == "w4k":
+        raise ValueError("w4k is for a CPU alone; use w4.")
     inputs = weight.shape[1]
     if kind != "bf16" and group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")

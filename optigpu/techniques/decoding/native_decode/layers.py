@@ -12,7 +12,7 @@ import torch
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import FinerRows, Matrix, WeightKind
+from optigpu.ops.decode.program import FOUR_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.ops.layouts import DECODE_BITS, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
@@ -217,7 +217,7 @@ def _bytes(weight: torch.Tensor, kind: WeightKind, group: int, finer: int = 0) -
     """Bytes of a packed matrix with its padding, without its bias; of 4 bits, with so many finer rows."""
     outputs, inputs = weight.shape
     device = DeviceKind(weight.device.type)
-    more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind == "w4" else 0
+    more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind in FOUR_BITS else 0
     return more + decode_bytes(outputs, inputs, device, kind=kind, group=group)
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
+from optigpu.ops.decode.program import FOUR_BITS
 from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.packing import (
@@ -65,7 +66,7 @@ def pack_or_restore(
 
     Only 4-bit weights are kept: making others anew takes no longer than reading them.
     """
-    is_kept = options.weights == "w4" and BOUND.most_bytes() > 0
+    is_kept = options.weights in FOUR_BITS and BOUND.most_bytes() > 0
     key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None
     kept = load(key) if key else None
     if kept is not None:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.program import WeightKind
+from optigpu.ops.decode.program import FOUR_BITS, WeightKind
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import calibration_text, moments_by_layer
@@ -86,9 +86,11 @@ def _exchange(
     """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
-    calibrated = [place for place in places if options.calibration == "self" and kinds[place.path] == "w4"]
+    calibrated = [
+        place for place in places if options.calibration == "self" and kinds[place.path] in FOUR_BITS
+    ]
     text = calibration_text(model, options.group) if calibrated else None
-    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] == "w4" else None
+    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FOUR_BITS else None
     if text is not None:
         for part, moments in moments_by_layer(model, calibrated, text):
             if tied is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from optigpu.models.families import family_of
 from optigpu.models.tensors import Matrix, OwnPasses, Part
-from optigpu.ops.decode.program import CacheKind, WeightKind
+from optigpu.ops.decode.program import FOUR_BITS, CacheKind, WeightKind
 from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
 from optigpu.vocabulary import DeviceKind
 
@@ -91,7 +91,7 @@ def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: De
     if device is DeviceKind.CPU:
         outputs = -(-outputs // DECODE_TILE) * DECODE_TILE
     size = _packed(matrix, kind, layout, device)
-    if matrix.part is Part.HEAD and weights.tied and kind == "w4":
+    if matrix.part is Part.HEAD and weights.tied and kind in FOUR_BITS:
         size += finer_bytes(finer_rows(matrix.outputs), matrix.inner, device, kind=kind, group=layout.group)
     return replace(matrix, bytes=size, bias_bytes=FLOAT * outputs if matrix.bias_bytes else 0)
 
