@@ -42,7 +42,7 @@ class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
     `weights` are 4-bit or 8-bit numbers of which `group` inputs of an output share a scale of 8 bits, or bfloat16. The
-    4-bit numbers of w4k stand for uneven values, denser where weights are, for a CPU alone: they cost a fifth less
+    4-bit numbers of w4k stand for uneven values, denser where weights are, for a CPU alone: they cost a sixth less
     quality in the same bytes.
     Activations that meet 4-bit or 8-bit weights are rounded to int8 by the same groups. `head` keeps the head, which
     often is the most sensitive matrix, in more bits. With `calibration` "self" the model first writes some text, and on
