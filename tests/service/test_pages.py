@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -119,10 +120,15 @@ def test_every_curl_line_of_the_service_works(service: str, folder: Path) -> Non
 
 
 def run_python(source: str, folder: Path) -> str:
-    """What it prints."""
+    """What it prints. Its locks are its own: those of an example before were once held for minutes after its end."""
     printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as locks,
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(printed),
+    ):
         patch.setenv("OPTIGPU_DATA_DIR", str(folder))
+        patch.setenv("OPTIGPU_LOCK_DIR", locks)
         exec(compile(source, "the page", "exec"), {"__name__": "__main__"})
     return printed.getvalue()
 
