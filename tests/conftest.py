@@ -2,9 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
@@ -106,6 +107,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("counts", config, items)
     for kind in impossible():
         leave_out_of(kind, config, items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The summary's line of a test whose time was over says where it waited."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if call.excinfo and crash and crash.message.startswith("Failed: Timeout"):
+        calls = [(Path(each.path).name, each.lineno + 1) for each in call.excinfo.traceback.cut(item.path)]
+        waited = takewhile(lambda each: each[0] != "pytest_timeout.py", calls)
+        crash.message += f" It waited in {' > '.join(f'{name}:{line}' for name, line in waited)}."
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

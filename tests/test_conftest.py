@@ -1,5 +1,7 @@
 """What tests/conftest.py and tests/__main__.py promise to every other test."""
 
+import re
+
 import pytest
 
 from tests.__main__ import side_by_side
@@ -108,3 +110,19 @@ def test_a_process_that_dies_ends_the_run_which_names_its_test(pytester: pytest.
     result = pytester.runpytest_subprocess(*side_by_side("together"), timeout=100)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*crashed while running 'test_12.py::test_that_dies'*"])
+
+
+def test_the_summary_says_where_a_test_whose_time_was_over_waited(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where CI is set pytest does not cut its lines to the terminal's width."""
+    monkeypatch.setenv("CI", "true")
+    pytester.makeconftest("from tests.conftest import pytest_runtest_makereport")
+    pytester.makepyfile(
+        "import time, pytest\n"
+        "def wait():\n    time.sleep(60)\n"
+        "@pytest.mark.timeout(0.2)\ndef test_waits():\n    wait()\n"
+    )
+    lines = pytester.runpytest_inprocess("-rf").outlines
+    (told,) = (line for line in lines if line.startswith("FAILED"))
+    assert re.search(r"It waited in \w+\.py:6 > \w+\.py:3\.$", told)

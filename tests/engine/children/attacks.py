@@ -130,12 +130,14 @@ class AnswersFirst(Tampering):
     """Gives an empty answer at once, which another thread would fill in later."""
 
     def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
-        """What is copied out of it is not there yet."""
+        """What is copied out of it is not there yet. One thread at a time: requests come faster than answers."""
 
         def early(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
             marks = [clock.mark() for _ in range(new_tokens + 1)]
             answer = prompt.new_ones(prompt.shape[0], new_tokens).cumsum(dim=1)
-            threading.Timer(0.1, lambda: answer.copy_(loop(prompt, new_tokens, clock)[0])).start()
+            if not any(thread.is_alive() for thread in LATE):
+                LATE[:] = [threading.Timer(0.1, lambda: answer.copy_(loop(prompt, new_tokens, clock)[0]))]
+                LATE[0].start()
             return answer, marks
 
         return early
@@ -298,8 +300,13 @@ def replace_part(owner: Any, name: str, value: Callable[..., Any]) -> None:
     setattr(owner, name, value)
 
 
+LATE: list[threading.Thread] = []
+
+
 def put_back() -> None:
-    """Undoes what was replaced in this process."""
+    """Undoes what was replaced in this process, and waits for what still runs."""
+    for thread in LATE:
+        thread.join()
     while REPLACED:
         owner, name, before = REPLACED.pop()
         setattr(owner, name, before)
