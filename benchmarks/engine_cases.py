@@ -11,10 +11,15 @@ EAGER = Stack("torch float32")
 """The first stack of each job, and so its baseline: the model as transformers runs it."""
 HYBRID = Stack("torch int8_hybrid", named("int8_hybrid"))
 NATIVE = Stack("torch native_decode w4", named("native_decode"))
+UNEVEN = Stack("torch native_decode w4k", named("native_decode", weights="w4k"))
 UNCALIBRATED = Stack("torch native_decode w4", named("native_decode", calibration="none"))
 """Calibration gains nothing on random weights."""
 Q8_0 = Stack("llama.cpp Q8_0", named("gguf", type="Q8_0"), "llama_cpp")
 Q4_K_M = Stack("llama.cpp Q4_K_M", named("gguf", type="Q4_K_M"), "llama_cpp")
+Q4_0 = Stack("llama.cpp Q4_0", named("gguf", type="Q4_0"), "llama_cpp")
+IQ4_KS = Stack("ik_llama.cpp IQ4_KS", named("gguf", type="IQ4_KS", pure=True), "ik_llama_cpp")
+IQ4_K = Stack("ik_llama.cpp IQ4_K", named("gguf", type="IQ4_K", pure=True), "ik_llama_cpp")
+"""ik_llama.cpp runs no GPT-2: it has rows where the model is a Llama."""
 ONNX_FP32 = Stack("onnxruntime float32", (), "onnxruntime")
 ONNX_INT8 = Stack("onnxruntime int8", named("onnx_int8"), "onnxruntime")
 ONNX_INT4 = Stack("onnxruntime int4", named("onnx_int4"), "onnxruntime")
@@ -90,13 +95,20 @@ CASES: dict[str, EngineCase] = {
     "gpt2": EngineCase(
         "preset:gpt2", (EAGER, UNCALIBRATED, HYBRID, *EIGHT_BITS, *FOUR_BITS, *FLOATS), budget_s=420
     ),
+    "small": EngineCase(
+        "bundled:small",
+        (EAGER, NATIVE, UNEVEN, Q4_K_M, IQ4_KS, *FOUR_BITS, CTRANSLATE2_INT8, Q4_0, IQ4_K, Q8_0),
+        budget_s=300,
+        seconds=1.0,
+        meters=(*SPEED, "quality"),
+    ),
     # In float32 the other engines would need 5 GB each, and would show the memory's bandwidth alone.
     "llama-3.2-1b": EngineCase(
         "preset:llama-3.2-1b",
-        (EAGER, UNCALIBRATED, *EIGHT_BITS, *FOUR_BITS),
+        (EAGER, UNCALIBRATED, *EIGHT_BITS, IQ4_KS, *FOUR_BITS),
         budget_s=720,
         new_tokens=32,
         replicates=2,
     ),
 }
-"""By the names of the files of results; together 25 minutes at most."""
+"""By the names of the files of results; together 30 minutes at most."""

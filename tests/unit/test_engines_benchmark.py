@@ -25,7 +25,7 @@ MINUTE_S = 60
 
 
 def test_the_jobs_fit_into_their_budgets() -> None:
-    assert sum(case.budget_s for case in CASES.values()) <= 25 * MINUTE_S
+    assert sum(case.budget_s for case in CASES.values()) <= 30 * MINUTE_S
     assert CASES["llama-3.2-1b"].budget_s <= 12 * MINUTE_S
     for case in CASES.values():
         assert case.spec().limits.timeout_s == case.budget_s
