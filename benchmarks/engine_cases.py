@@ -51,6 +51,7 @@ class EngineCase:
     replicates: int = 3
     seconds: float = 2.0
     meters: tuple[str, ...] = SPEED
+    quality_tokens: int = 1000
 
     def spec(self) -> JobSpec:
         """The first stack's job, with the others beside it. Raises SpecError for a technique that there is not."""
@@ -73,7 +74,7 @@ class EngineCase:
                     "min_seconds": self.seconds,
                     "max_seconds": 4 * self.seconds,
                     "meters": list(self.meters),
-                    "quality": {"text": "wikitext-2", "tokens": 1000},
+                    "quality": {"text": "wikitext-2", "tokens": self.quality_tokens},
                 },
                 "limits": {"timeout_s": self.budget_s},
             }

@@ -4,7 +4,7 @@ All linear layers of bundled:tiny are rounded with the scale that leaves the lea
 evenly spaced values as `w4` has them, one table of 16 values for all layers, and two of which each group takes the
 better one. Tables are found by Lloyd's algorithm on the weights themselves, so that they are as good as tables of that
 kind can be. Scales are multiples of a unit of each row, by 8-bit numbers. Divergence is that of the rounded model's
-next tokens from its own, on --text. `--normal` finds the values of ops/four_bits/table.py instead.
+next tokens from its own, on --text. `--normal` finds the values of ops/four_bits/table.py instead, 16 and 8.
 """
 
 import argparse
@@ -31,7 +31,8 @@ SCALE_BITS, LARGEST_SCALE = 8, 127
 EVEN = (torch.arange(16.0) - 8) / 8
 SCALES = torch.linspace(0.72, 1.16, 24)
 """Tried for each group, in units of the scale by which its largest weight becomes the largest value."""
-LLOYD_ROUNDS = 8
+LLOYD_ROUNDS = {16: 8, 8: 24}
+"""By the count of values: few of them move slowly."""
 SAMPLE = 2**13
 """Groups of each layer that tables are found on."""
 AT_ONCE = 8
@@ -61,17 +62,16 @@ def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grids", description=__doc__)
     parser.add_argument("--text", type=Path, help="a file of text")
-    parser.add_argument(
-        "--normal", action="store_true", help="find one table for normally distributed weights"
-    )
+    parser.add_argument("--normal", action="store_true", help="find tables for normally distributed weights")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="of a window")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.normal:
-        (table,) = lloyd([torch.randn(512, 4096)], 64, 1)
-        console().print(*(round(float(value)) for value in table * LARGEST_SCALE))
+        for values in (16, 8):
+            (table,) = lloyd([torch.randn(512, 4096)], 64, 1, values)
+            console().print(*(round(float(value)) for value in table * LARGEST_SCALE))
         return 0
     if options.text is None:
         parser.error("--text is needed: a file of text")
@@ -143,15 +143,15 @@ def units(weight: torch.Tensor, group: int) -> torch.Tensor:
     return unit.masked_fill(unit == 0, 1).repeat_interleave(weight.shape[1] // group).unsqueeze(1)
 
 
-def lloyd(weights: Sequence[torch.Tensor], group: int, count: int) -> list[torch.Tensor]:
-    """So many tables of 16 values from -1 to 1 in steps of 1/127, for groups of these weights."""
+def lloyd(weights: Sequence[torch.Tensor], group: int, count: int, values: int = 16) -> list[torch.Tensor]:
+    """So many tables of so many values from -1 to 1 in steps of 1/127, for groups of these weights."""
     drawn = [
         weight.reshape(-1, group)[torch.randperm(weight.numel() // group)[:SAMPLE]] for weight in weights
     ]
     sample = torch.cat(drawn)
-    denser_at_0 = torch.linspace(-1, 1, 16).mul(1.3).sinh().div(torch.tensor(1.3).sinh())
+    denser_at_0 = torch.linspace(-1, 1, values).mul(1.3).sinh().div(torch.tensor(1.3).sinh())
     tables = [denser_at_0, EVEN][:count]
-    for _ in range(LLOYD_ROUNDS):
+    for _ in range(LLOYD_ROUNDS[values]):
         found = rounded(sample, tables, None)
         tables = [_centres(sample, found, index, table) for index, table in enumerate(tables)]
     return [(table / table.abs().max() * LARGEST_SCALE).round() / LARGEST_SCALE for table in tables]
@@ -163,7 +163,9 @@ def _centres(groups: torch.Tensor, found: Rounded, index: int, table: torch.Tens
     values, counts = (groups[these] / found.scale[these]).flatten(), found.scale[these].square()
     counted = counts.expand(-1, groups.shape[1]).flatten()
     nearest = torch.bucketize(values, (table[1:] + table[:-1]) / 2)
-    sums, sizes = (torch.zeros(16).index_add_(0, nearest, each) for each in (values * counted, counted))
+    sums, sizes = (
+        torch.zeros(len(table)).index_add_(0, nearest, each) for each in (values * counted, counted)
+    )
     moved: torch.Tensor = torch.where(sizes > 0, sums / sizes, table).sort().values
     return moved
 

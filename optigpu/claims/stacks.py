@@ -6,7 +6,6 @@ from typing import get_args
 
 from optigpu.claims.model import Claim
 from optigpu.claims.terms import Precision
-from optigpu.ops.decode.program import FOUR_BITS
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import GgufType
 from optigpu.vocabulary import Document
@@ -52,7 +51,8 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
         "native_decode": (
             "weights",
             {
-                **dict.fromkeys(FOUR_BITS, frozenset({"int4"})),
+                "w3k": frozenset(),
+                **dict.fromkeys(("w4", "w4k"), frozenset({"int4"})),
                 "w8": frozenset({"int8"}),
                 "bf16": frozenset({"bf16"}),
             },
@@ -104,7 +104,9 @@ def has_precision(claimed: Precision, stack: Stack) -> bool:
     if names & UNCLAIMED:
         return False
     carriers = {CARRIERS[name] for name in names & CARRIERS.keys()}
-    weights = [precisions for technique in stack if (precisions := _weights_of(technique))]
+    weights = [precisions for technique in stack if (precisions := _weights_of(technique)) is not None]
+    if frozenset() in weights:
+        return False
     if claimed == "fp32":
         return not carriers and not weights
     if claimed in CARRIERS.values():
@@ -112,11 +114,11 @@ def has_precision(claimed: Precision, stack: Stack) -> bool:
     return bool(weights) and all(claimed in precisions for precisions in weights)
 
 
-def _weights_of(technique: Document) -> frozenset[Precision]:
-    """The claimed precisions of a technique's weights; none if it leaves them as they are."""
+def _weights_of(technique: Document) -> frozenset[Precision] | None:
+    """The claimed precisions of a technique's weights, empty for others; None if it leaves them as they are."""
     name = technique["name"]
     if name not in PRECISIONS_BY_PARAMETER:
-        return PRECISIONS.get(name, frozenset())
+        return PRECISIONS.get(name)
     parameter, precisions = PRECISIONS_BY_PARAMETER[name]
     value = (
         technique[parameter] if parameter in technique else TECHNIQUES[name].model_fields[parameter].default

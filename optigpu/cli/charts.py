@@ -21,6 +21,7 @@ class Kind(StrEnum):
     BATCHES = "batches"
     LOADS = "loads"
     PARETO = "pareto"
+    BITS = "bits"
     WATERFALL = "waterfall"
     COMPARISON = "comparison"
     BASELINES = "baselines"

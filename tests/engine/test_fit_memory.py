@@ -31,6 +31,7 @@ NATIVE: tuple[dict[str, str | float], ...] = (
     {},
     {"weights": "w8", "kv": "int8"},
     {"weights": "bf16"},
+    {"weights": "w3k"},
     {"head": "bf16", "group": 64},
 )
 SHORT, LONG, BATCH = Load(1, 16, 8), Load(1, 300, 4), Load(4, 100, 12)
@@ -127,11 +128,12 @@ def test_bytes_of_packed_weights_are_counted_exactly(
     assert predicted.stored.bytes == weight_bytes(runtime_of(model, *stack).model)
 
 
-def test_extra_bytes_are_predicted_but_for_less_than_a_layer() -> None:
-    technique = native(extra_bytes=0.1)
+@pytest.mark.parametrize("weights", ["w4", "w3k"])
+def test_extra_bytes_are_predicted_but_for_less_than_a_layer(weights: str) -> None:
+    technique = native(weights=weights, extra_bytes=0.1)
     shape = decoder_shape(parse_reference(LLAMA))
     predicted = DecoderMemory(shape, (technique,), DeviceKind.CPU).stored.bytes
-    plain = DecoderMemory(shape, (native(),), DeviceKind.CPU).stored
+    plain = DecoderMemory(shape, (native(weights=weights),), DeviceKind.CPU).stored
     measured = weight_bytes(runtime_of(LLAMA, technique).model)
     assert plain.bytes < measured
     assert 0 <= predicted - measured < max(matrix.bytes for matrix in plain.linear)

@@ -102,7 +102,7 @@ def test_sequences_join_wait_and_leave_between_passes(seed: int) -> None:
     """Any texts in any order, prompts in parts beside the steps of others, pages from hand to hand."""
     source = random.Random(seed)
     shape = (LIKE_LLAMA, LIKE_GPT2)[seed % 2]
-    program = random_program(shape, ("w4", "w8", "bf16", "w4k")[seed % 4])
+    program = random_program(shape, ("w4", "w8", "bf16", "w4k", "w3k")[seed % 5])
     kv: CacheKind = ("bf16", "int8", "int4")[seed // 2 % 3]
     alone, slots = Alone(program, kv), source.randint(1, 9)
     decoder = CpuDecoder(program, kv, threads=source.randint(1, 3))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its
 
 KINDS: list[tuple[WeightKind, int]] = [
     *(("w4", group) for group in (32, 64, 128)),
-    *(("w4k", group) for group in (32, 64, 128)),
+    *((kind, group) for kind in ("w3k", "w4k") for group in (32, 64, 128)),
     *(("w8", group) for group in (32, 64, 128)),
     ("bf16", 32),
 ]
@@ -106,7 +106,7 @@ def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: s
 @pytest.mark.parametrize("outputs", range(16, 50))
 def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
     shape = SMALL._replace(vocabulary=outputs, blocks=1)
-    for kind in ("w4", "w4k", "w8", "bf16"):
+    for kind in ("w3k", "w4", "w4k", "w8", "bf16"):
         program = random_program(shape, kind)
         given_tokens, expected = untied(program, "bf16", 1, 1)
         for name in instruction_sets():
@@ -116,14 +116,16 @@ def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
 
 
 def test_matrices_of_several_kinds_stand_in_one_program() -> None:
-    four, eight, whole, coded = (random_program(LIKE_LLAMA, kind) for kind in ("w4", "w8", "bf16", "w4k"))
+    kinds: tuple[WeightKind, ...] = ("w4", "w8", "bf16", "w4k", "w3k")
+    four, eight, whole, coded, three = (random_program(LIKE_LLAMA, kind) for kind in kinds)
     first = replace(
         four.blocks[0], qkv=(four.blocks[0].qkv[0], eight.blocks[0].qkv[1], whole.blocks[0].qkv[2])
     )
     second = replace(
         eight.blocks[1], gate=whole.blocks[1].gate, up=coded.blocks[1].up, down=whole.blocks[1].down
     )
-    mixed = replace(four, blocks=(first, second), head=eight.head)
+    first = replace(first, output=three.blocks[0].output)
+    mixed = replace(four, blocks=(first, second), head=eight.head, embedding=three.embedding)
     given_tokens, expected = untied(mixed, "bf16", 1, PROMPT)
     assert relative_error(begun(mixed, threads=2).extend(given_tokens), expected[-1]) < 1e-3
 

@@ -20,7 +20,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-KINDS: tuple[WeightKind, ...] = ("w4", "w4k", "w8", "bf16")
+KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 SHAPES = ((1, 32), (16, 96), (17, 64), (40, 128))
 
 

@@ -47,7 +47,7 @@ def alone(loop: Any, ids: list[int], new_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("weights", ["w4", "w4k", "w8", "bf16"])
+@pytest.mark.parametrize("weights", ["w3k", "w4", "w4k", "w8", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_is_what_it_is_alone(family: str, weights: WeightKind, kv: CacheKind) -> None:
     source = random.Random(family)

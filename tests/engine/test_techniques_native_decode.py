@@ -42,7 +42,7 @@ from tests.engine.image_models import asked_to_pass, prefill_runtime
 from tests.engine.tiny_models import FAMILIES, asked, assert_needs_hook, prompt, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-KINDS: tuple[WeightKind, ...] = ("w4", "w4k", "w8", "bf16")
+KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 POSITIONS = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
 """Where the families have them that learn them."""
@@ -54,7 +54,7 @@ def bits_per_weight(places: Sequence[Any], kind: WeightKind, group: int) -> floa
         return 16
     shapes = [weight_of(place.layer).shape for place in places]
     units = 16 * sum(outputs for outputs, _ in shapes) / sum(outputs * inputs for outputs, inputs in shapes)
-    return {"w4": 4, "w4k": 4, "w8": 8}[kind] + 8 / group + float(units)
+    return {"w3k": 3, "w4": 4, "w4k": 4, "w8": 8}[kind] + 8 / group + float(units)
 
 
 def finer_bytes_of(model: Any) -> int:
@@ -84,7 +84,7 @@ def test_every_linear_layer_is_packed(family: str) -> None:
     assert_needs_hook(NativeDecode(calibration="none"), "modules", claim)
 
 
-TABLES: dict[WeightKind, WeightKind] = {"w4": "w8", "w4k": "w8", "w8": "w8", "bf16": "bf16"}
+TABLES: dict[WeightKind, WeightKind] = {"w3k": "w8", "w4": "w8", "w4k": "w8", "w8": "w8", "bf16": "bf16"}
 """How tables are stored that are only looked up, by the kind of the weights."""
 
 
@@ -347,12 +347,12 @@ def with_family(facts: Any, family: str) -> Any:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"weights": "w2"}, "'w4', 'w4k', 'w8' or 'bf16'"),
+        ({"weights": "w2"}, "'w3k', 'w4', 'w4k', 'w8' or 'bf16'"),
         ({"group": 16}, "32, 64 or 128"),
         ({"kv": "fp8"}, "'bf16', 'int8' or 'int4'"),
         ({"extra_bytes": -0.1}, "greater than or equal to 0"),
         ({"extra_bytes": 1.5}, "less than or equal to 1"),
-        ({"extra_bytes": 0.1, "weights": "w8"}, "leave it out, or set weights to w4"),
+        ({"extra_bytes": 0.1, "weights": "w8"}, "leave it out, or set weights to one of these"),
         ({"tokens_at_once": 0}, "greater than or equal to 1"),
         ({"threads": 2}, "Extra inputs"),
     ],

@@ -225,7 +225,7 @@ class TestBytes:
         runtime = self.runtime("gpt2", technique)
         assert footprint_of(runtime.model, runtime.facts).product_dtypes == dtypes
 
-    @pytest.mark.parametrize("weights", ["w4", "w4k", "w8", "bf16"])
+    @pytest.mark.parametrize("weights", ["w3k", "w4", "w4k", "w8", "bf16"])
     def test_a_decoders_step_reads_its_packed_weights_and_a_row_of_each_table(
         self, weights: WeightKind
     ) -> None:

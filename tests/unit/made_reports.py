@@ -151,6 +151,7 @@ REPORTS = {
     "batches": BATCHES_REPORT,
     "loads": LOADS_REPORT,
     "pareto": PARETO_REPORT,
+    "bits": PARETO_REPORT,
     "waterfall": LADDER_REPORT,
     "comparison": LADDER_REPORT,
     "baselines": MATMUL_REPORT,

@@ -175,6 +175,29 @@ def test_a_result_that_is_not_valid_surpasses_nothing() -> None:
     assert front == [f"{THREE} + torch_compile"]
 
 
+def test_bytes_and_divergence_have_a_front_of_their_own() -> None:
+    (panel,) = data_of("bits").panels
+    found = {each.label: (round(each.value, 1), each.x) for each in panel.marks if each.on_front}
+    assert found == {
+        "baseline": (497.8, 0.0),
+        "bf16": (248.9, 0.004),
+        "static_kv_cache": (497.8, 0.0),
+        THREE: (140.8, 0.03),
+        f"{THREE} + torch_compile": (140.8, 0.031),
+    }
+    assert {each.label for each in panel.marks if not each.valid} == {"no_kv_cache (invalid)"}
+    assert panel.missing == {}
+
+
+def test_bytes_of_several_models_have_no_front_and_none_without_a_divergence() -> None:
+    other = {"variant": PARETO_REPORT.results[0]["variant"] | {"model": "bundled:small"}}
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, dict(PARETO_REPORT.results[0]) | other])
+    with pytest.raises(SpecError, match="of one model"):
+        CHARTS["bits"].data(report)
+    with pytest.raises(SpecError, match="No result has both"):
+        CHARTS["bits"].data(BATCHES_REPORT)
+
+
 def test_results_of_several_machines_have_no_front() -> None:
     there = {"environment": PARETO_REPORT.results[0]["environment"] | {"hardware_class": "NVIDIA L4"}}
     report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, dict(PARETO_REPORT.results[0]) | there])

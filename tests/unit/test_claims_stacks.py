@@ -13,6 +13,7 @@ from optigpu.claims.stacks import (
     has_precision,
     same_stack,
 )
+from optigpu.claims.terms import Precision
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Choice
 from optigpu.vocabulary import Layer
@@ -102,6 +103,16 @@ def test_sixteen_bits_may_come_from_the_weights_themselves() -> None:
     assert found_for("t4-gpt2-fp16", a_result(5.0, stack=("fp16", native))) is None
     assert has_precision("bf16", (native,))
     assert not has_precision("bf16", ({"name": "bf16"}, {"name": "native_decode", "weights": "w8"}))
+
+
+@pytest.mark.parametrize(
+    "technique", [{"name": "gguf", "type": "Q3_K_M"}, {"name": "native_decode", "weights": "w3k"}]
+)
+@pytest.mark.parametrize("beside", [(), ({"name": "bf16"},)])
+def test_three_bits_are_no_precision_that_a_claim_is_about(
+    technique: dict[str, Any], beside: tuple[dict[str, Any], ...]
+) -> None:
+    assert not any(has_precision(each, (*beside, technique)) for each in get_args(Precision))
 
 
 def test_an_operator_that_does_more_than_quantize_is_no_plain_quantization() -> None:

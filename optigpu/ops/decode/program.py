@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Cosines and sines, float32 [length, head_size / 2] each."""
-WeightKind = Literal["w4", "w4k", "w8", "bf16"]
-"""How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a scale, or bfloat16.
+WeightKind = Literal["w3k", "w4", "w4k", "w8", "bf16"]
+"""How a matrix is stored: numbers of 3, 4 or 8 bits in groups of inputs that share a scale, or bfloat16.
 
-The values of w4 are evenly spaced; those of w4k are uneven (four_bits/table.py), and a CPU alone reads them.
+The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/table.py), and a CPU alone reads them.
 """
-FOUR_BITS: tuple[WeightKind, ...] = ("w4", "w4k")
+FEW_BITS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k")
+"""The kinds whose errors calibration has make up for each other."""
+UNEVEN: tuple[WeightKind, ...] = ("w3k", "w4k")
 CacheKind = Literal["bf16", "int8", "int4"]
 """How keys and values are stored; int8 and int4 have one float32 scale for each head of each token.
 

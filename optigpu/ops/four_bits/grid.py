@@ -1,22 +1,21 @@
-"""What 4-bit numbers stand for in units of their scale: evenly spaced values, or those of a table."""
+"""What numbers stand for in units of their scale: evenly spaced values, or those of a table."""
 
 from typing import Protocol
 
 import torch
 
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.ops.four_bits.table import VALUES
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 
 class Grid(Protocol):
-    """The values of 16 numbers."""
+    """The values of 16 numbers, or of 8."""
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         """The nearest values to float32 numbers, in their place."""
 
     def numbers(self, values: torch.Tensor) -> torch.Tensor:
-        """Of such values, uint8 from 0 to 15."""
+        """Of such values, uint8 from 0."""
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         """Of such numbers, float32."""
@@ -36,10 +35,10 @@ class Even:
 
 
 class Uneven:
-    """Of the table."""
+    """Those of a table of table.py."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._values = torch.tensor(VALUES, dtype=torch.float32, device=device)
+    def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
+        self._values = torch.tensor(table, dtype=torch.float32, device=device)
         self._between = (self._values[1:] + self._values[:-1]) / 2
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,4 +53,4 @@ class Uneven:
 
 def grid_of(scheme: Int4Scheme, device: torch.device) -> Grid:
     """The grid of a scheme, on a device."""
-    return Uneven(device) if scheme.uneven else Even()
+    return Uneven(scheme.table, device) if scheme.table else Even()

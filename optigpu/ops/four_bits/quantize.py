@@ -79,7 +79,7 @@ def quantize_groups(
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
     if not bool(weight.isfinite().all()):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
-    if scheme.uneven and not scheme.symmetric:
+    if scheme.table and not scheme.symmetric:
         raise ValueError("quantize_groups takes uneven values only for a symmetric scheme.")
     if unit is not None and not scheme.symmetric:
         raise ValueError(
@@ -132,8 +132,8 @@ def _quantized(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantizes groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are
     stored."""
-    if scheme.uneven:
-        return _uneven(w, unit)
+    if scheme.table:
+        return _uneven(w, Uneven(scheme.table, w.device), unit)
     scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
         scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
@@ -148,9 +148,10 @@ def _stored(scale: torch.Tensor, unit: torch.Tensor | None) -> torch.Tensor:
     return scale.to(torch.bfloat16) if unit is None else (scale / unit).round().to(torch.int8)
 
 
-def _uneven(w: torch.Tensor, unit: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _uneven(
+    w: torch.Tensor, grid: Uneven, unit: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `_quantized`, with the scale of those that are tried that leaves the least squared error."""
-    grid = Uneven(w.device)
     whole = w.gather(1, w.abs().argmax(dim=1, keepdim=True)) / FURTHEST
     best, least = whole, torch.full_like(whole, torch.inf)
     for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):

@@ -17,18 +17,19 @@ class Int4Scheme:
     group_size: how many inputs of an output share a scale; as many as there are is one scale per channel. symmetric:
     whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then improves it:
     offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric
-    scales by a search. uneven: whether numbers stand for the values of table.py, which need a symmetric scheme.
+    scales by a search. table: the values that numbers stand for, of table.py, which need a symmetric scheme; with 8 of
+    them numbers have 3 bits.
     """
 
     group_size: int = 32
     symmetric: bool = True
     solver: Literal["min_max", "hqq"] = "hqq"
-    uneven: bool = False
+    table: tuple[int, ...] = ()
 
     @property
     def bits(self) -> float:
         """Bits for each weight, with its share of the scales and offsets."""
-        return 4 + (1 if self.symmetric else 2) * 16 / self.group_size
+        return (len(self.table) or 16).bit_length() - 1 + (1 if self.symmetric else 2) * 16 / self.group_size
 
 
 class Int4Weights(NamedTuple):

@@ -8,6 +8,7 @@ from optigpu.documents.result import Attribution
 from optigpu.report.charts.architecture import architecture_data, paint_boxes
 from optigpu.report.charts.baselines import baselines_data
 from optigpu.report.charts.batches import batches_data, loads_data
+from optigpu.report.charts.bits import bits_data
 from optigpu.report.charts.comparison import comparison_data, paint_table
 from optigpu.report.charts.described import ladder_data, quality_data, roofline_data, throughput_data
 from optigpu.report.charts.ladder import ladder_chart
@@ -66,6 +67,7 @@ CHARTS: dict[str, Chart] = {
     "batches": _painted("throughput against p95 latency over the batch", batches_data),
     "loads": _painted("throughput against p95 latency over the rate of requests", loads_data),
     "pareto": _painted("speed over bytes and over divergence, with what none surpasses", pareto_data),
+    "bits": _painted("bytes of the weights over divergence, with what none surpasses", bits_data),
     "waterfall": _painted("what each rung of a ladder adds", waterfall_data),
     "comparison": _painted("the comparison table as a picture", comparison_data, paint_table),
     "baselines": _painted("results beside what is claimed for an RTX 5090", baselines_data),

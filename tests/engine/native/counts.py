@@ -21,7 +21,11 @@ PROGRAM = Path(__file__).with_name("steps.cpp")
 INSTRUCTIONS = INSTRUCTION_SETS["avx2"]
 """The newest that callgrind knows."""
 CACHES = ("--I1=32768,8,64", "--D1=32768,8,64", "--LL=262144,16,64")
-FAMILIES, KINDS, WHAT = ("gpt2", "llama"), {"w4": 1, "w8": 2, "bf16": 0, "w4k": 3}, ("step", "prompt")
+FAMILIES, KINDS, WHAT = (
+    ("gpt2", "llama"),
+    {"w4": 1, "w8": 2, "bf16": 0, "w4k": 3, "w3k": 4},
+    ("step", "prompt"),
+)
 
 
 def cases() -> Iterator[str]:

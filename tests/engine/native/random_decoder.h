@@ -50,7 +50,8 @@ Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int
   if (kind == kBfloat16Weights) {
     made.numbers = reinterpret_cast<uint8_t*>(memory.bfloat16s(blocks * inputs * 16, 0, 0.2f));
   } else {
-    made.numbers = memory.bytes(blocks * inputs * (kind == kEightBits ? 16 : 8));
+    const int64_t bits = kind == kEightBits ? 8 : kind == kUnevenThreeBits ? 3 : 4;
+    made.numbers = memory.bytes(blocks * inputs * 2 * bits);
     if (kind == kEightBits)  // -128 is no number that is ever packed
       for (int64_t i = 0; i < blocks * inputs * 16; ++i)
         const_cast<uint8_t*>(made.numbers)[i] = std::max<uint8_t>(made.numbers[i], 1);
@@ -75,7 +76,7 @@ struct Scene {
 
   // Of any shape and kind.
   explicit Scene(int64_t vocabulary = 0) {
-    const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, 4);
+    const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, 5);
     program.width = group * pick(1, 2);
     program.kv_heads = pick(1, 3);
     program.heads = program.kv_heads * pick(1, 2);
@@ -107,7 +108,7 @@ struct Scene {
 
   // Rows that are only looked up, of any kind or of 8 bits.
   Matrix table(int64_t count, int64_t group) {
-    return matrix(memory, family == Family::kAny ? pick(0, 3) : kEightBits, count, program.width, group, false);
+    return matrix(memory, family == Family::kAny ? pick(0, 4) : kEightBits, count, program.width, group, false);
   }
 
   // Some rows, at least one.
@@ -129,7 +130,7 @@ struct Scene {
     return matrix(memory, one, outputs, inputs, group, biased);
   }
 
-  static int64_t kind(int64_t kinds) { return kinds == 4 ? pick(0, 3) : kinds; }
+  static int64_t kind(int64_t kinds) { return kinds == 5 ? pick(0, 4) : kinds; }
 
   Norm norm() {
     const bool layer = has(Family::kGpt2);

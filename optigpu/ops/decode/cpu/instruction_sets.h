@@ -4,7 +4,7 @@
 //   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs;
 //     kWideSums where they are int32 and so exact for a whole group
 //   add_products8(): adds products of 8-bit weights, which are stored with 128 added; kEightsZero is what it leaves of that
-//   uneven_values(): what bytes from 0 to 15 stand for in a matrix of uneven values, with 128 added
+//   looked_up(): the entries of a table at bytes from 0 to 15
 //   Pairs: products of two rows at a time, where there are instructions for them, else void
 //   load_halves(), load_bytes(), store_bytes(): kLanes numbers of 16 or 8 bits as int32 and back; GCC's own conversions
 //     of whole registers take several instructions
@@ -65,10 +65,10 @@ INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
   const Sums4 w = (Sums4)(weights ^ static_cast<int32_t>(0x80808080)), a = (Sums4)(Bits{} + x);
   return sums + widened((w << 8 >> 8) * (a << 8 >> 8) + (w >> 8) * (a >> 8));
 }
-INLINE Bits uneven_values(Bits numbers) {
+INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
   uint8_t bytes[sizeof numbers];
   std::memcpy(bytes, &numbers, sizeof numbers);
-  for (uint8_t& byte : bytes) byte = kUnevenValues[byte];
+  for (uint8_t& byte : bytes) byte = table[byte];
   std::memcpy(&numbers, bytes, sizeof numbers);
   return numbers;
 }
@@ -111,8 +111,8 @@ INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(x), w));
   return sums + widened((Sums4)pairs);
 }
-INLINE Bits uneven_values(Bits numbers) {
-  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(kUnevenValues));
+INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
   return (Bits)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)numbers);
 }
 #include "rows.h"
@@ -146,8 +146,8 @@ INLINE Bits add_products4(Bits sums, Bits weights, int32_t x) {
 }
 INLINE Bits widened(Bits sums) { return sums; }
 INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) { return add_products4(sums, weights, x); }
-INLINE Bits uneven_values(Bits numbers) {
-  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(kUnevenValues));
+INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
   return (Bits)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)numbers);
 }
 #include "rows.h"

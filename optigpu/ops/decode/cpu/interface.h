@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-enum MatrixKind : int64_t { kBfloat16Weights = 0, kFourBits = 1, kEightBits = 2, kUnevenFourBits = 3 };
+enum MatrixKind : int64_t { kBfloat16Weights = 0, kFourBits = 1, kEightBits = 2, kUnevenFourBits = 3, kUnevenThreeBits = 4 };
 enum NormKind : int64_t { kLayerNorm = 0, kRmsNorm = 1 };
 enum ActivationKind : int64_t { kGeluTanh = 0, kGelu = 1, kRelu = 2, kSilu = 3 };
 enum CacheKind : int64_t { kBfloat16Cache = 0, kInt8Cache = 1, kInt4Cache = 2 };

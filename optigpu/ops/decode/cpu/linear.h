@@ -20,16 +20,44 @@ INLINE int32_t four_of(const int8_t* q) {
   return value;
 }
 
-// 8 inputs of a part's outputs: the first 4 in a register, the others in the next.
+// Chunks of 64 bytes that 32 inputs of a block take.
+constexpr int64_t chunks_of(Stored stored) {
+  return stored == Stored::kThrees ? 3 : stored == Stored::kEights ? 8 : 4;
+}
+
+// The values of 4 inputs of a part's outputs, from their lower bits, at 2 * (four % 4), and their third bits, at `four`.
+INLINE Bits of_three_bits(Bits lower, Bits third, int four) {
+  const Bits shifted = four < 2 ? third << (2 - four) : (Bits)((Unsigned)third >> (four - 2));
+  const Bits low = (Bits)((Unsigned)lower >> (2 * (four % 4))) & 0x03030303;
+  return looked_up(kUnevenThrees, low | (shifted & 0x04040404));
+}
+
+// 8 inputs of a part's outputs, from the input `k` of a group on: the first 4 in a register, the others in the next.
 template <Stored kStored>
-INLINE void load_eight(const uint8_t* from, Bits& first, Bits& second) {
+INLINE void load_eight(const uint8_t* weights, int k, Bits& first, Bits& second) {
   if constexpr (kStored == Stored::kEights) {
+    const uint8_t* from = weights + k / 4 * kChunkBytes;
     first = load_ints(from), second = load_ints(from + kChunkBytes);
+  } else if constexpr (kStored == Stored::kThrees) {
+    const uint8_t* from = weights + k / kChunk * 3 * kChunkBytes;
+    const int four = k % kChunk / 4;
+    const Bits lower = load_ints(from + four / 4 * kChunkBytes), third = load_ints(from + 2 * kChunkBytes);
+    first = of_three_bits(lower, third, four), second = of_three_bits(lower, third, four + 1);
   } else {
-    const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(from);
+    const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(weights + k / 8 * kChunkBytes);
     first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
-    if constexpr (kStored == Stored::kUneven) first = uneven_values(first), second = uneven_values(second);
+    if constexpr (kStored == Stored::kUneven)
+      first = looked_up(kUnevenValues, first), second = looked_up(kUnevenValues, second);
   }
+}
+
+// The weights of the inputs k to k + 7, which are a share of a chunk or several, some time before they are loaded.
+template <Stored kStored>
+INLINE void prefetch_eight(const uint8_t* weights, int k) {
+  constexpr int kChunks = static_cast<int>(chunks_of(kStored));
+#pragma GCC unroll 2
+  for (int i = k / 8 * kChunks / 4; i < (k / 8 + 1) * kChunks / 4; ++i)
+    __builtin_prefetch(weights + i * kChunkBytes + kPrefetchBytes);
 }
 
 // totals[r] += products of a group of 4-bit weights with the rows' numbers. `kAhead`: the weights after these follow them.
@@ -78,17 +106,15 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
 // The same of weights that are 8 bits, or become so.
 template <int kRows, int kChunks, Stored kStored>
 INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
-  constexpr int kGroup = kChunks * kChunk, kEach = kStored == Stored::kEights ? 2 : 1;  // chunks of 8 inputs
+  constexpr int kGroup = kChunks * kChunk;
   Bits others[kRows] = {};
 #pragma GCC unroll 4
   for (int c = 0; c < kChunks; ++c)
 #pragma GCC unroll 4
     for (int k = c * kChunk; k < (c + 1) * kChunk; k += 8) {
-      const uint8_t* from = weights + k / 8 * kEach * kChunkBytes;
-#pragma GCC unroll 2
-      for (int i = 0; i < kEach; ++i) __builtin_prefetch(from + i * kChunkBytes + kPrefetchBytes);
+      prefetch_eight<kStored>(weights, k);
       Bits first, second;
-      load_eight<kStored>(from, first, second);
+      load_eight<kStored>(weights, k, first, second);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Bits& sum = kRows == 1 ? others[r] : totals[r];  // one row alone would wait for its own sum
@@ -106,10 +132,9 @@ INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
   Bits sums[kRows / 2][2] = {};
 #pragma GCC unroll 4
   for (int k = 0; k < kGroup; k += 8) {
-    const uint8_t* from = weights + k / (kStored == Stored::kEights ? 4 : 8) * kChunkBytes;
-    if (kAhead) __builtin_prefetch(from + kPrefetchBytes);
+    if (kAhead) prefetch_eight<kStored>(weights, k);
     Bits first, second;
-    load_eight<kStored>(from, first, second);
+    load_eight<kStored>(weights, k, first, second);
     const Pairs pairs(first, second);
 #pragma GCC unroll 8
     for (int r = 0; r + 1 < kRows; r += 2)
@@ -142,7 +167,7 @@ template <int kRows, int kChunks, Stored kStored>
 INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
                            Vector (&results)[kRows]) {
   constexpr int64_t kGroup = kChunks * kChunk;
-  constexpr int64_t kGroupBytes = kChunks * (kStored == Stored::kEights ? 8 : 4) * kChunkBytes;
+  constexpr int64_t kGroupBytes = kChunks * chunks_of(kStored) * kChunkBytes;
   const int64_t groups = matrix.inputs / kGroup;
   const uint8_t* weights = matrix.numbers + block * groups * kGroupBytes + part * kLanes * 4;
   const int8_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
@@ -219,6 +244,7 @@ INLINE void sums_of(const Matrix& matrix, int64_t block, int part, const Activat
   if (matrix.kind == kBfloat16Weights) return bfloat16_rows<kRows>(matrix, block, part, in, row, results);
   if (matrix.kind == kFourBits) return sums_in_groups<kRows, Stored::kFours>(matrix, block, part, in, row, results);
   if (matrix.kind == kUnevenFourBits) return sums_in_groups<kRows, Stored::kUneven>(matrix, block, part, in, row, results);
+  if (matrix.kind == kUnevenThreeBits) return sums_in_groups<kRows, Stored::kThrees>(matrix, block, part, in, row, results);
   return sums_in_groups<kRows, Stored::kEights>(matrix, block, part, in, row, results);
 }
 

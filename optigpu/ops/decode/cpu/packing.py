@@ -9,6 +9,9 @@ no sum runs across a register:
     w4      numbers uint8 [blocks, inputs / 8, 64]: byte 4 * row + i of a chunk j holds q of input 8 * j + i in its
             lower half and of input 8 * j + 4 + i in its upper half; a weight is (q - 8) * scale * unit
     w4k     numbers as those of w4; a weight is their value in four_bits/table.py * scale * unit
+    w3k     numbers uint8 [blocks, inputs / 32, 192], 64 bytes for the lower two bits of the first 16 inputs of a chunk,
+            64 for those of the others, and 64 for the third bits: byte 4 * row + i has the lower bits of input
+            4 * j + i from bit 2 * (j % 4), and its third bit at bit j; a weight is as one of w4k
     w8      numbers uint8 [blocks, inputs / 4, 64]: byte 4 * row + i of a chunk j is q + 128 of input 4 * j + i; a
             weight is q * scale * unit
     bf16    numbers bfloat16 [blocks, inputs / 2, 16, 2]: row, input; no scale
@@ -23,12 +26,12 @@ from typing import NamedTuple, cast
 import torch
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.program import FOUR_BITS, GROUPS, Matrix, WeightKind
+from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.four_bits.table import FURTHEST, REACH
+from optigpu.ops.four_bits.table import EIGHT, FURTHEST, REACH, SIXTEEN
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.layouts import DECODE_TILE
 from optigpu.ops.naming import named
@@ -44,8 +47,9 @@ AT_ONCE = 2**20
 COMPENSATED_AT_ONCE = 2**22
 """The same with compensation, where each input is one step, which is short for few rows."""
 NOTHING = 2.0**-100
-"""The unit of an output whose weights are all 0, which is no value of w4k."""
-_CHUNK = {"w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
+"""The unit of an output whose weights are all 0, which is no uneven value."""
+_TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
+_CHUNK = {"w3k": 8 * LANE, "w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
 
 
@@ -60,8 +64,9 @@ def pack(
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
     `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken from `arena`
-    where there is one. `known`, the compensation of the layer's inputs, is for 4 bits. Raises ValueError if the weight
-    is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not fit.
+    where there is one. `known`, the compensation of the layer's inputs, is for 3 and 4 bits. Raises ValueError if the
+    weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
+    fit.
     """
     _check(weight, kind, group)
     _check_bias(weight, bias)
@@ -154,24 +159,25 @@ def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
 
 def _values(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """What numbers stand for in units of their scales, float32."""
-    return Uneven(q.device).values(q) if kind == "w4k" else q.float() - _ZEROS[kind]
+    return Uneven(_TABLES[kind], q.device).values(q) if kind in UNEVEN else q.float() - _ZEROS[kind]
 
 
-def quantize_four(
+def quantize_few(
     weight: torch.Tensor,
     group: int,
     unit: torch.Tensor,
     known: Compensation | None = None,
     *,
-    uneven: bool = False,
+    table: tuple[int, ...] = (),
 ) -> Int4Weights:
     """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
 
-    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. `uneven` numbers stand for the values of a
-    table. With the `compensation` of a layer's inputs errors make up for each other. Raises ValueError as those do.
+    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. Numbers stand for the values of a `table`, if
+    any: of 8 values they have 3 bits. With the `compensation` of a layer's inputs errors make up for each other. Raises
+    ValueError as those do.
     """
     # `_check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(group, symmetric=True, solver="hqq", uneven=uneven)
+    scheme = Int4Scheme(group, symmetric=True, solver="hqq", table=table)
     if known is None:
         return quantize_groups(weight, scheme, unit)
     return compensated_groups(weight, known, scheme, unit)
@@ -186,26 +192,47 @@ def _quantized(
         unit = scale_units(rows, INT8_LARGEST)
         q, scale = quantize_eight(rows, group, unit)
         return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
-    uneven = kind == "w4k"
-    unit = scale_units(rows, int(-FURTHEST / REACH) if uneven else -INT4_LEAST)
-    if uneven:
+    table = _TABLES.get(kind, ())
+    unit = scale_units(rows, int(-FURTHEST / REACH) if table else -INT4_LEAST)
+    if table:
         unit = unit.masked_fill(rows.abs().amax(dim=1) == 0, NOTHING)
-    weights = quantize_four(rows, group, unit, known, uneven=uneven)
+    weights = quantize_few(rows, group, unit, known, table=table)
     return _Quantized(weights.q, weights.scale, unit)
 
 
 def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """[outputs, inputs] in the operator's order, the last block padded with zeros."""
     chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
-    if kind in FOUR_BITS:
+    if kind == "w3k":
+        return _three_bits(chunks)
+    if kind in ("w4", "w4k"):
         lower, upper = chunks[..., :LANE], chunks[..., LANE:]
         chunks = lower | upper << 4
     chunks = chunks.transpose(1, 2)  # [blocks, chunks, ROWS, ...]
     return cast(torch.Tensor, chunks if kind == "bf16" else chunks.flatten(2))
 
 
-_ZEROS = {"w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
-"""Numbers of what fills up the last block, whose scales are zeros; those of w4k stand for none."""
+def _three_bits(chunks: torch.Tensor) -> torch.Tensor:
+    """Numbers uint8 [blocks, ROWS, chunks, 32] as bytes [blocks, chunks, 192]."""
+    fours = chunks.unflatten(3, (8, LANE))  # 8 times 4 inputs that meet 4 activations
+    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
+    lower = ((fours & 3) << shifts % 4 * 2).unflatten(3, (2, 4)).sum(dim=4, dtype=torch.uint8)
+    third = ((fours >> 2) << shifts).sum(dim=3, keepdim=True, dtype=torch.uint8)
+    found: torch.Tensor = torch.cat([lower, third], dim=3).permute(0, 2, 3, 1, 4).flatten(2)
+    return found
+
+
+def _of_three_bits(numbers: torch.Tensor) -> torch.Tensor:
+    """The other way: numbers [blocks, ROWS, inputs]."""
+    planes = numbers.unflatten(2, (3, ROWS, LANE)).permute(0, 3, 1, 2, 4)  # [blocks, ROWS, chunks, 3, LANE]
+    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
+    lower = planes[..., :2, :].repeat_interleave(4, dim=3) >> shifts % 4 * 2 & 3
+    found: torch.Tensor = (lower | (planes[..., 2:, :] >> shifts & 1) << 2).flatten(2)
+    return found
+
+
+_ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
+"""Numbers of what fills up the last block, whose scales are zeros; uneven values have no 0."""
 
 
 def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
@@ -213,18 +240,26 @@ def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     numbers = matrix.numbers[blocks]
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
-    bytes_ = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
-    if matrix.kind in FOUR_BITS:
-        bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
-    q = _values(bytes_.reshape(-1, matrix.inputs // matrix.group, matrix.group), matrix.kind)
+    q = _values(
+        _unpacked_numbers(numbers, matrix.kind).reshape(-1, matrix.inputs // matrix.group, matrix.group),
+        matrix.kind,
+    )
     scale = (matrix.scale[blocks] * matrix.unit[blocks].float().unsqueeze(1)).transpose(1, 2).flatten(0, 1)
     return (q * scale.unsqueeze(2)).flatten(1)
+
+
+def _unpacked_numbers(numbers: torch.Tensor, kind: WeightKind) -> torch.Tensor:
+    """Of some blocks, [blocks, ROWS, ...]."""
+    if kind == "w3k":
+        return _of_three_bits(numbers)
+    bytes_ = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
+    return bytes_ if kind == "w8" else torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
 
 
 def _numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]:
     if kind == "bf16":
         return (blocks, inputs // 2, ROWS, 2)
-    return (blocks, inputs // _CHUNK[kind], ROWS * LANE)
+    return (blocks, inputs // _CHUNK[kind], (3 if kind == "w3k" else 1) * ROWS * LANE)
 
 
 def _filled(tensor: torch.Tensor, value: int) -> torch.Tensor:

@@ -4,6 +4,7 @@
 // Every instruction set finds what cpu/packing.py unpacks, bit by bit: a number times its scale, rounded before it is added.
 
 constexpr int64_t kPiece = 16;  // inputs that are gathered at once; a program's width is a multiple of it
+constexpr int64_t kThreesPiece = kChunk;
 
 // 4 bytes of each chunk are a row's own (linear.h).
 template <int64_t kChunks>
@@ -26,6 +27,16 @@ INLINE void gather_uneven(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   for (int8_t& number : numbers) number = static_cast<int8_t>(kUnevenValues[number] - 128);
 }
 
+INLINE void gather_threes(const uint8_t* from, int8_t (&numbers)[kThreesPiece]) {
+  uint32_t words[3];  // lower bits, lower bits, third bits
+  gather(from, words);
+  for (int i = 0; i < kThreesPiece; ++i) {
+    const int byte = i % 4 * 8, four = i / 4;
+    const uint32_t low = words[four / 4] >> (byte + 2 * (four % 4)) & 3, third = words[2] >> (byte + four) & 1;
+    numbers[i] = static_cast<int8_t>(kUnevenThrees[low | third << 2] - 128);
+  }
+}
+
 INLINE void gather_eights(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   uint32_t words[kPiece / 4];
   gather(from, words);
@@ -40,21 +51,24 @@ INLINE void add_floats(float* x, Vector value) {
 
 template <Stored kStored>
 void add_quantized_row(const Matrix& table, int64_t row, float* x) {
-  constexpr int64_t kChunks = kPiece / (kStored == Stored::kEights ? 4 : 8);
+  constexpr int64_t kAtOnce = kStored == Stored::kThrees ? kThreesPiece : kPiece;
+  constexpr int64_t kChunks = kAtOnce * chunks_of(kStored) / kChunk;
   const int64_t block = row / kBlockOutputs, lane = row % kBlockOutputs;
-  const uint8_t* from = table.numbers + block * (table.inputs / kPiece) * kChunks * kChunkBytes + lane * 4;
+  const uint8_t* from = table.numbers + block * (table.inputs / kAtOnce) * kChunks * kChunkBytes + lane * 4;
   const int8_t* scale = table.scale + block * (table.inputs / table.group) * kBlockOutputs + lane;
   const float unit = from_bfloat16(table.unit[row]);
-  for (int64_t i = 0; i < table.inputs; i += kPiece, from += kChunks * kChunkBytes) {
+  for (int64_t i = 0; i < table.inputs; i += kAtOnce, from += kChunks * kChunkBytes) {
     const float step = scale[i / table.group * kBlockOutputs] * unit;
-    int8_t numbers[kPiece];
-    if constexpr (kStored == Stored::kFours)
+    int8_t numbers[kAtOnce];
+    if constexpr (kStored == Stored::kThrees)
+      gather_threes(from, numbers);
+    else if constexpr (kStored == Stored::kFours)
       gather_fours(from, numbers);
     else if constexpr (kStored == Stored::kUneven)
       gather_uneven(from, numbers);
     else
       gather_eights(from, numbers);
-    for (int64_t j = 0; j < kPiece; j += kLanes) {
+    for (int64_t j = 0; j < kAtOnce; j += kLanes) {
       const Bits q = load_bytes(numbers + j) - (kStored == Stored::kFours ? kFoursZero : 0);
       add_floats(x + i + j, __builtin_convertvector(q, Vector) * step);
     }
@@ -77,6 +91,7 @@ void add_bfloat16_row(const Matrix& table, int64_t row, float* x) {
 void add_row(const Matrix& table, int64_t row, float* x) {
   if (table.kind == kFourBits) return add_quantized_row<Stored::kFours>(table, row, x);
   if (table.kind == kUnevenFourBits) return add_quantized_row<Stored::kUneven>(table, row, x);
+  if (table.kind == kUnevenThreeBits) return add_quantized_row<Stored::kThrees>(table, row, x);
   if (table.kind == kEightBits) return add_quantized_row<Stored::kEights>(table, row, x);
   add_bfloat16_row(table, row, x);
 }

@@ -8,7 +8,7 @@
 
 constexpr int64_t kHeadsTogether = 4;  // whose scores are in memory at once
 
-enum class Stored { kFours, kUneven, kEights };  // how the numbers of a quantized matrix lie
+enum class Stored { kThrees, kFours, kUneven, kEights };  // how the numbers of a quantized matrix lie, and their values
 
 constexpr int32_t kFoursZero = 8;  // what is added to 4-bit weights, so that they are stored without a sign
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import torch
 
-from optigpu.ops.decode.cpu.packing import quantize_eight, quantize_four
-from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
+from optigpu.ops.decode.cpu.packing import quantize_eight, quantize_few
+from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
 from optigpu.ops.four_bits.quantize import scale_units
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
@@ -40,9 +40,9 @@ def pack_for_cuda(
 ) -> Matrix:
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_four`
+    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_few`
     makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
-    divide its inputs, the bias does not fit, or the kind is w4k, which a CPU alone reads.
+    divide its inputs, the bias does not fit, or the values are uneven, which a CPU alone reads.
     """
     _check(weight, bias, kind, group)
     outputs, inputs = weight.shape
@@ -52,7 +52,7 @@ def pack_for_cuda(
         return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
     if kind == "w4":
         unit = scale_units(weight, -INT4_LEAST)
-        found = quantize_four(weight, group, unit, known)
+        found = quantize_few(weight, group, unit, known)
         return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
     unit = scale_units(weight, INT8_LARGEST)
     q, scale = quantize_eight(weight, group, unit)
@@ -147,8 +147,8 @@ def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
 def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
-    if kind == "w4k":
-        raise ValueError("w4k is for a CPU alone; use w4.")
+    if kind in UNEVEN:
+        raise ValueError(f"{kind} is for a CPU alone; use w4.")
     inputs = weight.shape[1]
     if kind != "bf16" and group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")

@@ -12,11 +12,12 @@ import torch
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import FOUR_BITS, FinerRows, Matrix, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.ops.layouts import DECODE_BITS, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, become, weight_of
+from optigpu.techniques.decoding.native_decode.prediction import RAISED
 from optigpu.vocabulary import DeviceKind
 
 
@@ -139,14 +140,14 @@ def candidates_of(
     costs: Mapping[str, float],
     finer: Mapping[str, int],
 ) -> list[Candidate]:
-    """Every layer with its kind and its bytes. Those of 4 bits that `costs` names may have 8 as well.
+    """Every layer with its kind and its bytes. Those that `costs` names may have the raised kind as well.
 
-    `costs` says by path what is lost with 4 bits and not with 8. The layer that loses the most for each byte is raised
-    first. `finer` says by path how many rows of 4 bits are rounded twice.
+    `costs` says by path what is lost with the kind and not with the raised one. The layer that loses the most for each
+    byte is raised first. `finer` says by path how many rows of 3 or 4 bits are rounded twice.
     """
     found = []
     for place, kind in zip(places, kinds, strict=True):
-        both: tuple[WeightKind, ...] = (kind, "w8") if place.path in costs else (kind,)
+        both: tuple[WeightKind, ...] = (kind, RAISED[kind]) if place.path in costs else (kind,)
         levels = tuple(
             Level(
                 each, DECODE_BITS[each], _bytes(weight_of(place.layer), each, group, finer.get(place.path, 0))
@@ -167,8 +168,8 @@ def exchange_linears(
 ) -> None:
     """Replaces each linear layer by one with packed weights; on a CPU these are allocated in the arena.
 
-    `kinds` has each layer's by its path. Those of 4 bits whose inputs' `moments` are known have their errors make up
-    for each other.
+    `kinds` has each layer's by its path. Those of 3 and 4 bits whose inputs' `moments` are known have their errors make
+    up for each other.
     """
     last: torch.Tensor | None = None  # queries, keys and values have the same inputs
     known = None
@@ -214,10 +215,10 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
 
 
 def _bytes(weight: torch.Tensor, kind: WeightKind, group: int, finer: int = 0) -> int:
-    """Bytes of a packed matrix with its padding, without its bias; of 4 bits, with so many finer rows."""
+    """Bytes of a packed matrix with its padding, without its bias; of 3 or 4 bits, with so many finer rows."""
     outputs, inputs = weight.shape
     device = DeviceKind(weight.device.type)
-    more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind in FOUR_BITS else 0
+    more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind in FEW_BITS else 0
     return more + decode_bytes(outputs, inputs, device, kind=kind, group=group)
 
 

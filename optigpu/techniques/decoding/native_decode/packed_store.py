@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
-from optigpu.ops.decode.program import FOUR_BITS
+from optigpu.ops.decode.program import FEW_BITS
 from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.packing import (
@@ -64,9 +64,9 @@ def pack_or_restore(
 ) -> dict[str, Any]:
     """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
-    Only 4-bit weights are kept: making others anew takes no longer than reading them.
+    Only weights of 3 and 4 bits are kept: making others anew takes no longer than reading them.
     """
-    is_kept = options.weights in FOUR_BITS and BOUND.most_bytes() > 0
+    is_kept = options.weights in FEW_BITS and BOUND.most_bytes() > 0
     key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None
     kept = load(key) if key else None
     if kept is not None:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.program import FOUR_BITS, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, WeightKind
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import calibration_text, moments_by_layer
@@ -75,9 +75,9 @@ def restore_layers(
 def _costs(
     model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], options: PackingOptions
 ) -> dict[str, float]:
-    """The cost of 4 bits instead of 8 for each layer."""
-    four = [place for place, kind in zip(places, kinds, strict=True) if kind == "w4"]
-    return divergences(model, four, options.group)
+    """The cost of the kind instead of the raised one, for each layer that may be raised."""
+    low = [place for place, kind in zip(places, kinds, strict=True) if kind == options.weights]
+    return divergences(model, low, options.weights, options.group)
 
 
 def _exchange(
@@ -87,10 +87,10 @@ def _exchange(
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
     calibrated = [
-        place for place in places if options.calibration == "self" and kinds[place.path] in FOUR_BITS
+        place for place in places if options.calibration == "self" and kinds[place.path] in FEW_BITS
     ]
     text = calibration_text(model, options.group) if calibrated else None
-    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FOUR_BITS else None
+    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
     if text is not None:
         for part, moments in moments_by_layer(model, calibrated, text):
             if tied is not None:

@@ -4,13 +4,13 @@ Imports no torch.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from optigpu.models.families import family_of
 from optigpu.models.tensors import Matrix, OwnPasses, Part
-from optigpu.ops.decode.program import FOUR_BITS, CacheKind, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, CacheKind, WeightKind
 from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
 from optigpu.vocabulary import DeviceKind
 
@@ -28,6 +28,8 @@ MOST_ROWS = 512
 WIDENED = 10
 """Bytes of a quantized weight while a prompt's product on CUDA widens it: two float32 numbers and a bfloat16 one."""
 FLOAT, HALF = 4, 2
+RAISED: Mapping[WeightKind, WeightKind] = {"w3k": "w4k", "w4": "w8"}
+"""What extra bytes are for: the kind that a layer of the first kind has then."""
 FINER_UNIT = 16
 """Rows of a block on a CPU, which is filled up otherwise."""
 
@@ -53,7 +55,7 @@ class Layout:
 
 
 def finer_rows(vocabulary: int) -> int:
-    """How many rows of a tied table of 4 bits are rounded twice.
+    """How many rows of a tied table of 3 or 4 bits are rounded twice.
 
     Those of frequent tokens. By Zipf's law so many are about the same share of a text for every size of vocabulary.
     """
@@ -68,7 +70,7 @@ def packed_weights(weights: "StoredWeights", layout: Layout, device: DeviceKind)
     matrices = tuple(_stored(matrix, weights, layout, device) for matrix in weights.matrices)
     copies = 0 if weights.width == FLOAT else weights.norm_bytes // weights.width * FLOAT
     least = sum(matrix.count * matrix.bytes for matrix in _linear(matrices))
-    most = sum(matrix.count * matrix.bytes for matrix in _linear(_raised(matrices, layout, device)))
+    most = sum(matrix.count * matrix.bytes for matrix in _raised(matrices, weights, layout, device))
     extra = min(int(layout.extra_bytes * least), most - least)
     widest = max(matrix.elements for matrix in weights.linear)
     return weights.but(
@@ -90,17 +92,27 @@ def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: De
     outputs, kind = matrix.outputs, layout.kind(matrix.part)
     if device is DeviceKind.CPU:
         outputs = -(-outputs // DECODE_TILE) * DECODE_TILE
-    size = _packed(matrix, kind, layout, device)
-    if matrix.part is Part.HEAD and weights.tied and kind in FOUR_BITS:
-        size += finer_bytes(finer_rows(matrix.outputs), matrix.inner, device, kind=kind, group=layout.group)
+    size = _linear_bytes(matrix, kind, weights, layout, device)
     return replace(matrix, bytes=size, bias_bytes=FLOAT * outputs if matrix.bias_bytes else 0)
 
 
-def _raised(matrices: tuple[Matrix, ...], layout: Layout, device: DeviceKind) -> Iterator[Matrix]:
-    """With 8 bits where there are 4."""
+def _raised(
+    matrices: tuple[Matrix, ...], weights: "StoredWeights", layout: Layout, device: DeviceKind
+) -> Iterator[Matrix]:
+    """The linear ones, each of the kind that extra bytes are for."""
     for matrix in _linear(matrices):
-        is_raised = layout.kind(matrix.part) == "w4"
-        yield replace(matrix, bytes=_packed(matrix, "w8", layout, device)) if is_raised else matrix
+        kind = layout.kind(matrix.part)
+        yield replace(matrix, bytes=_linear_bytes(matrix, RAISED.get(kind, kind), weights, layout, device))
+
+
+def _linear_bytes(
+    matrix: Matrix, kind: WeightKind, weights: "StoredWeights", layout: Layout, device: DeviceKind
+) -> int:
+    """With the finer rows of a tied head."""
+    size = _packed(matrix, kind, layout, device)
+    if matrix.part is Part.HEAD and weights.tied and kind in FEW_BITS:
+        size += finer_bytes(finer_rows(matrix.outputs), matrix.inner, device, kind=kind, group=layout.group)
+    return size
 
 
 def _packed(matrix: Matrix, kind: WeightKind, layout: Layout, device: DeviceKind) -> int:

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from optigpu.models.loading.self_written import sampled
 from optigpu.ops.decode.cpu.packing import squared_errors
+from optigpu.ops.decode.program import WeightKind
 from optigpu.surgery.places import Place, weight_of
-from optigpu.techniques.decoding.native_decode.prediction import finer_rows
+from optigpu.techniques.decoding.native_decode.prediction import RAISED, finer_rows
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
 
 Information = dict[str, torch.Tensor]
@@ -27,8 +28,10 @@ ROWS, LENGTH = 4, 32
 SEED = 0
 
 
-def divergences(model: PreTrainedModel, places: Sequence[Place], group: int) -> dict[str, float]:
-    """By how much less the model's next tokens diverge with 8 bits for a layer than with 4, for each layer's path.
+def divergences(
+    model: PreTrainedModel, places: Sequence[Place], kind: WeightKind, group: int
+) -> dict[str, float]:
+    """By how much less the model's next tokens diverge with the kind raised, for each layer's path.
 
     In nats for each token. `group` inputs of an output share a scale. The finer rows of a tied head are taken to be the
     first ones, as they are without calibration. With the costliest ones left out instead, a calibrated head kept its 4
@@ -38,7 +41,7 @@ def divergences(model: PreTrainedModel, places: Sequence[Place], group: int) -> 
     found = {}
     for place in places:
         weight = weight_of(place.layer)
-        less = squared_errors(weight, "w4", group) - squared_errors(weight, "w8", group)
+        less = squared_errors(weight, kind, group) - squared_errors(weight, RAISED[kind], group)
         lost = 0.5 * (information[place.path] * less).sum(dim=1)
         if place.path == HEAD_PATH and has_tied_head(model):
             lost = lost[finer_rows(len(lost)) :]  # the others are rounded twice

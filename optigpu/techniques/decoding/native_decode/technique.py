@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.ops.decode.program import CacheKind, Program, WeightKind
+from optigpu.ops.decode.program import UNEVEN, CacheKind, Program, WeightKind
 from optigpu.techniques.base import (
     ON_TEXT,
     Basis,
@@ -22,7 +22,7 @@ from optigpu.techniques.base import (
     Trial,
 )
 from optigpu.techniques.decoding.native_decode.limits import known_refusal
-from optigpu.techniques.decoding.native_decode.prediction import Layout, packed_weights
+from optigpu.techniques.decoding.native_decode.prediction import RAISED, Layout, packed_weights
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,19 +41,19 @@ _OWN_STEP = "native_decode replaces the decode step, so there is none left to ch
 class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
-    `weights` are 4-bit or 8-bit numbers of which `group` inputs of an output share a scale of 8 bits, or bfloat16. The
-    4-bit numbers of w4k stand for uneven values, denser where weights are, for a CPU alone: they cost a sixth less
-    quality in the same bytes.
-    Activations that meet 4-bit or 8-bit weights are rounded to int8 by the same groups. `head` keeps the head, which
-    often is the most sensitive matrix, in more bits. With `calibration` "self" the model first writes some text, and on
-    what that gives its layers the errors of 4-bit weights make up for each other: they cost half as much quality, and
-    loading a model of 10^9 weights takes minutes the first time; packed 4-bit weights are kept in the cache folder.
-    `extra_bytes` is the share by which 4-bit weights may grow so that those layers have 8 bits where that leaves out
-    the most of the error. `kv` is what keys and values are stored as; int4 is for a CPU alone. `tokens_at_once` are
-    chosen within one call of the operator: they come together, so that a token has no time of its own. A tied embedding
-    is looked up in the packed head, of which the rows of frequent tokens have twice 4 bits; other tables have 8 bits,
-    or 16 with bfloat16 weights. All sums are float32, whatever dtype the weights came in: bf16 and fp16 are where the
-    weights are quantized from, and take half the memory for loading.
+    `weights` are numbers of 3, 4 or 8 bits of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
+    Those of w3k and w4k stand for uneven values, denser where weights are, for a CPU alone: w4k costs a sixth less
+    quality than w4 in the same bytes. Activations that meet such numbers are rounded to int8 by the same groups.
+    `head` keeps the head, which often is the most sensitive matrix, in more bits. With `calibration` "self" the model
+    first writes some text, and on what that gives its layers the errors of weights of 3 and 4 bits make up for each
+    other: they cost half as much quality, and loading a model of 10^9 weights takes minutes the first time; once
+    packed they are kept in the cache folder. `extra_bytes` is the share by which weights of w4 may grow so that those
+    layers have 8 bits where that leaves out the most of the error, and weights of w3k so that those layers have w4k.
+    `kv` is what keys and values are stored as; int4 is for a CPU alone. `tokens_at_once` are chosen within one call
+    of the operator: they come together, so that a token has no time of its own. A tied embedding is looked up in the
+    packed head, of which the rows of frequent tokens have twice its 3 or 4 bits; other tables have 8 bits, or 16 with
+    bfloat16 weights. All sums are float32, whatever dtype the weights came in: bf16 and fp16 are where the weights
+    are quantized from, and take half the memory for loading.
     """
 
     layer: ClassVar[Layer] = Layer.DECODING
@@ -61,7 +61,7 @@ class NativeDecode(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = (
-        "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and its own cache"
+        "one operator runs the whole decode step, on packed weights of 3, 4, 8 or 16 bits and its own cache"
     )
     citation: ClassVar[str] = (
         "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp (int8 activations meet 4-bit weights in "
@@ -110,6 +110,7 @@ class NativeDecode(Technique):
         Trial(),
         Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
         Trial({"weights": "w4k"}, devices=(DeviceKind.CPU,)),
+        Trial({"weights": "w3k"}, error_bound=1.0, devices=(DeviceKind.CPU,)),
         Trial({"weights": "bf16"}, error_bound=0.1),
     )
 
@@ -124,8 +125,10 @@ class NativeDecode(Technique):
 
     @model_validator(mode="after")
     def _bytes_for_four_bits(self) -> Self:
-        if self.extra_bytes and self.weights != "w4":
-            raise ValueError("extra_bytes needs weights w4; leave it out, or set weights to w4")
+        if self.extra_bytes and self.weights not in RAISED:
+            raise ValueError(
+                "extra_bytes needs weights w4 or w3k; leave it out, or set weights to one of these"
+            )
         return self
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
@@ -210,7 +213,11 @@ class NativeDecode(Technique):
             return None
         if self.kv == "int4":
             return f"has kv int4 on a CPU alone; use int8 or bf16 on {device}"
-        return f"has weights w4k on a CPU alone; use w4 on {device}" if self.weights == "w4k" else None
+        return (
+            f"has weights {self.weights} on a CPU alone; use w4 on {device}"
+            if self.weights in UNEVEN
+            else None
+        )
 
     def _drafted(self, model: "PreTrainedModel", beside: "CpuDecoder") -> "CpuDecoder":
         """The decoder of a draft model, which is packed in place with the same options."""
