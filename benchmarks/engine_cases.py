@@ -76,7 +76,7 @@ class EngineCase:
                     "meters": list(self.meters),
                     "quality": {"text": "wikitext-2", "tokens": self.quality_tokens},
                 },
-                "limits": {"timeout_s": self.budget_s},
+                "limits": {"timeout_s": self.budget_s, "max_variants": len(self.stacks)},
             }
         )
 
