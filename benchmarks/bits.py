@@ -64,6 +64,8 @@ def _case(model: str, *others: Stack) -> EngineCase:
     )
 
 
+FIGURES = ("weight_bytes", "kld_mean", "kld_p99", "top1_agreement", "perplexity")
+"""What is kept of each result."""
 CASES = {"tiny": _case("bundled:tiny"), "small": _case("bundled:small", *IK)}
 """A GPT-2, which ik_llama.cpp does not run, and a Llama."""
 
@@ -110,11 +112,21 @@ def main() -> int:
         print(markdown(json.loads(path.read_text()), path.with_suffix(".svg").name))
     for name in () if options.show else options.models:
         path = options.output / f"bits_{name}.json"
-        document: dict[str, Any] = measured(CASES[name])
+        document = shortened(measured(CASES[name]))
         write(path, "bits", document)
         draw(document, path.with_suffix(".svg"))
         print(markdown(document, path.with_suffix(".svg").name))
     return 0
+
+
+def shortened(document: dict[str, Any]) -> dict[str, Any]:
+    """Without what the table and the chart leave out: it would be ten times as long."""
+    results = [
+        {name: value for name, value in result.items() if name not in ("facts", "rounds")}
+        | {"metrics": {name: result["metrics"][name] for name in FIGURES}}
+        for result in document["results"]
+    ]
+    return document | {"results": results}
 
 
 def draw(document: Document, path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bits import CASES, draw, markdown
+from benchmarks.bits import CASES, FIGURES, draw, markdown, shortened
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.job.plan import variants_of
 from optigpu.vocabulary import Document, Role, VariantStatus
@@ -47,6 +47,15 @@ def test_the_table_goes_from_the_fewest_bytes_to_the_most_and_says_what_is_missi
     assert sizes == sorted(sizes)
     assert len(sizes) == len(PARETO_REPORT.results)
     assert "- ik IQ4_K: not installed" in page
+
+
+def test_a_file_has_what_its_table_needs_and_is_no_longer() -> None:
+    metrics = dict.fromkeys((*FIGURES, "tokens_per_s"), 1.0)
+    made = {"spec": {}, "results": [{"id": "a", "facts": {"long": 1}, "metrics": metrics}]}
+    assert shortened(made) == {
+        "spec": {},
+        "results": [{"id": "a", "metrics": dict.fromkeys(FIGURES, 1.0)}],
+    }
 
 
 def test_the_chart_is_drawn_from_the_file(tmp_path: Path) -> None:
