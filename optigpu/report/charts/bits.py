@@ -28,6 +28,7 @@ def bits_data(report: Report) -> ChartData:
         axis="bytes of the weights (MB)",
         x_axis="mean divergence from fp32 (nat)",
         logarithmic=True,
+        logarithmic_values=True,
         better=Better.LOWER,
         marks=tuple(_mark(each, on_front=each["id"] in best) for each in shown),
         missing={label_of(each): reason_of(each, DIVERGENCE) for each in report.results if each not in shown},

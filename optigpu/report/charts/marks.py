@@ -67,8 +67,9 @@ class Form(StrEnum):
 class Panel(Frozen):
     """Marks on one pair of axes. `axis` names the values' axis and its unit, `x_axis` the other; bars have none.
 
-    `better` and `x_better` say which way is better on them. A roofline alone has `roofs`. `missing` says what is not
-    shown, each label with its reason.
+    `logarithmic` says how their x axis is, `logarithmic_values` how the other one of a front is. `better` and
+    `x_better` say which way is better on them. A roofline alone has `roofs`. `missing` says what is not shown, each
+    label with its reason.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Panel(Frozen):
     axis: str
     x_axis: str = ""
     logarithmic: bool = False
+    logarithmic_values: bool = False
     better: Better = Better.HIGHER
     x_better: Better = Better.LOWER
     marks: tuple[Mark, ...] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from optigpu.report.canvas import FAINT, INK, LINES, bar_look, mark, sheet
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel
 from optigpu.report.charts.quality import loss_axis
+from optigpu.vocabulary import Better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,8 +131,9 @@ def _loss(axes: "Axes", panel: Panel) -> None:
 
 def _front(axes: "Axes", panel: Panel) -> None:
     """A point for each mark, named beside the axes, and a line through those that no other surpasses."""
+    below = panel.better is panel.x_better is Better.LOWER  # where nothing else stands
     for number, each in enumerate(panel.marks):
-        _point(axes, number, each, each.label)
+        _point(axes, number, each, each.label, below=below)
     front = sorted((each for each in panel.marks if each.on_front), key=lambda each: each.x or 0.0)
     axes.plot(
         [each.x or 0.0 for each in front],
@@ -145,11 +147,24 @@ def _front(axes: "Axes", panel: Panel) -> None:
         axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.3)
     else:
         axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    if panel.logarithmic_values:
+        _logarithmic_values(axes)
+    else:
+        axes.set_ylim(bottom=0)
     axes.margins(x=0.15, y=0.12)
     axes.set(xlabel=panel.x_axis, ylabel=panel.axis)
     axes.grid(which="major")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+
+
+def _logarithmic_values(axes: "Axes") -> None:
+    """With numbers as people write them, at 1, 2, 3 and 5 of each power of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _points(axes: "Axes", panel: Panel, *, join: bool) -> None:
@@ -172,7 +187,8 @@ def _points(axes: "Axes", panel: Panel, *, join: bool) -> None:
         axes.legend(frameon=False, fontsize=8, loc="best")
 
 
-def _point(axes: "Axes", number: int, each: Mark, name: str | None) -> None:
+def _point(axes: "Axes", number: int, each: Mark, name: str | None, *, below: bool = False) -> None:
+    """Its text stands above it on the right, or below it on the left."""
     x = each.x or 0.0
     sides = [
         [[max(0.0, value - ci[0])], [max(0.0, ci[1] - value)]] if ci else None
@@ -183,7 +199,10 @@ def _point(axes: "Axes", number: int, each: Mark, name: str | None) -> None:
         x, each.value, xerr=sides[0], yerr=sides[1], label=label, **mark(number, each.valid)
     )
     drawn.lines[0].set_gid(f"mark: {each.label} {each.series}".strip())
-    axes.annotate(each.text, (x, each.value), (6, 5), textcoords="offset points", fontsize=8)
+    place, side = ((-5, -4), ("right", "top")) if below else ((6, 5), ("left", "baseline"))
+    axes.annotate(
+        each.text, (x, each.value), place, textcoords="offset points", fontsize=8, ha=side[0], va=side[1]
+    )
 
 
 def _say_nothing(axes: "Axes", panel: Panel) -> None:
