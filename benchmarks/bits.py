@@ -13,11 +13,8 @@ from typing import Any
 
 from benchmarks.document import write
 from benchmarks.engine_cases import SPEED, EngineCase
-from benchmarks.engines import FOLDER, measured
-from benchmarks.stacks import Stack, named
-from optigpu.documents.result import Attribution
-from optigpu.report import job_title
-from optigpu.report.charts import CHARTS
+from benchmarks.engines import FOLDER, draw, measured
+from benchmarks.stacks import Stack, llama_cpp, named
 from optigpu.report.numbers import scaled, with_interval
 from optigpu.vocabulary import Document
 
@@ -37,7 +34,7 @@ OURS = (
     Stack("bf16", named("native_decode", weights="bf16")),
 )
 LLAMA_CPP = tuple(
-    Stack(f"llama.cpp {kind}", named("gguf", type=kind), "llama_cpp")
+    llama_cpp(kind)
     for kind in (
         *("Q2_K", "IQ3_XXS", "Q3_K_S", "IQ3_S", "Q3_K_M", "IQ4_XS"),
         *("Q4_0", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0"),
@@ -114,26 +111,19 @@ def main() -> int:
         path = options.output / f"bits_{name}.json"
         document = shortened(measured(CASES[name]))
         write(path, "bits", document)
-        draw(document, path.with_suffix(".svg"))
+        draw(document, path.with_suffix(".svg"), "bits")
         print(markdown(document, path.with_suffix(".svg").name))
     return 0
 
 
 def shortened(document: dict[str, Any]) -> dict[str, Any]:
-    """Without what the table and the chart leave out: it would be ten times as long."""
+    """Without what the table and the chart leave out: it would be five times as long."""
     results = [
         {name: value for name, value in result.items() if name not in ("facts", "rounds")}
         | {"metrics": {name: result["metrics"][name] for name in FIGURES}}
         for result in document["results"]
     ]
     return document | {"results": results}
-
-
-def draw(document: Document, path: Path) -> None:
-    """The chart of a job."""
-    results = document["results"]
-    attribution = Attribution.model_validate(document["attribution"], extra="ignore")
-    CHARTS["bits"](job_title(document["spec"], results), results, path, attribution)
 
 
 if __name__ == "__main__":

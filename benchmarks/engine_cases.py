@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.stacks import Stack, named
+from benchmarks.stacks import Q4_0, Q4_K_M, Stack, llama_cpp, named
 from optigpu.cli.options import validated
 from optigpu.job.spec import JobSpec
 
@@ -14,9 +14,7 @@ NATIVE = Stack("torch native_decode w4", named("native_decode"))
 UNEVEN = Stack("torch native_decode w4k", named("native_decode", weights="w4k"))
 UNCALIBRATED = Stack("torch native_decode w4", named("native_decode", calibration="none"))
 """Calibration gains nothing on random weights."""
-Q8_0 = Stack("llama.cpp Q8_0", named("gguf", type="Q8_0"), "llama_cpp")
-Q4_K_M = Stack("llama.cpp Q4_K_M", named("gguf", type="Q4_K_M"), "llama_cpp")
-Q4_0 = Stack("llama.cpp Q4_0", named("gguf", type="Q4_0"), "llama_cpp")
+Q8_0 = llama_cpp("Q8_0")
 IQ4_KS = Stack("ik_llama.cpp IQ4_KS", named("gguf", type="IQ4_KS", pure=True), "ik_llama_cpp")
 IQ4_K = Stack("ik_llama.cpp IQ4_K", named("gguf", type="IQ4_K", pure=True), "ik_llama_cpp")
 """ik_llama.cpp runs no GPT-2: it has rows where the model is a Llama."""

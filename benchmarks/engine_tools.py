@@ -26,11 +26,10 @@ from benchmarks.engine_cases import (
     OPENVINO_FP32,
     OPENVINO_INT4,
     OPENVINO_INT8,
-    Q4_K_M,
     Q8_0,
 )
 from benchmarks.own_tools import Tool
-from benchmarks.stacks import Case, Stack
+from benchmarks.stacks import Q4_K_M, Case, Stack
 from benchmarks.turns import Figures, measure
 from optigpu.vocabulary import Document, OptiGPUError
 

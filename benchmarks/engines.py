@@ -73,11 +73,11 @@ def convert(case: EngineCase) -> Iterator[str]:
                 yield f"{variant.label}: {error}"
 
 
-def draw(document: Document, path: Path) -> None:
-    """The Pareto chart of a job."""
+def draw(document: Document, path: Path, kind: str = "pareto") -> None:
+    """A chart of a job."""
     results = document["results"]
     attribution = Attribution.model_validate(document["attribution"], extra="ignore")
-    CHARTS["pareto"](job_title(document["spec"], results), results, path, attribution)
+    CHARTS[kind](job_title(document["spec"], results), results, path, attribution)
 
 
 def markdown(document: Document, chart: str) -> str:

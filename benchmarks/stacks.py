@@ -40,11 +40,12 @@ def named(*names: str, compiled: bool = False, **parameters: Any) -> tuple[dict[
     return (*techniques, *(COMPILED if compiled else ()))
 
 
-def _gguf(kind: str) -> Stack:
+def llama_cpp(kind: str) -> Stack:
+    """Of a GGUF file of that type."""
     return Stack(f"llama.cpp {kind}", named("gguf", type=kind), "llama_cpp")
 
 
-LLAMA_CPP = tuple(map(_gguf, ("F16", "Q8_0", "Q4_0", "Q4_K_M")))
+LLAMA_CPP = tuple(map(llama_cpp, ("F16", "Q8_0", "Q4_0", "Q4_K_M")))
 _, _, Q4_0, Q4_K_M = LLAMA_CPP
 
 

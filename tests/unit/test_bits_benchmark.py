@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bits import CASES, FIGURES, draw, markdown, shortened
+from benchmarks.bits import CASES, FIGURES, markdown, shortened
+from benchmarks.engines import draw
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.job.plan import variants_of
 from optigpu.vocabulary import Document, Role, VariantStatus
@@ -59,5 +60,5 @@ def test_a_file_has_what_its_table_needs_and_is_no_longer() -> None:
 
 
 def test_the_chart_is_drawn_from_the_file(tmp_path: Path) -> None:
-    draw(document(), tmp_path / "c.svg")
+    draw(document(), tmp_path / "c.svg", "bits")
     assert "Bytes of the weights over the divergence from fp32" in (tmp_path / "c.svg").read_text()
