@@ -1,6 +1,6 @@
 """Pages of the leaderboard that are not kept: those that wait are read together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -126,10 +126,11 @@ class Pages:
         self._together.close()
         self._database.close()
 
-    def _responses(self, pages: Sequence[WantedPage]) -> list[Response | Exception]:
+    def _responses(self, pages: Sequence[WantedPage]) -> Iterator[Response | Exception]:
         # A page that is older in one part than in another is kept as of the revision before, and read again.
         with self._database.glance() as session:
-            return [self._response(session, *page) for page in pages]
+            for page in pages:
+                yield self._response(session, *page)
 
     def _response(self, session: Session, wanted: LeaderboardFilter, form: Form) -> Response | Exception:
         query = wanted.query()

@@ -6,27 +6,49 @@ each alone would.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
+AT_ONCE = 4
+"""Answers that are handed over together. Pages one by one were a fifth fewer in a second, and all of a turn at once
+took four times as long for the slowest of a hundred."""
+
+
+class Waiting(NamedTuple, Generic[Asked, Answer]):
+    """What was asked, and where its answer goes."""
+
+    asked: Asked
+    answer: asyncio.Future[Answer]
+
+    def settle(self, found: Answer | Exception) -> None:
+        """Gives the answer, unless there is one or its client has gone."""
+        if self.answer.done():
+            return
+        if isinstance(found, Exception):
+            self.answer.set_exception(found)
+        else:
+            self.answer.set_result(found)
+
+
 class Together(Generic[Asked, Answer]):
     """`answers` has one answer for each thing that is asked, in order; an exception is raised where it was asked."""
 
-    def __init__(self, answers: Callable[[Sequence[Asked]], Sequence[Answer | Exception]], name: str) -> None:
+    def __init__(self, answers: Callable[[Sequence[Asked]], Iterable[Answer | Exception]], name: str) -> None:
         self._answers = answers
-        self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._waiting: list[Waiting[Asked, Answer]] = []
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, name)
 
     async def ask(self, asked: Asked) -> Answer:
         """The answer, or an error that is its own or, if all failed, that of all."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, answer))
+        self._waiting.append(Waiting(asked, answer))
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         return await answer
@@ -39,17 +61,21 @@ class Together(Generic[Asked, Answer]):
         loop = asyncio.get_running_loop()
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            asked = [each for each, _ in waiting]
-            found: Sequence[Answer | Exception]
             try:
-                found = await loop.run_in_executor(self._thread, self._answers, asked)
-            except Exception as error:  # whatever it was, it is the requests' error
-                found = [error] * len(waiting)
-            for (_, future), answer in zip(waiting, found, strict=True):
-                if future.done():  # its client has gone
-                    continue
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
-                else:
-                    future.set_result(answer)
+                await loop.run_in_executor(self._thread, self._turn, waiting, loop)
+            except Exception as error:  # whatever it was, it is the error of those that have no answer
+                for each in waiting:
+                    each.settle(error)
         self._working = None
+
+    def _turn(self, waiting: Sequence[Waiting[Asked, Answer]], loop: asyncio.AbstractEventLoop) -> None:
+        """Hands over answers as they are found, a few at once: the first need not wait for the last."""
+        answers = self._answers([each.asked for each in waiting])
+        settled = zip(waiting, answers, strict=True)
+        while some := tuple(islice(settled, AT_ONCE)):
+            loop.call_soon_threadsafe(_settle, some)
+
+
+def _settle(settled: Iterable[tuple[Waiting[Asked, Answer], Answer | Exception]]) -> None:
+    for waiting, answer in settled:
+        waiting.settle(answer)

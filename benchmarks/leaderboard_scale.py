@@ -1,10 +1,11 @@
 """`python -m benchmarks.leaderboard_scale`: the leaderboard over a few thousand and over many results.
 
-For each size it fills a PostgreSQL database of its own with seeded results, starts `python -m api` on it, and asks from
-another process: for common pages (few, again and again), for the same with the tags that the client has, and for pages
-that nobody asked for before, as fast as answers come and at 200 requests a second. A bare FastAPI endpoint that returns
-52 kB as a dict is asked in the same run. Goals: common pages 2,000 requests/s; new pages 300 requests/s, 99 of 100
-within 25 ms at 200 requests/s, and the largest size within 20% of the smallest. Exit status 0 if all are met, else 1.
+For each size it fills a PostgreSQL database of its own with seeded results, starts two processes of the API on it, as
+`service_load` does, and asks from another process: for common pages (few, again and again), for the same with the tags
+that the client has, and for pages that nobody asked for before, as fast as answers come and at 200 requests a second.
+A bare FastAPI endpoint that returns 52 kB as a dict, in as many processes, is asked in the same run. Goals: common
+pages 2,000 requests/s; new pages 300 requests/s, 99 of 100 within 25 ms at 200 requests/s, and the largest size within
+20% of the smallest. Exit status 0 if all are met, else 1.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -56,13 +58,14 @@ def main() -> int:
                 begun = time.monotonic()
                 made = fill(url.replace("+psycopg", ""), configurations, results)
                 console(stderr=True).print(f"{results:,} results made in {time.monotonic() - begun:.0f} s")
-                rows += _measured(url, made, configurations, results, options.seconds)
+                rows += _measured(url, made, (configurations, results), options)
                 if options.output:
-                    write(options.output, "leaderboard_scale", {"rows": [_plain(row) for row in rows]})
+                    figures = {"processes": options.processes, "rows": [_plain(row) for row in rows]}
+                    write(options.output, "leaderboard_scale", figures)
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2
-    console().print(_table(rows))
+    console().print(_table(rows, options.processes))
     goals = list(_goals(rows))
     for met, sentence in goals:
         console().print(f"{'met' if met else 'NOT MET':7}  {sentence}", markup=False)
@@ -72,6 +75,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard_scale", description=__doc__)
     parser.add_argument("--server", default=SERVER, help="a PostgreSQL server on which databases may be made")
+    parser.add_argument("--processes", type=int, default=2, help="of the API, and of the bare endpoint")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each kind of request")
     sizes = [f"{configurations}:{results}" for configurations, results in SIZES]
     parser.add_argument("--sizes", nargs="+", default=sizes, help="CONFIGURATIONS:RESULTS")
@@ -79,24 +83,26 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measured(url: str, made: Made, configurations: int, results: int, seconds: float) -> list[Row]:
+def _measured(url: str, made: Made, size: tuple[int, int], options: argparse.Namespace) -> list[Row]:
     common, new = _common(made), _new(made, seed=1)
 
     def row(what: str, order: Order) -> Row:
-        return Row(configurations, results, what, load(order))
+        return Row(*size, what, load(order))
 
-    with api_on(url) as service, bare_endpoint() as bare:
-        address = service.address
-        tagged = _with_tags(address, common)
-        same = {"connections": CONNECTIONS, "seconds": seconds}
+    with ExitStack() as servers:
+        processes = range(options.processes)
+        urls = tuple(servers.enter_context(api_on(url)).address for _ in processes)
+        bare = tuple(servers.enter_context(bare_endpoint()).address for _ in processes)
+        tagged = _with_tags(urls[0], common)
+        same = {"connections": CONNECTIONS, "seconds": options.seconds}
         rows = [
-            row("a bare endpoint, 52 kB", Order(urls=(bare.address,), asks=(Ask(path="/"),), **same)),
-            row("common pages", Order(urls=(address,), asks=common, **same)),
-            row("common pages, unchanged", Order(urls=(address,), asks=tagged, **same)),
-            row("new pages", Order(urls=(address,), asks=new[: len(new) // 2], repeated=False, **same)),
+            row("a bare endpoint, 52 kB", Order(urls=bare, asks=(Ask(path="/"),), **same)),
+            row("common pages", Order(urls=urls, asks=common, **same)),
+            row("common pages, unchanged", Order(urls=urls, asks=tagged, **same)),
+            row("new pages", Order(urls=urls, asks=new[: len(new) // 2], repeated=False, **same)),
             row(
                 f"new pages at {RATE:.0f}/s",
-                Order(urls=(address,), asks=new[len(new) // 2 :], repeated=False, rate=RATE, **same),
+                Order(urls=urls, asks=new[len(new) // 2 :], repeated=False, rate=RATE, **same),
             ),
         ]
     if wrong := [each.what for each in rows if set(each.served.statuses) - {"200", "304"}]:
@@ -145,8 +151,8 @@ def _plain(row: Row) -> dict[str, object]:
     return asdict(row) | {"served": row.served.model_dump()}
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    shared = f"One process of the API, PostgreSQL and the one that asks share {os.cpu_count()} cores."
+def _table(rows: Sequence[Row], processes: int) -> Table:
+    shared = f"Processes of the API: {processes}. They, PostgreSQL and the one that asks share {os.cpu_count()} cores."
     table = Table(title="The leaderboard over many results", caption=shared)
     for heading in ("configurations", "results", "requests", "per s", "p50 (ms)", "p99 (ms)", "bytes"):
         table.add_column(heading, justify="left" if heading == "requests" else "right")
