@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from optigpu.documents.result import OF_THE_OUTPUT, Attribution, Gain, VerdictReason, VerdictWarning
 from optigpu.report.numbers import ratio
-from optigpu.report.rows import Row
+from optigpu.report.rows import Row, empty_cells
 
 REASONS: dict[str, str] = {
     VerdictReason.OUTPUT_INVALID: "the output failed its check",
@@ -158,13 +158,15 @@ def _problems(row: Row) -> Iterator[str]:
 def _missing(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
     """Why a shown metric has no value, each reason once."""
     for name in shown:
-        lacking: dict[str, list[str]] = {}
-        for row in rows:
-            summary = row.metric(name)
-            if summary and summary["value"] is None:
-                lacking.setdefault(summary.get("reason") or "no reason was given", []).append(row.label)
-        for reason, labels in lacking.items():
-            yield f"no {name} ({', '.join(labels)}): {reason}"
+        summaries = ((row.label, row.metric(name)) for row in rows)
+        yield from empty_cells(
+            name,
+            (
+                (label, summary.get("reason"))
+                for label, summary in summaries
+                if summary and summary["value"] is None
+            ),
+        )
 
 
 def _warnings(rows: Sequence[Row]) -> Iterator[str]:

@@ -4,7 +4,7 @@ Results are plain JSON, so that a run in this process and a job that was read ba
 same lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optigpu.documents.result import Attribution, AttributionRow
@@ -60,6 +60,15 @@ class Row:
     def has_figure(self, name: str) -> bool:
         summary = self.metric(name)
         return summary is not None and summary["value"] is not None
+
+
+def empty_cells(heading: str, lacking: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    """Why a column has no figure for some variants, given their labels and reasons: each reason once."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in lacking:
+        labels.setdefault(reason or "it was not measured", []).append(label)
+    for reason, those in labels.items():
+        yield f"no {heading} ({', '.join(those)}): {reason}"
 
 
 def rows_of(attribution: Attribution, results: Sequence[Document]) -> tuple[Row, ...]:

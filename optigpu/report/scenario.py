@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from optigpu.documents.older import facts_of
 from optigpu.report.numbers import MISSING, short
-from optigpu.report.rows import Row
+from optigpu.report.rows import Row, empty_cells
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,9 @@ class Scenario:
     def notes(self, rows: Sequence[Row]) -> Iterator[str]:
         """Notes on the meaning of the column, and on empty cells."""
         yield f"{self.meaning} The rules of its published results are stricter."
-        lacking = [row.label for row in rows if row.result and self.figure(row) == MISSING]
-        if lacking:
-            reasons = {(row.metric(self.metric) or {}).get("reason") for row in rows if row.label in lacking}
-            why = "; ".join(sorted(reason for reason in reasons if reason)) or "it was not measured"
-            yield f"no {self.heading} ({', '.join(lacking)}): {why}"
+        lacking = [row for row in rows if row.result and self.figure(row) == MISSING]
+        reasons = ((row.label, (row.metric(self.metric) or {}).get("reason")) for row in lacking)
+        yield from empty_cells(self.heading, reasons)
 
 
 SCENARIOS = {
