@@ -1,6 +1,7 @@
 """`python -m tests.chaos`: 300 jobs through every fault, twice; a table of what was injected and what came of it."""
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,8 @@ def main() -> int:
     _show(account)
     if account.wrong:
         console().print(f"The processes' logs are in {folder}.", markup=False)
+    else:
+        shutil.rmtree(folder)
     return 1 if account.wrong else 0
 
 
