@@ -62,7 +62,8 @@ def test_the_figures_of_others_are_measured_and_name_their_page() -> None:
         "torchtune-baseline": 2091, "torchtune-qlora-memory": 4.6, "torchtune-adamw": 6960,
         "torchtune-adamw-memory": 17.6,
         "torchtitan-8-fsdp": 5762, "torchtitan-8-compiled": 6667, "torchtitan-8-float8": 8532, "gpt-fast-8b": 93.89,
-        "h100-decode-bandwidth": 27, "h100-decode-graphs": 1.259,
+        "h100-decode-bandwidth": 27, "h100-decode-graphs": 1.259, "h100-megakernel-bandwidth": 78,
+        "torchao-8b": 126.90, "torchao-8b-int8": 198.85, "torchao-8b-int4": 241.39,
     }  # fmt: skip
     assert {name: others[name].value for name in figures} == figures
 
