@@ -8,19 +8,24 @@ import pytest
 import torch
 
 from optigpu.ops.decode.cpu.packing import pack, unpack
-from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import WeightKind
+from optigpu.ops.decode.cuda.packing import joined, numbers_shape, pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.program import UNEVEN, WeightKind
+from optigpu.ops.layouts import decode_bytes
+from optigpu.vocabulary import DeviceKind
 from tests.engine.triton_processes import assert_right
 
 SCENES = (
     "linear_layers",
+    "every_weight",
     "linear_endings",
     "most_likely",
     "beginnings",
     "keys_and_values",
     "attentions",
     "prefills",
+    "w3k_steps",
     "w4_steps",
+    "w4k_steps",
     "w8_steps",
     "bf16_steps",
     "mixed_steps",
@@ -46,12 +51,33 @@ def test_weights_stream_in_what_is_compiled_for_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("kind", ["w4", "w8", "bf16"])
+@pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
 def test_packed_numbers_are_those_of_the_cpu(kind: WeightKind, group: int) -> None:
     weight = torch.randn(37, 256, generator=torch.Generator().manual_seed(group))
-    assert torch.equal(
-        unpack_from_cuda(pack_for_cuda(weight, None, kind, group)), unpack(pack(weight, None, kind, group))
-    )
+    weight[3] = 0
+    packed = pack_for_cuda(weight, None, kind, group)
+    assert packed.numbers.shape == numbers_shape(kind, 37, 256)
+    assert torch.equal(unpack_from_cuda(packed), unpack(pack(weight, None, kind, group)))
+    tensors = (packed.numbers, packed.scale, packed.unit)
+    stored = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    assert stored == decode_bytes(37, 256, DeviceKind.CUDA, kind=kind, group=group)
+
+
+@pytest.mark.parametrize(("place", "word", "bit"), [(1, 0, 4), (4, 1, 0), (14, 3, 8), (30, 3, 24)])
+@pytest.mark.parametrize("kind", ["w3k", "w4k"])
+def test_uneven_numbers_are_where_the_layout_says(kind: WeightKind, place: int, word: int, bit: int) -> None:
+    weight = torch.zeros(1, 32)
+    weight[0, place] = -1
+    words = pack_for_cuda(weight, None, kind, 32).numbers.flatten().tolist()
+    if kind == "w3k":
+        words.append(sum((words[part] >> 3 & 0x11111111) << part for part in range(3)))
+    largest = 7 if kind == "w3k" else 15
+    numbers = {
+        (part, shift): words[part] >> shift & largest for part in range(4) for shift in range(0, 32, 4)
+    }
+    number = numbers.pop((word, bit))
+    assert number in (0, largest)  # an end of the table
+    assert set(numbers.values()).isdisjoint({number})
 
 
 def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:
@@ -65,6 +91,10 @@ def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:
     assert whole.bias is not None
     assert whole.bias.tolist() == [0] * 8 + [1] * 3
     assert len(joined([first, pack_for_cuda(weights[1], None, "w4", 32), third])) == 3
+    for kind in UNEVEN:
+        parts = [pack_for_cuda(weight, None, kind, 32) for weight in weights]
+        (whole,) = joined(parts)
+        assert torch.equal(unpack_from_cuda(whole), torch.cat([unpack_from_cuda(each) for each in parts]))
 
 
 def test_packing_refuses_what_it_cannot_hold() -> None:

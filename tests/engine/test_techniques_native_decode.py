@@ -340,6 +340,14 @@ def test_check_knows_the_family_the_groups_and_the_compiler() -> None:
     assert not NativeDecode(calibration="none").suits(environment, DeviceKind.CUDA)
 
 
+@pytest.mark.parametrize("weights", KINDS)
+def test_cuda_has_the_same_weights_and_two_of_the_caches(weights: WeightKind) -> None:
+    environment = probe()
+    assert NativeDecode(weights=weights).check(environment, DeviceKind.CUDA, None) is None
+    reason = NativeDecode(weights=weights, kv="int4").check(environment, DeviceKind.CUDA, None)
+    assert reason == "native_decode has kv int4 on a CPU alone; use int8 or bf16 on cuda."
+
+
 def with_family(facts: Any, family: str) -> Any:
     return replace(facts, family=family)
 
@@ -371,7 +379,9 @@ def test_a_job_can_ask_for_it() -> None:
         JobSpec.model_validate(job | {"stack": [asked, {"name": "static_kv_cache"}]})
 
 
-@pytest.mark.parametrize("kinds", [("w4", "w4", "w4"), ("w8", "w4", "w4"), ("w4", "w8", "bf16")])
+@pytest.mark.parametrize(
+    "kinds", [("w4", "w4", "w4"), ("w8", "w4", "w4"), ("w4", "w8", "bf16"), ("w3k", "w3k", "w4k")]
+)
 def test_layers_hold_their_parts_of_joined_matrices(kinds: tuple[WeightKind, ...]) -> None:
     weights = [torch.randn(outputs, 64) for outputs in (24, 8, 8)]
     biases = [None, torch.ones(8), None]

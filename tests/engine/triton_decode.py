@@ -46,7 +46,7 @@ DIVIDED = LaunchTarget(warps=3, dp4a=False)
 ROUNDING = 1e-6
 """Of float32 sums, in terms of the sum of what is added without its signs."""
 VOCABULARY, CONTEXT, SEQUENCES = 150, 64, 2
-KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
+KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 CACHES: tuple[CacheKind, ...] = ("bf16", "int8")
 Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
 
@@ -138,6 +138,16 @@ def w4_steps() -> None:
     assert_step_as_reference("gpt2", ("w4",), "int8", blocks=1)
 
 
+def w4k_steps() -> None:
+    assert_step_as_reference("llama", ("w4k",), "bf16", blocks=1)
+    assert_step_as_reference("gpt2", ("w4k",), "int8", blocks=1)
+
+
+def w3k_steps() -> None:
+    assert_step_as_reference("llama", ("w3k",), "bf16", blocks=1)
+    assert_step_as_reference("gpt2", ("w3k", "w4k"), "int8", blocks=1)
+
+
 def w8_steps() -> None:
     assert_step_as_reference("llama", ("w8",), "int8", blocks=1)
     assert_step_as_reference("gpt2", ("w8",), "bf16", blocks=1)
@@ -175,6 +185,23 @@ def linear_layers() -> None:
     y = torch.full((2, 33), torch.nan)
     linear_call(x := draw(2, 100), uneven, y, DIVIDED).run()
     assert_near(y, *exact_linear(x, uneven))
+
+
+def every_weight() -> None:
+    for kind, group in itertools.product(KINDS, (32, 64)):
+        assert_every_weight(kind, group, torch.device("cpu"))
+
+
+def assert_every_weight(kind: WeightKind, group: int, device: torch.device) -> None:
+    """Products are bit by bit the unpacked weights, times an activation whose number is 127 and whose step is 1."""
+    inputs, outputs = 192, 37
+    weight = Draw(group, device.type)(outputs, inputs)
+    weight[3] = 0
+    matrix = pack_for_cuda(weight, None, kind, group)
+    y = torch.full((inputs, outputs), torch.nan, device=device)
+    target = DIVIDED if device.type == "cpu" else LaunchTarget.of(device)
+    linear_call(127 * torch.eye(inputs, device=device), matrix, y, target).run()
+    assert torch.equal(y, (127 * unpack_from_cuda(matrix).double()).float().T), (kind, group)
 
 
 def linear_endings() -> None:
@@ -235,7 +262,7 @@ def most_likely() -> None:
     linear_call(x, head, logits, DIVIDED, best=best).run()
     choose_call(best, state).run()
     assert state.not_finite.tolist() == [1, 1, 0]
-    for kind in ("w4", "w8"):
+    for kind in KINDS[:-1]:
         matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
         linear_call(x, matrix, logits, DIVIDED).run()
         assert not logits[0].isfinite().any()

@@ -17,14 +17,14 @@ from tools.kernels.sources import examples_of
 (HOPPER,) = (each for each in capabilities() if each.name == "sm_90")
 STREAMING = {
     "decode.cuda.triton_linear": ("gate and up", "14336 to 4096", "head of"),
-    "decode.cuda.triton_steps": ("w4, 4096 to 6144",),
+    "decode.cuda.triton_steps": ("w4, 4096 to 6144", "w4k, 4096 to 6144", "w3k, 4096 to 6144"),
     "linear.triton_int8": ("4096 to 4096, 1 row", "14336 to 4096, 1 row"),
 }
 """The examples at batch 1 whose tiles fill their threads, by their file."""
 
 
 def streaming_products() -> None:
-    """In its loop a thread asks for LOADS times 16 bytes of weights at least, before it multiplies."""
+    """In its loop a thread asks for the bytes of LOADS 16-byte loads of w4 at least, before it multiplies."""
     for file, names in STREAMING.items():
         found = [each for each in examples_of(file, HOPPER) if any(name in each.name for name in names)]
         assert len(found) >= len(names), (file, found)
@@ -39,10 +39,15 @@ def no_decoder_without_a_gpu() -> None:
 
 
 def assert_streams(example: Example) -> None:
-    """4-bit and 8-bit numbers that meet int8 activations are multiplied with dp4a."""
+    """Numbers of 3, 4 and 8 bits that meet int8 activations are multiplied with dp4a.
+
+    Uneven values come from a table by permuting bytes: w4k takes three permutations for four weights, w3k one.
+    """
     loop = max(loops(compiled(example.call, HOPPER).ptx), key=len)
-    loads = [match.start() for match in re.finditer(r"ld\.global\.v4\.b32", loop)]
-    assert len(loads) >= LOADS, (example.name, len(loads))
-    is_integer = example.call.constants.get("KIND") in ("w4", "w8")
-    multiplication = "dp4a.s32.s32" if is_integer else r"fma.rn.f32"
-    assert loads[LOADS - 1] < loop.index(multiplication), example.name
+    kind = example.call.constants.get("KIND")
+    multiplication = "dp4a.s32.s32" if kind in ("w3k", "w4", "w4k", "w8") else r"fma.rn.f32"
+    before = loop[: loop.index(multiplication)]
+    loaded = sum(4 * int(match[1]) for match in re.finditer(r"ld\.global\.v([24])\.b32", before))
+    assert loaded >= LOADS * 16 * (3 if kind == "w3k" else 4) // 4, (example.name, loaded)
+    permutations = {"w3k": 1, "w4k": 3}.get(str(kind), 0)
+    assert loop.count("prmt.b32") == permutations * loop.count("dp4a.s32.s32"), example.name

@@ -15,13 +15,24 @@ CAPACITY = 60
 
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize(
-    "kinds", [("w4",), ("w8",), ("bf16",), ("w8", "w4", "w4", "bf16", "w4")], ids="+".join
+    "kinds",
+    [("w3k",), ("w4",), ("w4k",), ("w8",), ("bf16",), ("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")],
+    ids="+".join,
 )
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv: CacheKind) -> None:
     from tests.engine.triton_decode import assert_step_as_reference
 
     assert_step_as_reference(family, kinds, kv, device="cuda")
+
+
+@pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
+def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
+    import torch
+
+    from tests.engine.triton_decode import assert_every_weight
+
+    assert_every_weight(kind, 32, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("kv", ["bf16", "int8"])

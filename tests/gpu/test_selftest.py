@@ -20,7 +20,9 @@ def test_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ok = {result.check.name for result in outcome.results if result.status is CheckStatus.OK}
     assert {
         "unmodified model",
+        "decode_step_w3k",
         "decode_step_w4",
+        "decode_step_w4k",
         "cuda_graphs",
         "cpu_offload",
         "native_decode",

@@ -26,7 +26,7 @@ RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 WeightKind = Literal["w3k", "w4", "w4k", "w8", "bf16"]
 """How a matrix is stored: numbers of 3, 4 or 8 bits in groups of inputs that share a scale, or bfloat16.
 
-The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/table.py), and a CPU alone reads them.
+The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/table.py).
 """
 FEW_BITS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k")
 """The kinds whose errors calibration has make up for each other."""

@@ -193,7 +193,9 @@ def _rotary(size: int, place: torch.device, length: int) -> RotaryTable:
 
 
 KERNELS = {
+    "decode_step_w3k": KernelCheck(partial(steps, "w3k")),
     "decode_step_w4": KernelCheck(partial(steps, "w4")),
+    "decode_step_w4k": KernelCheck(partial(steps, "w4k")),
     "decode_step_w8": KernelCheck(partial(steps, "w8")),
     "decode_step_bf16": KernelCheck(partial(steps, "bf16")),
     "decode_prompt": KernelCheck(prompts),

@@ -48,7 +48,7 @@ COMPENSATED_AT_ONCE = 2**22
 """The same with compensation, where each input is one step, which is short for few rows."""
 NOTHING = 2.0**-100
 """The unit of an output whose weights are all 0, which is no uneven value."""
-_TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
+TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
 _CHUNK = {"w3k": 8 * LANE, "w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
 
@@ -159,28 +159,26 @@ def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
 
 def _values(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """What numbers stand for in units of their scales, float32."""
-    return Uneven(_TABLES[kind], q.device).values(q) if kind in UNEVEN else q.float() - _ZEROS[kind]
+    return Uneven(TABLES[kind], q.device).values(q) if kind in UNEVEN else q.float() - _ZEROS[kind]
 
 
 def quantize_few(
-    weight: torch.Tensor,
-    group: int,
-    unit: torch.Tensor,
-    known: Compensation | None = None,
-    *,
-    table: tuple[int, ...] = (),
-) -> Int4Weights:
-    """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
+    weight: torch.Tensor, kind: WeightKind, group: int, known: Compensation | None = None
+) -> tuple[Int4Weights, torch.Tensor]:
+    """Numbers of 3 or 4 bits and scales of a weight, floating point [outputs, inputs], and its outputs' units.
 
-    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. Numbers stand for the values of a `table`, if
-    any: of 8 values they have 3 bits. With the `compensation` of a layer's inputs errors make up for each other. Raises
-    ValueError as those do.
+    Scales, int8 [outputs, groups], are multiples of the units, bfloat16 [outputs]. With the `compensation` of a layer's
+    inputs errors make up for each other. Raises ValueError as the functions of four_bits do.
     """
+    table = TABLES.get(kind, ())
+    unit = scale_units(weight, int(-FURTHEST / REACH) if table else -INT4_LEAST)
+    if table:
+        unit = unit.masked_fill(weight.abs().amax(dim=1) == 0, NOTHING)
     # `_check` has seen that the group is one of the scheme's.
     scheme = Int4Scheme(group, symmetric=True, solver="hqq", table=table)
     if known is None:
-        return quantize_groups(weight, scheme, unit)
-    return compensated_groups(weight, known, scheme, unit)
+        return quantize_groups(weight, scheme, unit), unit
+    return compensated_groups(weight, known, scheme, unit), unit
 
 
 def _quantized(
@@ -192,11 +190,7 @@ def _quantized(
         unit = scale_units(rows, INT8_LARGEST)
         q, scale = quantize_eight(rows, group, unit)
         return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
-    table = _TABLES.get(kind, ())
-    unit = scale_units(rows, int(-FURTHEST / REACH) if table else -INT4_LEAST)
-    if table:
-        unit = unit.masked_fill(rows.abs().amax(dim=1) == 0, NOTHING)
-    weights = quantize_few(rows, group, unit, known, table=table)
+    weights, unit = quantize_few(rows, kind, group, known)
     return _Quantized(weights.q, weights.scale, unit)
 
 

@@ -7,11 +7,16 @@
 
     w4      numbers int32 [outputs, units, 4]: byte j of a unit holds input j in its lower and input 16 + j in its upper
             half, as signed 4-bit numbers; a weight is number * scale * unit
+    w4k     numbers int32 [outputs, units, 4]: word j of a unit holds input 4 * j + i from bit 4 * i and input
+            16 + 4 * j + i from bit 16 + 4 * i, so that half a word is what selects four bytes of a table; a weight is
+            the number's value in four_bits/table.py * scale * unit
+    w3k     numbers int32 [outputs, 3, units]: the units' first words, then their second and their third ones, as those
+            of w4k; the fourth word's numbers have their three bits where those of the others have no fourth one
     w8      numbers int32 [outputs, 2, units, 4]: the units' first 16 inputs, then their second 16, a byte for each; a
             weight is number * scale * unit
     bf16    numbers bfloat16 [outputs, inputs]; no scale
 
-Scales are int8 [outputs, groups] and units bfloat16 [outputs], the same as packing.py's. Everything stays on the
+Scales are int8 [outputs, groups] and units bfloat16 [outputs], the same as cpu/packing.py's. Everything stays on the
 weight's device.
 """
 
@@ -20,15 +25,18 @@ from dataclasses import replace
 
 import torch
 
-from optigpu.ops.decode.cpu.packing import quantize_eight, quantize_few
+from optigpu.ops.decode.cpu.packing import TABLES, quantize_eight, quantize_few
 from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
+from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import scale_units
-from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
+from optigpu.ops.integers import INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
 
 UNIT = 32
 HALF = 16
+LOWEST = 0x11111111
+"""The lowest bit of each four bits of a word."""
 
 
 def pack_for_cuda(
@@ -40,9 +48,9 @@ def pack_for_cuda(
 ) -> Matrix:
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_few`
-    makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
-    divide its inputs, the bias does not fit, or the values are uneven, which a CPU alone reads.
+    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_few` makes errors
+    of 3 and 4 bits up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
+    divide its inputs, or the bias does not fit.
     """
     _check(weight, bias, kind, group)
     outputs, inputs = weight.shape
@@ -50,13 +58,25 @@ def pack_for_cuda(
     added = None if bias is None else bias.detach().float().contiguous()
     if kind == "bf16":
         return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
-    if kind == "w4":
-        unit = scale_units(weight, -INT4_LEAST)
-        found = quantize_few(weight, group, unit, known)
-        return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
-    unit = scale_units(weight, INT8_LARGEST)
-    q, scale = quantize_eight(weight, group, unit)
-    return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
+    if kind == "w8":
+        unit = scale_units(weight, INT8_LARGEST)
+        q, scale = quantize_eight(weight, group, unit)
+        return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
+    found, unit = quantize_few(weight, kind, group, known)
+    words = _words_of_uneven(found.q, kind) if kind in UNEVEN else _words_of_four(found.q)
+    return Matrix(kind, outputs, inputs, group, words, found.scale, added, unit)
+
+
+def numbers_shape(kind: WeightKind, outputs: int, inputs: int) -> tuple[int, ...]:
+    """Of a matrix's numbers."""
+    units = inputs // UNIT
+    return {
+        "w3k": (outputs, 3, units),
+        "w4": (outputs, units, 4),
+        "w4k": (outputs, units, 4),
+        "w8": (outputs, 2, units, 4),
+        "bf16": (outputs, inputs),
+    }[kind]
 
 
 def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
@@ -71,10 +91,16 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
     """Without finer rows."""
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
-    bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
-    four = matrix.kind == "w4"
-    halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
-    q = halves.reshape(matrix.outputs, -1, matrix.group).float()
+    if matrix.kind in UNEVEN:
+        values = Uneven(TABLES[matrix.kind], matrix.numbers.device).values(_uneven_numbers(matrix))
+    else:
+        bytes_ = matrix.numbers.view(
+            torch.int8
+        )  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
+        four = matrix.kind == "w4"
+        halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
+        values = halves.float()
+    q = values.reshape(matrix.outputs, -1, matrix.group)
     scale = matrix.scale * matrix.unit.float().unsqueeze(1)
     return (q * scale.unsqueeze(2)).flatten(1)
 
@@ -138,6 +164,31 @@ def _words_of_four(q: torch.Tensor) -> torch.Tensor:
     return words
 
 
+def _words_of_uneven(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
+    """int32 of `numbers_shape` of numbers from 0, uint8 [outputs, inputs]."""
+    fours = q.unflatten(1, (-1, 2, 4, 4)).transpose(2, 3).flatten(3)  # [outputs, units, words, 8]
+    low, high = fours.unflatten(3, (4, 2)).unbind(4)
+    words: torch.Tensor = (low | high << 4).contiguous().view(torch.int32).squeeze(3)
+    if kind == "w3k":
+        fourth = words[..., 3]
+        parts = [words[..., bit] | (fourth >> bit & LOWEST) << 3 for bit in range(3)]
+        words = torch.stack(parts, dim=1)
+    return words
+
+
+def _uneven_numbers(matrix: Matrix) -> torch.Tensor:
+    """The other way: int32 [outputs, units, 2, 4, 4], in the order of the inputs."""
+    words = matrix.numbers
+    if matrix.kind == "w3k":
+        one, two, three = words.unbind(1)
+        fourth = one >> 3 & LOWEST | (two >> 3 & LOWEST) << 1 | (three >> 3 & LOWEST) << 2
+        words = torch.stack([one, two, three, fourth], dim=2)
+    mask = 7 if matrix.kind == "w3k" else 15
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    numbers: torch.Tensor = (words.unsqueeze(3) >> shifts & mask).unflatten(3, (2, 4)).transpose(2, 3)
+    return numbers
+
+
 def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
     """int32 [outputs, 2, units, 4] of int8 [outputs, inputs]."""
     words: torch.Tensor = q.unflatten(1, (-1, 2, HALF)).transpose(1, 2).contiguous().view(torch.int32)
@@ -147,8 +198,6 @@ def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
 def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
-    if kind in UNEVEN:
-        raise ValueError(f"{kind} is for a CPU alone; use w4.")
     inputs = weight.shape[1]
     if kind != "bf16" and group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")

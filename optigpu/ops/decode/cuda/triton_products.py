@@ -7,14 +7,29 @@ PADDED, a power of two. A tile is loaded once for all rows. The layout of the we
 import triton
 import triton.language as tl
 
+from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
+
 UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""
 HIGH_HALVES = tl.constexpr(-0x0F0F0F10)
 """0xF0F0F0F0: the upper four bits of each byte of a word."""
+LOWER_THREE = tl.constexpr(0x77777777)
+"""The lower three bits of each four bits of a word."""
 ROUNDING = tl.constexpr(12582912.0)
 """1.5 * 2^23, where float32 has no fractions: what is added is rounded half to even, into the last byte."""
 SMALLEST_ACTIVATION = tl.constexpr(1e-36)
 """Groups with no larger activation count as zero, because 127 over it could be more than float32 holds."""
+
+
+def word_of(values: tuple[int, ...]) -> tl.constexpr:
+    """int8 values as the bytes of an integer, the first in the lowest."""
+    return tl.constexpr(int.from_bytes([value & 0xFF for value in values], "little", signed=True))
+
+
+SIXTEEN_A, SIXTEEN_B = word_of(SIXTEEN[:4]), word_of(SIXTEEN[4:8])
+SIXTEEN_C, SIXTEEN_D = word_of(SIXTEEN[8:12]), word_of(SIXTEEN[12:])
+EIGHT_A, EIGHT_B = word_of(EIGHT[:4]), word_of(EIGHT[4:])
+"""The values of w4k and of w3k, four bytes in a word."""
 
 
 @triton.jit
@@ -30,6 +45,56 @@ def dot4(a, b, total, DP4A: tl.constexpr):
         a, b = a[:, :, :, :, None] << shift >> 24, b[:, :, :, :, None] << shift >> 24
         total += tl.sum(a * b, axis=4)
     return total
+
+
+@triton.jit
+def permuted(low, high, selector, DP4A: tl.constexpr):
+    """A word of four of the eight bytes of two words (of four dimensions), low's first.
+
+    The lower four times four bits of the selector say which, from 0 to 7.
+    """
+    low, selector = tl.broadcast(low, selector)
+    high, selector = tl.broadcast(high, selector)
+    if DP4A:
+        found = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [low, high, selector],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        place = 8 * (selector[:, :, :, :, None] >> (4 * tl.arange(0, 4)) & 7)
+        both = high.to(tl.int64) << 32 | low.to(tl.int64) & 0xFFFFFFFF
+        bytes_ = both[:, :, :, :, None] >> place & 0xFF
+        found = tl.sum(bytes_ << (8 * tl.arange(0, 4)), axis=4).to(tl.int32)
+    return found
+
+
+@triton.jit
+def sixteen(words, DP4A: tl.constexpr):
+    """The values of w4k for the numbers of `words`: of the first and of the second halves of units, four in a word."""
+    lower = words & LOWER_THREE
+    # Then the byte that each number found in the table's lower or upper half, by its fourth bit.
+    upper = words >> 1 & 0x44444444 | 0x32103210
+    a, b = tl.full((1, 1, 1, 1), SIXTEEN_A, tl.int32), tl.full((1, 1, 1, 1), SIXTEEN_B, tl.int32)
+    c, d = tl.full((1, 1, 1, 1), SIXTEEN_C, tl.int32), tl.full((1, 1, 1, 1), SIXTEEN_D, tl.int32)
+    first = permuted(permuted(a, b, lower, DP4A), permuted(c, d, lower, DP4A), upper, DP4A)
+    lower, upper = lower >> 16, upper >> 16
+    second = permuted(permuted(a, b, lower, DP4A), permuted(c, d, lower, DP4A), upper, DP4A)
+    return first, second
+
+
+@triton.jit
+def eight(pair, third, DP4A: tl.constexpr):
+    """The values of w3k, as `sixteen`. pair: two words of each unit, [1, TILE, units, 2]; third: [1, TILE, units]."""
+    one, two = tl.split(pair)
+    fourth = one >> 3 & 0x11111111 | two >> 2 & 0x22222222 | third >> 1 & 0x44444444
+    words = tl.join(tl.join(one, third), tl.join(two, fourth))
+    lower = tl.reshape(words, (third.shape[0], third.shape[1], third.shape[2], 4)) & LOWER_THREE
+    a, b = tl.full((1, 1, 1, 1), EIGHT_A, tl.int32), tl.full((1, 1, 1, 1), EIGHT_B, tl.int32)
+    return permuted(a, b, lower, DP4A), permuted(a, b, lower >> 16, DP4A)
 
 
 @triton.jit
@@ -129,8 +194,9 @@ def weights(
 ):
     """The stored weights of some outputs, `output` [TILE]; those beyond `outputs` are zero.
 
-    The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 both
-    are the same word, and for bf16 all three are the weights, [1, TILE, PADDED].
+    The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 and
+    w4k both are the same word, for w3k they are what `eight` takes, and for bf16 all three are the weights,
+    [1, TILE, PADDED].
     """
     there = (output < outputs)[None, :, None]
     far = output.to(tl.int64)[None, :, None]  # a head can have more numbers than an int32 counts
@@ -141,15 +207,21 @@ def weights(
         scales = first
     else:
         UNITS: tl.constexpr = INPUTS // UNIT
-        PLANES: tl.constexpr = 1 if KIND == "w4" else 2
+        PLANES: tl.constexpr = 2 if KIND == "w8" else 1
         unit = tl.arange(0, PADDED // UNIT)[None, None, :]
         inside = there & (unit < UNITS)
-        word = tl.arange(0, 4)[None, None, None, :]
-        place = numbers + (far * (4 * PLANES * UNITS))[:, :, :, None] + (unit * 4)[:, :, :, None] + word
-        first = tl.load(place, mask=inside[:, :, :, None], other=0)
-        second = first
-        if KIND == "w8":
-            second = tl.load(place + 4 * UNITS, mask=inside[:, :, :, None], other=0)
+        if KIND == "w3k":
+            place = numbers + far * (3 * UNITS) + unit
+            one = tl.load(place, mask=inside, other=0)
+            first = tl.join(one, tl.load(place + UNITS, mask=inside, other=0))
+            second = tl.load(place + 2 * UNITS, mask=inside, other=0)
+        else:
+            word = tl.arange(0, 4)[None, None, None, :]
+            place = numbers + (far * (4 * PLANES * UNITS))[:, :, :, None] + (unit * 4)[:, :, :, None] + word
+            first = tl.load(place, mask=inside[:, :, :, None], other=0)
+            second = first
+            if KIND == "w8":
+                second = tl.load(place + 4 * UNITS, mask=inside[:, :, :, None], other=0)
         scales = tl.load(scale + far * (INPUTS // GROUP) + unit * UNIT // GROUP, mask=inside, other=0)
     return first, second, scales
 
@@ -167,6 +239,10 @@ def products(first, second, scale, x_first, x_second, step, KIND: tl.constexpr, 
         if KIND == "w4":
             second = first & HIGH_HALVES
             first = (first << 4) & HIGH_HALVES
+        elif KIND == "w4k":
+            first, second = sixteen(first, DP4A)
+        elif KIND == "w3k":
+            first, second = eight(first, second, DP4A)
         total = dot4(second, x_second, dot4(first, x_first, 0, DP4A), DP4A)
         found = tl.sum(tl.sum(total, axis=3).to(tl.float32) * step * scale.to(tl.float32), axis=2)
     return found

@@ -26,13 +26,16 @@ from optigpu.ops.decode.cuda.triton_linear import (
     norm_flags,
     norm_without_memory,
 )
-from optigpu.ops.decode.cuda.triton_products import UNIT, activations, in_units, products, weights
-from optigpu.ops.decode.program import CacheKind, FinerRows, Matrix, Norm, WeightKind
+from optigpu.ops.decode.cuda.triton_products import UNIT, activations, in_units, products, weights, word_of
+from optigpu.ops.decode.program import UNEVEN, CacheKind, FinerRows, Matrix, Norm, WeightKind
+from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 
 EMBEDDED = 1024
 """Numbers of a token's embedding for each program."""
+SIXTEEN_LOWER, SIXTEEN_UPPER, EIGHT_WHOLE = word_of(SIXTEEN[:8]), word_of(SIXTEEN[8:]), word_of(EIGHT)
+"""The values of w4k and of w3k, eight bytes in a word."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,15 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
     yield Example("w4 with positions", embed_call(_state_without_memory(1), embedding, places, positions, x))
     embedding, x = matrix_without_memory("bf16", 128256, 4096), without_memory(1, 4096)
     yield Example("bf16", embed_call(_state_without_memory(1), embedding, places, None, x))
-    kinds: tuple[tuple[WeightKind, CacheKind], ...] = (("w4", "bf16"), ("bf16", "int8"))
+    for kind in UNEVEN:
+        embedding, x = matrix_without_memory(kind, 50257, 768), without_memory(1, 768)
+        yield Example(kind, embed_call(_state_without_memory(1), embedding, places, None, x))
+    kinds: tuple[tuple[WeightKind, CacheKind], ...] = (
+        ("w3k", "bf16"),
+        ("w4", "bf16"),
+        ("w4k", "bf16"),
+        ("bf16", "int8"),
+    )
     for kind, kv in kinds:
         layer = LayerCache.empty(kv, 1, 8, 4096, 128, torch.device("meta"))
         call = query_key_value_call(
@@ -190,9 +201,9 @@ def _state_without_memory(rows: int) -> State:
 
 
 def _table_arguments(table: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Numbers, byte by byte unless they are bfloat16, scales and units."""
+    """Numbers, of w4 and w8 byte by byte, scales and units."""
     numbers, scale, unit, _ = matrix_arguments(table, instead)
-    return (numbers if table.kind == "bf16" else numbers.view(torch.int8)), scale, unit
+    return (numbers.view(torch.int8) if table.kind in ("w4", "w8") else numbers), scale, unit
 
 
 @triton.jit
@@ -252,7 +263,9 @@ def _part_of_row(
     else:
         half = column % UNIT // (UNIT // 2)
         byte = column // UNIT * (UNIT // 2) + column % (UNIT // 2)
-        if KIND == "w4":
+        if KIND == "w4k" or KIND == "w3k":
+            number = _uneven_part(numbers, row, column, inside, KIND, INPUTS)
+        elif KIND == "w4":
             both = tl.load(numbers + row * (INPUTS // 2) + byte, mask=inside, other=0).to(tl.int32)
             number = tl.where(half == 0, both << 28 >> 28, both >> 4)
         else:
@@ -264,6 +277,26 @@ def _part_of_row(
         )
         value = number.to(tl.float32) * step
     return value
+
+
+@triton.jit
+def _uneven_part(numbers, row, column, inside, KIND: tl.constexpr, INPUTS: tl.constexpr):
+    """The values of some columns of a row of w4k or w3k in units of their scales, int32."""
+    UNITS: tl.constexpr = INPUTS // UNIT
+    unit, word = column // UNIT, column % (UNIT // 2) // 4
+    shift = column % UNIT // (UNIT // 2) * 16 + column % 4 * 4
+    if KIND == "w4k":
+        number = tl.load(numbers + row * (4 * UNITS) + unit * 4 + word, mask=inside, other=0) >> shift & 15
+        table = tl.where(number < 8, SIXTEEN_LOWER, SIXTEEN_UPPER)
+    else:
+        place = numbers + row * (3 * UNITS) + unit
+        one = tl.load(place, mask=inside, other=0) >> shift
+        two = tl.load(place + UNITS, mask=inside, other=0) >> shift
+        three = tl.load(place + 2 * UNITS, mask=inside, other=0) >> shift
+        fourth = one >> 3 & 1 | two >> 2 & 2 | three >> 1 & 4
+        number = tl.where(word == 0, one, tl.where(word == 1, two, tl.where(word == 2, three, fourth)))
+        table = tl.full(column.shape, EIGHT_WHOLE, tl.int64)
+    return (table >> (number & 7) * 8 << 56 >> 56).to(tl.int32)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.ops.decode.program import UNEVEN, CacheKind, Program, WeightKind
+from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.techniques.base import (
     ON_TEXT,
     Basis,
@@ -42,8 +42,8 @@ class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
     `weights` are numbers of 3, 4 or 8 bits of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
-    Those of w3k and w4k stand for uneven values, denser where weights are, for a CPU alone: w4k costs a sixth less
-    quality than w4 in the same bytes. Activations that meet such numbers are rounded to int8 by the same groups.
+    Those of w3k and w4k stand for uneven values, denser where weights are: w4k costs a sixth less quality than w4 in
+    the same bytes. Activations that meet such numbers are rounded to int8 by the same groups.
     `head` keeps the head, which often is the most sensitive matrix, in more bits. With `calibration` "self" the model
     first writes some text, and on what that gives its layers the errors of weights of 3 and 4 bits make up for each
     other: they cost half as much quality, and loading a model of 10^9 weights takes minutes the first time; once
@@ -109,8 +109,8 @@ class NativeDecode(Technique):
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(),
         Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
-        Trial({"weights": "w4k"}, devices=(DeviceKind.CPU,)),
-        Trial({"weights": "w3k"}, error_bound=1.0, devices=(DeviceKind.CPU,)),
+        Trial({"weights": "w4k"}),
+        Trial({"weights": "w3k"}, error_bound=1.0),
         Trial({"weights": "bf16"}, error_bound=0.1),
     )
 
@@ -209,15 +209,9 @@ class NativeDecode(Technique):
 
     def _refused_by(self, device: DeviceKind) -> str | None:
         """What the operator of CUDA does not read."""
-        if device is DeviceKind.CPU:
+        if device is DeviceKind.CPU or self.kv != "int4":
             return None
-        if self.kv == "int4":
-            return f"has kv int4 on a CPU alone; use int8 or bf16 on {device}"
-        return (
-            f"has weights {self.weights} on a CPU alone; use w4 on {device}"
-            if self.weights in UNEVEN
-            else None
-        )
+        return f"has kv int4 on a CPU alone; use int8 or bf16 on {device}"
 
     def _drafted(self, model: "PreTrainedModel", beside: "CpuDecoder") -> "CpuDecoder":
         """The decoder of a draft model, which is packed in place with the same options."""
