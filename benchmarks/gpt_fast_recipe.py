@@ -217,13 +217,18 @@ def turned(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
 
 
-def compiled(model: GptFastModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The step as gpt-fast compiles it; attention in plain products, which it found better for the compiler."""
+def compiled(
+    model: GptFastModel, *, recorded: bool = True
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The step as gpt-fast compiles it; attention in plain products, which it found better for the compiler.
+
+    `recorded`: as a CUDA graph, which is gpt-fast's way; without it the kernels are launched one by one.
+    """
     import torch._inductor.config as inductor
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     inductor.coordinate_descent_tuning = True
-    step: Any = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    step: Any = torch.compile(model, mode="reduce-overhead" if recorded else "default", fullgraph=True)
 
     def run(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):

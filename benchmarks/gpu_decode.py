@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu_decode`: our CUDA decoder beside gpt-fast's recipe and Hugging Face eager, on a GPU.
 
-Batch 1, greedy, random weights of a preset's shapes. The three are resident together and take turns, a text each; a
+Batch 1, greedy, random weights of a preset's shapes. All are resident together and take turns, a text each; a
 figure is the median of its turns. `limit` is what the bandwidth that a copy reaches in the same run allows for the
 bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures.
 """
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 NO_GPU = "Not measured: this machine has no NVIDIA GPU."
 SHAPE = (128, 128)
 """Prompt tokens and new tokens."""
+MIDDLE = SHAPE[0] + SHAPE[1] // 2
+"""Tokens before a step in the middle of a text, whose cache `cache_bytes` counts."""
 WEIGHTS: tuple["Weights", ...] = ("int4", "int8", "bf16")
-OURS: dict[str, "WeightKind"] = {"int4": "w4", "int8": "w8", "bf16": "bf16"}
+OURS: dict[str, tuple["WeightKind", ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
+"""Our weights beside those of gpt-fast; the first are `ours`."""
 GROUP = 32
 GOALS = {
     ("llama-3.1-8b", "int4"): ("gpt-fast", 1.5),
@@ -87,12 +90,11 @@ class Line:
 class Ours:
     """CudaDecoder on a random program."""
 
-    name = "ours"
-
-    def __init__(self, shapes: "Shapes", weights: "Weights", capacity: int) -> None:
+    def __init__(self, name: str, shapes: "Shapes", kind: "WeightKind", capacity: int) -> None:
         from optigpu.ops.decode.cuda.decoder import CudaDecoder
 
-        program = random_program(shapes, OURS[weights], capacity)
+        self.name = name
+        program = random_program(shapes, kind, capacity)
         self.step_bytes = program_bytes(program) + cache_bytes(shapes)
         self._decoder = CudaDecoder(program)
         self._capacity = capacity
@@ -209,18 +211,18 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
         blocks = tuple(
             Block(
                 first=_norm(shapes),
-                qkv=(_matrix(kind, heads * shapes.head_size, shapes.width),),
-                output=_matrix(kind, shapes.width, shapes.heads * shapes.head_size),
+                qkv=(random_matrix(kind, heads * shapes.head_size, shapes.width),),
+                output=random_matrix(kind, shapes.width, shapes.heads * shapes.head_size),
                 second=_norm(shapes),
-                gate=_matrix(kind, shapes.inner, shapes.width) if shapes.gated else None,
-                up=_matrix(kind, shapes.inner, shapes.width),
-                down=_matrix(kind, shapes.width, shapes.inner),
+                gate=random_matrix(kind, shapes.inner, shapes.width) if shapes.gated else None,
+                up=random_matrix(kind, shapes.inner, shapes.width),
+                down=random_matrix(kind, shapes.width, shapes.inner),
                 scale=shapes.head_size**-0.5,
                 window=None,
             )
             for _ in range(shapes.layers)
         )
-        head = _matrix(kind, shapes.vocabulary, shapes.width)
+        head = random_matrix(kind, shapes.vocabulary, shapes.width)
         return Program(
             width=shapes.width,
             heads=shapes.heads,
@@ -231,7 +233,7 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
             context=context,
             activation="silu" if shapes.gated else "gelu_tanh",
             embedding=head,
-            positions=None if shapes.gated else _matrix("w8", context, shapes.width),
+            positions=None if shapes.gated else random_matrix("w8", context, shapes.width),
             rotary=(lambda length: rotary(length, shapes.head_size)) if shapes.gated else None,
             blocks=blocks,
             final=_norm(shapes),
@@ -239,18 +241,21 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
         )
 
 
-def _matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
+def random_matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
+    """Weights whose deviation is inputs**-0.5; numbers are all as likely."""
     import torch
 
+    from optigpu.ops.decode.cpu.packing import TABLES
+    from optigpu.ops.decode.cuda.packing import numbers_shape
     from optigpu.ops.decode.program import Matrix
 
     if kind == "bf16":
         weight = torch.randn(outputs, inputs, dtype=torch.bfloat16).mul_(inputs**-0.5)
         return Matrix("bf16", outputs, inputs, 0, weight, None, None)
-    units = inputs // 32
-    shape = (outputs, units, 4) if kind == "w4" else (outputs, 2, units, 4)
-    numbers = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
-    deviation = 4.6 if kind == "w4" else 74.0  # of numbers that are all as likely
+    numbers = torch.randint(-(2**31), 2**31, numbers_shape(kind, outputs, inputs), dtype=torch.int32)
+    half = 8 if kind == "w4" else 128
+    values = TABLES.get(kind, range(-half, half))
+    deviation = statistics.mean(value**2 for value in values) ** 0.5
     scale = torch.full((outputs, inputs // GROUP), 100, dtype=torch.int8)
     unit = torch.full((outputs,), inputs**-0.5 / deviation / 100, dtype=torch.bfloat16)
     return Matrix(kind, outputs, inputs, GROUP, numbers, scale, None, unit)
@@ -281,8 +286,7 @@ def program_bytes(program: "Program") -> int:
 
 def cache_bytes(shapes: "Shapes") -> int:
     """Keys and values in bfloat16 that a step in the middle of a text reads."""
-    prompt_tokens, new_tokens = SHAPE
-    return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * (prompt_tokens + new_tokens // 2)
+    return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * MIDDLE
 
 
 def copy_bandwidth() -> float:
@@ -291,11 +295,12 @@ def copy_bandwidth() -> float:
 
     source = torch.randint(256, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    seconds = [_seconds(lambda: target.copy_(source)) for _ in range(WARM_UPS + COPIES)]
+    seconds = [seconds_of(lambda: target.copy_(source)) for _ in range(WARM_UPS + COPIES)]
     return 2 * COPIED_BYTES / statistics.median(seconds[WARM_UPS:])
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object]) -> float:
+    """Until the device has done what it launches."""
     import torch
 
     torch.cuda.synchronize()
@@ -317,7 +322,7 @@ def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> li
         for turn in track(range(WARM_UPS + turns), f"{preset} {weights}", console=console(stderr=True)):
             for subject in order:
                 subject.start(prompt)
-                rate = new_tokens / _seconds(partial(subject.decode, new_tokens))
+                rate = new_tokens / seconds_of(partial(subject.decode, new_tokens))
                 if turn >= WARM_UPS:
                     rates[subject.name].append(rate)
             order = [*order[1:], order[0]]
@@ -335,11 +340,12 @@ def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> li
 
 @contextmanager
 def _ready(preset: str, shapes: "Shapes", weights: "Weights", capacity: int) -> Iterator[list[Subject]]:
-    """The three, and their memory given back afterwards."""
+    """The subjects, and their memory given back afterwards."""
     import torch
 
     subjects: list[Subject] = [
-        Ours(shapes, weights, capacity),
+        Ours("ours", shapes, OURS[weights][0], capacity),
+        *(Ours(f"ours, {kind}", shapes, kind, capacity) for kind in OURS[weights][1:]),
         GptFast(shapes, weights, capacity),
         Eager(preset, shapes),
     ]

@@ -1,0 +1,13 @@
+"""What the benchmarks for a GPU make without one."""
+
+import pytest
+
+from benchmarks.gpu_decode import OURS, random_matrix
+from optigpu.ops.decode.cuda.packing import unpack_from_cuda
+from optigpu.ops.decode.program import WeightKind
+
+
+@pytest.mark.parametrize("kind", [kind for kinds in OURS.values() for kind in kinds])
+def test_random_weights_keep_the_size_of_what_they_are_multiplied_with(kind: WeightKind) -> None:
+    matrix = random_matrix(kind, 96, 1024)
+    assert float(unpack_from_cuda(matrix).std()) == pytest.approx(1024**-0.5, rel=0.03)
