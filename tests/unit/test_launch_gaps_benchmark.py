@@ -7,10 +7,10 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from benchmarks.launch_breakdown import Breakdown, Interval, KernelTime, breakdown, busy
 from benchmarks.launch_gaps import NO_PERSISTENT, PERSISTENT, Rung, figures, kernels_shown, shown
-from optigpu.report import console
 
 STEPS = [
     Interval("product", 0.0, 4e-6),
@@ -56,7 +56,7 @@ def test_what_is_no_step_is_refused() -> None:
 
 def test_the_table_names_the_rung_that_is_missing() -> None:
     rung = Rung("eager", 3_000_000, Breakdown(9e-6, 5e-6, 2, (KernelTime("product", 1, 4e-6),)))
-    screen = console()
+    screen = Console(width=140)
     with screen.capture() as printed:
         screen.print(shown("a step", [rung], bandwidth=1e12))
         screen.print(kernels_shown(rung))
