@@ -22,10 +22,12 @@ from benchmarks.document import write
 from benchmarks.engine_cases import CASES, EngineCase
 from benchmarks.pairs import session_of
 from optigpu.child.messages import Ready
+from optigpu.conductor.builds import builds_of
 from optigpu.conductor.processes.asking import ask
 from optigpu.documents.events import Event, as_document
 from optigpu.documents.result import Attribution
 from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.measure import run
 from optigpu.quality.text import DATASETS_DIR
 from optigpu.report import Column, Grid, RunProgress, console, job_title
@@ -61,14 +63,18 @@ def measured(case: EngineCase) -> dict[str, Any]:
     return about | {"spent": report.spent, "stopped": report.stopped} | report.document()
 
 
-def convert(case: EngineCase) -> Iterator[str]:
-    """Has each stack's process load its model once, which writes what its engine reads; yields why one cannot."""
-    variants = variants_of(case.spec())
-    with session_of(case.spec(), variants=len(variants)) as session:
-        for variant in track(variants, f"converting {case.model}", console=console(stderr=True)):
+def convert(spec: JobSpec) -> Iterator[str]:
+    """Has each variant's process load its model once, which writes what its engine reads; yields why one cannot.
+
+    What a job says of the engine's library is counted as well, and kept: it takes seconds to a minute.
+    """
+    variants = variants_of(spec)
+    with session_of(spec, variants=len(variants)) as session:
+        for variant in track(variants, f"converting {spec.model}", console=console(stderr=True)):
             try:
                 with session.child(variant) as child:
-                    ask(child, session.assignment(variant, 0), Ready, session.progress)
+                    ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
+                builds_of(variant, session.environment, ready.facts)
             except OptiGPUError as error:
                 yield f"{variant.label}: {error}"
 
@@ -163,7 +169,7 @@ def main() -> int:
         return 0
     cases = {name: _asked(CASES[name], options) for name in options.models}
     if options.convert:
-        problems = [problem for case in cases.values() for problem in convert(case)]
+        problems = [problem for case in cases.values() for problem in convert(case.spec())]
         print("\n".join(problems) or "All engines have their files.")
         return 0
     counts = []

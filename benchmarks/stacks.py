@@ -54,7 +54,12 @@ def asked_of(case: Case) -> Asked:
     return Asked(f"preset:{case.preset}", case.measure, case.prompt_tokens, case.new_tokens)
 
 
-def spec_of(stacks: Sequence[Stack], case: Case, measure: dict[str, Any] | None = None) -> JobSpec:
+def spec_of(
+    stacks: Sequence[Stack],
+    case: Case,
+    measure: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
+) -> JobSpec:
     """The job of the first stack, with the others beside it. Raises SpecError for a technique that there is not."""
     first, *others = stacks
     return validated(
@@ -72,19 +77,32 @@ def spec_of(stacks: Sequence[Stack], case: Case, measure: dict[str, Any] | None 
                 for each in others
             ],
             "measure": measure or {"replicates": 1},
+            "limits": limits or {},
             "device": case.device,
         }
     )
 
 
+_BUILT = {
+    "llama_cpp_flags": ("llama-cpp-python", "gguf_tensor_types"),
+    "ik_llama_cpp_flags": ("ik-llama-cpp-python", "gguf_tensor_types"),
+    "onnxruntime_build": ("onnxruntime", "onnx_tensor_types"),
+    "openvino_build": ("openvino", "openvino_constants"),
+    "ctranslate2_flags": ("ctranslate2", "ctranslate2_tensor_types"),
+}
+"""What the facts of a run say of an engine: how it was built, by its package and where its tensors' types are."""
+
+
 def details_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """How llama.cpp was built, and which types a file's tensors have, of the facts of a run; empty for torch."""
+    """How an engine was built, and which types a file's tensors have, of the facts of a run; empty for torch."""
     recorded = facts["recorded"]
-    if "llama_cpp_flags" not in recorded:
-        return {}
-    return {
-        "flags": recorded["llama_cpp_flags"],
-        "threads": facts["threads"],
-        "version": f"llama-cpp-python {facts['versions']['llama-cpp-python']}",
-        "tensor_types": recorded["gguf_tensor_types"],
-    }
+    for built, (package, types) in _BUILT.items():
+        if built in recorded:
+            said = recorded[built]
+            return {
+                "flags": said if isinstance(said, str) else "; ".join(map(str, said)),
+                "threads": facts["threads"],
+                "version": f"{package} {facts['versions'][package]}",
+                "tensor_types": recorded[types],
+            }
+    return {}

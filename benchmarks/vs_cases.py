@@ -1,14 +1,21 @@
-"""The cases of `vs_peers`: stacks, workloads and goals."""
+"""The cases of `vs_peers`: stacks, peers and workloads. Its goals are those of `vs_goals`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from benchmarks import peers
+from benchmarks.engine_cases import (
+    CTRANSLATE2_INT8,
+    IQ4_K,
+    IQ4_KS,
+    ONNX_INT4,
+    ONNX_INT8,
+    OPENVINO_INT4,
+    OPENVINO_INT8,
+)
 from benchmarks.peers import Peer
-from benchmarks.stacks import LLAMA_CPP, Q4_0, Case, Stack, named
+from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack, named
 from benchmarks.vs_quality import WeightsAlone
-from optigpu.statistics.intervals import paired_ratio
 
 OURS = (
     Stack("native_decode w4", named("native_decode")),
@@ -17,6 +24,7 @@ OURS = (
     Stack("native_decode w4, int8 cache", named("native_decode", kv="int8")),
     Stack("native_decode w4k", named("native_decode", weights="w4k")),
     Stack("native_decode w4k, groups of 64", named("native_decode", weights="w4k", group=64)),
+    Stack("native_decode w3k", named("native_decode", weights="w3k")),
     Stack("native_decode w8", named("native_decode", weights="w8")),
     Stack("native_decode bf16", named("native_decode", weights="bf16")),
 )
@@ -24,126 +32,122 @@ OURS = (
 IN_GOALS = OURS[1]
 """What the goals are about, of speed and of quality alike: the one that reads less than the default, and diverges more,
 but still less than the peer's 4 bits. The default's own figures are shown beside it."""
-UNCALIBRATED = tuple(
-    replace(stack, techniques=tuple(technique | {"calibration": "none"} for technique in stack.techniques))
-    for stack in OURS
-)
-"""The same for the cases of speed, where weights are random: calibration takes time, and changes no bytes."""
+
+
+def uncalibrated(stack: Stack) -> Stack:
+    """The same for the cases of speed, where weights are random: calibration takes time, and changes no bytes."""
+    return replace(
+        stack, techniques=tuple(technique | {"calibration": "none"} for technique in stack.techniques)
+    )
+
+
+_W4, TIMED, _G128, _INT8_CACHE, _W4K, _W4K_64, _W3K, _W8, _BF16 = map(uncalibrated, OURS)
+"""TIMED is what the goals of speed are about: it stands in every job, so that each ratio is one of pairs."""
 ALONE = tuple(
-    WeightsAlone(f"{stack.name}, float activations", stack.techniques) for stack in (OURS[0], OURS[6])
+    WeightsAlone(f"{stack.name}, float activations", stack.techniques) for stack in (OURS[0], OURS[7])
 )
 """What of a divergence is the weights'; the rest is that of activations in int8 and of the cache."""
 COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
 """The best that the stacks reach without an operator of a whole step."""
+NOT_PEERS = frozenset(stack.name for stack in (*OURS, *ALONE, COMPILED))
 
 FP32 = Stack(peers.FP32.name)
 """The baseline of a job: transformers' own decoding in float32."""
 BF16 = Stack("Hugging Face eager, bf16", named("bf16"))
+Q4_0_HEAD = Stack("llama.cpp Q4_0, head too", named("gguf", type="Q4_0", pure=True), "llama_cpp")
+"""All matrices in Q4_0: without that a tied embedding, and so the head, is Q6_K. Our head has 4 bits as well."""
+F16, Q8_0 = LLAMA_CPP[:2]
+IK_Q4_K_M = Stack("ik_llama.cpp Q4_K_M", named("gguf", type="Q4_K_M"), "ik_llama_cpp")
+IK_Q4_0 = Stack("ik_llama.cpp Q4_0_R8", named("gguf", type="Q4_0_R8", pure=True), "ik_llama_cpp")
+"""Rows of Q4_0 are interleaved by eights."""
+IK_LLAMA_CPP = (IK_Q4_K_M, IQ4_KS, IQ4_K, IK_Q4_0)
+"""It runs no GPT-2: its rows there are the reason."""
+EIGHT_BITS = (OPENVINO_INT8, ONNX_INT8, CTRANSLATE2_INT8)
+FOUR_BITS = (OPENVINO_INT4, ONNX_INT4)
+ENGINES = (*LLAMA_CPP, Q4_0_HEAD, *IK_LLAMA_CPP, *FOUR_BITS, *EIGHT_BITS)
+"""The peers that a backend of the engine runs, beside transformers itself."""
 ELSEWHERE = tuple(peer for peer in peers.PEERS if peer.name not in (FP32.name, BF16.name))
-"""What no backend runs, each in a process that takes turns with the first stack of a case."""
+"""What no backend runs, each in a process that takes turns with the first stack of a case and with ours."""
+DYNAMIC_INT8 = next(peer for peer in ELSEWHERE if peer.weights == "dynamic_int8")
+WIDE = frozenset(stack.name for stack in (FP32, BF16, F16))
+"""Peers of 16 bits a weight and more: each engine reads half as much in 8 bits, which count as well."""
 
 _SLOW = "left out at this size, where a request takes many seconds; the table of gpt2 has it"
+_WIDER = "left out at this size: llama.cpp Q4_K_M diverges little as well, and reads 40% less"
 _NO_GOAL = "left out of this run, which measured what the goals are about"
 
 
 @dataclass(frozen=True)
-class Goal:
-    """At least `least` times as fast as `against`; `aim` is what would be better still."""
-
-    against: Stack
-    least: float
-    aim: float
-
-
-@dataclass(frozen=True)
 class Speed:
-    """`stacks` beside the first goal's, in jobs of `at_once` of them: their memory must fit.
+    """Jobs of TIMED and the first stack with `at_once` of `stacks`, whose memory must fit beside them.
 
-    A stack that is compared with the second one must be in the same job, and so early in `stacks`. `elsewhere` are
-    those that no backend runs; `left_out` are only named, with the reason.
+    One request gives the figures of all `cases`, which differ in nothing but what is measured. `budget_s` is how long
+    the jobs may take together, `short_s` in a run for the goals alone: what is whole by then is kept. `elsewhere` are
+    those that no backend runs, with `turns` requests each; `left_out` are only named, with the reason.
     """
 
-    case: Case
+    cases: tuple[Case, ...]
     stacks: tuple[Stack, ...]
-    goals: tuple[Goal, ...]
-    at_once: int = 7
+    budget_s: float
+    short_s: float
+    replicates: int = 3
+    at_once: int = 6
+    turns: int = 9
     elsewhere: tuple[Peer, ...] = ELSEWHERE
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def of_goals(self) -> "Speed":
-        """The case with the rows alone that its goals are about, and the default beside them."""
-        names = {IN_GOALS.name, OURS[0].name, *(goal.against.name for goal in self.goals)}
-        kept = tuple(stack for stack in self.stacks if stack.name in names)
-        others = [stack.name for stack in self.stacks if stack not in kept] + [
-            peer.name for peer in self.elsewhere
-        ]
+    @property
+    def names(self) -> set[str]:
+        """Of the stacks and of those that no backend runs."""
+        return {stack.name for stack in self.stacks} | {peer.name for peer in self.elsewhere}
+
+    def of_goals(self, counting: Collection[str]) -> "Speed":
+        """The case with the rows alone that its goals are about: llama.cpp Q4_0 and the peers that count, by name."""
+        kept = {Q4_0.name, Q4_0_HEAD.name, *(name for name in counting if name not in WIDE)}
+        stacks = tuple(stack for stack in self.stacks if stack.name in kept)
+        elsewhere = tuple(peer for peer in self.elsewhere if peer.name in kept)
+        others = self.names - kept
         return replace(
-            self, stacks=kept, elsewhere=(), left_out=self.left_out | dict.fromkeys(others, _NO_GOAL)
+            self,
+            stacks=stacks,
+            elsewhere=elsewhere,
+            budget_s=self.short_s,
+            left_out=self.left_out | dict.fromkeys(sorted(others), _NO_GOAL),
         )
 
 
-_OTHER_FILES = tuple(stack for stack in LLAMA_CPP if stack != Q4_0)
+_FIRST = (Q4_0_HEAD, Q4_K_M, Q8_0, *EIGHT_BITS)
+"""In the first job of a case: what may be the best of the peers that count."""
+_REST = (*FOUR_BITS, _W4, _W4K, _W4K_64, _W3K, _G128, _INT8_CACHE, _W8, _BF16, FP32, BF16, F16, COMPILED)
 
 SPEED = {
     "decode-gpt2": Speed(
-        Case("gpt2", 32, 64),
-        (FP32, *UNCALIBRATED, COMPILED, BF16, *_OTHER_FILES),
-        (Goal(Q4_0, 2.0, 2.7), Goal(FP32, 15, 25)),
-    ),
-    "decode-llama-3.2-1b": Speed(
-        Case("llama-3.2-1b", 32, 64),
-        (UNCALIBRATED[0], UNCALIBRATED[1], UNCALIBRATED[4], UNCALIBRATED[6], BF16, *_OTHER_FILES),
-        (Goal(Q4_0, 1.35, 1.7),),
-        at_once=3,
-        elsewhere=(),
-        left_out=dict.fromkeys((FP32.name, *(peer.name for peer in ELSEWHERE)), _SLOW),
+        (Case("gpt2", 32, 64),), (*_FIRST, *_REST, *IK_LLAMA_CPP), budget_s=500, short_s=270
     ),
     "prefill-gpt2": Speed(
-        Case("gpt2", 128, 0, "prefill"),
-        (*UNCALIBRATED, COMPILED, FP32, BF16, *_OTHER_FILES),
-        (Goal(Q4_0, 1.0, 1.5),),
+        (Case("gpt2", 128, 0, "prefill"),), (*_FIRST, *_REST, *IK_LLAMA_CPP), budget_s=400, short_s=200
+    ),
+    # Loading takes most of a process's time, so one request gives both figures.
+    "llama-3.2-1b": Speed(
+        (Case("llama-3.2-1b", 128, 32), Case("llama-3.2-1b", 128, 32, "prefill")),
+        (Q4_0_HEAD, Q4_K_M, IK_Q4_K_M, *EIGHT_BITS, *FOUR_BITS, IQ4_KS, IQ4_K, IK_Q4_0, _W4, _W4K, _W3K),
+        budget_s=800,
+        short_s=420,
+        replicates=2,
+        turns=3,
+        elsewhere=(DYNAMIC_INT8,),
+        left_out={Q8_0.name: _WIDER}
+        | dict.fromkeys((stack.name for stack in (FP32, BF16, F16, COMPILED)), _SLOW)
+        | dict.fromkeys((peer.name for peer in ELSEWHERE if peer != DYNAMIC_INT8), _SLOW),
     ),
 }
-"""The cases of speed by their names."""
+"""The cases of speed by their names on the command line."""
 QUALITY = {"quality-tiny": "bundled:tiny", "quality-small": "bundled:small"}
 """The cases of quality, a trained model each: a GPT-2 and a Llama."""
+KIN = {"gpt2": "quality-tiny", "llama-3.2-1b": "quality-small"}
+"""The trained model of the same architecture as a preset, whose weights are random."""
 
 
-def speed_goals(name: str, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each goal of the case with its figure, or a note that it was not measured."""
-    by_name = {line["name"]: line for line in lines}
-    ours = by_name[IN_GOALS.name]
-    return [_goal(name, goal, ours, by_name[goal.against.name]) for goal in SPEED[name].goals]
-
-
-def quality_goal(name: str, lines: Sequence[dict[str, Any]], least: str, aim: str) -> dict[str, Any]:
-    """The goals' stack at most at the divergence of the line `least`; better still, and the default's aim, `aim`'s."""
-    found = {line["name"]: line.get("kld_mean") for line in lines}
-    ours, default, theirs, better = (found.get(name) for name in (IN_GOALS.name, OURS[0].name, least, aim))
-    what = f"{name}: KLD of {IN_GOALS.name} at most {least}'s"
-    if ours is None or theirs is None:
-        return {"goal": f"{what}: not measured", "reached": False}
-    text = f"{what}: {ours:.5f} against {theirs:.5f}"
-    if better is not None and default is not None:
-        said = (f"{_said(each <= better)} with {each:.5f}" for each in (ours, default))
-        text += f" (aim {aim}'s {better:.5f}: {', the default '.join(said)})"
-    return {"goal": text, "reached": ours <= theirs}
-
-
-def _said(reached: bool) -> str:
-    return "reached" if reached else "not reached"
-
-
-def _goal(name: str, goal: Goal, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """A goal is reached by valid results of one job."""
-    what = f"{name}: {IN_GOALS.name} at least {goal.least:g}x {goal.against.name}"
-    if not ours["rates"] or not theirs["rates"] or ours["group"] != theirs["group"]:
-        return {"goal": f"{what}: not measured", "reached": False}
-    candidate, reference = (tuple((rate,) for rate in line["rates"]) for line in (ours, theirs))
-    ratio, bounds = paired_ratio(candidate, reference)
-    spread = f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""
-    found = f"{what}: {ratio:.2f}x{spread} (aim {goal.aim:g}x: {_said(ratio >= goal.aim)})"
-    wrong = [f"{line['name']}: {', '.join(line['verdict'])}" for line in (ours, theirs) if line["verdict"]]
-    if wrong:
-        return {"goal": f"{found}; not valid ({'; '.join(wrong)})", "reached": False}
-    return {"goal": found, "reached": ratio >= goal.least}
+def name_of(case: Case) -> str:
+    """By which a document has it."""
+    return f"{case.measure}-{case.preset}"

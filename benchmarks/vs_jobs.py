@@ -1,15 +1,18 @@
 """A case of speed as jobs: stacks of every backend side by side, so that each row has an interval and a verdict."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.stacks import Case, Stack, details_of, spec_of
+from benchmarks.vs_cases import TIMED, Speed, name_of
 from optigpu.documents.events import Event
 from optigpu.documents.result import Outcome, Result, Samples
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.statistics.intervals import paired_ratio, ratio
+from optigpu.vocabulary import OptiGPUError
 
 Bounds = tuple[float, float]
 
@@ -19,7 +22,8 @@ class Line:
     """A row of a case's table. A stack that could not be measured has a `reason` and no figures.
 
     `rates` are the medians of its processes and `rate` the result's own figure, in tokens/s; `ratio` is against the
-    first stack of its job. `verdict` lists what is wrong with the result, `warnings` what a reader should know.
+    first stack of its job. `verdict` lists what is wrong with the result, `warnings` what a reader should know; `notes`
+    explain the verdict. `ours` and `ours_verdict` are the rates and the verdict of the goals' stack in the same job.
     """
 
     name: str
@@ -34,45 +38,66 @@ class Line:
     valid: bool | None = None
     verdict: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     variant_digest: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    ours: tuple[float, ...] = ()
+    ours_verdict: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CaseFigures:
-    """The rows of a case, and the jobs that they come from: posted to a service, each takes part in its leaderboard."""
+    """The rows of cases by their names, and the jobs that they come from: posted to a service, each takes part in its
+    leaderboard.
+    """
 
-    lines: list[Line]
+    lines: dict[str, list[Line]]
     jobs: list[JobSpec]
 
 
 def measured(
-    stacks: Sequence[Stack],
-    case: Case,
-    at_once: int,
-    measure: dict[str, Any],
-    on_event: Callable[[Event], None],
+    reference: Stack, speed: Speed, measure: dict[str, Any], on_event: Callable[[Event], None]
 ) -> CaseFigures:
-    """Groups of `at_once` stacks with the first stack beside each, whose own row is that of the first group."""
-    reference, *others = stacks
-    found = CaseFigures([], [])
-    for group, start in enumerate(range(0, len(others), at_once)):
-        together = [reference, *others[start : start + at_once]]
-        report = run(spec_of(together, case, measure), on_event)
-        lines = lines_of(report, together, case, group)
-        found.lines.extend(lines[1:] if group else lines)
+    """Jobs of the reference and TIMED with the other stacks, group by group; their own rows are those of the first job.
+
+    Each job may take its share of the time that is left, by its processes. Raises OptiGPUError if the first cannot be.
+    """
+    found = CaseFigures({name_of(case): [] for case in speed.cases}, [])
+    ends = time.monotonic() + speed.budget_s
+    groups = list(_groups(reference, speed))
+    for group, together in enumerate(groups):
+        share = len(together) / sum(map(len, groups[group:]))
+        limits = {"timeout_s": share * max(ends - time.monotonic(), 1.0)}
+        try:
+            report = run(spec_of(together, speed.cases[0], measure, limits), on_event)
+        except OptiGPUError as error:
+            if not group:
+                raise
+            for lines in found.lines.values():
+                lines += [Line(stack.name, group, reason=str(error)) for stack in together[2:]]
+            continue
+        for case in speed.cases:
+            lines = lines_of(report, together, case, group)
+            found.lines[name_of(case)] += lines[2:] if group else lines
         found.jobs.append(report.spec)
     return found
 
 
+def _groups(reference: Stack, speed: Speed) -> Iterator[list[Stack]]:
+    others = [stack for stack in speed.stacks if stack != reference]
+    for start in range(0, len(others), speed.at_once):
+        yield [reference, TIMED, *others[start : start + speed.at_once]]
+
+
 def lines_of(report: Report, stacks: Sequence[Stack], case: Case, group: int) -> list[Line]:
-    """A row for each stack of a job, whose variants are in the order of the stacks."""
+    """A row for each stack of a job, whose variants are in the order of the stacks; the second is the goals' own."""
     outcomes = {outcome.index: outcome for outcome in report.outcomes}
-    first = outcomes[0]
-    return [_line(stack, outcomes[index], first, case, group) for index, stack in enumerate(stacks)]
+    first, ours = outcomes[0], outcomes[1]
+    return [_line(stack, outcomes[index], (first, ours), case, group) for index, stack in enumerate(stacks)]
 
 
-def _line(stack: Stack, outcome: Outcome, first: Outcome, case: Case, group: int) -> Line:
+def _line(stack: Stack, outcome: Outcome, beside: tuple[Outcome, Outcome], case: Case, group: int) -> Line:
+    first, ours = beside
     result = outcome.result
     if result is None:
         return Line(stack.name, group, reason=outcome.reason or "It was not measured.")
@@ -92,8 +117,11 @@ def _line(stack: Stack, outcome: Outcome, first: Outcome, case: Case, group: int
         valid=result.verdict.valid,
         verdict=tuple(map(str, result.verdict.reasons)),
         warnings=tuple(map(str, result.verdict.warnings)),
+        notes=result.verdict.reason_notes,
         variant_digest=result.variant.variant_digest,
         details=details_of(result.facts.model_dump(mode="json")),
+        ours=_rates(ours, case) if ours.result else (),
+        ours_verdict=tuple(map(str, ours.result.verdict.reasons)) if ours.result else (),
     )
 
 

@@ -1,123 +1,187 @@
 """`python -m benchmarks.vs_peers`: our stacks beside other ways to run the same model, in the same minutes.
 
-Cases of speed (decode-gpt2, decode-llama-3.2-1b, prefill-gpt2) and of quality (quality-tiny, quality-small). What a
-backend runs is measured by jobs, each with llama.cpp Q4_0 in it, whose processes take turns: rows have intervals and
-verdicts. What no backend runs takes turns with llama.cpp Q4_0, a request each. The exit status is 0 when every goal was
-reached.
+Cases of quality (quality-tiny, quality-small) and of speed (decode-gpt2, prefill-gpt2, and llama-3.2-1b for both of a
+Llama). What a backend runs is measured by jobs, each with llama.cpp Q4_0 and the goals' stack in it, whose processes
+take turns: rows have intervals and verdicts. What no backend runs takes turns with these two, a request each.
+
+Before the first run, --convert writes the files that engines read and compiles what is kept. A whole run takes at most
+40 minutes on two cores, and one with --goals, of the rows alone that goals are about, at most 20: jobs have their time,
+and what is whole by then is kept. A run on a machine that others use is to be repeated: its figures are not written to
+--output. The exit status is 0 when every goal was reached, 1 when one was not, and 2 when the run is to be repeated.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import write
+from benchmarks.engines import convert
 from benchmarks.peers import PUBLISHED, Peer
-from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack, details_of
+from benchmarks.stacks import Q4_0, Case, Stack, details_of, spec_of
 from benchmarks.turns import Figures, measure
 from benchmarks.vs_cases import (
     ALONE,
     BF16,
     COMPILED,
     ELSEWHERE,
+    ENGINES,
     FP32,
+    IN_GOALS,
+    KIN,
     OURS,
     QUALITY,
     SPEED,
+    TIMED,
     Speed,
-    quality_goal,
-    speed_goals,
+    name_of,
 )
+from benchmarks.vs_goals import counting, quality_goal, speed_goals
 from benchmarks.vs_jobs import measured as measured_jobs
 from benchmarks.vs_quality import measured
-from benchmarks.vs_tables import markdown
+from benchmarks.vs_tables import BUSY, markdown
 from optigpu.backends import BACKENDS
 from optigpu.documents.events import as_document
+from optigpu.documents.result import VerdictReason
 from optigpu.hardware import probe
 from optigpu.report import console
 from optigpu.report.progress import RunProgress
 from optigpu.vocabulary import OptiGPUError
 
+QUALITY_OF_GOALS: tuple[Stack | Peer, ...] = (OURS[0], IN_GOALS, *ENGINES, *ELSEWHERE)
+QUALITY_OF_ALL: tuple[Stack | Peer, ...] = (*OURS, *ALONE, COMPILED, FP32, BF16, *ENGINES, *ELSEWHERE)
+TO_REPEAT = 2
+"""The exit status of a run whose figures are not to be kept."""
+
 
 def main() -> int:
-    """Measures the cases that were asked for, or shows a document."""
+    """Measures the cases that were asked for, converts, or shows a document."""
     options = _options()
     if options.show:
         print(markdown(json.loads(options.show.read_text())))
         return 0
-    document: dict[str, Any] = {
-        "load_before": os.getloadavg()[0],
-        "cores": os.cpu_count(),
-        "speed": {
-            name: speed(case.of_goals() if options.goals else case, options.turns, measure_of(options))
-            for name, case in SPEED.items()
-            if name in options.cases
-        },
-        "quality": {
-            name: quality(model, options.sequences)
-            for name, model in QUALITY.items()
-            if name in options.cases
-        },
-    }
-    document["goals"] = goals(document)
-    print(markdown(document))
+    if options.convert:
+        problems = [problem for name in options.cases for problem in converted(name)]
+        print("\n".join(problems) or "All engines have their files.")
+        return 0
+    document: dict[str, Any] = {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
+    reasons = list(loaded(document))
+    if not (reasons and options.output):
+        document |= figures(options)
+        print(markdown(document))
+        reasons = list(loaded(document))
+    if reasons:
+        print(f"\nNothing is kept of this run: {' '.join(reasons)} Repeat it when nothing else runs.")
+        return TO_REPEAT
     if options.output:
         write(options.output, "vs_peers", document)
     return 0 if all(goal["reached"] for goal in document["goals"]) else 1
 
 
-def measure_of(options: argparse.Namespace) -> dict[str, Any]:
+def figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Of all cases. Those of quality come first: they say which peers count."""
+    started = time.monotonic()
+    subjects = QUALITY_OF_GOALS if options.goals else QUALITY_OF_ALL
+    document: dict[str, Any] = {
+        "quality": {
+            name: quality(model, subjects, options.sequences)
+            for name, model in QUALITY.items()
+            if name in options.cases
+        },
+        "speed": {},
+    }
+    for name, case in SPEED.items():
+        if name in options.cases:
+            asked = case.of_goals(counting(_kin(document, case.cases[0])) or ()) if options.goals else case
+            document["speed"] |= speed(asked, measure_of(options, asked))
+    return document | {"goals": goals(document), "seconds": time.monotonic() - started}
+
+
+def converted(name: str) -> Iterator[str]:
+    """Has every engine write its file of a case's model, and what is compiled be compiled; yields why one cannot."""
+    if name in QUALITY:
+        found = measured(QUALITY[name], ENGINES, Q4_0, sequences=1)
+        yield from (f"{line['name']}: {line['reason']}" for line in found["lines"] if "reason" in line)
+        return
+    case = SPEED[name]
+    kept = [each for each in case.stacks if each.backend != "torch" or each == COMPILED]
+    yield from convert(spec_of([Q4_0, TIMED, *kept], case.cases[0]))
+
+
+def measure_of(options: argparse.Namespace, speed: Speed) -> dict[str, Any]:
     """How the jobs measure."""
     return {
-        "replicates": options.replicates,
+        "replicates": options.replicates or speed.replicates,
         "min_seconds": options.seconds,
-        "max_seconds": 6 * options.seconds,
+        "max_seconds": 2 * options.seconds,
         "meters": ["latency", "memory"],
     }
 
 
-def speed(speed: Speed, turns: int, how: dict[str, Any]) -> dict[str, Any]:
-    """The lines of a case, that first that the others are divided by; that is fp32 where llama.cpp is missing."""
-    case = speed.case
+def speed(speed: Speed, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The lines of each case, that first that the others are divided by; it is fp32 where llama.cpp is missing."""
     reference = FP32 if BACKENDS[Q4_0.backend].missing(probe()) else Q4_0
-    others = [stack for stack in (Q4_0, *speed.stacks) if stack != reference]
-    about = {"case": asdict(case), "measure": how, "turns": turns, "published": _published(case)}
+    stacks = speed.stacks if reference == Q4_0 else (Q4_0, *speed.stacks)
+    about = {
+        name_of(case): {
+            "case": asdict(case),
+            "measure": how,
+            "turns": speed.turns,
+            "published": _published(case),
+        }
+        for case in speed.cases
+    }
     try:
         with RunProgress(console(stderr=True)) as progress:
             jobs = measured_jobs(
-                [reference, *others],
-                case,
-                speed.at_once,
+                reference,
+                replace(speed, stacks=stacks),
                 how,
                 lambda event: progress.show(event.kind, as_document(event)),
             )
-        lines = [asdict(line) for line in jobs.lines] + in_turns(reference, speed.elsewhere, case, turns)
+        specs = [spec.model_dump(mode="json") for spec in jobs.jobs]
+        for case in speed.cases:
+            lines = [asdict(line) for line in jobs.lines[name_of(case)]]
+            lines += in_turns(reference, speed.elsewhere, case, speed.turns)
+            lines += [_left_out(name, why) for name, why in speed.left_out.items()]
+            about[name_of(case)] |= {"lines": lines, "jobs": specs}
     except OptiGPUError as error:
-        return about | {"reason": str(error)}
-    named = [_shown(Figures(name, reason=why)) for name, why in speed.left_out.items()]
-    specs = [spec.model_dump(mode="json") for spec in jobs.jobs]
-    return about | {"lines": lines + named, "jobs": specs}
+        return {name: {"reason": str(error)} | each for name, each in about.items()}
+    return about
 
 
 def in_turns(reference: Stack, peers: Sequence[Peer], case: Case, turns: int) -> list[dict[str, Any]]:
-    """What no backend runs, each beside the reference, turn by turn."""
+    """What no backend runs, beside the reference and ours, turn by turn."""
     if not peers:
         return []
-    return [_shown(figures) for figures in measure([reference, *peers], case, turns)[1:]]
+    _, ours, *theirs = measure([reference, TIMED, *peers], case, turns)
+    return [_shown(each) | {"ours": ours.rates} for each in theirs]
 
 
 def _shown(figures: Figures) -> dict[str, Any]:
-    """With its turns instead of an interval."""
-    return asdict(figures) | {"ratio": figures.ratio, "rate": figures.rate, "group": None}
+    """With its turns instead of an interval, and no verdict."""
+    return asdict(figures) | {
+        "ratio": figures.ratio,
+        "rate": figures.rate,
+        "group": None,
+        "ours": (),
+        "ours_verdict": (),
+        "verdict": (),
+    }
 
 
-def quality(model: str, sequences: int) -> dict[str, Any]:
+def _left_out(name: str, why: str) -> dict[str, Any]:
+    return _shown(Figures(name, reason=why)) | {"left_out": True}
+
+
+def quality(model: str, subjects: Sequence[Stack | Peer], sequences: int) -> dict[str, Any]:
     """Every peer's and every stack's divergence from the fp32 model."""
-    found = measured(model, [*OURS, *ALONE, COMPILED, FP32, BF16, *LLAMA_CPP, *ELSEWHERE], Q4_0, sequences)
+    found = measured(model, subjects, Q4_0, sequences)
     for line in found["lines"]:
         if "recorded" in line.get("details", {}):
             line["details"] = details_of(line["details"])
@@ -129,14 +193,27 @@ def goals(document: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, case in document["speed"].items():
         if "reason" in case:
-            found.append({"goal": f"{name}: not measured", "reached": False})
+            found.append({"goal": f"{name}: not measured: {case['reason']}", "reached": False})
         else:
-            found += speed_goals(name, case["lines"])
-    found += [
-        quality_goal(name, case["lines"], Q4_0.name, Q4_K_M.name)
-        for name, case in document["quality"].items()
-    ]
-    return found
+            found += speed_goals(name, case["lines"], _kin(document, Case(**case["case"])))
+    return found + [quality_goal(name, case["lines"]) for name, case in document["quality"].items()]
+
+
+def loaded(document: dict[str, Any]) -> Iterator[str]:
+    """Why the figures are those of a machine that others used: a sentence each."""
+    load, cores = document["load_before"], document["cores"]
+    if load > BUSY * cores:
+        yield f"Others used this machine, with a load of {load:.1f} on {cores} cores before the run."
+    for name, case in document.get("speed", {}).items():
+        for line in case.get("lines", ()):
+            if VerdictReason.FOREIGN_PROCESS in line["verdict"]:
+                yield f"{name}, {line['name']}: {' '.join(line['notes'])}"
+
+
+def _kin(document: dict[str, Any], case: Case) -> list[dict[str, Any]]:
+    """The lines of quality of the trained model of the same architecture; none if they were not measured."""
+    lines: list[dict[str, Any]] = document["quality"].get(KIN[case.preset], {"lines": []})["lines"]
+    return lines
 
 
 def _published(case: Case) -> dict[str, str]:
@@ -148,16 +225,20 @@ def _published(case: Case) -> dict[str, str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_peers", description=__doc__)
-    cases = [*SPEED, *QUALITY]
+    cases = [*QUALITY, *SPEED]
     parser.add_argument("--cases", nargs="+", default=cases, choices=cases)
     parser.add_argument(
-        "--goals", action="store_true", help="of speed, only the rows that the goals are about: much shorter"
+        "--convert", action="store_true", help="only write what the engines read, and compile"
     )
-    parser.add_argument("--replicates", type=int, default=3, help="processes of each stack")
     parser.add_argument(
-        "--seconds", type=float, default=5, help="the least time that each process is measured"
+        "--goals", action="store_true", help="only the rows that the goals are about: at most 20 minutes"
     )
-    parser.add_argument("--turns", type=int, default=9, help="requests of each peer that no backend runs")
+    parser.add_argument(
+        "--replicates", type=int, help="processes of each stack (default: 3, of a Llama 2), as time allows"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2, help="the least time that each process is measured"
+    )
     parser.add_argument("--sequences", type=int, default=8, help="of the cases of quality")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--show", type=Path, help="print this document of an earlier run as Markdown instead")

@@ -68,7 +68,7 @@ class Scoring:
         if isinstance(subject, Stack):
             arguments = self._stack_arguments(subject)
             arguments += ["--whole"] if isinstance(subject, WeightsAlone) else []
-            return answering("benchmarks.stack_logits", arguments, subject.name, THREADS)
+            return answering("benchmarks.stack_logits", arguments, subject.name, THREADS, subject.backend)
         asked = Asked(self.model, "logits", tokens=self.tokens, prefill=PREFILL, logits=self._logits)
         return running(subject, asked, THREADS)
 

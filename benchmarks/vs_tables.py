@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.vs_cases import KIN, QUALITY
+
 Line = dict[str, Any]
 BUSY = 0.25
 """Share of the cores that others may use before a run; who waits for threads by spinning suffers most from them."""
@@ -11,9 +13,7 @@ BUSY = 0.25
 def markdown(document: dict[str, Any]) -> str:
     """Every case's table, how the peers were built, and the goals."""
     quality = document["quality"]
-    tiny = quality.get("quality-tiny", {"lines": ()})
-    divergences = {line["name"]: line.get("kld_mean") for line in tiny["lines"]}
-    parts = [_speed(name, case, divergences) for name, case in document["speed"].items()]
+    parts = [_speed(name, case, quality) for name, case in document["speed"].items()]
     parts += [_quality(name, case) for name, case in quality.items()]
     parts += [_built(document), _goals(document["goals"])]
     load, cores = document["load_before"], document["cores"]
@@ -25,8 +25,11 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]) -> str:
+def _speed(name: str, case: dict[str, Any], quality: dict[str, Any]) -> str:
     what = case["case"]
+    kin = KIN[what["preset"]]
+    lines = quality.get(kin, {"lines": ()})["lines"]
+    divergences = {line["name"]: line.get("kld_mean") for line in lines}
     shape = f"{what['prompt_tokens']} tokens" + (f" + {what['new_tokens']}" if what["new_tokens"] else "")
     # A document of before jobs has turns alone.
     how = f"{case['measure']['replicates']} processes" if "measure" in case else f"{case['turns']} turns"
@@ -40,7 +43,7 @@ def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]
         f"x {reference['name']}",
         "95% interval",
         "MB",
-        "KLD on `bundled:tiny`",
+        f"KLD on `{QUALITY[kin]}`",
     )
     rows = [_speed_row(line, divergences.get(line["name"])) for line in case["lines"]]
     rows += [(name, "", text, "", "", "") for name, text in case["published"].items()]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from optigpu.conductor.processes.variables import child_variables
+from optigpu.engines.environments import program_of, variables_of
 from optigpu.vocabulary import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,10 +128,15 @@ def running(peer: Peer, asked: Asked, threads: int) -> Iterator[Running]:
 
 
 @contextmanager
-def answering(module: str, arguments: Sequence[str], name: str, threads: int) -> Iterator[Running]:
-    """A process that answers as peers do, ready. Raises UnsupportedError when it cannot or fails."""
-    command = [sys.executable, "-m", module, "--threads", str(threads), *arguments]
-    pipe, variables = subprocess.PIPE, child_variables(threads)
+def answering(
+    module: str, arguments: Sequence[str], name: str, threads: int, backend: str = "torch"
+) -> Iterator[Running]:
+    """A process that answers as peers do, ready, in the environment of the backend's engine if it has one.
+
+    Raises UnsupportedError when it cannot or fails.
+    """
+    command = program_of(backend, [sys.executable, "-m", module, "--threads", str(threads), *arguments])
+    pipe, variables = subprocess.PIPE, child_variables(threads) | variables_of(backend)
     with subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdin=pipe, stdout=pipe) as process:
         try:
             yield Running(process, name)
