@@ -39,6 +39,7 @@ SHOWN = {Q4_0.name: Q4_0_HEAD.name}
 """Whose ratio stands beside that of a goal's own peer, and decides nothing."""
 RATED = frozenset({VerdictReason.OUTPUT_INVALID})
 """Reasons that leave a peer's rate what it is: it stays in the comparison, where it can only deny a goal."""
+NOT_OURS = "ours was not measured beside it"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _over_one(name: str, goal: Goal, against: Stack, lines: dict[str, Line]) -> 
     what = f"{name}: {IN_GOALS.name} at least {goal.least:g}x {against.name}"
     found = _over(lines[against.name])
     if found is None:
-        return _not_measured(what, lines[against.name].get("reason"))
+        return _not_measured(what, lines[against.name]["reason"] or NOT_OURS)
     beside = _over(lines[SHOWN[against.name]])
     told = [found.text, f"{SHOWN[against.name]}: {beside.text if beside else 'not measured'}"]
     wrong = _wrong(found.line["ours_verdict"], IN_GOALS.name) + _wrong(found.line["verdict"], found.name)
@@ -103,17 +104,17 @@ def _over_best(name: str, goal: Goal, lines: Sequence[Line], names: frozenset[st
     if names is None:
         return _not_measured(what, "the run has no divergence of ours")
     count = [line for line in lines if line["name"] in names]
-    absent = [line for line in count if not line["rates"] and not line.get("left_out")]
     measured = [found for line in count if (found := _over(line))]
+    absent = [line for line in count if not _over(line) and not line.get("left_out")]
     if not measured or absent:
-        return _not_measured(what, *(f"{line['name']}: {line['reason']}" for line in absent))
+        return _not_measured(what, *(f"{line['name']}: {line['reason'] or NOT_OURS}" for line in absent))
     best = min(measured, key=lambda over: over.ratio)
     told = [f"{_named(best)}, of {len(measured)}"]
     fastest = min(
         (found for line in lines if _is_peer(line) and (found := _over(line))), key=lambda over: over.ratio
     )
     told += [f"{_named(fastest)}, which does not count"] if fastest.ratio < best.ratio else []
-    left_out = [line["name"] for line in count if not line["rates"]]
+    left_out = [line["name"] for line in count if line.get("left_out")]
     told += [f"left out: {', '.join(left_out)}"] if left_out else []
     wrong = _wrong(best.line["ours_verdict"], IN_GOALS.name)
     for over in measured:
@@ -153,6 +154,6 @@ def _ended(what: str, told: Sequence[str], wrong: Sequence[str], reached: bool) 
     return {"goal": f"{what}: {'; '.join(told)}{not_valid}", "reached": reached and not wrong}
 
 
-def _not_measured(what: str, *reasons: str | None) -> dict[str, Any]:
-    why = "; ".join(reason for reason in reasons if reason)
+def _not_measured(what: str, *reasons: str) -> dict[str, Any]:
+    why = "; ".join(reasons)
     return {"goal": f"{what}: not measured" + (f" ({why})" if why else ""), "reached": False}

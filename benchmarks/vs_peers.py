@@ -148,7 +148,7 @@ def speed(speed: Speed, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for case in speed.cases:
             lines = [asdict(line) for line in jobs.lines[name_of(case)]]
             lines += in_turns(reference, speed.elsewhere, case, speed.turns)
-            lines += [_left_out(name, why) for name, why in speed.left_out.items()]
+            lines += [_left_out(*each) for each in speed.left_out.items() if each[0] != reference.name]
             about[name_of(case)] |= {"lines": lines, "jobs": specs}
     except OptiGPUError as error:
         return {name: {"reason": str(error)} | each for name, each in about.items()}

@@ -147,6 +147,10 @@ def test_a_peer_that_counts_and_failed_leaves_the_goal_unmeasured() -> None:
     assert best["goal"].endswith("not measured (gone: no compiler)")
     assert not first["reached"]
     assert first["goal"].endswith("at least 2.7x llama.cpp Q4_0: not measured (no compiler)")
+    alone = [line(Q4_0.name, (1.0,)), line("good", (1.0,))]
+    for goal in speed_goals("decode-gpt2", alone, scored(good=0.0)):
+        assert not goal["reached"]
+        assert "ours was not measured beside it" in goal["goal"]
     _, best = speed_goals("decode-gpt2", lines, [])
     assert best["goal"].endswith("not measured (the run has no divergence of ours)")
 
@@ -264,7 +268,8 @@ def test_the_page_has_every_figure_reason_and_flag() -> None:
         "| bitsandbytes NF4 | bitsandbytes not installed |  |  |  |  |",
         "- llama.cpp Q4_0: llama-cpp-python 1, 2 threads, AVX2 = 1",
         "- llama.cpp Q4_0 of `preset:gpt2`: 48 Q4_0",
-        f"- NOT reached: decode-gpt2: {IN_GOALS.name} at least 2.7x llama.cpp Q4_0: not measured",
+        f"- NOT reached: decode-gpt2: {IN_GOALS.name} at least 2.7x llama.cpp Q4_0: not measured "
+        "(ours was not measured beside it)",
     ):
         assert row in page.splitlines()
 
