@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from optigpu.hardware.numa import node_of_each_cpu
 from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.cpu.interface import (
@@ -28,6 +29,7 @@ from optigpu.ops.decode.cpu.interface import (
     described_cache,
     pinning,
 )
+from optigpu.ops.decode.cpu.placement import chosen_cpus, place
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.ops.naming import named
 
@@ -73,8 +75,11 @@ class CpuDecoder:
     ) -> None:
         """`cpus` are what the threads are pinned to, the first of them during calls alone; too few pin none.
 
-        `beside` is a decoder whose threads do this one's work as well, however many were asked for.
+        `beside` is a decoder whose threads do this one's work as well, however many were asked for. On a machine with
+        several memory nodes the weights' pages are moved to those of pinned threads; `placement` says how many were.
         """
+        nodes = node_of_each_cpu()
+        self._cpus: list[int] = beside._cpus if beside else chosen_cpus(threads, cpus, nodes)
         self._library = decoder_library()
         self._call = DecoderCalls()
         self._program = program
@@ -87,11 +92,17 @@ class CpuDecoder:
         handle = ctypes.c_void_p()
         self._call(
             self._library.optigpu_decoder_create,
-            *(ctypes.byref(described.c), threads, pinning(threads, cpus), INSTRUCTION_SETS[instruction_set]),
+            *(
+                ctypes.byref(described.c),
+                threads,
+                pinning(threads, self._cpus),
+                INSTRUCTION_SETS[instruction_set],
+            ),
             *(beside.handle if beside else None, ctypes.byref(handle)),
         )
         self.handle: ctypes.c_void_p = handle
         weakref.finalize(self, _destroy, self._library, handle, described)
+        self.placement = place(program, self._cpus, nodes)
 
     def begin(self, sequences: int, capacity: int, page: int | None = None) -> None:
         """An empty cache for so many sequences of at most so many tokens; one that is large enough is used again.

@@ -1,0 +1,290 @@
+"""Where the pages of packed weights go: the plan on made-up machines, and the system call on this one."""
+
+import mmap
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optigpu.hardware.cpu import one_cpu_of_each_core
+from optigpu.hardware.numa import node_of_each_cpu
+from optigpu.ops.decode.cpu.arena import HUGE_PAGE_BYTES, Arena
+from optigpu.ops.decode.cpu.decoder import CpuDecoder
+from optigpu.ops.decode.cpu.placement import (
+    MOVE_PAGES,
+    Placement,
+    Span,
+    chosen_cpus,
+    huge_mappings,
+    moved,
+    pages_of,
+    place,
+    planned,
+    read_by_threads,
+    shared_matrices,
+)
+from optigpu.ops.decode.program import Program
+from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+TWO_BY_FOUR = {cpu: cpu // 4 for cpu in range(8)}
+ALTERNATING = {cpu: cpu % 2 for cpu in range(8)}
+PAGE = 4096
+NODE = min(node_of_each_cpu().values(), default=0)
+"""Of this machine."""
+NO_SUCH_CALL = 100_000
+"""For a number of no system call a kernel answers what it answers to move_pages where it lacks memory nodes: ENOSYS."""
+
+needs_nodes = pytest.mark.usefixtures("nodes_here")
+
+
+@pytest.fixture
+def nodes_here() -> None:
+    assert node_of_each_cpu(), (
+        "these tests need a kernel with memory nodes, as all of Linux's distributions have"
+    )
+
+
+# ---- Which thread is where.
+
+
+def test_threads_of_a_node_follow_one_another() -> None:
+    assert chosen_cpus(8, range(8), ALTERNATING) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert chosen_cpus(4, range(8), ALTERNATING) == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("nodes", [{}, dict.fromkeys(range(8), 0), TWO_BY_FOUR])
+def test_cpus_that_are_in_order_stay_in_order(nodes: dict[int, int]) -> None:
+    assert chosen_cpus(6, range(8), nodes) == [0, 1, 2, 3, 4, 5]
+
+
+def test_too_few_cpus_pin_no_thread() -> None:
+    assert chosen_cpus(3, [0, 1], TWO_BY_FOUR) == []
+
+
+# ---- What each thread reads.
+
+
+def test_each_thread_reads_its_part_of_the_blocks_of_a_product() -> None:
+    program = random_program(
+        LIKE_LLAMA._replace(vocabulary=203), "w4"
+    )  # 13 blocks, the last with 11 of 16 rows
+    head = program.head
+    reads = read_by_threads(program, [0, 0, 1, 1])
+    begin, block = head.numbers.data_ptr(), head.numbers.nbytes // 13
+    of_head = [read for read in reads if begin <= read.begin < begin + head.numbers.nbytes]
+    edges = [0, 3, 6, 9, 13]  # 13 * id // 4, as shares.h begins
+    assert of_head == [
+        Span(begin + first * block, begin + last * block, node)
+        for (first, last), node in zip(pairwise(edges), [0, 0, 1, 1], strict=True)
+    ]
+
+
+def test_queries_keys_and_values_are_one_product_and_gate_and_up_two_equal_ones() -> None:
+    program = random_program(LIKE_LLAMA, "w4")
+    first = program.blocks[0]
+    shared = list(shared_matrices(program))[:7]
+    assert first.gate is not None
+    assert [each.matrix for each in shared] == [*first.qkv, first.output, first.gate, first.up, first.down]
+    assert [(each.first, each.blocks) for each in shared] == [
+        *((0, 16), (8, 16), (12, 16)),
+        *((0, 8), (0, 24), (0, 24), (0, 8)),
+    ]
+    queries, keys, values = first.qkv
+    reads = read_by_threads(replace(program, blocks=(first,)), [0, 1])
+    of = {read.begin: read.node for read in reads}
+    assert (of[queries.numbers.data_ptr()], of[keys.numbers.data_ptr()], of[values.numbers.data_ptr()]) == (
+        0,
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize("shape", [LIKE_GPT2, LIKE_LLAMA])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 40])
+def test_all_threads_together_read_every_byte_once(shape: Shape, threads: int) -> None:
+    program = random_program(shape, "w4")
+    reads = sorted(read_by_threads(program, [id % 2 for id in range(threads)]))
+    assert all(before.end <= after.begin for before, after in pairwise(reads))
+    assert sum(read.end - read.begin for read in reads) == sum(
+        tensor.nbytes
+        for each in shared_matrices(program)
+        for tensor in (each.matrix.numbers, each.matrix.scale, each.matrix.unit)
+        if tensor is not None
+    )
+
+
+def test_what_a_thread_of_no_node_reads_stays_where_it_is() -> None:
+    program = random_program(LIKE_LLAMA, "w4")
+    assert {read.node for read in read_by_threads(program, [1, None])} == {1}
+    assert read_by_threads(program, [None, None]) == []
+
+
+# ---- Which page goes where.
+
+
+def test_a_page_between_two_goes_to_the_node_that_reads_more_of_it() -> None:
+    reads = [Span(0, PAGE + 1000, 0), Span(PAGE + 1000, 4 * PAGE, 1)]
+    assert pages_of(reads, PAGE) == [Span(0, PAGE, 0), Span(PAGE, 4 * PAGE, 1)]
+    reads = [Span(0, PAGE + 3000, 0), Span(PAGE + 3000, 4 * PAGE, 1)]
+    assert pages_of(reads, PAGE) == [Span(0, 2 * PAGE, 0), Span(2 * PAGE, 4 * PAGE, 1)]
+
+
+def test_of_nodes_that_read_as_much_of_a_page_the_first_has_it() -> None:
+    half = PAGE // 2
+    assert pages_of([Span(0, half, 1), Span(half, PAGE, 0)], PAGE) == [Span(0, PAGE, 0)]
+
+
+def test_many_small_reads_of_a_page_count_together() -> None:
+    reads = [Span(0, 1500, 0), Span(1500, 2600, 1), Span(2600, 3600, 1), Span(3600, PAGE, 0)]
+    assert pages_of(reads, PAGE) == [Span(0, PAGE, 1)]
+
+
+def test_memory_that_nobody_reads_goes_nowhere() -> None:
+    reads = [Span(100, 200, 0), Span(5 * PAGE, 6 * PAGE, 1)]
+    assert pages_of(reads, PAGE) == [Span(0, PAGE, 0), Span(5 * PAGE, 6 * PAGE, 1)]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2)), max_size=40),
+    st.sampled_from([64, 256, 4096]),
+)
+def test_each_page_lies_where_most_of_it_is_read(parts: list[tuple[int, int]], page: int) -> None:
+    reads, address, owners = [], 777, dict[int, int]()
+    for size, node in parts:
+        if size:
+            reads.append(Span(address, address + size, node))
+            owners.update(dict.fromkeys(range(address, address + size), node))
+        address += size
+    plan = pages_of(reads, page)
+    assert all(span.begin % page == span.end % page == 0 for span in plan)
+    assert all(
+        before.end < after.begin or (before.end == after.begin and before.node != after.node)
+        for before, after in pairwise(plan)
+    )
+    found = {begin: span.node for span in plan for begin in range(span.begin, span.end, page)}
+    assert found.keys() == {byte // page * page for byte in owners}
+    for begin, node in found.items():
+        counts = [sum(owners.get(byte) == each for byte in range(begin, begin + page)) for each in range(3)]
+        assert node == counts.index(max(counts))
+
+
+def test_huge_pages_are_whole_and_others_small() -> None:
+    huge = range(HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES)
+    reads = [
+        *(Span(0, 5000, 0), Span(5000, 3 * PAGE, 1)),
+        *(
+            Span(HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES + 5000, 0),
+            Span(2 * HUGE_PAGE_BYTES + 5000, huge.stop, 1),
+        ),
+    ]
+    assert planned(reads, [huge]) == [
+        *(Span(HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES, 0), Span(2 * HUGE_PAGE_BYTES, huge.stop, 1)),
+        *(Span(0, PAGE, 0), Span(PAGE, 3 * PAGE, 1)),
+    ]
+
+
+def test_mappings_with_huge_pages_are_found() -> None:
+    smaps = """\
+7f0000000000-7f0000400000 rw-p 00000000 00:00 0
+Size:               4096 kB
+AnonHugePages:      2048 kB
+7f0000400000-7f0000401000 r--p 00000000 fe:00 1234 /usr/lib/libc.so.6
+AnonHugePages:         0 kB
+"""
+    assert huge_mappings(smaps) == [range(0x7F0000000000, 0x7F0000400000)]
+
+
+# ---- The system call.
+
+
+@needs_nodes
+def test_every_page_lies_on_this_machines_node() -> None:
+    reads = read_by_threads(random_program(LIKE_LLAMA, "w4"), [NODE, NODE])
+    plan = pages_of(reads, mmap.PAGESIZE)
+    pages = sum(span.end - span.begin for span in plan) // mmap.PAGESIZE
+    assert pages > 50
+    assert moved(plan) == Placement(pages, pages)
+
+
+@needs_nodes
+def test_huge_pages_of_an_arena_lie_on_this_machines_node() -> None:
+    arena = Arena(3 * HUGE_PAGE_BYTES)
+    weights = arena.take((3 * HUGE_PAGE_BYTES,), torch.uint8).fill_(1)
+    begin, middle = weights.data_ptr(), weights.data_ptr() + 5_000_000
+    reads = [Span(begin, middle, NODE), Span(middle, begin + weights.nbytes, NODE)]
+    plan = planned(reads, huge_mappings(Path("/proc/self/smaps").read_text()))
+    assert plan == [Span(begin, begin + weights.nbytes, NODE)]
+    pages = weights.nbytes // mmap.PAGESIZE
+    assert moved(plan) == Placement(pages, pages)
+    assert bool((weights == 1).all())
+
+
+@needs_nodes
+def test_a_node_that_is_not_there_moves_nothing_and_says_so() -> None:
+    area = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    area.write(b"x" * 4 * mmap.PAGESIZE)
+    address = torch.frombuffer(area, dtype=torch.uint8).data_ptr()
+    found = moved([Span(address, address + 4 * mmap.PAGESIZE, 63)])
+    assert (found.pages, found.there) == (4, 0)
+    assert found.reason is not None
+    assert "No such device" in found.reason
+
+
+def test_a_kernel_without_the_call_moves_nothing_and_says_so() -> None:
+    address = torch.zeros(2 * mmap.PAGESIZE, dtype=torch.uint8).data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    found = moved([Span(address, address + mmap.PAGESIZE, 0)], NO_SUCH_CALL)
+    assert found == Placement(1, 0, "The kernel moves no pages to nodes: Function not implemented.")
+
+
+def test_a_machine_whose_number_is_unknown_moves_nothing_and_says_so() -> None:
+    found = moved([Span(0, mmap.PAGESIZE, 0)], MOVE_PAGES.get("mips"))
+    assert found.reason is not None
+    assert "not known" in found.reason
+
+
+# ---- The decoder.
+
+
+def decoded(decoder: CpuDecoder) -> tuple[torch.Tensor, torch.Tensor]:
+    decoder.begin(1, CONTEXT)
+    first = decoder.extend(tokens(LIKE_LLAMA, 1, 9)).argmax(1, keepdim=True)
+    return decoder.decode(first, 8), decoder.logits.clone()
+
+
+@pytest.mark.parametrize("nodes", [{}, dict.fromkeys(range(8), 0)])
+def test_with_one_node_nothing_is_done(nodes: dict[int, int]) -> None:
+    assert place(random_program(LIKE_LLAMA, "w4"), range(8), nodes) is None
+
+
+def test_threads_that_are_not_pinned_have_their_weights_anywhere() -> None:
+    program = random_program(LIKE_LLAMA, "w4")
+    assert place(program, [], TWO_BY_FOUR) is None
+    assert place(program, [3], TWO_BY_FOUR) is None
+    assert place(program, [8, 9], TWO_BY_FOUR) is None
+
+
+def test_a_decoder_here_does_what_the_nodes_of_this_machine_ask_for() -> None:
+    cpus = one_cpu_of_each_core()
+    decoder = CpuDecoder(random_program(LIKE_LLAMA, "w4"), threads=len(cpus), cpus=cpus)
+    several = len(set(node_of_each_cpu().values())) > 1 and len(cpus) > 1
+    assert (decoder.placement is not None) == several
+
+
+@needs_nodes
+@pytest.mark.parametrize("threads", [2, 3])
+def test_what_is_computed_does_not_depend_on_where_weights_lie(threads: int) -> None:
+    program: Program = random_program(LIKE_LLAMA, "w4")
+    decoder = CpuDecoder(program, threads=threads)
+    before = decoded(decoder)
+    found = place(program, [0, 1, 0][:threads], {0: NODE, 1: NODE, 2: NODE + 1})
+    assert found is not None
+    assert found.reason is None
+    after = decoded(decoder)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
