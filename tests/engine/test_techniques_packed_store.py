@@ -17,12 +17,10 @@ import optigpu
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.arena import Arena, aligned
-from optigpu.ops.decode.cpu.placement import shared_matrices
-from optigpu.techniques.base import Notes
-from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.surgery.places import linear_places
 from optigpu.techniques.decoding.native_decode import packed_store as decode_store
-from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, save
-from optigpu.techniques.decoding.native_decode.programs import attached
+from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, pack_or_restore, save
+from optigpu.techniques.decoding.native_decode.packing import PackingOptions
 from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.full_disk import largest_file
@@ -492,15 +490,20 @@ def child(code: str) -> "subprocess.Popen[str]":
 
 
 def test_a_decoder_never_reads_the_files_own_pages(folder: Path) -> None:
-    for _ in range(2):  # packed, then restored
-        packed = model()
-        NativeDecode(calibration="none").modules(packed, Notes())
-    assert names_in(folder)
+    def packed() -> list[torch.Tensor]:
+        fresh = model()
+        places = linear_places(fresh)
+        pack_or_restore(fresh, places, PackingOptions("w4", 32, "same", 0.0, "none"))
+        return [fresh.get_submodule(place.path).numbers for place in places]
+
+    first = packed()
+    assert len(names_in(folder)) == 1
+    restored = packed()
     named = [
         range(*(int(bound, 16) for bound in line.split()[0].split("-")))
         for line in Path("/proc/self/maps").read_text().splitlines()
         if len(line.split()) > 5 and line.split()[5].startswith("/")
     ]
-    addresses = [each.matrix.numbers.data_ptr() for each in shared_matrices(attached(packed))]
-    assert len(addresses) > 10
-    assert not [address for address in addresses if any(address in file for file in named)]
+    assert len(restored) > 10
+    assert all(map(torch.equal, restored, first))
+    assert not [each for each in restored if any(each.data_ptr() in file for file in named)]
