@@ -26,7 +26,13 @@ STEPS = 32
 """Of a sample of the rate of products."""
 REPEATS = 32
 SMALL = ModelFacts(
-    *("llama", 256, REPEATS, 2, 1, 256, 64),
+    family="llama",
+    hidden_size=256,
+    layers=REPEATS,
+    heads=2,
+    kv_heads=1,
+    vocabulary=256,
+    context=64,
     tied_head=True,
     head_size=64,
     inner_size=1024,

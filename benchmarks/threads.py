@@ -74,11 +74,15 @@ class Study:
 
 
 def studied(preset: str, threads: Sequence[int], turns: int, new_tokens: int) -> Study:
-    """Raises OptiGPUError when a process fails."""
+    """Raises OptiGPUError when a process fails, and where all that is asked for are more threads than cores."""
     from benchmarks.thread_terms import Memory, Products, meet_s
 
     cpus = one_cpu_of_each_core()
     counts = [count for count in threads if count <= cores()]
+    if not counts:
+        raise OptiGPUError(
+            f"This process may use {cores()} physical cores; ask for as many --threads or fewer."
+        )
     with ExitStack() as leave:
         arguments = ("--model", f"preset:{preset}", "--new-tokens", str(new_tokens))
         processes = {

@@ -49,6 +49,14 @@ def test_a_small_preset_is_measured_as_far_as_this_machine_has_cores(
     assert (rows[4096]["predicted"] is None) == (threads.cores() == 1)
 
 
+def test_more_threads_than_cores_alone_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["threads", "--presets", "tiny-llama-test", "--threads", "4096"])
+    assert threads.main() == 2
+    assert "ask for as many --threads or fewer" in " ".join(capsys.readouterr().err.split())
+
+
 def test_bytes_in_pages_of_another_node_are_not_at_home() -> None:
     reads = [Span(0, 3000, 0), Span(3000, 4096, 1), Span(10_000, 12_000, 1)]
     assert share_at_home(reads, pages_of(reads, 4096)) == pytest.approx(5000 / 6096)
