@@ -62,8 +62,8 @@ def measured(
 ) -> CaseFigures:
     """Jobs of the reference and TIMED with the other stacks, group by group; their own rows are those of the first job.
 
-    Each job may take its share of the time that is left, by its processes, and the first one FIRST times as much. Raises
-    OptiGPUError if the first cannot be.
+    Each job may take its share of the time that is left, by its processes, and the first one FIRST times as much.
+    Raises OptiGPUError if the first job cannot be.
     """
     found = CaseFigures({name_of(case): [] for case in speed.cases}, [])
     ends = time.monotonic() + speed.budget_s
