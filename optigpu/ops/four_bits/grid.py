@@ -4,12 +4,16 @@ from typing import Protocol
 
 import torch
 
+from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 
 class Grid(Protocol):
-    """The values of 16 numbers, or of 8."""
+    """The values of 16 numbers, or of 8. table: float32 and in ascending order, or None for evenly spaced ones."""
+
+    @property
+    def table(self) -> torch.Tensor | None: ...
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         """The nearest values to float32 numbers, in their place."""
@@ -24,6 +28,8 @@ class Grid(Protocol):
 class Even:
     """A number less 8."""
 
+    table = None
+
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         return x.round_().clamp_(INT4_LEAST, INT4_LARGEST)
 
@@ -37,18 +43,36 @@ class Even:
 class Uneven:
     """Those of a table of table.py."""
 
+    table: torch.Tensor
+
     def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
-        self._values = torch.tensor(table, dtype=torch.float32, device=device)
-        self._between = (self._values[1:] + self._values[:-1]) / 2
+        self.table = torch.tensor(table, dtype=torch.float32, device=device)
+        self._between = (self.table[1:] + self.table[:-1]) / 2
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
-        return x.copy_(self._values[torch.bucketize(x, self._between)])
+        return x.copy_(self.table[torch.bucketize(x, self._between)])
 
     def numbers(self, values: torch.Tensor) -> torch.Tensor:
         return torch.bucketize(values, self._between).to(torch.uint8)
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        return self._values[numbers.long()]
+        return self.table[numbers.long()]
+
+    def squared_errors(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Of each weight, contiguous float32 [groups, size], with a scale for each group, [groups, 1]."""
+        if self._is_native:
+            return uneven_errors(weight, scale, self.table)
+        return self.nearest_(weight / scale).mul_(scale).sub_(weight).square_()
+
+    def numbers_of(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The nearest numbers, uint8; all else as in `squared_errors`."""
+        if self._is_native:
+            return uneven_numbers(weight, scale, self.table)
+        return self.numbers(weight / scale)
+
+    @property
+    def _is_native(self) -> bool:
+        return self.table.is_cpu and few_bits_reason() is None
 
 
 def grid_of(scheme: Int4Scheme, device: torch.device) -> Grid:

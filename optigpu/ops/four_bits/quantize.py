@@ -9,9 +9,9 @@ numbers, which are chosen for the scale that is stored, make up for its being co
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from optigpu.ops.naming import named
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
 Fit = Callable[["Fitting", Scales], Scales]
+Found = TypeVar("Found")
 
 AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
@@ -87,11 +88,15 @@ def quantize_groups(
         )
     at_once = max(1, AT_ONCE.get(weight.device.type, AT_ONCE["cpu"]) // inner)
     units = itertools.repeat(None) if unit is None else unit.split(at_once)
-    with torch.no_grad(), _one_thread():
-        parts = [
-            _quantized(rows.float().reshape(-1, scheme.group_size), scheme, _of_groups(some, inner, scheme))
-            for rows, some in zip(weight.split(at_once), units, strict=False)
-        ]
+
+    def part(
+        rows: torch.Tensor, some: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            groups = rows.float().reshape(-1, scheme.group_size)
+            return _quantized(groups, scheme, _of_groups(some, inner, scheme))
+
+    parts = _on_each_core(part, list(zip(weight.split(at_once), units, strict=False)))
     q, scale, offset = (torch.cat(part) for part in zip(*parts, strict=True))
     groups = (outputs, -1)
     return Int4Weights(
@@ -108,16 +113,19 @@ def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
     return found.flatten(-2)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With one torch thread: several would wait for each other after each of hundreds of small operations.
+def _on_each_core(part: Callable[..., Found], given: Sequence[tuple[object, ...]]) -> list[Found]:
+    """What a function gives for each of some arguments, by as many threads as torch has, each with one of torch's.
 
-    Two busy cores took up to a hundred times as long for that as one thread needs for all.
+    Torch's own would wait for each other after each of hundreds of small operations: two busy cores took up to a
+    hundred times as long for that as one thread needs for all.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # threads that begin now take that over
     try:
-        yield
+        if len(given) == 1:
+            return [part(*given[0])]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(part, *zip(*given, strict=True)))
     finally:
         torch.set_num_threads(threads)
 
@@ -156,9 +164,9 @@ def _uneven(
     best, least = whole, torch.full_like(whole, torch.inf)
     for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):
         scale = rounded_scale(whole * share, unit)
-        loss = grid.nearest_(w / scale).mul_(scale).sub_(w).square_().sum(dim=1, keepdim=True)
+        loss = grid.squared_errors(w, scale).sum(dim=1, keepdim=True)
         best, least = torch.where(loss < least, scale, best), torch.minimum(loss, least)
-    return grid.numbers(w / best), _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
+    return grid.numbers_of(w, best), _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
 
 
 def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
