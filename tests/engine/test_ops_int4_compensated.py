@@ -92,7 +92,7 @@ def test_no_number_could_be_improved_alone_when_there_is_nothing_left_to_improve
     known, unit = compensation(samples.T @ samples), scale_units(given, 8)
     start = quantize_groups(given, Int4Scheme(32), unit)
     for _ in range(30):
-        start = improved_groups(given, known.moment, start, unit, Even())
+        start = improved_groups(given, known, start, unit, Even())
 
     def loss(found: Int4Weights) -> torch.Tensor:
         error = (given - whole(found, unit)).double()

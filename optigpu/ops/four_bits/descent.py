@@ -5,11 +5,12 @@ objective is the squared error of the layer's outputs. GPTQ's order leaves the e
 compensation; two rounds after it reduced the divergence of bundled:tiny by a tenth.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from optigpu.ops.four_bits.grid import Grid
+from optigpu.ops.four_bits.in_order import improved_in_order
 from optigpu.ops.four_bits.quantize import rounded_scale
 from optigpu.ops.four_bits.scheme import Int4Weights
 
@@ -17,49 +18,59 @@ ROUNDS = 2
 """Four rounds reduced the divergence of bundled:tiny by another fiftieth."""
 
 
-class _Fit(NamedTuple):
-    """q: the numbers' values [outputs, inputs]; scale [outputs, groups]; pull: errors times moment, like q.
+class Known(Protocol):
+    """What is known of a layer's inputs: compensated.Compensation."""
 
-    All float32, and changed in place. `pull` is half of what the loss falls by when a weight grows a bit.
+    @property
+    def moment(self) -> torch.Tensor: ...
+
+    @property
+    def rough_moment(self) -> torch.Tensor: ...
+
+
+class _Fit(NamedTuple):
+    """weight, float32 [inputs, outputs]; q: the numbers' values, like it; scale [groups, outputs]; errors: of the
+    weights, like `weight`, in the type of the rough moment. The last three are changed in place.
     """
 
+    weight: torch.Tensor
     q: torch.Tensor
     scale: torch.Tensor
-    pull: torch.Tensor
+    errors: torch.Tensor
 
 
 def improved_groups(
-    weight: torch.Tensor, moment: torch.Tensor, start: Int4Weights, unit: torch.Tensor, grid: Grid
+    weight: torch.Tensor, known: Known, start: Int4Weights, unit: torch.Tensor, grid: Grid
 ) -> Int4Weights:
     """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
 
-    weight: float32 [outputs, inputs]; moment: float32 [inputs, inputs], of what the layer is given, positive definite;
-    start: symmetric, with scales in the `unit`, bfloat16 [outputs].
+    weight: float32 [outputs, inputs]; start: symmetric, with scales in the `unit`, bfloat16 [outputs].
     """
-    units = unit.float().unsqueeze(1)
-    q, scale = grid.values(start.q), start.scale * units
-    size = q.shape[1] // scale.shape[1]
+    units = unit.float()
+    w, q, scale = weight.T.contiguous(), grid.values(start.q.T.contiguous()), start.scale.T * units
     with torch.no_grad():
-        fit = _Fit(q, scale, (weight - q * scale.repeat_interleave(size, dim=1)) @ moment)
+        errors = w - q * scale.repeat_interleave(len(q) // len(scale), dim=0)
+        fit = _Fit(w, q, scale, errors.to(known.rough_moment.dtype))
         for _ in range(ROUNDS):
-            for group in range(scale.shape[1]):
-                _improve(fit, group, moment, units, grid)
-    return Int4Weights(grid.numbers(q), (scale / units).round().to(torch.int8), None)
+            for group in range(len(scale)):
+                _improve(fit, group, known, units, grid)
+    return Int4Weights(
+        grid.numbers(q).T.contiguous(), (scale / units).round().to(torch.int8).T.contiguous(), None
+    )
 
 
-def _improve(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor, grid: Grid) -> None:
-    """Improves the scale of one group for each output, then its numbers; the other groups learn of both at once."""
-    size = fit.q.shape[1] // fit.scale.shape[1]
+def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Grid) -> None:
+    """Improves the scale of one group for each output, then its numbers."""
+    size = len(fit.q) // len(fit.scale)
     inputs = slice(group * size, (group + 1) * size)
-    own = moment[inputs, inputs]
-    # As rows the inputs are contiguous.
-    before, pull = fit.q[:, inputs].T.contiguous(), fit.pull[:, inputs].T.contiguous()
-    old = fit.scale[:, group].clone()
-    scale = _improved_scale(before, old, pull, own, units[:, 0])
+    own, before, old = known.moment[inputs, inputs].contiguous(), fit.q[inputs], fit.scale[group]
+    # Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
+    pull = (known.rough_moment[inputs] @ fit.errors).float()
+    scale = _improved_scale(before, old, pull, own, units)
     pull.addmm_(own, before * (old - scale))
-    q = _improved_numbers(before, scale, pull, own, grid)
-    fit.pull.addmm_((q * scale - before * old).T, moment[inputs], alpha=-1)
-    fit.q[:, inputs], fit.scale[:, group] = q.T, scale
+    q = improved_in_order(before, pull, scale, own, grid)
+    fit.errors[inputs] = fit.weight[inputs] - q * scale
+    fit.q[inputs], fit.scale[group] = q, scale
 
 
 def _improved_scale(
@@ -72,20 +83,3 @@ def _improved_scale(
     size = (own @ q).mul_(q).sum(dim=0)
     better = scale + (pull * q).sum(dim=0) / size
     return rounded_scale(torch.where(size > 0, better, scale), units)
-
-
-def _improved_numbers(
-    before: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor, grid: Grid
-) -> torch.Tensor:
-    """The values of the group's numbers, one input after the other, [size, outputs].
-
-    Changes `pull`, which is of this group alone.
-    """
-    q = torch.empty_like(before)
-    steps = torch.outer(own.diagonal(), scale).reciprocal_()
-    for index in range(q.shape[0]):
-        torch.addcmul(before[index], pull[index], steps[index], out=q[index])
-        grid.nearest_(q[index])
-        change = (q[index] - before[index]).mul_(scale)
-        pull[index + 1 :].addr_(own[index, index + 1 :], change, alpha=-1)
-    return q

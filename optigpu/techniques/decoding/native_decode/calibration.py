@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
 from optigpu.models.loading.self_written import first_token
 from optigpu.ops.decode.program import Program, Sampling
+from optigpu.ops.four_bits.few_bits import add_moment, product_type
 from optigpu.surgery.places import Place, linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.decoders import new_decoder
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
@@ -82,10 +83,16 @@ def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:
 
 def _moments(model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor) -> Moments:
     gathered = _Gathered()
-    with torch.no_grad(), _watched(model, places, gathered):
+    with torch.no_grad(), in_product_type(model), _watched(model, places, gathered):
         for rows in text.split(ROWS_AT_ONCE):
             model.base_model(input_ids=rows, use_cache=False)
     return gathered.whole()
+
+
+def in_product_type(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """A context in which the model's products are of `product_type`."""
+    wanted = product_type(model.device)
+    return torch.autocast(model.device.type, wanted, enabled=wanted != torch.float32)
 
 
 class _Gathered:
@@ -96,16 +103,12 @@ class _Gathered:
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, path: str, inputs: torch.Tensor) -> None:
-        """Only what is on and right of the diagonal, by stripes: less than two thirds of the work."""
         if self._last is None or inputs is not self._last[0]:
-            x = inputs.detach().flatten(0, -2).float()
-            size = x.shape[1]
+            x = inputs.detach().flatten(0, -2)
             moment = self._found.get(path)
             if moment is None:
-                moment = x.new_zeros(size, size)
-            stripe = -(-size // STRIPES)
-            for start in range(0, size, stripe):
-                moment[start : start + stripe, start:].addmm_(x[:, start : start + stripe].T, x[:, start:])
+                moment = torch.zeros(x.shape[1], x.shape[1], device=x.device)
+            _add(moment, x)
             self._last = inputs, moment
         self._found[path] = self._last[1]
 
@@ -115,6 +118,17 @@ class _Gathered:
         for moment in {id(each): each for each in self._found.values()}.values():
             moment.copy_(moment.triu() + moment.triu(1).T)
         return self._found
+
+
+def _add(moment: torch.Tensor, x: torch.Tensor) -> None:
+    """Adds xT x on and right of the diagonal; by stripes that is less than two thirds of the work."""
+    if product_type(x.device) == torch.bfloat16:
+        add_moment(moment, x.bfloat16().contiguous())
+        return
+    x, size = x.float(), x.shape[1]
+    stripe = -(-size // STRIPES)
+    for start in range(0, size, stripe):
+        moment[start : start + stripe, start:].addmm_(x[:, start : start + stripe].T, x[:, start:])
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
+from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.ops.layouts import DECODE_BITS, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, become, weight_of
@@ -176,7 +177,10 @@ def exchange_linears(
     for place in places:
         moment = moments.get(place.path)
         if moment is not last:
-            last, known = moment, None if moment is None else compensation(moment)
+            last, known = (
+                moment,
+                None if moment is None else compensation(moment, product_type(moment.device)),
+            )
         place.put(DecodeLinear.of(place.layer, kinds[place.path], group, arena, known))
 
 

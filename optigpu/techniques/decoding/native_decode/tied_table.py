@@ -13,9 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.four_bits.compensated import compensation
+from optigpu.ops.four_bits.compensated import Compensation, compensation
+from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import weight_of
-from optigpu.techniques.decoding.native_decode.calibration import Moments
+from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
 from optigpu.techniques.decoding.native_decode.prediction import finer_rows
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH
@@ -62,8 +63,11 @@ class TiedTable:
         assert isinstance(head, DecodeLinear)
         left = head.unpacked().neg_().add_(weight_of(self._model.get_input_embeddings()))
         rows = self._costliest(left)
-        known = None if self._moment is None else compensation(self._moment)
+        known = self._compensation()
         head.refine(rows, left[rows], arena, known)
+
+    def _compensation(self) -> Compensation | None:
+        return None if self._moment is None else compensation(self._moment, product_type(self._moment.device))
 
     def _costliest(self, left: torch.Tensor) -> torch.Tensor:
         """Rows in ascending order. left: what rounding has left, float32 [vocabulary, width]."""
@@ -79,7 +83,7 @@ class TiedTable:
 def _costs(model: PreTrainedModel, text: torch.Tensor) -> _Costs:
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for rows in text.split(ROWS_AT_ONCE):
-        with torch.enable_grad(), embedded_tokens(model) as embedded:
+        with torch.enable_grad(), in_product_type(model), embedded_tokens(model) as embedded:
             logits = model(input_ids=rows, use_cache=False).logits.float()
             told, next_ones = logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten()
             loss = torch.nn.functional.cross_entropy(told, next_ones, reduction="sum")
