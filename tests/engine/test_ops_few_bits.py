@@ -104,8 +104,9 @@ def test_several_threads_give_what_one_gives(scheme: Int4Scheme) -> None:
     assert torch.get_num_threads() == 3
     assert several.q.equal(one.q)
     assert several.scale.equal(one.scale)
-    if several.offset is not None and one.offset is not None:
-        assert several.offset.equal(one.offset)
+    offsets = [each.offset for each in (one, several) if each.offset is not None]
+    assert len(offsets) == (0 if scheme.symmetric else 2)
+    assert all(offset.equal(offsets[0]) for offset in offsets)
 
 
 @GRIDS
