@@ -15,11 +15,6 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
-AT_ONCE = 4
-"""Answers that are handed over together. Pages one by one were a fifth fewer in a second, and all of a turn at once
-took four times as long for the slowest of a hundred."""
-
-
 class Waiting(NamedTuple, Generic[Asked, Answer]):
     """What was asked, and where its answer goes."""
 
@@ -37,10 +32,19 @@ class Waiting(NamedTuple, Generic[Asked, Answer]):
 
 
 class Together(Generic[Asked, Answer]):
-    """`answers` has one answer for each thing that is asked, in order; an exception is raised where it was asked."""
+    """`answers` has one answer for each thing that is asked, in order; an exception is raised where it was asked.
 
-    def __init__(self, answers: Callable[[Sequence[Asked]], Iterable[Answer | Exception]], name: str) -> None:
+    Those of a turn are handed over together at its end, or as they are found, `at_once` of them.
+    """
+
+    def __init__(
+        self,
+        answers: Callable[[Sequence[Asked]], Iterable[Answer | Exception]],
+        name: str,
+        at_once: int | None = None,
+    ) -> None:
         self._answers = answers
+        self._at_once = at_once
         self._waiting: list[Waiting[Asked, Answer]] = []
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, name)
@@ -69,10 +73,9 @@ class Together(Generic[Asked, Answer]):
         self._working = None
 
     def _turn(self, waiting: Sequence[Waiting[Asked, Answer]], loop: asyncio.AbstractEventLoop) -> None:
-        """Hands over answers as they are found, a few at once: the first need not wait for the last."""
         answers = self._answers([each.asked for each in waiting])
         settled = zip(waiting, answers, strict=True)
-        while some := tuple(islice(settled, AT_ONCE)):
+        while some := tuple(islice(settled, self._at_once)):
             loop.call_soon_threadsafe(_settle, some)
 
 

@@ -7,7 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from api.together import AT_ONCE, Together
+from api.together import Together
+
+AT_ONCE = 4
 
 
 def test_what_arrives_while_the_thread_works_is_done_in_its_next_turn() -> None:
@@ -71,7 +73,7 @@ def test_the_first_answers_do_not_wait_for_the_last() -> None:
         last.set()
         return done_before, await asyncio.gather(*others)
 
-    with closing(Together[int, int](answers, "test")) as together:
+    with closing(Together[int, int](answers, "test", AT_ONCE)) as together:
         done_before, found = asyncio.run(ask(together))
     assert AT_ONCE <= done_before < 9
     assert found == [10 * number for number in range(1, 10)]
@@ -96,7 +98,7 @@ def test_an_error_in_the_middle_of_a_turn_is_that_of_those_without_an_answer() -
         goes_on.set()
         return await asyncio.gather(first, *others, return_exceptions=True)
 
-    with closing(Together[int, int](answers, "test")) as together:
+    with closing(Together[int, int](answers, "test", AT_ONCE)) as together:
         found = asyncio.run(ask(together))
     assert found[: AT_ONCE + 1] == list(range(AT_ONCE + 1))
     assert [type(each) for each in found[AT_ONCE + 1 :]] == [RuntimeError, RuntimeError]
