@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 import torch
 
+from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import linear_places, weight_of
+from optigpu.techniques.decoding.native_decode import calibration
 from optigpu.techniques.decoding.native_decode.calibration import (
     LENGTH,
     ROWS,
+    ROWS_AT_ONCE,
     calibration_text,
+    in_product_type,
     moments_by_layer,
 )
 from tests.engine.decoder_models import DECODERS, decoder_model
@@ -18,23 +22,32 @@ from tests.engine.tiny_models import VOCABULARY, tiny_model
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def inputs_of(model: Any, text: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By the paths of all linear layers, as torch's own hooks see them, float64 [tokens, inputs]."""
-    found: dict[str, torch.Tensor] = {}
+def inputs_of(model: Any, text: torch.Tensor, products: torch.dtype) -> dict[str, torch.Tensor]:
+    """By the paths of all linear layers, as torch's own hooks see them, rounded as they are for products, float64
+    [tokens, inputs]."""
+    found: dict[str, list[torch.Tensor]] = {place.path: [] for place in linear_places(model)}
     for place in linear_places(model):
         place.layer.register_forward_hook(
-            lambda _, inputs, __, path=place.path: found.update({path: inputs[0].flatten(0, -2).double()})
+            lambda _, inputs, __, path=place.path: found[path].append(
+                inputs[0].flatten(0, -2).to(products).double()
+            )
         )
-    with torch.no_grad():
-        model(text)
-    return found
+    with torch.no_grad(), in_product_type(model):
+        for rows in text.split(ROWS_AT_ONCE):  # products of other shapes may round otherwise
+            model(rows)
+    return {path: torch.cat(parts) for path, parts in found.items()}
 
 
+@pytest.mark.parametrize("has_bfloat16", [True, False], ids=["as this CPU multiplies", "float32"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_moments_are_those_of_what_each_layer_is_given(name: str) -> None:
+def test_moments_are_those_of_what_each_layer_is_given(
+    name: str, has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = product_type(torch.device("cpu")) if has_bfloat16 else torch.float32
+    monkeypatch.setattr(calibration, "product_type", lambda _: products)
     text = torch.randint(0, VOCABULARY, (20, 9), generator=torch.Generator().manual_seed(0))
     model = decoder_model(name)
-    expected = inputs_of(decoder_model(name), text)
+    expected = inputs_of(decoder_model(name), text, products)
     places = linear_places(model)
     seen = 0
     for part, moments in moments_by_layer(model, places, text):
