@@ -94,9 +94,8 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
     if matrix.kind in UNEVEN:
         values = Uneven(TABLES[matrix.kind], matrix.numbers.device).values(_uneven_numbers(matrix))
     else:
-        bytes_ = matrix.numbers.view(
-            torch.int8
-        )  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
+        # Of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF].
+        bytes_ = matrix.numbers.view(torch.int8)
         four = matrix.kind == "w4"
         halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
         values = halves.float()

@@ -160,6 +160,11 @@ def candidates_of(
     return found
 
 
+def compensation_of(moment: torch.Tensor | None) -> Compensation | None:
+    """With products of the type that the moment's device is fastest in; None without a moment."""
+    return None if moment is None else compensation(moment, product_type(moment.device))
+
+
 def exchange_linears(
     places: Sequence[Place],
     kinds: Mapping[str, WeightKind],
@@ -177,10 +182,7 @@ def exchange_linears(
     for place in places:
         moment = moments.get(place.path)
         if moment is not last:
-            last, known = (
-                moment,
-                None if moment is None else compensation(moment, product_type(moment.device)),
-            )
+            last, known = moment, compensation_of(moment)
         place.put(DecodeLinear.of(place.layer, kinds[place.path], group, arena, known))
 
 

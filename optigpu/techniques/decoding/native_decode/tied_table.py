@@ -13,11 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.four_bits.compensated import Compensation, compensation
-from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
-from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
+from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, compensation_of
 from optigpu.techniques.decoding.native_decode.prediction import finer_rows
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH
 from optigpu.techniques.decoding.native_decode.sensitivity import embedded_tokens
@@ -63,11 +61,8 @@ class TiedTable:
         assert isinstance(head, DecodeLinear)
         left = head.unpacked().neg_().add_(weight_of(self._model.get_input_embeddings()))
         rows = self._costliest(left)
-        known = self._compensation()
+        known = compensation_of(self._moment)
         head.refine(rows, left[rows], arena, known)
-
-    def _compensation(self) -> Compensation | None:
-        return None if self._moment is None else compensation(self._moment, product_type(self._moment.device))
 
     def _costliest(self, left: torch.Tensor) -> torch.Tensor:
         """Rows in ascending order. left: what rounding has left, float32 [vocabulary, width]."""
