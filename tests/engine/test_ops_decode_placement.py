@@ -28,6 +28,7 @@ from optigpu.ops.decode.cpu.placement import (
     shared_matrices,
 )
 from optigpu.ops.decode.program import Program
+from optigpu.techniques.decoding.native_decode.decoders import placement_facts
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -275,6 +276,19 @@ def test_a_decoder_here_does_what_the_nodes_of_this_machine_ask_for() -> None:
     decoder = CpuDecoder(random_program(LIKE_LLAMA, "w4"), threads=len(cpus), cpus=cpus)
     several = len(set(node_of_each_cpu().values())) > 1 and len(cpus) > 1
     assert (decoder.placement is not None) == several
+
+
+def test_a_result_says_where_weights_lie() -> None:
+    decoder = CpuDecoder(random_program(LIKE_LLAMA, "w4"), threads=1)
+    assert placement_facts(decoder) == {}
+    decoder.placement = Placement(8, 8)
+    assert placement_facts(decoder) == {"weight_pages": 8, "weight_pages_on_chosen_nodes": 8}
+    decoder.placement = Placement(4, 0, "The kernel moves no pages.")
+    assert placement_facts(decoder) == {
+        "weight_pages": 4,
+        "weight_pages_on_chosen_nodes": 0,
+        "weight_pages_not_moved": "The kernel moves no pages.",
+    }
 
 
 @needs_nodes

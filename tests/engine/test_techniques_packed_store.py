@@ -265,7 +265,11 @@ else:
     from pkg import otherwise
 def later():
     from pkg.within import a_function
+SOURCES = ("named.cpp", "in_another_folder.h", "missing.h")
 """,
+        "named.cpp": "",
+        "unnamed.h": "",
+        "parts/in_another_folder.h": "",
         "plain.py": "import pkg.start",  # a circle
         "module_of_a_package.py": "",
         "parts/__init__.py": "from pkg.parts.first import thing",
@@ -282,7 +286,8 @@ def later():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
     found = {str(path.relative_to(package)) for path in sources_of("pkg.start", package)}
-    assert found == set(written) - {"__init__.py", "for_types.py", "unrelated.py"}
+    left = {"__init__.py", "for_types.py", "unrelated.py", "unnamed.h", "parts/in_another_folder.h"}
+    assert found == set(written) - left
 
 
 def test_no_bit_of_a_file_may_change(folder: Path) -> None:

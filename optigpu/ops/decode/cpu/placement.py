@@ -54,6 +54,14 @@ class Placement:
     there: int
     reason: str | None = None
 
+    def facts(self) -> dict[str, int | str]:
+        """What a result says of it."""
+        counts: dict[str, int | str] = {
+            "weight_pages": self.pages,
+            "weight_pages_on_chosen_nodes": self.there,
+        }
+        return counts if self.reason is None else {**counts, "weight_pages_not_moved": self.reason}
+
 
 def chosen_cpus(threads: int, cpus: Sequence[int], nodes: Mapping[int, int]) -> list[int]:
     """The first CPUs, one for each thread, those of a node one after the other; none where there are too few.

@@ -1,6 +1,6 @@
 """The decoder of a program, on the device where its weights are."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,3 +21,8 @@ def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
 
         return CudaDecoder(program, kv)
     return CpuDecoder(program, kv, threads=torch.get_num_threads(), cpus=one_cpu_of_each_core())
+
+
+def placement_facts(decoder: "Decoder") -> dict[str, Any]:
+    """On which memory nodes the weights lie; empty where there was no choice."""
+    return decoder.placement.facts() if isinstance(decoder, CpuDecoder) and decoder.placement else {}

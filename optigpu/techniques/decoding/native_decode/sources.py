@@ -1,22 +1,25 @@
-"""Which source files of this package a module imports, by itself and through others. Nothing of them is run."""
+"""Which source files of this package a module is made of, by itself and through others. Nothing of them is run."""
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[3]
+NATIVE = (".cpp", ".h")
 
 
 @cache
 def sources_of(module: str, package: Path = PACKAGE) -> tuple[Path, ...]:
-    """The file of a module and of everything of `package` that it imports, at its top or within a function.
+    """The files of a module and of everything of `package` that it imports, at its top or within a function, and the
+    C++ sources that these name and lie beside.
 
     `module` is a full name ("optigpu.surgery.places"). Imports for type checkers alone are not followed, and neither
-    are the packages above a module: nothing is taken from them. In the order of their names.
+    are the packages above a module: nothing is taken from them. In the order of their paths.
     """
     found: dict[str, Path] = {}
+    native: set[Path] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
@@ -24,8 +27,10 @@ def sources_of(module: str, package: Path = PACKAGE) -> tuple[Path, ...]:
         if path is None or name in found:
             continue
         found[name] = path
-        waiting += _imported_by(name, path, package)
-    return tuple(path for _, path in sorted(found.items()))
+        code = list(_run(ast.parse(path.read_text("utf-8"))))
+        native |= set(_named_in(code, path.parent))
+        waiting += _imported_by(name, path, code, package)
+    return tuple(sorted({*found.values(), *native}))
 
 
 def _file_of(module: str, package: Path) -> Path | None:
@@ -38,9 +43,15 @@ def _file_of(module: str, package: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _imported_by(module: str, path: Path, package: Path) -> Iterator[str]:
+def _named_in(code: Iterable[ast.AST], folder: Path) -> Iterator[Path]:
+    for node in code:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(NATIVE):
+            yield from (file for file in (folder / node.value,) if file.is_file())
+
+
+def _imported_by(module: str, path: Path, code: Iterable[ast.AST], package: Path) -> Iterator[str]:
     parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in _run(ast.parse(path.read_text("utf-8"))):
+    for node in code:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -190,22 +190,24 @@ class NativeDecode(Technique):
 
     def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """The operator's own loop."""
-        from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+        from optigpu.techniques.decoding.native_decode.decoders import new_decoder, placement_facts
         from optigpu.techniques.decoding.native_decode.loop import NativeLoop
         from optigpu.techniques.decoding.native_decode.programs import attached
 
         program = attached(model)
-        facts, decoder = self._facts(program), new_decoder(program, self.kv)
+        decoder = new_decoder(program, self.kv)
+        facts = self._facts(program) | placement_facts(decoder)
         return NativeLoop(decoder, self.tokens_at_once, facts, notes, self._drafted)
 
     def forward(self, forward: Forward, notes: Notes) -> Forward:
         """The whole prompt by the operator."""
-        from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+        from optigpu.techniques.decoding.native_decode.decoders import new_decoder, placement_facts
         from optigpu.techniques.decoding.native_decode.loop import NativePass
         from optigpu.techniques.decoding.native_decode.programs import attached
 
         program = attached(forward.model)  # type: ignore[attr-defined]
-        return NativePass(new_decoder(program, self.kv), self._facts(program), notes)
+        decoder = new_decoder(program, self.kv)
+        return NativePass(decoder, self._facts(program) | placement_facts(decoder), notes)
 
     def _refused_by(self, device: DeviceKind) -> str | None:
         """What the operator of CUDA does not read."""
