@@ -52,6 +52,7 @@ def _case(model: str, *others: Stack) -> EngineCase:
         model,
         (Stack("float32"), *OURS, *LLAMA_CPP, *others),
         budget_s=1800,
+        name="quality by bits",
         prompt_tokens=8,
         new_tokens=8,
         replicates=1,

@@ -44,6 +44,7 @@ class EngineCase:
     model: str
     stacks: tuple[Stack, ...]
     budget_s: float
+    name: str = "engines side by side"
     prompt_tokens: int = 32
     new_tokens: int = 64
     replicates: int = 3
@@ -56,7 +57,7 @@ class EngineCase:
         first, *others = self.stacks
         return validated(
             {
-                "name": "engines side by side",
+                "name": self.name,
                 "workload": {
                     "kind": "generate",
                     "prompt_tokens": self.prompt_tokens,

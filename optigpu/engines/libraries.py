@@ -48,12 +48,12 @@ LIBRARIES: dict[str, EngineLibrary] = {
         mark=b"6AVX512",
         cuda="torch/lib/libtorch_cuda.so",
     ),
+    # Its products with AMX end in a segmentation fault (0.3.36): a right build has none, and that of make has none.
     "llama_cpp": EngineLibrary(
         "llama-cpp-python",
         "llama_cpp/lib/libggml-cpu.so",
-        ("avx512", "vnni", "amx"),
-        'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python '
-        "llama-cpp-python",
+        ("avx512", "vnni"),
+        "pip uninstall -y llama-cpp-python && make llama",
     ),
     "ik_llama_cpp": EngineLibrary(
         "ik-llama-cpp-python",
