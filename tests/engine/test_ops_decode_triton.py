@@ -31,7 +31,13 @@ SCENES = (
     "mixed_steps",
     "decoding",
 )
-PERSISTENT = ("persistent_steps", "persistent_states", "persistent_refusals", "rounds_of_arrivals")
+PERSISTENT = (
+    "persistent_steps",
+    "programs_in_turns",
+    "persistent_states",
+    "persistent_refusals",
+    "rounds_of_arrivals",
+)
 
 
 @pytest.mark.slow

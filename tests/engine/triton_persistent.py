@@ -1,7 +1,7 @@
 """Scenes for a decode step as one kernel, and what each must show; run in processes of their own as triton_decode.py.
 
-In the interpreter a kernel has one program, so nothing here waits for another one: what the barrier adds up to is
-shown arrival by arrival, and that programs meet is for tests/gpu.
+In the interpreter a kernel has one program, or several that take turns where they wait (triton_turns.py). What the
+barrier adds up to is shown arrival by arrival. That programs which run at once meet is for tests/gpu.
 """
 
 import itertools
@@ -18,18 +18,24 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 from optigpu.ops.decode.cuda.packing import joined_program, pack_for_cuda
 from optigpu.ops.decode.cuda.persistent_step import PersistentDecodeStep
+from optigpu.ops.decode.cuda.step_memory import StepMemory
 from optigpu.ops.decode.cuda.step_plan import Division
 from optigpu.ops.decode.cuda.triton_barrier import arrive, passed
+from optigpu.ops.decode.cuda.triton_persistent import step_call
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.kernel import KernelCall
+from optigpu.ops.launch import WARPS_A_MULTIPROCESSOR, LaunchTarget
 from optigpu.vocabulary import UnsupportedError
-from tests.engine.triton_decode import CACHES, KINDS, tiny_program
+from tests.engine.triton_decode import CACHES, KINDS, Draw, fill, tiny_program
+from tests.engine.triton_turns import run_in_turns
 
 CAPACITY, STEPS = 8, 4
 """Past the window of Llama's blocks."""
 ALIKE: tuple[WeightKind, ...] = ("w8", "w4k", "bf16", "w4")
 """Of GPT-2's four matrices: each block has the same."""
 HIGHEST_BIT, ROUNDS = 2**31, 3
+LONG = 400
+"""Tokens of a cache that attention takes in several parts."""
 
 
 def program_of(family: str, kinds: tuple[WeightKind, ...], device: str = "cpu", blocks: int = 2) -> Program:
@@ -58,6 +64,73 @@ def assert_same_steps(program: Program, kv: CacheKind) -> None:
     for mine, other in zip(one.layers, launched.layers, strict=True):
         assert torch.equal(mine.keys[:, :, :STEPS], other.keys[:, :, :STEPS])
         assert torch.equal(mine.values[:, :, :STEPS], other.values[:, :, :STEPS])
+
+
+def programs_in_turns() -> None:
+    """Several programs share the work, and none reads what another has not written, in whatever order they come."""
+    gpt2, llama = program_of("gpt2", ("w4",)), program_of("llama", ("bf16",))
+    assert_shared(gpt2, "bf16", capacity=CAPACITY, position=0, programs=3)
+    assert_shared(llama, "int8", capacity=LONG, position=LONG - 3, programs=5)
+    assert_shared(llama, "bf16", capacity=LONG, position=LONG - 3, programs=2)
+    step, call = shared_step(llama, "bf16", LONG, 5)
+    begin_at(step, LONG - 3)
+    expected = launched_logits(step, llama, "bf16")
+    run_in_turns(call, seed=0, waiting=False)
+    assert not torch.allclose(step.logits, expected, rtol=0, atol=0.01)  # the test notices who does not wait
+
+
+def assert_shared(program: Program, kv: CacheKind, capacity: int, position: int, programs: int) -> None:
+    """Up to the order of sums: attention has more parts for more programs."""
+    step, call = shared_step(program, kv, capacity, programs)
+    assert (step.parts.tops.shape[1] > 1) == (capacity == LONG)
+    begin_at(step, position)
+    for seed in range(3):
+        expected = launched_logits(step, program, kv)
+        run_in_turns(call, seed)
+        error = float((step.logits - expected).abs().max() / expected.abs().max())
+        assert error <= 1e-5, (kv, programs, seed, error)
+        assert int(step.state.tokens) == int(expected.argmax())
+
+
+def shared_step(
+    program: Program, kv: CacheKind, capacity: int, programs: int
+) -> tuple[StepMemory, KernelCall]:
+    target = LaunchTarget(warps=programs * WARPS_A_MULTIPROCESSOR, dp4a=False, loads=1)
+    memory = StepMemory.of(program, kv, 1, capacity, target)
+    return memory, step_call(program, memory, Division(target, programs))
+
+
+def begin_at(memory: StepMemory, position: int) -> None:
+    """With a cache of random numbers before the position, and buffers that show who reads what nobody has written."""
+    draw = Draw(position)
+    for layer in memory.layers:
+        fill(layer, draw)
+    memory.state.tokens.fill_(7)
+    memory.state.position.fill_(position)
+    parts = memory.parts
+    for buffer in (
+        memory.x,
+        memory.query,
+        memory.attended,
+        memory.inner,
+        parts.sums,
+        parts.tops,
+        parts.totals,
+    ):
+        buffer.fill_(-3)
+
+
+def launched_logits(memory: StepMemory, program: Program, kv: CacheKind) -> torch.Tensor:
+    """Of the step from that state, by kernels that are launched one by one."""
+    step = CudaDecodeStep(program, kv, 1, memory.state.chosen.shape[1])
+    step.state.tokens.copy_(memory.state.tokens)
+    step.state.position.copy_(memory.state.position)
+    for mine, other in zip(step.layers, memory.layers, strict=True):
+        for name in ("keys", "values", "key_steps", "value_steps"):
+            if getattr(mine, name) is not None:
+                getattr(mine, name).copy_(getattr(other, name))
+    step.run()
+    return step.logits
 
 
 def persistent_states() -> None:
