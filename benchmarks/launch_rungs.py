@@ -18,6 +18,9 @@ from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled
 from benchmarks.gpu_decode import MIDDLE, OURS, SHAPE, cache_bytes, program_bytes, random_program, seconds_of
 from benchmarks.launch_breakdown import Breakdown, Interval, breakdown
 from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
+from optigpu.ops.decode.cuda.persistent_step import PersistentDecodeStep
+from optigpu.ops.decode.cuda.recorded_step import RecordedStep
+from optigpu.ops.decode.program import Program
 from optigpu.vocabulary import OptiGPUError
 
 CAPACITY = sum(SHAPE)
@@ -118,24 +121,33 @@ def _compiled_graph(shapes: Shapes, weights: Weights) -> Prepared:
 
 def _ours(shapes: Shapes, weights: Weights) -> Prepared:
     """Our kernels, launched one by one; each step goes on by a token."""
-    return _decode_step(shapes, weights)[0]
+    program = _program(shapes, weights)
+    return _of_step(CudaDecodeStep(program, "bf16", 1, CAPACITY), program, shapes)
 
 
 def _ours_graph(shapes: Shapes, weights: Weights) -> Prepared:
-    prepared, decode_step = _decode_step(shapes, weights)
-    decode_step.record()
-    return prepared
-
-
-def _decode_step(shapes: Shapes, weights: Weights) -> tuple[Prepared, CudaDecodeStep]:
-    program = random_program(shapes, OURS[weights][0], CAPACITY)
+    program = _program(shapes, weights)
     decode_step = CudaDecodeStep(program, "bf16", 1, CAPACITY)
+    decode_step.record()
+    return _of_step(decode_step, program, shapes)
 
+
+def _persistent(shapes: Shapes, weights: Weights) -> Prepared:
+    """Launched once for each step, without a graph."""
+    program = _program(shapes, weights)
+    return _of_step(PersistentDecodeStep(program, "bf16", CAPACITY), program, shapes)
+
+
+def _program(shapes: Shapes, weights: Weights) -> Program:
+    return random_program(shapes, OURS[weights][0], CAPACITY)
+
+
+def _of_step(decode_step: RecordedStep, program: Program, shapes: Shapes) -> Prepared:
     def begin(steps: int) -> None:
         decode_step.state.position.fill_(MIDDLE - steps // 2)
 
     size = program_bytes(program) + cache_bytes(shapes)
-    return Prepared(begin, lambda: decode_step.run(), size), decode_step
+    return Prepared(begin, lambda: decode_step.run(), size)
 
 
 RUNGS = (
@@ -144,4 +156,5 @@ RUNGS = (
     RungKind("torch.compile, CUDA graph", _compiled_graph),
     RungKind("our kernels, launched", _ours),
     RungKind("our kernels, CUDA graph", _ours_graph),
+    RungKind("one persistent kernel", _persistent),
 )

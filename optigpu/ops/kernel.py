@@ -7,7 +7,7 @@ tools/kernel_table.py compiles the examples of every such file, so that they nee
 Imported only where a GPU is used, because it loads Triton.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,21 +20,31 @@ Argument = torch.Tensor | int | float
 
 @dataclass(frozen=True)
 class KernelCall:
-    """`arguments` are in the order of the kernel's parameters; after them come its `constants`, by name."""
+    """`arguments` are in the order of the kernel's parameters; after them come its `constants`, by name.
+
+    All programs of a `cooperative` launch run at once, and a GPU without room for them refuses it.
+    """
 
     kernel: JITFunction
     grid: tuple[int, ...]
     arguments: tuple[Argument, ...]
-    constants: Mapping[str, bool | int | str]
+    constants: Mapping[str, Hashable]
     warps: int = 4
+    cooperative: bool = False
 
     def run(self) -> None:
         """Launches it."""
-        self.kernel[self.grid](*self.arguments, **self.constants, num_warps=self.warps)
+        self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told besides the constants."""
+        warps = {"num_warps": self.warps}
+        return warps | {"launch_cooperative_grid": True} if self.cooperative else warps
 
     def run_traced(self) -> None:
         """The same inside an operator that `triton_op` registers, so that torch.compile sees the launch."""
-        wrap_triton(self.kernel)[self.grid](*self.arguments, **self.constants, num_warps=self.warps)
+        wrap_triton(self.kernel)[self.grid](*self.arguments, **self.constants, **self.options)
 
 
 @dataclass(frozen=True)

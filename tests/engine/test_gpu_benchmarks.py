@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.gpu_decode import OURS, random_matrix
+from benchmarks.launch_rungs import RUNGS
 from optigpu.ops.decode.cuda.packing import unpack_from_cuda
 from optigpu.ops.decode.program import WeightKind
 
@@ -11,3 +12,14 @@ from optigpu.ops.decode.program import WeightKind
 def test_random_weights_keep_the_size_of_what_they_are_multiplied_with(kind: WeightKind) -> None:
     matrix = random_matrix(kind, 96, 1024)
     assert float(unpack_from_cuda(matrix).std()) == pytest.approx(1024**-0.5, rel=0.03)
+
+
+def test_the_ladder_of_launches_ends_with_one_persistent_kernel() -> None:
+    assert [rung.name for rung in RUNGS] == [
+        "eager",
+        "torch.compile",
+        "torch.compile, CUDA graph",
+        "our kernels, launched",
+        "our kernels, CUDA graph",
+        "one persistent kernel",
+    ]

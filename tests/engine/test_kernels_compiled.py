@@ -194,4 +194,7 @@ ret;
 def test_bytes_in_flight_are_those_of_the_loop_and_of_the_stages_before_it() -> None:
     assert len(loops(PTX)) == 1
     assert loaded_bytes(PTX, stages=3) == 16 + 4 + 2 * (16 + 4)
+    nested = f"$L__BB0_0:\nld.global.v4.b64 %rd1, [ %rd2 ];\n{PTX}\n@%p3 bra $L__BB0_0;"
+    assert len(loops(nested)) == 2
+    assert loaded_bytes(nested, stages=3) == loaded_bytes(PTX, stages=3)
     assert loaded_bytes("ld.global.b8 %rs1, [ %rd1 + 0 ];\nret;", stages=3) == 1

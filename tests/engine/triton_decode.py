@@ -23,9 +23,11 @@ from optigpu.ops.decode.cuda.packing import (
     unpack_from_cuda,
 )
 from optigpu.ops.decode.cuda.prefill import prefill
+from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
+from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
-from optigpu.ops.decode.cuda.triton_steps import State, choose_call, embed_call, query_key_value_call
+from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
 from optigpu.ops.decode.program import (
     Activation,
     Block,

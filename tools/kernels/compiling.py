@@ -60,7 +60,7 @@ def compiled(call: KernelCall, capability: Capability) -> Compiled:
         done = compile(
             _source(call),
             target=GPUTarget("cuda", 10 * major + minor, WARP),
-            options={"num_warps": call.warps},
+            options=call.options,
         )
     ptx = str(done.asm["ptx"])
     return Compiled(
@@ -80,11 +80,17 @@ def digest_of(call: KernelCall, capability: Capability) -> str:
 
 
 def loaded_bytes(ptx: str, stages: int) -> int:
-    """Bytes of global memory that a thread asks for at once: in one turn of its longest loop, or in all without a loop.
+    """Bytes of global memory that a thread asks for at once: in a turn of that of its innermost loops which asks for
+    most, or in all without a loop.
 
     Asynchronous copies are that of as many turns as there are stages but one.
     """
-    code = max(loops(ptx), key=len, default=ptx)
+    found = loops(ptx)
+    inner = [loop for loop in found if not any(other in loop for other in found if other != loop)]
+    return max(_loaded(code, stages) for code in inner or [ptx])
+
+
+def _loaded(code: str, stages: int) -> int:
     loads = sum(_bytes_of(match[1]) for match in _LOAD.finditer(code))
     copies = sum(int(match[1], 0) for match in _COPY.finditer(code))
     return loads + (stages - 1) * copies
@@ -110,9 +116,10 @@ def _bytes_of(suffix: str) -> int:
 def _source(call: KernelCall) -> ASTSource:
     """As a launch specializes it: an integer 1 is compiled in, and what is divisible by ALIGNMENT is known to be."""
     names = [parameter.name for parameter in call.kernel.params]
+    absent = {each.name: each.default for each in call.kernel.params if each.has_default}
     given = dict(zip(names, call.arguments, strict=False))
     ones = {name: 1 for name, value in given.items() if isinstance(value, int) and value == 1}
-    constants = ones | dict(call.constants)
+    constants = absent | ones | dict(call.constants)
     signature = {name: "constexpr" if name in constants else _type_of(given[name]) for name in names}
     aligned = {
         (index,): [["tt.divisibility", ALIGNMENT]]

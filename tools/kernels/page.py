@@ -24,9 +24,9 @@ model's shapes.
 - shared: bytes of shared memory of a block.
 - blocks: how many blocks a multiprocessor has room for at once.
 - in flight: bytes that the threads of those blocks ask global memory for before they wait for any of them: a thread's
-  loads in one turn of its longest loop (in all, without a loop) times the threads. To keep memory busy, a card needs
-  about its bandwidth times its latency, divided by its multiprocessors: with 0.8 us assumed, 6 kB on a T4, 15 kB on an
-  A100, 29 kB on an H200.
+  loads in a turn of that of its innermost loops which has most (in all, without a loop) times the threads. To keep
+  memory busy, a card needs about its bandwidth times its latency, divided by its multiprocessors: with 0.8 us assumed,
+  6 kB on a T4, 15 kB on an A100, 29 kB on an H200.
 
 A test compiles again what is for sm_90, whose figures must be the same, and whatever has changed since, which a digest
 of kernel, launch and compiler tells. It fails if a kernel does not compile, spills more than its example allows, or

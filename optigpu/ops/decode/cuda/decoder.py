@@ -10,13 +10,12 @@ runs in Triton's interpreter: slowly, and with the same results but for the orde
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
-from optigpu.ops.decode.cuda.packing import joined
+from optigpu.ops.decode.cuda.packing import joined_program
 from optigpu.ops.decode.cuda.prefill import prefill
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -42,8 +41,7 @@ class CudaDecoder:
             raise ValueError(f"kv must be bf16 or int8, not {kv}.")
         _check_outputs(program)
         _check_device(program.device)
-        blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
-        self._program = replace(program, blocks=blocks)
+        self._program = joined_program(program)
         self._kv: CacheKind = kv
         self._step: CudaDecodeStep | None = None
         self._length = 0

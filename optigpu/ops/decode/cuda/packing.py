@@ -26,7 +26,7 @@ from dataclasses import replace
 import torch
 
 from optigpu.ops.decode.cpu.packing import TABLES, quantize_eight, quantize_few
-from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, WeightKind
+from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, Program, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import scale_units
@@ -123,6 +123,12 @@ def places_of_finer(table: Matrix) -> torch.Tensor:
     if table.finer is not None:
         places[table.finer.rows] = torch.arange(table.finer.rows.numel(), device=places.device)
     return places
+
+
+def joined_program(program: Program) -> Program:
+    """With the queries, keys and values of each block in as few matrices as possible, which are copies."""
+    blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
+    return replace(program, blocks=blocks)
 
 
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:

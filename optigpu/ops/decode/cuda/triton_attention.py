@@ -1,4 +1,4 @@
-"""Attention of one new token over the valid part of a cache, in Triton: parts at once, and a pass that joins them.
+"""Attention of a new token over the valid part of a cache, in Triton: parts at once, and a pass that joins them.
 
 A program has one head of keys and values of one sequence, all the query heads that share it, and one part of the
 tokens. It takes TOKENS of them at a time, and each of those places keeps a softmax of its own, so that threads wait for
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
+from optigpu.ops.decode.cuda.triton_products import rounded
 from optigpu.ops.decode.program import CacheKind
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
@@ -141,14 +141,6 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
 
 
 @triton.jit
-def _rounded(values):
-    """int8 numbers of a vector, as int32, and their step."""
-    largest = tl.max(magnitude(values), axis=0).to(tl.float32, bitcast=True)
-    scaled = values * over_largest(largest) + ROUNDING
-    return (scaled.to(tl.int32, bitcast=True) << 24) >> 24, tl.div_rn(largest, 127.0)
-
-
-@triton.jit
 def _attend(
     query,
     fresh,
@@ -171,10 +163,60 @@ def _attend(
     TOKENS: tl.constexpr,
     INT8: tl.constexpr,
 ):
-    head = tl.program_id(0)  # of keys and values, of all sequences
-    row = head // kv_heads
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
+    attend_part(
+        tl.program_id(0),
+        tl.program_id(1),
+        tl.num_programs(1),
+        query,
+        fresh,
+        keys,
+        values,
+        key_steps,
+        value_steps,
+        position,
+        sums,
+        tops,
+        totals,
+        scale,
+        capacity,
+        kv_heads,
+        WINDOW,
+        SHARING,
+        MEMBERS,
+        HEAD,
+        PADDED,
+        TOKENS,
+        INT8,
+    )
+
+
+@triton.jit
+def attend_part(
+    head,
+    part,
+    parts,
+    query,
+    fresh,
+    keys,
+    values,
+    key_steps,
+    value_steps,
+    position,
+    sums,
+    tops,
+    totals,
+    scale,
+    capacity,
+    kv_heads,
+    WINDOW: tl.constexpr,
+    SHARING: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PADDED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    INT8: tl.constexpr,
+):
+    row = head // kv_heads  # head: of keys and values, of all sequences
     now = tl.load(position + row)
     first = 0
     if WINDOW > 0:
@@ -219,8 +261,8 @@ def _attend(
     if INT8:  # noqa: SIM102 - which is left out when it is compiled, and the next one is not
         if (start <= now) & (now < start + share):
             source = fresh + (row * kv_heads + head) * HEAD + column
-            new_k, k_step = _rounded(tl.load(source, mask=column < HEAD, other=0.0))
-            new_v, v_step = _rounded(tl.load(source + kv_heads * HEAD, mask=column < HEAD, other=0.0))
+            new_k, k_step = rounded(tl.load(source, mask=column < HEAD, other=0.0))
+            new_v, v_step = rounded(tl.load(source + kv_heads * HEAD, mask=column < HEAD, other=0.0))
             place = row_start + now
             tl.store(keys + place * HEAD + column, new_k.to(tl.int8), mask=column < HEAD)
             tl.store(values + place * HEAD + column, new_v.to(tl.int8), mask=column < HEAD)
@@ -242,7 +284,11 @@ def _attend(
 
 @triton.jit
 def _join(sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    head = tl.program_id(0)
+    join_head(tl.program_id(0), sums, tops, totals, y, HEAD, PADDED, PARTS)
+
+
+@triton.jit
+def join_head(head, sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
     slot = head * PARTS + tl.arange(0, PARTS)
     column = tl.arange(0, PADDED)
     inside = column < HEAD

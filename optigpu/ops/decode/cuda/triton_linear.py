@@ -17,6 +17,7 @@ import triton.language as tl
 
 from optigpu.ops.activation.triton_activation import activated
 from optigpu.ops.decode.cuda.packing import numbers_shape
+from optigpu.ops.decode.cuda.triton_barrier import wait
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
 from optigpu.ops.decode.program import FEW_BITS, UNEVEN, Activation, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
@@ -31,8 +32,12 @@ Into = Literal["store", "add", "times"]
 
 def launch_of(matrix: Matrix, outputs: int, rows: int, target: LaunchTarget, streams: int = 1) -> Launch:
     """How a product is divided; `outputs` are those of one stream."""
-    inputs = padded(matrix.inputs)
-    return divided(inputs, inputs // LEAST_INPUTS * _UNIT_BYTES[matrix.kind], outputs, rows, target, streams)
+    return divided(padded(matrix.inputs), output_bytes(matrix), outputs, rows, target, streams)
+
+
+def output_bytes(matrix: Matrix) -> int:
+    """Bytes of the weights of an output, padded."""
+    return padded(matrix.inputs) // LEAST_INPUTS * _UNIT_BYTES[matrix.kind]
 
 
 def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
@@ -106,7 +111,7 @@ def linear_call(
         "ROWS": launch.rows,
         "TILE": launch.tile,
     }
-    return KernelCall(_linear, launch.grid, arguments, constants, launch.warps)
+    return KernelCall(linear_kernel, launch.grid, arguments, constants, launch.warps)
 
 
 def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
@@ -187,7 +192,7 @@ def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[torch.Tens
 
 
 @triton.jit
-def _linear(
+def linear_kernel(
     x,
     norm_weight,
     norm_bias,
@@ -220,7 +225,10 @@ def _linear(
     BEST: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    arrivals=None,
+    ticket=None,
 ):
+    """With `arrivals`, inside a persistent kernel, x and y are ready only when `wait` says so, and weights before."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(0) * TILE
     ahead = tl.num_programs(0) * TILE
@@ -229,6 +237,8 @@ def _linear(
     g1, g2, g3 = w1, w2, w3
     if GATED:
         g1, g2, g3 = weights(gate_numbers, gate_scale, output, outputs, KIND, GROUP, INPUTS, PADDED)
+    if arrivals is not None:
+        wait(arrivals, ticket)
     x1, x2, x3 = activations(
         x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
     )

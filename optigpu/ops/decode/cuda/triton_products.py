@@ -111,6 +111,14 @@ def over_largest(largest):
 
 
 @triton.jit
+def rounded(values):
+    """int8 numbers of a vector, as int32, and their step."""
+    largest = tl.max(magnitude(values), axis=0).to(tl.float32, bitcast=True)
+    scaled = values * over_largest(largest) + ROUNDING
+    return (scaled.to(tl.int32, bitcast=True) << 24) >> 24, tl.div_rn(largest, 127.0)
+
+
+@triton.jit
 def normed(
     values, weight, bias, epsilon, inside, INPUTS: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr
 ):

@@ -1,20 +1,21 @@
-"""The other kernels of a decode step, besides linear layers and attention, in Triton.
+"""The other kernels of a decode step, besides embedding, linear layers and attention, in Triton.
 
-`embed_call` makes the residual of the tokens, `query_key_value_call` norms it, multiplies, turns queries and keys, and
-appends to the cache, and `choose_call` takes the most likely tokens and goes on to the next position. Tokens and
-positions stay on the device, so that one recorded graph serves every step.
+`query_key_value_call` norms the residual, multiplies, turns queries and keys, and appends to the cache, and
+`choose_call` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the device, so
+that one recorded graph serves every step.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
+from optigpu.ops.decode.cuda.state import State
+from optigpu.ops.decode.cuda.triton_barrier import wait
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     best_of,
@@ -26,60 +27,10 @@ from optigpu.ops.decode.cuda.triton_linear import (
     norm_flags,
     norm_without_memory,
 )
-from optigpu.ops.decode.cuda.triton_products import UNIT, activations, in_units, products, weights, word_of
-from optigpu.ops.decode.program import UNEVEN, CacheKind, FinerRows, Matrix, Norm, WeightKind
-from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
+from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
+from optigpu.ops.decode.program import CacheKind, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
-
-EMBEDDED = 1024
-"""Numbers of a token's embedding for each program."""
-SIXTEEN_LOWER, SIXTEEN_UPPER, EIGHT_WHOLE = word_of(SIXTEEN[:8]), word_of(SIXTEEN[8:]), word_of(EIGHT)
-"""The values of w4k and of w3k, eight bytes in a word."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of the sequences, [sequences] each except the last.
-
-    tokens: int64, what is appended next; position: int32, where; not_finite: int32, 1 once a logit was not finite;
-    chosen: int64 [sequences, capacity], the token that was chosen after each position.
-    """
-
-    tokens: torch.Tensor
-    position: torch.Tensor
-    not_finite: torch.Tensor
-    chosen: torch.Tensor
-
-
-def embed_call(
-    state: State, embedding: Matrix, finer_places: torch.Tensor, positions: Matrix | None, x: torch.Tensor
-) -> KernelCall:
-    """x, float32 [sequences, width], is the sum of the rows `tokens` of embedding and `position` of positions.
-
-    finer_places: those of `places_of_finer`.
-    """
-    rows, width = x.shape
-    finer = embedding.finer.matrix if embedding.finer else embedding
-    added = positions or embedding
-    constants = {
-        "KIND": embedding.kind,
-        "GROUP": embedding.group,
-        "FINER": embedding.finer is not None,
-        "POSITIONS": "none" if positions is None else positions.kind,
-        "POSITIONS_GROUP": added.group,
-        "INPUTS": width,
-        "BLOCK": EMBEDDED,
-    }
-    return KernelCall(
-        _embed,
-        (rows, triton.cdiv(width, EMBEDDED)),
-        (
-            *(state.tokens, state.position, *_table_arguments(embedding, x)),
-            *(finer_places, *_table_arguments(finer, x), *_table_arguments(added, x), x),
-        ),
-        constants,
-    )
 
 
 def query_key_value_call(
@@ -128,7 +79,7 @@ def query_key_value_call(
         "ROWS": launch.rows,
         "TILE": launch.tile,
     }
-    return KernelCall(_query_key_value, launch.grid, arguments, constants, launch.warps)
+    return KernelCall(query_key_value_kernel, launch.grid, arguments, constants, launch.warps)
 
 
 def choose_call(best: Best, state: State) -> KernelCall:
@@ -136,7 +87,7 @@ def choose_call(best: Best, state: State) -> KernelCall:
     rows, programs = best.value.shape
     tensors = (best.value, best.index, state.tokens, state.position, state.not_finite, state.chosen)
     return KernelCall(
-        _choose,
+        choose_kernel,
         (rows,),
         (*tensors, programs, state.chosen.shape[1]),
         {"BLOCK": triton.next_power_of_2(programs)},
@@ -145,16 +96,6 @@ def choose_call(best: Best, state: State) -> KernelCall:
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
     """The steps of an 8B model and of GPT-2."""
-    rows = FinerRows(without_memory(1376, dtype=torch.int64), matrix_without_memory("w4", 1376, 768))
-    embedding = replace(matrix_without_memory("w4", 50257, 768), finer=rows)
-    places = without_memory(50257, dtype=torch.int64)
-    x, positions = without_memory(1, 768), matrix_without_memory("w8", 1024, 768)
-    yield Example("w4 with positions", embed_call(_state_without_memory(1), embedding, places, positions, x))
-    embedding, x = matrix_without_memory("bf16", 128256, 4096), without_memory(1, 4096)
-    yield Example("bf16", embed_call(_state_without_memory(1), embedding, places, None, x))
-    for kind in UNEVEN:
-        embedding, x = matrix_without_memory(kind, 50257, 768), without_memory(1, 768)
-        yield Example(kind, embed_call(_state_without_memory(1), embedding, places, None, x))
     kinds: tuple[tuple[WeightKind, CacheKind], ...] = (
         ("w3k", "bf16"),
         ("w4", "bf16"),
@@ -188,115 +129,7 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
     )
     yield Example("w8, 768 to 2304, 2 rows, bf16 cache", call)
     best = best_of(matrix_without_memory("w8", 128256, 4096), 1, target)
-    yield Example("of 128256", choose_call(best, _state_without_memory(1)))
-
-
-def _state_without_memory(rows: int) -> State:
-    return State(
-        without_memory(rows, dtype=torch.int64),
-        without_memory(rows, dtype=torch.int32),
-        without_memory(rows, dtype=torch.int32),
-        without_memory(rows, 1024, dtype=torch.int64),
-    )
-
-
-def _table_arguments(table: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Numbers, of w4 and w8 byte by byte, scales and units."""
-    numbers, scale, unit, _ = matrix_arguments(table, instead)
-    return (numbers.view(torch.int8) if table.kind in ("w4", "w8") else numbers), scale, unit
-
-
-@triton.jit
-def _embed(
-    tokens,
-    position,
-    numbers,
-    scale,
-    unit,
-    finer_places,
-    finer_numbers,
-    finer_scale,
-    finer_unit,
-    positions_numbers,
-    positions_scale,
-    positions_unit,
-    x,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    FINER: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    POSITIONS_GROUP: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(tokens + row)
-    value = _part_of_row(numbers, scale, unit, token, column, KIND, GROUP, INPUTS)
-    if FINER:
-        place = tl.load(finer_places + token)
-        if place >= 0:
-            value += _part_of_row(finer_numbers, finer_scale, finer_unit, place, column, KIND, GROUP, INPUTS)
-    if POSITIONS != "none":
-        at = tl.load(position + row).to(tl.int64)
-        value += _part_of_row(
-            positions_numbers,
-            positions_scale,
-            positions_unit,
-            at,
-            column,
-            POSITIONS,
-            POSITIONS_GROUP,
-            INPUTS,
-        )
-    tl.store(x + row * INPUTS + column, value, mask=column < INPUTS)
-
-
-@triton.jit
-def _part_of_row(
-    numbers, scale, unit, row, column, KIND: tl.constexpr, GROUP: tl.constexpr, INPUTS: tl.constexpr
-):
-    """Some columns of a table's row, float32; the layout of its numbers is in packing.py."""
-    inside = column < INPUTS
-    if KIND == "bf16":
-        value = tl.load(numbers + row * INPUTS + column, mask=inside, other=0.0).to(tl.float32)
-    else:
-        half = column % UNIT // (UNIT // 2)
-        byte = column // UNIT * (UNIT // 2) + column % (UNIT // 2)
-        if KIND == "w4k" or KIND == "w3k":
-            number = _uneven_part(numbers, row, column, inside, KIND, INPUTS)
-        elif KIND == "w4":
-            both = tl.load(numbers + row * (INPUTS // 2) + byte, mask=inside, other=0).to(tl.int32)
-            number = tl.where(half == 0, both << 28 >> 28, both >> 4)
-        else:
-            byte += half * (INPUTS // 2)
-            number = tl.load(numbers + row * INPUTS + byte, mask=inside, other=0).to(tl.int32)
-        group = row * (INPUTS // GROUP) + column // GROUP
-        step = tl.load(scale + group, mask=inside, other=0).to(tl.float32) * tl.load(unit + row).to(
-            tl.float32
-        )
-        value = number.to(tl.float32) * step
-    return value
-
-
-@triton.jit
-def _uneven_part(numbers, row, column, inside, KIND: tl.constexpr, INPUTS: tl.constexpr):
-    """The values of some columns of a row of w4k or w3k in units of their scales, int32."""
-    UNITS: tl.constexpr = INPUTS // UNIT
-    unit, word = column // UNIT, column % (UNIT // 2) // 4
-    shift = column % UNIT // (UNIT // 2) * 16 + column % 4 * 4
-    if KIND == "w4k":
-        number = tl.load(numbers + row * (4 * UNITS) + unit * 4 + word, mask=inside, other=0) >> shift & 15
-        table = tl.where(number < 8, SIXTEEN_LOWER, SIXTEEN_UPPER)
-    else:
-        place = numbers + row * (3 * UNITS) + unit
-        one = tl.load(place, mask=inside, other=0) >> shift
-        two = tl.load(place + UNITS, mask=inside, other=0) >> shift
-        three = tl.load(place + 2 * UNITS, mask=inside, other=0) >> shift
-        fourth = one >> 3 & 1 | two >> 2 & 2 | three >> 1 & 4
-        number = tl.where(word == 0, one, tl.where(word == 1, two, tl.where(word == 2, three, fourth)))
-        table = tl.full(column.shape, EIGHT_WHOLE, tl.int64)
-    return (table >> (number & 7) * 8 << 56 >> 56).to(tl.int32)
+    yield Example("of 128256", choose_call(best, State.without_memory(1)))
 
 
 @triton.jit
@@ -308,7 +141,7 @@ def bfloat16(x):
 
 
 @triton.jit
-def _query_key_value(
+def query_key_value_kernel(
     x,
     norm_weight,
     norm_bias,
@@ -343,8 +176,10 @@ def _query_key_value(
     INT8: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    arrivals=None,
+    ticket=None,
 ):
-    """As _linear; an output goes with the one that it is turned with, half a head further on."""
+    """As linear_kernel; an output goes with the one that it is turned with, half a head further on."""
     HALF: tl.constexpr = HEAD // 2
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(0) * TILE
@@ -353,6 +188,8 @@ def _query_key_value(
     one = pair // HALF * HEAD + pair % HALF
     w1, w2, w3 = weights(numbers, scale, one, outputs, KIND, GROUP, INPUTS, PADDED)
     v1, v2, v3 = weights(numbers, scale, one + HALF, outputs, KIND, GROUP, INPUTS, PADDED)
+    if arrivals is not None:
+        wait(arrivals, ticket)
     x1, x2, x3 = activations(
         x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
     )
@@ -402,7 +239,7 @@ def _query_key_value(
 
 
 @triton.jit
-def _choose(
+def choose_kernel(
     best_value, best_index, tokens, position, not_finite, chosen, programs, capacity, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
