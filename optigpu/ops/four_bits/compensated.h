@@ -268,29 +268,28 @@ static void improve_group(const Compensated& all, int64_t group, const Held& hel
 }
 
 template <typename Products, bool kIsEven>
-static void round_strips(const Compensated& all, int64_t first, int64_t last, float* room) {
+static void round_strip(const Compensated& all, int64_t first, float* room) {
   const Held held(all, room);
   const int64_t groups = all.inputs / all.size;
-  for (int64_t strip = first; strip < last; ++strip) {
-    take_strip(all, strip * kStrip, held);
-    for (int64_t group = 0; group < groups; ++group) begin_group<Products, kIsEven>(all, group, held);
-    for (int64_t round = 0; round < all.rounds; ++round)
-      for (int64_t group = 0; group < groups; ++group) improve_group<Products, kIsEven>(all, group, held);
-    give_strip(all, strip * kStrip, held);
-  }
+  take_strip(all, first, held);
+  for (int64_t group = 0; group < groups; ++group) begin_group<Products, kIsEven>(all, group, held);
+  for (int64_t round = 0; round < all.rounds; ++round)
+    for (int64_t group = 0; group < groups; ++group) improve_group<Products, kIsEven>(all, group, held);
+  give_strip(all, first, held);
 }
 
 template <typename Products>
-static void compensated_by(const Compensated& all, int64_t first, int64_t last, float* room) {
+static void compensated_by(const Compensated& all, int64_t first, float* room) {
   if (all.values.count == 0)
-    round_strips<Products, true>(all, first, last, room);
+    round_strip<Products, true>(all, first, room);
   else
-    round_strips<Products, false>(all, first, last, room);
+    round_strip<Products, false>(all, first, room);
 }
 
-static void compensated(const Compensated& all, int64_t first, int64_t last, float* room) {
+// kStrip outputs from `first` on.
+static void compensated(const Compensated& all, int64_t first, float* room) {
 #ifdef HAS_HALVES
-  if (all.has_halves) return compensated_by<Halves>(all, first, last, room);
+  if (all.has_halves) return compensated_by<Halves>(all, first, room);
 #endif
-  compensated_by<Floats>(all, first, last, room);
+  compensated_by<Floats>(all, first, room);
 }

@@ -62,15 +62,23 @@ def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) ->
 def _factor(moment: torch.Tensor) -> torch.Tensor:
     """The transpose of the upper R with R RT = moment: a Cholesky factorization from the last input to the first.
 
-    By blocks it is faster than LAPACK's, which has each triangle as a matrix of its own.
+    By blocks, of which all but the squares on the diagonal are products of matrices, it is faster than LAPACK's.
     """
     found = torch.zeros_like(moment)
     for start in reversed(range(0, len(moment), BLOCK)):
         block, later = slice(start, start + BLOCK), slice(start + BLOCK, None)
-        left = moment[block, : start + BLOCK] - found[later, block].T @ found[later, : start + BLOCK]
+        left = moment[block, : start + BLOCK]
+        left = left.addmm(found[later, block].T, found[later, : start + BLOCK], alpha=-1)
         upper = torch.linalg.cholesky(left[:, start:].flip(0, 1)).flip(0, 1)
         found[block, block] = upper.T
-        found[block, :start] = torch.linalg.solve_triangular(upper, left[:, :start], upper=True)
+        torch.mm(_inverse(upper), left[:, :start], out=found[block, :start])
+    return found
+
+
+def _inverse(upper: torch.Tensor) -> torch.Tensor:
+    """Of upper triangles, [..., size, size]."""
+    one = torch.eye(upper.shape[-1], device=upper.device).expand_as(upper)
+    found: torch.Tensor = torch.linalg.solve_triangular(upper, one, upper=True)
     return found
 
 
@@ -118,9 +126,7 @@ def _diagonal(square: torch.Tensor, size: int) -> torch.Tensor:
 
 def _inverses(known: Compensation, size: int) -> torch.Tensor:
     """Of the upper factor's squares on the diagonal, contiguous [groups, size, size]."""
-    upper, one = _diagonal(known.factor, size).mT, torch.eye(size, device=known.factor.device)
-    found: torch.Tensor = torch.linalg.solve_triangular(upper, one.expand_as(upper), upper=True)
-    return found.contiguous()
+    return _inverse(_diagonal(known.factor, size).mT).contiguous()
 
 
 def _rounded(w: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: torch.Tensor) -> Int4Weights:

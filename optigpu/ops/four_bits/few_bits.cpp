@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -221,10 +222,13 @@ void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& m
   all.numbers = room_for<uint8_t>(numbers, all.outputs * all.inputs, ScalarType::Byte);
   all.scale = room_for<int8_t>(scale, all.outputs * (all.inputs / size), ScalarType::Char);
   const auto run = FOR_SET(set, compensated);
-  const int64_t strip = FOR_SET(set, kStrip), line = 64 / sizeof(float);
-  torch::stable::parallel_for(0, (all.outputs + strip - 1) / strip, 1, [&](int64_t first, int64_t last) {
-    std::vector<float> room(strip * (3 * all.inputs + all.inputs / size + 1) + line);
-    run(all, first, last, room.data() + (-(reinterpret_cast<uintptr_t>(room.data()) / sizeof(float)) % line));
+  const int64_t outputs = FOR_SET(set, kStrip), strips = (all.outputs + outputs - 1) / outputs;
+  const int64_t line = 64 / sizeof(float);
+  std::atomic<int64_t> next{0};  // a thread that others disturb takes fewer strips
+  torch::stable::parallel_for(0, strips, 1, [&](int64_t, int64_t) {
+    std::vector<float> room(outputs * (3 * all.inputs + all.inputs / size + 1) + line);
+    float* aligned = room.data() + (-(reinterpret_cast<uintptr_t>(room.data()) / sizeof(float)) % line);
+    for (int64_t strip; (strip = next++) < strips;) run(all, strip * outputs, aligned);
   });
 }
 

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
+from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, compensation_of
@@ -71,8 +72,10 @@ class TiedTable:
         count = finer_rows(left.shape[0])
         if self._costs is None or self._moment is None:
             return torch.arange(count, device=left.device)
+        products = product_type(left.device)
+        moment = self._moment.to(products)
         costs = self._costs.frequency * torch.cat(
-            [(part @ self._moment).mul_(part).sum(dim=1) for part in left.split(2**12)]
+            [(part.to(products) @ moment).float().mul_(part).sum(dim=1) for part in left.split(2**12)]
         )
         return costs.topk(count).indices.sort().values
 
