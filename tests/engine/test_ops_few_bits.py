@@ -1,31 +1,33 @@
 """The C++ operators of packing give what torch's operators give: uneven values bit for bit."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from optigpu.ops.four_bits import compensated as int4_compensated
 from optigpu.ops.four_bits import grid as int4_grid
-from optigpu.ops.four_bits import in_order as int4_in_order
+from optigpu.ops.four_bits.compensated import Compensation, compensated_groups, compensation
 from optigpu.ops.four_bits.few_bits import (
     FEW_BITS_INSTRUCTION_SETS,
+    Rounding,
     add_moment,
     few_bits_reason,
-    in_order,
     multiplies_bfloat16,
+    round_compensated,
     uneven_errors,
     uneven_numbers,
 )
-from optigpu.ops.four_bits.grid import Even, Grid, Uneven
-from optigpu.ops.four_bits.in_order import improved_in_order, rounded_in_order
+from optigpu.ops.four_bits.grid import Uneven, grid_of
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CPU = torch.device("cpu")
 NO_COMPILER = "There is no compiler."
 TABLES = pytest.mark.parametrize("table", [EIGHT, SIXTEEN], ids=["eight", "sixteen"])
-EVERY = [Even(), Uneven(EIGHT, CPU), Uneven(SIXTEEN, CPU)]
-GRIDS = pytest.mark.parametrize("grid", EVERY, ids=["even", "eight", "sixteen"])
+EVERY = pytest.mark.parametrize("table", [(), EIGHT, SIXTEEN], ids=["even", "eight", "sixteen"])
 
 
 def paths() -> list[int]:
@@ -45,12 +47,6 @@ def is_known(number: int) -> bool:
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def without_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (int4_grid, int4_in_order):
-        monkeypatch.setattr(module, "few_bits_reason", lambda: NO_COMPILER)
 
 
 def groups_of(size: int) -> torch.Tensor:
@@ -109,27 +105,83 @@ def test_several_threads_give_what_one_gives(scheme: Int4Scheme) -> None:
     assert all(offset.equal(offsets[0]) for offset in offsets)
 
 
-@GRIDS
-@pytest.mark.parametrize(("size", "outputs"), [(32, 1), (64, 33), (128, 100), (7, 16)])
-@pytest.mark.usefixtures("without_operators")
-def test_inputs_are_rounded_in_order_as_by_torch(size: int, outputs: int, grid: Grid) -> None:
-    """But for ties, which a last bit turns, and what follows from those."""
-    x = random(4 * size, size, seed=2) + random(4 * size, 1, seed=3)
-    own = x.T @ x / len(x)
-    inverse = torch.linalg.cholesky(own).inverse().T.contiguous()
-    reach = 7 if grid.table is None else 120
-    left, scale = random(size, outputs), random(outputs, seed=4).abs() / reach + 1 / reach
-    before = grid.nearest_(left / scale)
-    pull = own @ (left - before * scale)
-    rounded = rounded_in_order(left, scale, inverse, grid)
-    improved = improved_in_order(before, pull, scale, own, grid)
+def known_of(inputs: int, products: torch.dtype = torch.float32) -> Compensation:
+    """Of inputs of which each says something about the others."""
+    x = random(4 * inputs, inputs, seed=2) + random(4 * inputs, 1, seed=3)
+    return compensation(x.T @ x, products)
+
+
+def loss_of(found: Int4Weights, weight: torch.Tensor, unit: torch.Tensor, scheme: Int4Scheme) -> torch.Tensor:
+    """The squared error of each output, in float64."""
+    values = grid_of(scheme, CPU).values(found.q).double().unflatten(1, (-1, scheme.group_size))
+    error = (values * (found.scale * unit.double()[:, None]).unsqueeze(2)).flatten(1) - weight.double()
+    losses: torch.Tensor = (error @ known_of(weight.shape[1]).moment.double()).mul_(error).sum(dim=1)
+    return losses
+
+
+@EVERY
+@pytest.mark.parametrize(("size", "groups", "outputs"), [(32, 5, 1), (64, 4, 33), (128, 2, 100), (4, 9, 16)])
+def test_compensated_groups_are_those_of_torch(
+    size: int, groups: int, outputs: int, table: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for ties, which a last bit turns, and what follows from those in the same output."""
+    scheme, weight = Int4Scheme(size, table=table), random(outputs, size * groups)
+    weight[outputs // 2, :size] = 0
+    unit = scale_units(weight, 115 if table else 8)
+    given: list[tuple[torch.Tensor, torch.Tensor, Rounding]] = []
+
+    def watched(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        given.append(arguments)
+        return round_compensated(*arguments)
+
+    monkeypatch.setattr(int4_compensated, "round_compensated", watched)
+    compensated_groups(weight, known_of(size * groups), scheme, unit)
+    monkeypatch.setattr(int4_compensated, "few_bits_reason", lambda: NO_COMPILER)
+    expected = compensated_groups(weight, known_of(size * groups), scheme, unit)
+    (arguments,) = given
     for path in paths():
-        assert same(in_order(left, None, scale, inverse, grid.table, path), rounded) > 0.97
-        assert same(in_order(pull, before, scale, own, grid.table, path), improved) > 0.97
+        found = Int4Weights(*round_compensated(*arguments, path), None)
+        same = (found.q == expected.q).all(dim=1) & (found.scale == expected.scale).all(dim=1)
+        assert float(same.float().mean()) > 0.96
+        both = [loss_of(each, weight, unit, scheme) for each in (found, expected)]
+        torch.testing.assert_close(*both, rtol=0.1, atol=0.0)
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found == expected).float().mean())
+@EVERY
+def test_errors_in_bfloat16_leave_no_larger_ones(table: tuple[int, ...]) -> None:
+    scheme, weight = Int4Scheme(32, table=table), random(200, 256)
+    unit = scale_units(weight, 115 if table else 8)
+    if not multiplies_bfloat16():
+        with pytest.raises(RuntimeError, match="no products of bfloat16"):
+            compensated_groups(weight, known_of(256, torch.bfloat16), scheme, unit)
+        return
+    losses = [
+        float(
+            loss_of(
+                compensated_groups(weight, known_of(256, products), scheme, unit), weight, unit, scheme
+            ).sum()
+        )
+        for products in (torch.bfloat16, torch.float32)
+    ]
+    assert losses[0] < 1.02 * losses[1]
+
+
+@EVERY
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+def test_an_output_s_numbers_depend_neither_on_others_nor_on_threads(
+    products: torch.dtype, table: tuple[int, ...]
+) -> None:
+    products = products if multiplies_bfloat16() else torch.float32
+    scheme, weight, known = Int4Scheme(32, table=table), random(300, 96), known_of(96, products)
+    unit = scale_units(weight, 115 if table else 8)
+    all_ = compensated_groups(weight, known, scheme, unit)
+    torch.set_num_threads(3)  # the fixture sets it back
+    several = compensated_groups(weight, known, scheme, unit)
+    assert several.q.equal(all_.q)
+    assert several.scale.equal(all_.scale)
+    some = compensated_groups(weight[70:105], known, scheme, unit[70:105])
+    assert some.q.equal(all_.q[70:105])
+    assert some.scale.equal(all_.scale[70:105])
 
 
 @pytest.mark.parametrize(("tokens", "inputs"), [(64, 64), (31, 100), (1, 5), (200, 130)])
@@ -152,5 +204,15 @@ def test_what_does_not_fit_is_refused() -> None:
         uneven_errors(groups, torch.ones(3, 1), values)
     with pytest.raises(RuntimeError, match="2 to 16 values"):
         uneven_numbers(groups, torch.ones(2, 1), torch.ones(17))
-    with pytest.raises(RuntimeError, match="at most 128 inputs"):
-        in_order(torch.ones(129, 4), None, torch.ones(4), torch.ones(129, 129), None)
+    for size in (2, 6, 132):
+        square, one = torch.eye(size), torch.eye(size).unsqueeze(0)
+        how = Rounding(square, square, one, one, None, torch.ones(1), 3, 2)
+        with pytest.raises(RuntimeError, match="4 to 128 inputs"):
+            round_compensated(torch.ones(4, size), torch.ones(4), how)
+    how = Rounding(
+        torch.eye(8), torch.eye(4), torch.eye(8)[None], torch.eye(8)[None], None, torch.ones(1), 3, 2
+    )
+    with pytest.raises(RuntimeError, match="factors must be 64 contiguous"):
+        round_compensated(torch.ones(4, 8), torch.ones(4), how)
+    with pytest.raises(RuntimeError, match="units must be 4 contiguous"):
+        round_compensated(torch.ones(4, 8), torch.ones(3), how)

@@ -15,22 +15,27 @@ from typing import NamedTuple
 
 import torch
 
+from optigpu.ops.four_bits import descent
 from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.few_bits import Rounding, few_bits_reason, round_compensated
 from optigpu.ops.four_bits.grid import grid_of
 from optigpu.ops.four_bits.in_order import rounded_in_order
-from optigpu.ops.four_bits.quantize import quantize_groups
+from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.table import FURTHEST
 from optigpu.ops.naming import named
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
+BLOCK = 256
+"""Inputs whose factor is made at once: what they owe to all others is one product."""
 
 
 class Compensation(NamedTuple):
     """Statistics of a layer's inputs, float32 [inputs, inputs] each.
 
-    moment: their second moments in units of the mean one, damped; factor: the upper R with R RT = moment.
-    rough_moment, rough_factor: the same, in the type in which they are multiplied with errors.
+    moment: their second moments in units of the mean one, damped; factor: the transpose of the upper R with R RT =
+    moment. rough_moment, rough_factor: the same, in the type in which they are multiplied with errors.
     """
 
     moment: torch.Tensor
@@ -42,17 +47,39 @@ class Compensation(NamedTuple):
 def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) -> Compensation:
     """From the sum over samples of x xT, float32 [inputs, inputs].
 
-    `products` is the type in which errors are multiplied with it. Inputs that are always zero are allowed. Raises
-    ValueError if it is not a finite square matrix.
+    `products` is the type in which the C++ operator multiplies errors with it; torch does in float32. Inputs that are
+    always zero are allowed. Raises ValueError if it is not a finite square matrix.
     """
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
     size = moment.diagonal().mean()
     damped = moment / size if bool(size > 0) else torch.zeros_like(moment)
     damped.diagonal().add_(DAMPING)
-    # From the last input to the first.
-    factor = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
+    factor = _factor(damped)
     return Compensation(damped, factor, damped.to(products), factor.to(products))
+
+
+def _factor(moment: torch.Tensor) -> torch.Tensor:
+    """The transpose of the upper R with R RT = moment: a Cholesky factorization from the last input to the first.
+
+    By blocks, of which all but the squares on the diagonal are products of matrices, it is faster than LAPACK's.
+    """
+    found = torch.zeros_like(moment)
+    for start in reversed(range(0, len(moment), BLOCK)):
+        block, later = slice(start, start + BLOCK), slice(start + BLOCK, None)
+        left = moment[block, : start + BLOCK]
+        left = left.addmm(found[later, block].T, found[later, : start + BLOCK], alpha=-1)
+        upper = torch.linalg.cholesky(left[:, start:].flip(0, 1)).flip(0, 1)
+        found[block, block] = upper.T
+        torch.mm(_inverse(upper), left[:, :start], out=found[block, :start])
+    return found
+
+
+def _inverse(upper: torch.Tensor) -> torch.Tensor:
+    """Of upper triangles, [..., size, size]."""
+    one = torch.eye(upper.shape[-1], device=upper.device).expand_as(upper)
+    found: torch.Tensor = torch.linalg.solve_triangular(upper, one, upper=True)
+    return found
 
 
 def compensated_groups(
@@ -69,21 +96,47 @@ def compensated_groups(
             f"compensated_groups needs a symmetric scheme and a compensation of {weight.shape[1]} inputs."
         )
     with torch.no_grad():
+        if weight.is_cpu and few_bits_reason() is None:
+            return _by_operator(weight, known, scheme, unit)
         begun = _rounded(weight.float().T.contiguous(), known, scheme, unit)
         return improved_groups(weight.float(), known, begun, unit, grid_of(scheme, weight.device))
+
+
+def _by_operator(
+    weight: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: torch.Tensor
+) -> Int4Weights:
+    how = Rounding(
+        known.rough_moment,
+        known.rough_factor,
+        own=_diagonal(known.moment, scheme.group_size),
+        inverse=_inverses(known, scheme.group_size),
+        values=grid_of(scheme, weight.device).table,
+        shares=torch.tensor(UNEVEN_SCALES + tuple(-share for share in UNEVEN_SCALES)) / FURTHEST,
+        steps=SCALE_STEPS if scheme.solver == "hqq" else 1,
+        rounds=descent.ROUNDS,
+    )
+    numbers, scale = round_compensated(weight.float().contiguous(), unit.float(), how)
+    return Int4Weights(numbers, scale, None)
+
+
+def _diagonal(square: torch.Tensor, size: int) -> torch.Tensor:
+    """The squares on the diagonal, [groups, size, size]."""
+    return torch.stack([square[at : at + size, at : at + size] for at in range(0, len(square), size)])
+
+
+def _inverses(known: Compensation, size: int) -> torch.Tensor:
+    """Of the upper factor's squares on the diagonal, contiguous [groups, size, size]."""
+    return _inverse(_diagonal(known.factor, size).mT).contiguous()
 
 
 def _rounded(w: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: torch.Tensor) -> Int4Weights:
     """By GPTQ. w: float32 [inputs, outputs]."""
     grid, units = grid_of(scheme, w.device), unit.float()
-    errors = torch.empty_like(w, dtype=known.rough_factor.dtype)
-    one = torch.eye(scheme.group_size, device=w.device)
+    errors, inverses = torch.empty_like(w), _inverses(known, scheme.group_size)
     parts: list[Int4Weights] = []
-    for start in range(0, w.shape[0], scheme.group_size):
+    for start, inverse in zip(range(0, w.shape[0], scheme.group_size), inverses, strict=True):
         group = slice(start, start + scheme.group_size)
-        inverse = torch.linalg.solve_triangular(known.factor[group, group], one, upper=True)
-        carried = (known.rough_factor[:start, group].T @ errors[:start]).float()
-        left = torch.addmm(w[group], inverse.T, carried)
+        left = torch.addmm(w[group], inverse.T, known.factor[group, :start] @ errors[:start])
         found = quantize_groups(left.T.contiguous(), scheme, unit)
         scale = found.scale[:, 0] * units
         values = rounded_in_order(left, scale, inverse, grid)

@@ -24,13 +24,10 @@ class Known(Protocol):
     @property
     def moment(self) -> torch.Tensor: ...
 
-    @property
-    def rough_moment(self) -> torch.Tensor: ...
-
 
 class _Fit(NamedTuple):
     """weight, float32 [inputs, outputs]; q: the numbers' values, like it; scale [groups, outputs]; errors: of the
-    weights, like `weight`, in the type of the rough moment. The last three are changed in place.
+    weights, like `weight`. The last three are changed in place.
     """
 
     weight: torch.Tensor
@@ -50,7 +47,7 @@ def improved_groups(
     w, q, scale = weight.T.contiguous(), grid.values(start.q.T.contiguous()), start.scale.T * units
     with torch.no_grad():
         errors = w - q * scale.repeat_interleave(len(q) // len(scale), dim=0)
-        fit = _Fit(w, q, scale, errors.to(known.rough_moment.dtype))
+        fit = _Fit(w, q, scale, errors)
         for _ in range(ROUNDS):
             for group in range(len(scale)):
                 _improve(fit, group, known, units, grid)
@@ -63,9 +60,9 @@ def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Gri
     """Improves the scale of one group for each output, then its numbers."""
     size = len(fit.q) // len(fit.scale)
     inputs = slice(group * size, (group + 1) * size)
-    own, before, old = known.moment[inputs, inputs].contiguous(), fit.q[inputs], fit.scale[group]
+    own, before, old = known.moment[inputs, inputs], fit.q[inputs], fit.scale[group]
     # Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
-    pull = (known.rough_moment[inputs] @ fit.errors).float()
+    pull = known.moment[inputs] @ fit.errors
     scale = _improved_scale(before, old, pull, own, units)
     pull.addmm_(own, before * (old - scale))
     q = improved_in_order(before, pull, scale, own, grid)

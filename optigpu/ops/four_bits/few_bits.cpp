@@ -1,5 +1,5 @@
 // What packing weights in few bits does many times with each of them: errors of uneven values for a scale that is tried,
-// rounding one input of a group after the other, and second moments of activations. Registered through PyTorch's stable
+// rounding with compensation, and second moments of activations. Registered through PyTorch's stable
 // C ABI, as int8_linear.cpp says.
 
 #include <torch/csrc/stable/library.h>
@@ -7,6 +7,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -30,8 +32,8 @@ using torch::stable::Tensor;
 #define UNKNOWN(value) asm volatile("" : "+w"(value))
 #endif
 
-constexpr int64_t kMostValues = 16, kMostInputs = 128;
-constexpr float kEvenLeast = -8, kEvenLargest = 7;
+constexpr int64_t kMostValues = 16, kMostInputs = 128, kUnit = 4;
+constexpr float kEvenLeast = -8, kEvenLargest = 7, kLargestScale = 127;
 
 // What numbers stand for in ascending order; none are the evenly spaced ones. A value is the first one and the steps
 // up to it: whole numbers, whose sums are exact.
@@ -48,21 +50,26 @@ struct Groups {
   void* found;  // like weight: squared errors as floats, or numbers as bytes
 };
 
-// Of a group of inputs, all [size, outputs] unless it is said. Without `before`, `given` are weights, and coupling is of
-// the inverse's factor; with it, `given` is what a weight is pulled by, and coupling the moment.
-struct InOrder {
-  const float* before;
-  const float* given;
-  const float* scale;     // [outputs]
-  const float* coupling;  // [size, size]; right of the diagonal is what a change does to later inputs
+struct Compensated {
+  const float* weight;  // [outputs, inputs]
+  const float* unit;    // [outputs], of which scales are multiples
+  // Both [inputs, inputs], bfloat16 if `has_halves`, else float32; the factor is the lower one of the moment's upper R.
+  const void *moment, *factor;
+  const float* own;      // [groups, size, size]: the moments of each group's inputs
+  const float* inverse;  // [groups, size, size]: the inverses of the upper factor's squares on the diagonal
   Values values;
-  int64_t size, outputs;
-  float* found;
+  const float* shares;  // [tried]: scales of uneven values, in units of the largest weight
+  int64_t tried, steps, rounds;  // steps: of the search for scales of even values; rounds: of improvement
+  int64_t size, inputs, outputs;
+  bool has_halves;
+  uint8_t* numbers;  // [outputs, inputs]
+  int8_t* scale;     // [outputs, groups]
 };
 
 namespace portable {
 constexpr int kLanes = 4;
 #include "few_bits.h"
+#include "compensated.h"
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -71,6 +78,7 @@ constexpr int kLanes = 4;
 namespace avx2 {
 constexpr int kLanes = 8;
 #include "few_bits.h"
+#include "compensated.h"
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -79,17 +87,24 @@ constexpr int kLanes = 8;
 namespace avx512 {
 constexpr int kLanes = 16;
 #include "few_bits.h"
+#include "compensated.h"
 }  // namespace avx512
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+#define HAS_HALVES
+namespace avx512_bf16 {
+constexpr int kLanes = 16;
+#include "few_bits.h"
+#include "compensated.h"
 #include "moments.h"
+}  // namespace avx512_bf16
 #pragma GCC pop_options
 #endif
 
 // The numbers are the operators' `instruction_set` argument; few_bits.py has the same table.
-enum InstructionSet : int64_t { kBest = 0, kPortable = 1, kAvx2 = 2, kAvx512 = 3 };
+enum InstructionSet : int64_t { kBest = 0, kPortable = 1, kAvx2 = 2, kAvx512 = 3, kAvx512Bf16 = 4 };
 
 bool cpu_has(int64_t instruction_set) {
   if (instruction_set == kPortable) return true;
@@ -98,20 +113,16 @@ bool cpu_has(int64_t instruction_set) {
   if (instruction_set == kAvx512)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (instruction_set == kAvx512Bf16) return cpu_has(kAvx512) && __builtin_cpu_supports("avx512bf16");
 #endif
   return false;
-}
-
-bool has_moments() {
-#if defined(__x86_64__)
-  return cpu_has(kAvx512) && __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
 }
 
 int64_t best_instruction_set() {
-  static const int64_t best = cpu_has(kAvx512) ? kAvx512 : cpu_has(kAvx2) ? kAvx2 : kPortable;
+  static const int64_t best = cpu_has(kAvx512Bf16) ? kAvx512Bf16
+                              : cpu_has(kAvx512)   ? kAvx512
+                              : cpu_has(kAvx2)     ? kAvx2
+                                                   : kPortable;
   return best;
 }
 
@@ -122,10 +133,13 @@ int64_t known(int64_t instruction_set) {
 }
 
 #if defined(__x86_64__)
-#define FOR_SET(set, function) \
-  (set == kAvx512 ? avx512::function : set == kAvx2 ? avx2::function : portable::function)
+#define FOR_SET(set, name)                        \
+  (set == kAvx512Bf16 ? avx512_bf16::name         \
+   : set == kAvx512   ? avx512::name              \
+   : set == kAvx2     ? avx2::name                \
+                      : portable::name)
 #else
-#define FOR_SET(set, function) (portable::function)
+#define FOR_SET(set, name) (portable::name)
 #endif
 
 const float* floats(const Tensor& tensor, int64_t numbers, const char* name) {
@@ -172,43 +186,70 @@ Tensor uneven_numbers(const Tensor& weight, const Tensor& scale, const Tensor& v
   return over_groups(weight, scale, values, FOR_SET(set, numbers), ScalarType::Byte);
 }
 
-Tensor in_order(const Tensor& given, const std::optional<Tensor>& before, const Tensor& scale, const Tensor& coupling,
-                const std::optional<Tensor>& values, int64_t instruction_set) {
-  STD_TORCH_CHECK(given.dim() == 2 && given.size(0) <= kMostInputs, "few_bits: a group has at most 128 inputs");
-  const int64_t set = known(instruction_set), size = given.size(0), outputs = given.size(1);
-  Tensor found = torch::stable::new_empty(given, {size, outputs}, ScalarType::Float);
-  const InOrder order{before ? floats(*before, size * outputs, "numbers") : nullptr,
-                      floats(given, size * outputs, "weights"),
-                      floats(scale, outputs, "scales"),
-                      floats(coupling, size * size, "couplings"),
-                      values ? values_of(*values) : Values{},
-                      size,
-                      outputs,
-                      static_cast<float*>(found.mutable_data_ptr())};
-  const auto run = FOR_SET(set, in_order);
-  const int64_t strip = FOR_SET(set, kStrip), strips = (outputs + strip - 1) / strip;
-  torch::stable::parallel_for(0, strips, 1 + kGrain / (strip * (size + 1)),
-                              [&](int64_t first, int64_t last) { run(order, first, last); });
-  return found;
+// Of [inputs, inputs], whose type says how errors are multiplied with it.
+const void* square(const Tensor& tensor, const Compensated& all, const char* name) {
+  if (!all.has_halves) return floats(tensor, all.inputs * all.inputs, name);
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::BFloat16 && tensor.is_contiguous() &&
+                      tensor.numel() == all.inputs * all.inputs,
+                  "few_bits: ", name, " must be contiguous bfloat16 [inputs, inputs]");
+  return tensor.const_data_ptr();
+}
+
+template <typename Number>
+Number* room_for(Tensor& tensor, int64_t numbers, ScalarType type) {
+  STD_TORCH_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.numel() == numbers,
+                  "few_bits: what is found must be ", numbers, " contiguous bytes");
+  return static_cast<Number*>(tensor.mutable_data_ptr());
+}
+
+void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& moment, const Tensor& factor,
+                       const Tensor& own, const Tensor& inverse, const std::optional<Tensor>& values,
+                       const Tensor& shares, int64_t steps, int64_t rounds, Tensor numbers, Tensor scale,
+                       int64_t instruction_set) {
+  STD_TORCH_CHECK(weight.dim() == 2 && own.dim() == 3, "few_bits: weights must be [outputs, inputs]");
+  const int64_t set = known(instruction_set), size = own.size(1);
+  Compensated all{};
+  all.size = size, all.outputs = weight.size(0), all.inputs = weight.size(1);
+  STD_TORCH_CHECK(size > 0 && size % kUnit == 0 && size <= kMostInputs && all.inputs % size == 0,
+                  "few_bits: a group has 4 to 128 inputs, in fours, and groups divide the inputs");
+  all.has_halves = moment.scalar_type() == ScalarType::BFloat16;
+  STD_TORCH_CHECK(!all.has_halves || set == kAvx512Bf16, "few_bits: this CPU has no products of bfloat16");
+  all.weight = floats(weight, all.outputs * all.inputs, "weights"), all.unit = floats(unit, all.outputs, "units");
+  all.moment = square(moment, all, "moments"), all.factor = square(factor, all, "factors");
+  all.own = floats(own, all.inputs * size, "own moments"), all.inverse = floats(inverse, all.inputs * size, "inverses");
+  if (values) all.values = values_of(*values);
+  all.tried = shares.numel(), all.shares = floats(shares, all.tried, "shares"), all.steps = steps, all.rounds = rounds;
+  all.numbers = room_for<uint8_t>(numbers, all.outputs * all.inputs, ScalarType::Byte);
+  all.scale = room_for<int8_t>(scale, all.outputs * (all.inputs / size), ScalarType::Char);
+  const auto run = FOR_SET(set, compensated);
+  const int64_t outputs = FOR_SET(set, kStrip), strips = (all.outputs + outputs - 1) / outputs;
+  const int64_t line = 64 / sizeof(float);
+  std::atomic<int64_t> next{0};  // a thread that others disturb takes fewer strips
+  torch::stable::parallel_for(0, strips, 1, [&](int64_t, int64_t) {
+    std::vector<float> room(outputs * (3 * all.inputs + all.inputs / size + 1) + line);
+    float* aligned = room.data() + (-(reinterpret_cast<uintptr_t>(room.data()) / sizeof(float)) % line);
+    for (int64_t strip; (strip = next++) < strips;) run(all, strip * outputs, aligned);
+  });
 }
 
 // Adds xT x to a moment on and right of the diagonal, by whole squares of kSide.
 void add_moment(Tensor moment, const Tensor& x) {
-  STD_TORCH_CHECK(has_moments(), "few_bits: this CPU has no products of bfloat16");
+  STD_TORCH_CHECK(cpu_has(kAvx512Bf16), "few_bits: this CPU has no products of bfloat16");
   STD_TORCH_CHECK(x.dim() == 2 && x.scalar_type() == ScalarType::BFloat16 && x.is_contiguous(),
                   "few_bits: activations must be contiguous bfloat16 [tokens, inputs]");
 #if defined(__x86_64__)
   const int64_t tokens = x.size(0), size = x.size(1);
   floats(moment, size * size, "moments");
+  constexpr int64_t kSide = avx512_bf16::kSide;
   const int64_t sides = (size + kSide - 1) / kSide, pairs = (tokens + 1) / 2;
   std::vector<uint32_t> packed(sides * pairs * kSide);
   const uint16_t* from = static_cast<const uint16_t*>(x.const_data_ptr());
   float* to = static_cast<float*>(moment.mutable_data_ptr());
   torch::stable::parallel_for(0, sides, 1, [&](int64_t first, int64_t last) {
-    for (int64_t side = first; side < last; ++side) pack_side(from, tokens, size, side, packed.data());
+    for (int64_t side = first; side < last; ++side) avx512_bf16::pack_side(from, tokens, size, side, packed.data());
   });
   torch::stable::parallel_for(0, sides * (sides + 1) / 2, 1, [&](int64_t first, int64_t last) {
-    for (int64_t square = first; square < last; ++square) add_square(packed.data(), pairs, size, square, to);
+    for (int64_t square = first; square < last; ++square) avx512_bf16::add_square(packed.data(), pairs, size, square, to);
   });
 #endif
 }
@@ -216,19 +257,20 @@ void add_moment(Tensor moment, const Tensor& x) {
 }  // namespace
 
 extern "C" int64_t optigpu_best_few_bits_instruction_set() { return best_instruction_set(); }
-extern "C" int64_t optigpu_few_bits_has_moments() { return has_moments(); }
+extern "C" int64_t optigpu_few_bits_has_bfloat16() { return cpu_has(kAvx512Bf16); }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(optigpu, library) {
   library.def("uneven_errors(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
   library.def("uneven_numbers(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
-  library.def("in_order(Tensor given, Tensor? before, Tensor scale, Tensor coupling, Tensor? values, "
-              "int instruction_set=0) -> Tensor");
+  library.def("round_compensated(Tensor weight, Tensor unit, Tensor moment, Tensor factor, Tensor own, Tensor inverse, "
+              "Tensor? values, Tensor shares, int steps, int rounds, Tensor(a!) numbers, Tensor(b!) scale, "
+              "int instruction_set=0) -> ()");
   library.def("add_moment(Tensor(a!) moment, Tensor x) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(optigpu, CPU, library) {
   library.impl("uneven_errors", TORCH_BOX(&uneven_errors));
   library.impl("uneven_numbers", TORCH_BOX(&uneven_numbers));
-  library.impl("in_order", TORCH_BOX(&in_order));
+  library.impl("round_compensated", TORCH_BOX(&round_compensated));
   library.impl("add_moment", TORCH_BOX(&add_moment));
 }

@@ -51,17 +51,6 @@ static INLINE Vector squared_error(const Values& values, Vector weight, Vector s
   return error * error;
 }
 
-static INLINE Vector load_of(const InOrder& order, const float* row, int64_t at) {
-  return at + kLanes <= order.outputs ? load(row + at) : load_some(row + at, order.outputs - at);
-}
-
-static INLINE void store_of(const InOrder& order, float* row, int64_t at, Vector value) {
-  if (at + kLanes <= order.outputs)
-    store(row + at, value);
-  else if (at < order.outputs)
-    std::memcpy(row + at, &value, (order.outputs - at) * sizeof(float));
-}
-
 struct SquaredErrors {
   static INLINE void put(const Groups& groups, int64_t at, int64_t count, Vector weight, Vector scale) {
     const Vector found = squared_error(groups.values, weight, scale);
@@ -94,49 +83,3 @@ static void squared_errors(const Groups& groups, int64_t first, int64_t last) {
 }
 
 static void numbers(const Groups& groups, int64_t first, int64_t last) { over_groups<Numbers>(groups, first, last); }
-
-// Outputs that are rounded together: their chains of operations run side by side.
-constexpr int kParts = 2, kStrip = kParts * kLanes;
-
-// One input after the other; `left` is of kStrip outputs, and changes.
-template <bool kIsEven, bool kImproves>
-static INLINE void strip_in_order(const InOrder& order, int64_t first, Vector (*left)[kParts]) {
-  const int64_t size = order.size;
-  Vector scale[kParts], change[kParts];
-  for (int part = 0; part < kParts; ++part) scale[part] = load_of(order, order.scale, first + part * kLanes);
-  for (int64_t input = 0; input < size; ++input) {
-    const float* coupling = order.coupling + input * size;
-    const int64_t row = input * order.outputs;
-    for (int part = 0; part < kParts; ++part) {
-      const int64_t at = first + part * kLanes;
-      const Vector before = kImproves ? load_of(order, order.before + row, at) : Vector{};
-      const Vector asked = kImproves ? before + left[input][part] / (coupling[input] * scale[part])
-                                     : left[input][part] / scale[part];
-      const Vector found = kIsEven ? nearest_even(asked) : nearest(order.values, asked);
-      store_of(order, order.found + row, at, found);
-      change[part] = kImproves ? (found - before) * scale[part]
-                               : (left[input][part] - found * scale[part]) / coupling[input];
-    }
-    for (int64_t later = input + 1; later < size; ++later)
-      for (int part = 0; part < kParts; ++part) left[later][part] -= coupling[later] * change[part];
-  }
-}
-
-template <bool kIsEven, bool kImproves>
-static void strips_in_order(const InOrder& order, int64_t first, int64_t last) {
-  Vector left[kMostInputs][kParts];
-  for (int64_t strip = first; strip < last; ++strip) {
-    for (int64_t input = 0; input < order.size; ++input)
-      for (int part = 0; part < kParts; ++part)
-        left[input][part] = load_of(order, order.given + input * order.outputs, strip * kStrip + part * kLanes);
-    strip_in_order<kIsEven, kImproves>(order, strip * kStrip, left);
-  }
-}
-
-static void in_order(const InOrder& order, int64_t first, int64_t last) {
-  const bool is_even = order.values.count == 0, improves = order.before != nullptr;
-  if (is_even && improves) strips_in_order<true, true>(order, first, last);
-  if (is_even && !improves) strips_in_order<true, false>(order, first, last);
-  if (!is_even && improves) strips_in_order<false, true>(order, first, last);
-  if (!is_even && !improves) strips_in_order<false, false>(order, first, last);
-}

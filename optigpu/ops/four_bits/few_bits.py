@@ -8,14 +8,14 @@
 
 import functools
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from optigpu.ops.build import load_library
 from optigpu.ops.native import NativeOperators
 
-FewBitsBackend = Literal["native-avx512", "native-avx2", "native-portable"]
+FewBitsBackend = Literal["native-avx512-bf16", "native-avx512", "native-avx2", "native-portable"]
 
 BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
@@ -23,10 +23,11 @@ FEW_BITS_INSTRUCTION_SETS: dict[FewBitsBackend, int] = {
     "native-portable": 1,
     "native-avx2": 2,
     "native-avx512": 3,
+    "native-avx512-bf16": 4,
 }
 """The operators' numbers; the enumeration InstructionSet in few_bits.cpp."""
 _FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("few_bits.cpp", "few_bits.h", "moments.h"))
+_SOURCES = tuple(_FOLDER / name for name in ("few_bits.cpp", "few_bits.h", "compensated.h", "moments.h"))
 
 
 def few_bits_reason() -> str | None:
@@ -37,7 +38,7 @@ def few_bits_reason() -> str | None:
 @functools.cache
 def multiplies_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 numbers with sums in float32, and the operators use that."""
-    return few_bits_reason() is None and bool(load_library(_SOURCES).optigpu_few_bits_has_moments())
+    return few_bits_reason() is None and bool(load_library(_SOURCES).optigpu_few_bits_has_bfloat16())
 
 
 def product_type(device: torch.device) -> torch.dtype:
@@ -70,21 +71,37 @@ def uneven_numbers(
     return found
 
 
-def in_order(
-    given: torch.Tensor,
-    before: torch.Tensor | None,
-    scale: torch.Tensor,
-    coupling: torch.Tensor,
-    values: torch.Tensor | None,
-    instruction_set: int = BEST_INSTRUCTION_SET,
-) -> torch.Tensor:
-    """The values of a group's numbers, float32 [size, outputs], found for one input after the other.
+class Rounding(NamedTuple):
+    """How `round_compensated` rounds; contiguous tensors, float32 unless it is said.
 
-    As `rounded_in_order` of in_order.py without `before`, and as `improved_in_order` with it. All are contiguous
-    float32; without `values` they are evenly spaced.
+    moment: the inputs' second moments, [inputs, inputs]; factor: the transpose of the upper R with R RT = moment; both
+    of them float32, or bfloat16 where `multiplies_bfloat16`. own: the moments of each group's inputs, [groups, size,
+    size]; inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones.
+    shares: the scales that are tried for uneven values, in units of the largest weight. steps: of the search for the
+    scales of evenly spaced ones. rounds: of descent.py.
     """
-    found: torch.Tensor = torch.ops.optigpu.in_order(given, before, scale, coupling, values, instruction_set)
-    return found
+
+    moment: torch.Tensor
+    factor: torch.Tensor
+    own: torch.Tensor
+    inverse: torch.Tensor
+    values: torch.Tensor | None
+    shares: torch.Tensor
+    steps: int
+    rounds: int
+
+
+def round_compensated(
+    weight: torch.Tensor, unit: torch.Tensor, how: Rounding, instruction_set: int = BEST_INSTRUCTION_SET
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers uint8 [outputs, inputs] and scales int8 [outputs, groups], multiples of `unit`, float32 [outputs].
+
+    weight: contiguous float32 [outputs, inputs]. What an output gets does not depend on the others.
+    """
+    numbers = torch.empty(weight.shape, dtype=torch.uint8)
+    scale = torch.empty(weight.shape[0], len(how.own), dtype=torch.int8)
+    torch.ops.optigpu.round_compensated(weight, unit, *how, numbers, scale, instruction_set)
+    return numbers, scale
 
 
 def add_moment(moment: torch.Tensor, x: torch.Tensor) -> None:

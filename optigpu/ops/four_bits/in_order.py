@@ -1,11 +1,10 @@
-"""Rounding the inputs of a group one after the other, for many outputs: by the C++ operator, or by torch as it stands.
+"""Rounding the inputs of a group one after the other, for many outputs, by torch; compensated.h has it in C++.
 
 As rows the inputs are contiguous, and so all matrices are [size, outputs] here.
 """
 
 import torch
 
-from optigpu.ops.four_bits.few_bits import few_bits_reason, in_order
 from optigpu.ops.four_bits.grid import Grid
 
 
@@ -16,8 +15,6 @@ def rounded_in_order(
 
     left: float32 [size, outputs]; scale: [outputs]; inverse: of the moment's upper factor, [size, size].
     """
-    if left.is_cpu and few_bits_reason() is None:
-        return in_order(left, None, scale, inverse.contiguous(), grid.table)
     left, values = left.clone(), torch.empty_like(left)
     for index in range(left.shape[0]):
         grid.nearest_(torch.div(left[index], scale, out=values[index]))
@@ -34,8 +31,6 @@ def improved_in_order(
     before: the values that they have, float32 [size, outputs]; pull: half of what the loss falls by when a weight grows
     a bit; scale: [outputs]; own: the moment of the group's inputs, [size, size].
     """
-    if before.is_cpu and few_bits_reason() is None:
-        return in_order(pull, before, scale, own.contiguous(), grid.table)
     pull, values = pull.clone(), torch.empty_like(before)
     for index in range(before.shape[0]):
         torch.addcdiv(before[index], pull[index], own[index, index] * scale, out=values[index])

@@ -3,7 +3,7 @@
 // Two tokens' numbers of an input lie side by side: one instruction adds both products to a sum. Inputs are kept by
 // sides of kSide, each of which holds all tokens, so that a square of two sides reads two short streams.
 
-constexpr int kSide = 64, kVectors = kSide / 16, kRows = 4;
+constexpr int kSide = kStrip;
 
 // packed: [sides][pairs][kSide] of two bfloat16; inputs and tokens that are missing are 0.
 static void pack_side(const uint16_t* x, int64_t tokens, int64_t size, int64_t side, uint32_t* packed) {

@@ -1,15 +1,17 @@
-"""Checks of the quantization to 4-bit numbers: how far weights are off, and what compensation gains."""
+"""Checks of the quantization to few bits: how far weights are off, what compensation gains, and second moments."""
 
 import torch
 
 from optigpu.documents.selftest import Comparison
 from optigpu.ops.four_bits.compensated import compensated_groups, compensation
+from optigpu.ops.four_bits.few_bits import add_moment, few_bits_reason, multiplies_bfloat16
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
 from optigpu.ops.integers import INT4_LEAST
 from optigpu.ops.kernel_check import KernelCheck
 from optigpu.ops.kernel_operands import Draw
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 OUTPUTS, INNER, SAMPLES = 48, 128, 512
 GROUP = 32
@@ -43,7 +45,35 @@ def compensated(device: DeviceKind) -> Comparison:
     return Comparison(error, 0.9, "the error without compensation", f"groups of {GROUP}")
 
 
+def uneven_groups(device: DeviceKind) -> Comparison:
+    """The operator's numbers are those of the nearest values: the largest share of a step by which one is further."""
+    reason = few_bits_reason()
+    if reason is not None:
+        raise UnsupportedError(reason)
+    weight, worst = Draw(device, seed=2)(OUTPUTS, INNER), 0.0
+    for table in (EIGHT, SIXTEEN):
+        found = quantize_groups(weight, Int4Scheme(group_size=GROUP, table=table))
+        steps = found.scale.double().repeat_interleave(GROUP, dim=1)
+        away = (weight.double() / steps).unsqueeze(2).sub(torch.tensor(table)).abs()
+        chosen = away.gather(2, found.q.long().unsqueeze(2)).squeeze(2)
+        worst = max(worst, float((chosen - away.amin(dim=2)).max()))
+    return Comparison(worst, 1e-4, "a unit of the scale", f"groups of {GROUP}, 8 and 16 values")
+
+
+def second_moments(device: DeviceKind) -> Comparison:
+    """Of bfloat16 activations, whose products are summed in float32."""
+    if not multiplies_bfloat16():
+        raise UnsupportedError(few_bits_reason() or "This CPU does not multiply bfloat16 numbers.")
+    x, moment = Draw(device, seed=3)(SAMPLES, INNER - 1).bfloat16(), torch.zeros(INNER - 1, INNER - 1)
+    add_moment(moment, x)
+    expected = x.double().T @ x.double()
+    error = (moment.double() - expected).triu().abs().max() / expected.diagonal().max()
+    return Comparison(float(error), 1e-5, "the largest moment", f"{SAMPLES} tokens of {INNER - 1} inputs")
+
+
 KERNELS = {
     "quantized_groups": KernelCheck(quantized_groups),
     "compensated_groups": KernelCheck(compensated),
+    "uneven_groups": KernelCheck(uneven_groups, devices=(DeviceKind.CPU,)),
+    "second_moments": KernelCheck(second_moments, devices=(DeviceKind.CPU,)),
 }

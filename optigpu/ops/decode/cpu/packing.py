@@ -44,8 +44,8 @@ MIDDLE = 128
 """The number that is added to 8-bit numbers, so that they are stored without a sign."""
 AT_ONCE = 2**20
 """Weights that are packed at once: a few times as many bytes stay in the caches."""
-COMPENSATED_AT_ONCE = 2**22
-"""The same with compensation, where each input is one step, which is short for few rows."""
+COMPENSATED_AT_ONCE = 2**24
+"""The same with compensation, where each thread takes some outputs after the other: enough of them for all threads."""
 NOTHING = 2.0**-100
 """The unit of an output whose weights are all 0, which is no uneven value."""
 TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
+from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, compensation_of
@@ -22,6 +23,8 @@ from optigpu.techniques.decoding.native_decode.sensitivity import embedded_token
 
 ROWS, ROWS_AT_ONCE = 16, 4
 """Sequences of the text that are looked at, and of a pass."""
+POSITIONS_AT_ONCE = 32
+"""Whose logits become probabilities, and these gradients."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +72,50 @@ class TiedTable:
         count = finer_rows(left.shape[0])
         if self._costs is None or self._moment is None:
             return torch.arange(count, device=left.device)
+        products = product_type(left.device)
+        moment = self._moment.to(products)
         costs = self._costs.frequency * torch.cat(
-            [(part @ self._moment).mul_(part).sum(dim=1) for part in left.split(2**12)]
+            [(part.to(products) @ moment).float().mul_(part).sum(dim=1) for part in left.split(2**12)]
         )
         return costs.topk(count).indices.sort().values
 
 
 def _costs(model: PreTrainedModel, text: torch.Tensor) -> _Costs:
-    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    width, vocabulary = weight_of(model.get_input_embeddings()).shape[::-1]
+    found = _Costs(
+        torch.zeros(vocabulary, device=text.device), 0.0, torch.zeros(width, width, device=text.device)
+    )
     for rows in text.split(ROWS_AT_ONCE):
         with torch.enable_grad(), in_product_type(model), embedded_tokens(model) as embedded:
-            logits = model(input_ids=rows, use_cache=False).logits.float()
-            told, next_ones = logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten()
-            loss = torch.nn.functional.cross_entropy(told, next_ones, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, embedded)
+            hidden = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+        spread, pull = _told(model, rows, hidden.detach(), found.frequency)
+        (gradient,) = torch.autograd.grad(hidden, embedded, pull.to(hidden.dtype))
         gradient = gradient.flatten(0, -2).float()
-        probability = logits.detach().flatten(0, 1).softmax(dim=1)
-        spread = 1 - probability.square().sum(dim=1)
-        found.append((probability.sum(dim=0), spread.sum(), gradient.T @ gradient))
-    frequency, spread, gradients = (sum(parts) / text.numel() for parts in zip(*found, strict=True))
-    return _Costs(frequency, float(spread), gradients)
+        found = _Costs(found.frequency, found.spread + spread, found.gradients.addmm_(gradient.T, gradient))
+    count = text.numel()
+    return _Costs(found.frequency / count, found.spread / count, found.gradients / count)
+
+
+def _told(
+    model: PreTrainedModel, rows: torch.Tensor, hidden: torch.Tensor, frequency: torch.Tensor
+) -> tuple[float, torch.Tensor]:
+    """The sum of positions' spread, and the gradients of the text's log-likelihood by what the head is given.
+
+    Adds each position's probabilities to `frequency`. By few positions at a time, what is told of them stays in a
+    core's caches, and the gradients of logits lie where the logits were.
+    """
+    head: torch.nn.Module = model.get_output_embeddings()
+    with torch.no_grad(), in_product_type(model):
+        logits = head(hidden).flatten(0, -2)
+    # The last position of a row has no next token.
+    next_ones = torch.nn.functional.pad(rows[:, 1:], (0, 1), value=-1).flatten()
+    spread = 0.0
+    for some, after in zip(logits.split(POSITIONS_AT_ONCE), next_ones.split(POSITIONS_AT_ONCE), strict=True):
+        probability = some.float().softmax(dim=1)
+        frequency += probability.sum(dim=0)
+        spread += float((1 - torch.linalg.vector_norm(probability, dim=1).square()).sum())
+        known = (after >= 0).nonzero().squeeze(1)
+        probability[known, after[known]] -= 1
+        some.copy_(probability.mul_((after >= 0).unsqueeze(1)))
+    weight = weight_of(head).to(logits.dtype)
+    return spread, (logits @ weight).unflatten(0, rows.shape)
