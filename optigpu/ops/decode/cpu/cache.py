@@ -45,7 +45,12 @@ class CpuCache:
         heads = len(program.blocks) * self.pages * program.kv_heads
         keys, values = kv_bytes(kind, program.head_size)
         scales = 0 if kind == "bf16" else heads
-        shapes = ((heads, self.page * keys), (heads, self.page * values), (scales, self.page), (scales, self.page))
+        shapes = (
+            (heads, self.page * keys),
+            (heads, self.page * values),
+            (scales, self.page),
+            (scales, self.page),
+        )
         types = (torch.uint8, torch.uint8, torch.float32, torch.float32)
         sizes = (math.prod(shape) * each.itemsize for shape, each in zip(shapes, types, strict=True))
         try:
