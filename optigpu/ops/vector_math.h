@@ -48,6 +48,22 @@ inline Vector exp_of(Vector high, Vector low) {
 
 constexpr float kFar = 112.5f;  // exp(-kFar) is zero in float32, denormals included
 
+// 2^x for x from -infinity to 0, or NaN: 0 below -127. Wrong by less than 3 x 2^-24 of the value.
+inline Vector power_of_two(Vector x) {
+  constexpr float kRound = 0x1.8p23f;
+  const Vector least = filled(-127), near = least > x ? least : x;  // NaN stays NaN
+  const Vector shifted = near + kRound, r = near - (shifted - kRound);
+  Vector q = filled(0.0013276472f);
+  q = q * r + 0.009675541f;
+  q = q * r + 0.05550713f;
+  q = q * r + 0.2402212f;
+  q = q * r + 0.69314694f;
+  q = q * r + 1.0000001f;
+  return q * float_of((bits_of(shifted) + 127) << 23);
+}
+
+constexpr float kLog2E = 1.44269504f;  // 2^(kLog2E x) = exp(x)
+
 // x / (1 + exp(-s)), from exp(-|s|), which cannot overflow and loses nothing where the result is small.
 inline Vector times_sigmoid(Vector x, Vector s) {
   const Vector e = exp_of(-at_most(magnitude(s), kFar), Vector{});

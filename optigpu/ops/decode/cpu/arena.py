@@ -1,6 +1,6 @@
-"""One piece of memory for all weights of a decoder, in huge pages where the kernel has them.
+"""One piece of memory for all weights of a decoder, or for its cache, in huge pages where the kernel has them.
 
-A step reads every weight once, so each page is looked up once a step: of pages of 2 MiB instead of 4 KiB there are 512
+A step reads every number once, so each page is looked up once a step: of pages of 2 MiB instead of 4 KiB there are 512
 times fewer, and on two AVX-512 cores decoding was a tenth faster.
 """
 

@@ -2,10 +2,11 @@
 //
 // Keys and values are rotated before they are rounded, so that no number of a head is much larger than the others (Ashkboos et
 // al., QuaRot, 2024, arXiv:2404.00456). A query is rotated as well, which leaves its products with keys as they are, and a
-// result is rotated back. All products are of integers: queries, and weights of 16 tokens at a time, are rounded to 8 bits.
+// result is rotated back. All products are of integers, by the instructions of 4-bit weights and in their layout: keys are a
+// matrix of 16 tokens by the head's numbers, values one of the head's numbers by 16 tokens. Queries, and weights of 16 tokens
+// at a time, are rounded to 8 bits.
 
-constexpr int64_t kHeadPiece = kChunk;  // numbers of a head that are multiplied together; a head is padded to whole ones
-constexpr int64_t kMostHeadPieces = kMostHeadSize / kHeadPiece;
+constexpr int64_t kMostHeadPieces = kMostHeadSize / kChunk;  // a head's keys are filled up to whole chunks of 32 numbers
 
 // x = H x / sqrt(n) for each n numbers, n being the largest power of two that divides the size: its own inverse.
 INLINE void rotate(float* x, int64_t size) {
@@ -33,189 +34,235 @@ inline float to_int4(const float* x, int64_t size, uint8_t* q) {
   return inverse == 0 ? 0 : largest / -kFoursZero;
 }
 
-// A number's byte and half: in both layouts the halves of a byte are 4 numbers apart.
-INLINE void put_four(uint8_t* bytes, bool upper, uint8_t number) {
-  *bytes = upper ? (*bytes & 0x0f) | number << 4 : (*bytes & 0xf0) | number;
-}
+INLINE int64_t key_numbers(const Program& program) { return (program.head_size + kChunk - 1) / kChunk * kChunk; }
 
-// Blocks of 16 tokens: keys are chunks of 8 numbers, [chunk][token][4 bytes]; values are 2 times 8 tokens, [eight][number][4 bytes].
-INLINE int64_t key_bytes(const Program& program) { return (program.head_size + kHeadPiece - 1) / kHeadPiece * kHeadPiece / 2; }
-INLINE int64_t value_bytes(const Program& program) { return padded_head(program) / 2; }
+// Puts a number into a block of 16 outputs; see load_eight.
+INLINE void put_four(uint8_t* block, int64_t output, int64_t input, uint8_t number) {
+  uint8_t& both = block[input / 8 * kChunkBytes + output * 4 + input % 4];  // the halves are 4 inputs apart
+  both = input % 8 >= 4 ? (both & 0x0f) | number << 4 : (both & 0xf0) | number;
+}
 
 // `key` and `value` are changed.
-void append_fours(const AttentionTask& task, int64_t row, int64_t kv_head, float* key, float* value) {
-  const Program& program = *task.program;
-  const Cache& cache = *task.cache;
-  const int64_t size = program.head_size, position = task.position[row], place = position % cache.page;
-  const int64_t head = head_index(task, task.sequence[row], position / cache.page, kv_head);
-  const int64_t token = place % kKeyBlock, block = head * cache.page + place - token;  // the block's first token
+void append_fours(const Program& program, const Cache& cache, Place place, float* key, float* value) {
+  const int64_t size = program.head_size;
+  uint8_t* keys = static_cast<uint8_t*>(cache.keys) + place.block() * key_numbers(program) / 2;
+  uint8_t* values = static_cast<uint8_t*>(cache.values) + place.block() * padded_head(program) / 2;
   uint8_t q[kMostHeadSize];
   rotate(key, size);
-  cache.key_scales[head * cache.page + place] = to_int4(key, size, q);
-  uint8_t* keys = static_cast<uint8_t*>(cache.keys) + block * key_bytes(program);
-  for (int64_t i = 0; i < size; ++i) put_four(keys + i / 8 * kChunkBytes + token * 4 + i % 4, i % 8 >= 4, q[i]);
+  cache.key_scales[place.token] = to_int4(key, size, q);
+  for (int64_t i = 0; i < size; ++i) put_four(keys, place.lane, i, q[i]);
   rotate(value, size);
-  cache.value_scales[head * cache.page + place] = to_int4(value, size, q);
-  uint8_t* values = static_cast<uint8_t*>(cache.values) + block * value_bytes(program) + token / 8 * padded_head(program) * 4;
-  for (int64_t i = 0; i < size; ++i) put_four(values + i * 4 + token % 4, token % 8 >= 4, q[i]);
+  cache.value_scales[place.token] = to_int4(value, size, q);
+  for (int64_t i = 0; i < size; ++i) put_four(values + i / 16 * 2 * kChunkBytes, i % 16, place.lane, q[i]);
 }
 
-// Heads' numbers as the rows of a tile, see Activations: [piece][head][number].
+// The weights of a section's tokens, times the scales of their values, rounded block by block. As many blocks at a time as have
+// a lane for each of their heads, since a lane after the other is what takes time.
 template <int kHeads>
-struct Rounded {
-  alignas(64) int8_t q[kMostHeadPieces * kHeads * kHeadPiece];
-  float step[kHeads];
-  int32_t less[kHeads];
+struct SectionWeights {
+  static constexpr int kTogether = std::min<int>(kSectionBlocks, kLanes / kHeads), kCount = kTogether * kHeads;
+  alignas(64) int8_t q[kSectionBlocks][kHeads][kKeyBlock];
+  alignas(64) float steps[kSectionBlocks / kTogether][kLanes];  // see `lane`
+  alignas(64) int32_t lesses[kSectionBlocks / kTogether][kLanes];
 
-  // numbers: [kHeads][kStride], of which `size` count; those that fill up the last piece are zeros.
-  template <int64_t kStride>
-  INLINE void set(const float (*numbers)[kStride], int64_t size) {
-    std::memset(q, 0, sizeof q);
-    for (int h = 0; h < kHeads; ++h) {
-      float most = 0;
-      for (int64_t i = 0; i < size; ++i) most = std::max(most, std::fabs(numbers[h][i]));
-      const float inverse = most > 0x1p-120f ? 127 / most : 0;
-      int32_t sum = 0;
-      for (int64_t i = 0; i < size; ++i) {
-        const int8_t number = static_cast<int8_t>(std::nearbyint(numbers[h][i] * inverse));
-        q[(i / kHeadPiece * kHeads + h) * kHeadPiece + i % kHeadPiece] = number;
-        sum += number;
+  static constexpr int lane(int64_t block, int h) { return (block % kTogether * kHeads + h) * (kLanes / kCount); }
+  float step(int64_t block, int h) const { return steps[block / kTogether][lane(block, h)]; }
+  int32_t less(int64_t block, int h) const { return lesses[block / kTogether][lane(block, h)]; }
+
+  // sums[h] += weights.
+  INLINE void set(const Section& section, const float* scores, int64_t stride, const float (&top)[kHeads], Vector (&sums)[kHeads]) {
+    for (int64_t first = 0; first < section.blocks; first += kTogether) {
+      alignas(64) float products[kCount][kKeyBlock];
+      Vector sizes[kCount];
+#pragma GCC unroll 4
+      for (int b = 0; b < kTogether; ++b) {
+        const int64_t place = (first + b) * kKeyBlock;
+#pragma GCC unroll 4
+        for (int h = 0; h < kHeads; ++h)
+          sizes[b * kHeads + h] = first + b < section.blocks ? weighted(scores + h * stride + place, section.value_scales + place,
+                                                                        top[h], sums[h], products[b * kHeads + h])
+                                                             : Vector{};
       }
-      step[h] = inverse == 0 ? 0 : most / 127;
-      less[h] = -kFoursZero * sum;
+      round(first, std::min<int64_t>(kTogether, section.blocks - first), products, sizes);
     }
   }
-};
 
-// A block of the next page and its scales: pages are short, and each begins where no hardware prefetcher looks.
-INLINE void prefetch_block(const uint8_t* from, int64_t bytes, const float* scales) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
-  __builtin_prefetch(scales);
-}
-
-template <int kHeads>
-INLINE void score_fours(const Rounded<kHeads>& queries, const PagePart<uint8_t>& page, const PagePart<uint8_t>& next, float scale,
-                        int64_t key_bytes, float* scores, int64_t stride) {
-  constexpr int64_t kPieceBytes = kHeadPiece / 8 * kChunkBytes;
-  for (int64_t block = page.begin / kKeyBlock; block <= (page.end - 1) / kKeyBlock; ++block) {
-    const int64_t offset = block * kKeyBlock * key_bytes;
-    prefetch_block(next.keys + offset, kKeyBlock * key_bytes, next.key_scales + block * kKeyBlock);
+ private:
+  // A block of a head; gives the largest sizes of each lane. Weights that are 0 are of tokens that do not count, whose scales may
+  // be anything.
+  static INLINE Vector weighted(const float* scores, const float* scales, float top, Vector& sum, float* products) {
+    Vector most;
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
-      const uint8_t* from = page.keys + offset + part * kLanes * 4;
-      Bits totals[kHeads];
+      const Vector weight = power_of_two(load_floats(scores + part * kLanes) - top);
+      sum += weight;
+      const Vector product = weight > 0 ? weight * load_floats(scales + part * kLanes) : Vector{}, size = magnitude(product);
+      most = part == 0 ? size : size > most ? size : most;
+      store_floats(products + part * kLanes, product);
+    }
+    return most;
+  }
+
+  INLINE void round(int64_t first, int64_t blocks, const float (&products)[kCount][kKeyBlock], const Vector (&sizes)[kCount]) {
+    const Vector largest = combined_each(sizes, [](auto a, auto b) { return b > a ? b : a; });
+    alignas(64) float inverse[kLanes];
+    store_floats(inverse, largest > 0x1p-120f ? 127 / largest : Vector{});
+    store_floats(steps[first / kTogether], largest > 0x1p-120f ? largest / 127 : Vector{});
+    const float* factors = inverse;
+    asm("" : "+r"(factors));  // as above
+    Bits totals[kCount];
 #pragma GCC unroll 4
-      for (int h = 0; h < kHeads; ++h) totals[h] = Bits{} + queries.less[h];
-      const int8_t* q = queries.q;
-      for (int64_t left = kKeyBlock * key_bytes; left > 0; left -= kPieceBytes) {
-        add_group<kHeads, 1, Stored::kFours, false>(from, q, totals);
-        from += kPieceBytes;
-        q += kHeads * kHeadPiece;
-      }
-      const int64_t place = block * kKeyBlock + part * kLanes;
-      const Vector scales = load_floats(page.key_scales + place);
+    for (int b = 0; b < kTogether; ++b)
 #pragma GCC unroll 4
       for (int h = 0; h < kHeads; ++h)
-        store_floats(scores + h * stride + place,
-                     __builtin_convertvector(totals[h], Vector) * (scales * (queries.step[h] * scale)));
-    }
+        totals[b * kHeads + h] = b < blocks ? rounded(products[b * kHeads + h], factors[lane(b, h)], q[first + b][h]) : Bits{};
+    const Bits total = combined_each(totals, [](auto a, auto b) { return a + b; }) * -kFoursZero;
+    std::memcpy(lesses[first / kTogether], &total, sizeof total);
   }
-}
 
-// The weights of a block's tokens, times the scales of their values, as 8-bit numbers.
-template <int kHeads>
-struct BlockWeights {
-  alignas(16) int8_t q[kHeads][kKeyBlock];
-  float step[kHeads];
-  int32_t less[kHeads];
-
-  // Weights that are 0 are of tokens that do not count, whose scales may be anything.
-  INLINE void set(const float* weights, int64_t stride, const float* value_scales) {
+  // A block of a head; gives the sums of each lane.
+  static INLINE Bits rounded(const float* products, float inverse, int8_t* to) {
     constexpr float kRound = 0x1.8p23f;  // a sum with it has no fraction, and its last bits are the whole number
-    for (int h = 0; h < kHeads; ++h) {
-      Vector products[kParts], most = {};
+    Bits total = {};
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) {
-        const Vector weight = load_floats(weights + h * stride + part * kLanes);
-        products[part] = weight > 0 ? weight * load_floats(value_scales + part * kLanes) : Vector{};
-        const Vector size = magnitude(products[part]);
-        most = size > most ? size : most;
-      }
-      const float largest = largest_of(most), inverse = largest > 0x1p-120f ? 127 / largest : 0;
-      Bits total = {};
-#pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) {
-        Vector scaled = products[part] * inverse;
-        OPAQUE(scaled);  // the product is rounded before the sum, not joined with it
-        const Bits whole = bits_of(scaled + kRound) - 0x4b400000;
-        total += whole;
-        store_bytes(q[h] + part * kLanes, whole);
-      }
-      step[h] = inverse == 0 ? 0 : largest / 127;
-      less[h] = -kFoursZero * sum_of(total);
+    for (int part = 0; part < kParts; ++part) {
+      Vector scaled = load_floats(products + part * kLanes) * inverse;
+      OPAQUE(scaled);  // the product is rounded before the sum, not joined with it
+      const Bits whole = bits_of(scaled + kRound) - 0x4b400000;
+      total += whole;
+      store_bytes(to + part * kLanes, whole);
     }
+    return total;
   }
 };
 
-// out[h] += weighted values of a block, for kLanes numbers from `place` on.
 template <int kHeads>
-INLINE void weigh_fours(const BlockWeights<kHeads>& weights, const uint8_t* values, int64_t padded, int64_t place,
-                        float (*out)[kMostHeadSize]) {
-  const Bits low = Bits{} + 0x0f0f0f0f;
-  Sums4 sums[kHeads] = {};
-#pragma GCC unroll 2
-  for (int eight = 0; eight < 2; ++eight) {
-    const Bits both = load_ints(values + (eight * padded + place) * 4);
-    const Bits first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
-#pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h) {
-      sums[h] = add_products4(sums[h], first, four_of(weights.q[h] + eight * 8));
-      sums[h] = add_products4(sums[h], second, four_of(weights.q[h] + eight * 8 + 4));
-    }
-  }
-#pragma GCC unroll 4
-  for (int h = 0; h < kHeads; ++h) {
-    const Vector whole = __builtin_convertvector(widened(sums[h]) + weights.less[h], Vector);
-    store_floats(out[h] + place, load_floats(out[h] + place) + whole * weights.step[h]);
-  }
-}
+struct Fours {
+  const int64_t size, padded, keys;
+  float step[kHeads];
+  int32_t less[kHeads];
+  alignas(64) int8_t q[kMostHeadPieces * kHeads * kChunk];  // as the rows of a tile, see Activations: [piece][head][number]
 
-// Heads that share their keys and values, from `head` on.
-template <int kHeads>
-void attend_fours(const AttentionTask& task, int64_t row, int64_t head, float* scores) {
-  const Program& program = *task.program;
-  const int64_t size = program.head_size, padded = padded_head(program), place = task.position[row];
-  const int64_t kv_head = head / (program.heads / program.kv_heads), sequence = task.sequence[row];
-  const int64_t begin = task.window > 0 ? std::max<int64_t>(0, place + 1 - task.window) : 0;
-  const int64_t first = begin / task.cache->page, last = place / task.cache->page;
-  const int64_t stride = task.cache->most * task.cache->page, keys = key_bytes(program), values = value_bytes(program);
-  alignas(64) float queries[kHeads][kQueryRoom] = {}, out[kHeads][kMostHeadSize] = {};
-  const float* row_queries = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
-  for (int h = 0; h < kHeads; ++h) {
-    turned(task, row_queries + (head + h) * size, place, queries[h]);
-    rotate(queries[h], size);
-  }
-  Rounded<kHeads> rounded;
-  rounded.template set<kQueryRoom>(queries, size);
-  const auto part_of = [&](int64_t page) {
-    return page_part<uint8_t>(task, sequence, page, kv_head, begin, place + 1, keys, values);
-  };
-  for (int64_t page = first; page <= last; ++page) {
-    const auto part = part_of(page), next = part_of(std::min(page + 1, last));
-    score_fours<kHeads>(rounded, part, next, task.scale, keys, scores + part.start, stride);
-  }
-  for (int h = 0; h < kHeads; ++h) softmax(scores + h * stride, begin, place + 1);
-  BlockWeights<kHeads> weights;
-  for (int64_t page = first; page <= last; ++page) {
-    const auto part = part_of(page), next = part_of(std::min(page + 1, last));
-    for (int64_t t = part.begin / kKeyBlock * kKeyBlock; t < part.end; t += kKeyBlock) {
-      prefetch_block(next.values + t * values, kKeyBlock * values, next.value_scales + t);
-      weights.set(scores + part.start + t, stride, part.value_scales + t);
-      for (int64_t i = 0; i < padded; i += kLanes) weigh_fours<kHeads>(weights, part.values + t * values, padded, i, out);
+  Fours(const Program& program, float (&queries)[kHeads][kQueryRoom], float scale)
+      : size(program.head_size), padded(padded_head(program)), keys(key_numbers(program)) {
+    std::memset(q, 0, keys * kHeads);
+    for (int h = 0; h < kHeads; ++h) {
+      rotate(queries[h], size);
+      round(h, queries[h]);
+      step[h] *= scale;
     }
   }
-  for (int h = 0; h < kHeads; ++h) {
-    rotate(out[h], size);
-    std::memcpy(task.out + (row * program.heads + head + h) * size, out[h], size * sizeof(float));
+
+  int64_t key_bytes() const { return keys / 2; }
+  int64_t value_bytes() const { return padded / 2; }
+
+  // scores[h][t], before anything is masked.
+  INLINE void score(const Section& section, const Section& ahead, float* scores, int64_t stride) const {
+    for (int64_t block = 0; block < section.blocks; ++block) {
+      const int64_t bytes = kKeyBlock * key_bytes();
+      if (block < ahead.blocks) prefetch_block(ahead.keys + block * bytes, bytes, ahead.key_scales + block * kKeyBlock);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part)
+        score_part(section.keys + block * bytes + part * kLanes * 4, section.key_scales + block * kKeyBlock + part * kLanes,
+                   scores + block * kKeyBlock + part * kLanes, stride);
+    }
   }
-}
+
+  // out[h] += weighted values, and sums[h] += weights.
+  INLINE void weigh(const Span&, const Section& section, const Section& ahead, const float* scores, int64_t stride,
+                    const float (&top)[kHeads], Vector (&sums)[kHeads], float (*out)[kMostHeadSize]) const {
+    const int64_t bytes = kKeyBlock * value_bytes();
+    for (int64_t block = 0; block < ahead.blocks; ++block)
+      prefetch_block(ahead.values + block * bytes, bytes, ahead.value_scales + block * kKeyBlock);
+    SectionWeights<kHeads> weights;
+    weights.set(section, scores, stride, top, sums);
+    int64_t place = 0;
+    for (; place + 2 * kLanes <= padded; place += 2 * kLanes) add<2>(weights, section, place, out);
+    for (; place < padded; place += kLanes) add<1>(weights, section, place, out);
+  }
+
+  void finish(float* out) const { rotate(out, size); }
+
+ private:
+  void round(int h, const float* query) {
+    float most = 0;
+    for (int64_t i = 0; i < size; ++i) most = std::max(most, std::fabs(query[i]));
+    const float inverse = most > 0x1p-120f ? 127 / most : 0;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const int8_t number = static_cast<int8_t>(std::nearbyint(query[i] * inverse));
+      q[(i / kChunk * kHeads + h) * kChunk + i % kChunk] = number;
+      sum += number;
+    }
+    step[h] = inverse == 0 ? 0 : most / 127;
+    less[h] = -kFoursZero * sum;
+  }
+
+  INLINE void prefetch_block(const uint8_t* from, int64_t bytes, const float* scales) const {
+    prefetch(from, bytes);
+    __builtin_prefetch(scales);
+  }
+
+  // The tokens of a register.
+  INLINE void score_part(const uint8_t* from, const float* key_scales, float* scores, int64_t stride) const {
+    constexpr int64_t kPieceBytes = kChunk / 8 * kChunkBytes;
+    Bits totals[kHeads];
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) totals[h] = Bits{} + less[h];
+    const int8_t* x = q;
+    for (int64_t left = keys; left > 0; left -= kChunk, from += kPieceBytes, x += kHeads * kChunk)
+      add_group<kHeads, 1, Stored::kFours, false>(from, x, totals);
+    const Vector scales = load_floats(key_scales);
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h)
+      store_floats(scores + h * stride, __builtin_convertvector(totals[h], Vector) * (scales * step[h]));
+  }
+
+  // out[h] += weighted values, for the numbers of some registers.
+  template <int kVectors>
+  INLINE void add(const SectionWeights<kHeads>& weights, const Section& section, int64_t place,
+                  float (*out)[kMostHeadSize]) const {
+    Vector totals[kHeads][kVectors];
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) totals[h][v] = load_floats(out[h] + place + v * kLanes);
+    for (int64_t block = 0; block < section.blocks; ++block)
+      add_block(weights, block, section.values + block * kKeyBlock * value_bytes(), place, totals);
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) store_floats(out[h] + place + v * kLanes, totals[h][v]);
+  }
+
+  template <int kVectors>
+  INLINE void add_block(const SectionWeights<kHeads>& weights, int64_t block, const uint8_t* values, int64_t place,
+                        Vector (&totals)[kHeads][kVectors]) const {
+    const int8_t* x = weights.q[block][0];
+    asm("" : "+r"(x));  // loaded for each product: a compiler that keeps them all has no registers left
+    Sums4 sums[kHeads][kVectors] = {};
+#pragma GCC unroll 2
+    for (int k = 0; k < kKeyBlock; k += 8) {
+      Bits first[kVectors], second[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = place + v * kLanes;
+        load_eight<Stored::kFours>(values + at / 16 * 2 * kChunkBytes + at % 16 * 4, k, first[v], second[v]);
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[h][v] = add_products4(sums[h][v], first[v], four_of(x + h * kKeyBlock + k));
+          sums[h][v] = add_products4(sums[h][v], second[v], four_of(x + h * kKeyBlock + k + 4));
+        }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector whole = __builtin_convertvector(widened(sums[h][v]) + weights.less(block, h), Vector);
+        totals[h][v] += whole * weights.step(block, h);
+      }
+  }
+};

@@ -59,10 +59,10 @@ struct Program {
   Matrix head;
 };
 
-// Tokens lie in pages: a sequence's first ones in its first page, and so on. Within a page keys are in blocks of kKeyBlock
-// tokens, [block][head size][token], and values are [token][padded head size]. One after the other: layers, pages,
-// heads. Scales: float [layers, pages, heads, page] of keys and values that are int8 or int4, else null. int4 ones lie as
-// attention_fours.h says.
+// Tokens lie in pages: a sequence's first ones in its first page, and so on. One after the other: layers, heads, pages, so that
+// what is read of a head follows each other where a sequence's pages do. Within a page keys are in blocks of kKeyBlock tokens,
+// [block][head size][token], and values are [token][padded head size]; int4 ones lie as attention_fours.h says.
+// Scales: float [layers, heads, pages, page] of keys and values that are int8 or int4, else null.
 struct Cache {
   int64_t kind, sequences;
   int64_t capacity;      // tokens of a sequence

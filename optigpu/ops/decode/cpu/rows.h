@@ -42,6 +42,55 @@ INLINE auto combined(Numbers numbers, const Combine& combine) {
   return parts[0][0];
 }
 
+// Lanes of two registers, one after the other: every second stretch of `apart` lanes, from `first` on. Or of one register: those
+// that are `apart` lanes apart.
+struct Lanes {
+  int32_t lane[kLanes];
+  static constexpr Lanes halves(int apart, int first) {
+    Lanes made{};
+    for (int i = 0; i < kLanes; ++i) made.lane[i] = i / apart * 2 * apart + i % apart + first;
+    return made;
+  }
+  static constexpr Lanes others(int apart) {
+    Lanes made{};
+    for (int i = 0; i < kLanes; ++i) made.lane[i] = i ^ apart;
+    return made;
+  }
+};
+
+INLINE Bits order_of(const Lanes& lanes) {
+  Bits order;
+  std::memcpy(&order, lanes.lane, sizeof order);
+  return order;
+}
+
+// Each kSpan lanes have the result of their numbers.
+template <int kSpan, typename Numbers, typename Combine>
+INLINE Numbers combined_within(Numbers numbers, const Combine& combine) {
+  if constexpr (kSpan == 1) {
+    return numbers;
+  } else {
+    static constexpr Lanes kOthers = Lanes::others(kSpan / 2);
+    return combined_within<kSpan / 2>(combine(numbers, __builtin_shuffle(numbers, order_of(kOthers))), combine);
+  }
+}
+
+// Combines the numbers of several registers, each its own: lane i has the result of register i / (kLanes / kCount).
+template <size_t kCount, int kSpan = kLanes, typename Numbers, typename Combine>
+INLINE Numbers combined_each(const Numbers (&numbers)[kCount], const Combine& combine) {
+  if constexpr (kCount == 1) {
+    return combined_within<kSpan>(numbers[0], combine);
+  } else {
+    static constexpr Lanes kFirst = Lanes::halves(kSpan / 2, 0), kSecond = Lanes::halves(kSpan / 2, kSpan / 2);
+    Numbers pairs[kCount / 2];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kCount / 2; ++i)
+      pairs[i] = combine(__builtin_shuffle(numbers[2 * i], numbers[2 * i + 1], order_of(kFirst)),
+                         __builtin_shuffle(numbers[2 * i], numbers[2 * i + 1], order_of(kSecond)));
+    return combined_each<kCount / 2, kSpan / 2>(pairs, combine);
+  }
+}
+
 INLINE float largest_of(Vector value) {
   return combined(value, [](auto a, auto b) { return b > a ? b : a; });
 }
