@@ -1,10 +1,8 @@
 """The memory of the CPU decoder's keys and values, in the layout of interface.h."""
 
-import math
-
 import torch
 
-from optigpu.ops.decode.cpu.arena import Arena, aligned
+from optigpu.ops.decode.cpu.arena import ask_for_huge_pages
 from optigpu.ops.decode.program import CacheKind, Program
 from optigpu.ops.layouts import kv_bytes
 from optigpu.vocabulary import UnsupportedError
@@ -18,8 +16,8 @@ class CpuCache:
 
     Each sequence has one page of all its tokens, or takes pages of `page` tokens as it grows and gives them back. A
     head's pages follow each other in memory: read in another order, they take twice as long. The system has memory for
-    a huge page when something is written to it. Raises UnsupportedError when there is not enough
-    memory, or for pages that are no multiple of KEY_BLOCK tokens.
+    a page, a huge one where it has those, when something is written to it. Raises UnsupportedError when there is not
+    enough memory, or for pages that are no multiple of KEY_BLOCK tokens.
     """
 
     def __init__(
@@ -45,25 +43,20 @@ class CpuCache:
         heads = len(program.blocks) * self.pages * program.kv_heads
         keys, values = kv_bytes(kind, program.head_size)
         scales = 0 if kind == "bf16" else heads
-        shapes = (
-            (heads, self.page * keys),
-            (heads, self.page * values),
-            (scales, self.page),
-            (scales, self.page),
-        )
-        types = (torch.uint8, torch.uint8, torch.float32, torch.float32)
-        sizes = (math.prod(shape) * each.itemsize for shape, each in zip(shapes, types, strict=True))
         try:
-            arena = Arena(sum(map(aligned, sizes)))
-            tensors = (arena.take(shape, each) for shape, each in zip(shapes, types, strict=True))
-            self.keys, self.values, self.key_scales, self.value_scales = tensors
+            self.keys = torch.empty(heads, self.page * keys, dtype=torch.uint8)
+            self.values = torch.empty(heads, self.page * values, dtype=torch.uint8)
+            self.key_scales = torch.empty(scales, self.page)
+            self.value_scales = torch.empty(scales, self.page)
             self.angles = program.rotary(self.stored) if program.rotary else None
-        except (RuntimeError, OverflowError, UnsupportedError) as error:
+        except RuntimeError as error:
             needed = heads * self.page * (keys + values)
             raise UnsupportedError(
                 f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
                 f"({needed / 2**30:.1f} GiB): use a shorter text or fewer sequences."
             ) from error
+        for tensor in (self.keys, self.values, self.key_scales, self.value_scales):
+            ask_for_huge_pages(tensor)
 
     @property
     def stored_bytes(self) -> int:
