@@ -40,7 +40,8 @@ class Arena:
                 "bits or a smaller model."
             ) from error
         offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
-        self.huge = _ask_for_huge_pages(area, offset, _whole(size))
+        whole = torch.frombuffer(area, dtype=torch.uint8, count=max(1, _whole(size)), offset=offset)
+        self.huge = size > 0 and ask_for_huge_pages(whole)
         self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
         self._left = size
 
@@ -57,29 +58,21 @@ class Arena:
         return self._bytes[begin : begin + size].view(dtype).view(shape)
 
 
-def ask_for_huge_pages(tensor: torch.Tensor) -> None:
-    """For memory of torch that nothing was written to: whole huge pages within it become such. Not every system can."""
+def ask_for_huge_pages(memory: torch.Tensor) -> bool:
+    """Whether the kernel was asked: whole huge pages within the memory become such. Not every system can.
+
+    Before anything is written: a page keeps the size that it was first touched with.
+    """
     advice, begin = (
         getattr(mmap, "MADV_HUGEPAGE", None),
-        -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE,
+        -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE,
     )
-    left = tensor.data_ptr() + tensor.nbytes - begin
-    if advice is not None and left > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(left), advice)
+    left = memory.data_ptr() + memory.nbytes - begin
+    if advice is None or left <= 0:
+        return False
+    return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(left), advice) == 0)
 
 
 def _whole(size: int) -> int:
     """`size` rounded up to whole huge pages, so that the last weights are in one too."""
     return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-
-
-def _ask_for_huge_pages(area: mmap.mmap, offset: int, size: int) -> bool:
-    """Before anything is written: a page keeps the size that it was first touched with. Not every system can."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None or not size:
-        return False
-    try:
-        area.madvise(advice, offset, size)
-    except OSError:
-        return False
-    return True
