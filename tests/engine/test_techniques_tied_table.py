@@ -1,6 +1,7 @@
 """A tied head of 4 bits: what its errors cost is told before, and its finer rows are those that would cost the most."""
 
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.surgery.places import linear_places
-from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.decoding.native_decode import NativeDecode, calibration
 from optigpu.techniques.decoding.native_decode.calibration import moments_by_layer
 from optigpu.techniques.decoding.native_decode.prediction import finer_rows
 from optigpu.techniques.decoding.native_decode.programs import attached
@@ -99,9 +100,18 @@ def test_what_small_errors_of_a_tied_table_cost_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_one_table_costs_no_more_than_an_embedding_of_its_own() -> None:
+def test_one_table_costs_no_more_than_an_embedding_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = bundled()
-    text = sampled(plain, 2048, 8, 128, seed=7)
-    one, two = (packed(model, NativeDecode())[0] for model in (bundled(), untied(bundled())))
-    assert attached(two).embedding.kind == "w8"
-    assert divergence_of(one, plain, text) < 1.05 * divergence_of(two, plain, text)
+    texts = [sampled(plain, 2048, 8, 128, seed=seed) for seed in (7, 8)]
+
+    def costs(seed: int, *, tied: bool) -> float:
+        monkeypatch.setattr(calibration, "SEED", seed)
+        model = bundled() if tied else untied(bundled())
+        packed(model, NativeDecode())
+        assert tied or attached(model).embedding.kind == "w8"
+        return fmean(divergence_of(model, plain, text) for text in texts)
+
+    # One text that the model writes for its calibration moves the ratio by 3%.
+    seeds = range(1, 6)
+    one, two = (fmean(costs(seed, tied=tied) for seed in seeds) for tied in (True, False))
+    assert one < 1.05 * two
