@@ -34,11 +34,15 @@ class RoundMark(StrEnum):
 class RoundRecord(Frozen):
     """One round of a process. Its requests are the next `requests` of the process's samples.
 
-    The round of the same position in two variants that were side by side is that of the same turn.
+    The rounds of the same position in two variants that were side by side are of the same lap: each consists of turns
+    that followed each other's.
     """
 
     requests: int
+    # Without the turns of others.
     seconds: float
+    # How many of the requests each of its turns had; empty where nothing else took turns with it.
+    turns: tuple[int, ...] = ()
     # Whether figures come from it.
     counted: bool = True
     marks: tuple[RoundMark, ...] = ()
