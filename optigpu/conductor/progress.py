@@ -86,6 +86,10 @@ class JobProgress:
         self._between()
         self.show(doing)
 
+    def turn_to(self, index: int, replicate: int) -> None:
+        """Work on this replicate, which has begun, continues for a moment; reported once a second only."""
+        self._unit = (index, replicate)
+
     def show(self, doing: str) -> None:
         """Sets the text for what the current replicate does; reported at once."""
         self._doing = doing

@@ -5,6 +5,7 @@ another. In a container /proc/stat and the clocks of the CPUs are the host's, wh
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ Reading = TypeVar("Reading")
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LONGEST_STAT = 4096
+_SCHEDULER_CLOCK = 2
+"""The kernel's CPUCLOCK_SCHED: what clock_getcpuclockid(3) makes the number of a process's clock from."""
 _KERNEL_THREAD = 0x00200000
 """The kernel's PF_KTHREAD, a bit of a process's flags."""
 
@@ -123,6 +126,26 @@ def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
         found = (_process(f"{root}/proc/{name}/stat") for name in names)
         return tuple(process for process in found if process)
     return ()
+
+
+def cpu_clock_s(pid: int) -> float | None:
+    """CPU seconds of a process, all threads, to the microsecond: /proc counts in hundredths. None outside of Linux, and
+    for a process that has ended.
+    """
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError):
+        return time.clock_gettime((~pid << 3) | _SCHEDULER_CLOCK)
+    return None
+
+
+def needs_cpu(pid: int, root: Path = ROOT) -> bool:
+    """Whether a thread of the process runs or waits for a CPU; False where the system does not show threads."""
+    with suppress(OSError):
+        folder = f"{root}/proc/{pid}/task"
+        stats = (f"{folder}/{thread}/stat" for thread in os.listdir(folder))
+        return any(process.waiting for process in map(_process, stats) if process)
+    return False
 
 
 def command_line(pid: int, root: Path = ROOT) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The resident processes of several variants: prepared one by one, timed in turns, then metered one by one.
+"""The resident processes of several variants: prepared one by one, timed in laps, then metered one by one.
 
-As many as there are cores import their libraries at the same time, before any of them loads its model. In
-turns a change of the machine's speed affects all of them alike, so their ratios stay the same. A search lets the
+As many as there are cores import their libraries at the same time, before any of them loads its model. In the turns of
+a lap a change of the machine's speed affects all of them alike, so their ratios stay the same. A search lets the
 processes of those that go on stay from one of its rounds to the next.
 """
 
@@ -15,7 +15,8 @@ from optigpu.child.messages import Begin, Ready, Started
 from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
-from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
+from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit
+from optigpu.conductor.processes.turns import in_turns
 from optigpu.conductor.processes.warming import WarmUpWatch
 from optigpu.conductor.saturation import Watched, watched_round
 from optigpu.conductor.session import Session
@@ -27,6 +28,9 @@ from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 MOST_RESIDENT = 8
 """The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""
+
+LAP_S = 2 * ROUND_S
+"""Seconds of a lap: many variants have shorter rounds, so that what disturbs a moment costs one lap and no long one."""
 
 
 @dataclass(frozen=True)
@@ -209,14 +213,45 @@ class Residents:
                     hear(self._started[variant.index], Started, self._session.progress)
 
     def _take_turns(self, active: list[_Resident]) -> None:
-        """Measures rounds in turns until each variant has enough of them or has failed."""
+        """Measures laps until each variant has enough rounds or has failed."""
         while active := [each for each in active if self._is_active(each)]:
-            for resident in active:
-                self._session.progress.begin(resident.variant.index, self._number, "measuring")
-                with self._failing_alone(resident.variant):
-                    resident.rounds.measure_one(self._session.progress)
-                    if resident.rounds.are_over:
-                        self._session.progress.end_rounds()
+            if len(active) > 1:
+                self._measure_lap(active)
+                # Who comes first changes: nobody's turns are always the later ones of a machine that slows down.
+                active.reverse()
+            else:
+                self._measure_alone(active[0])
+
+    def _measure_alone(self, resident: _Resident) -> None:
+        self._session.progress.begin(resident.variant.index, self._number, "measuring")
+        with self._failing_alone(resident.variant):
+            resident.rounds.measure_one(self._session.progress)
+        self._end_rounds([resident])
+
+    def _measure_lap(self, residents: Sequence[_Resident]) -> None:
+        """One round of each, in turns. What disturbs the lap disturbs them all."""
+        session, round_s = self._session, min(ROUND_S, LAP_S / len(residents))
+        for resident in residents:
+            session.progress.begin(resident.variant.index, self._number, "measuring")
+        before = session.monitor.read()
+        counts = [resident.rounds.begin(round_s) for resident in residents]
+        for place in in_turns(counts):
+            variant, rounds = residents[place].variant, residents[place].rounds
+            if variant.index not in self.errors:
+                session.progress.turn_to(variant.index, self._number)
+                with self._failing_alone(variant):
+                    rounds.take_turn(session.progress)
+        sample = session.monitor.between(before, session.monitor.read())
+        for resident in residents:
+            if resident.variant.index not in self.errors:
+                resident.rounds.end(sample)
+        self._end_rounds(residents)
+
+    def _end_rounds(self, residents: Sequence[_Resident]) -> None:
+        for resident in residents:
+            if resident.variant.index not in self.errors and resident.rounds.are_over:
+                self._session.progress.turn_to(resident.variant.index, self._number)
+                self._session.progress.end_rounds()
 
     def _is_active(self, resident: _Resident) -> bool:
         return resident.variant.index not in self.errors and not resident.rounds.are_over

@@ -1,23 +1,25 @@
 """One replicate: a ready process measures rounds until the median is known, then an audit and its meters.
 
-Between two rounds of a process other processes may measure one: that is how variants are interleaved. A round that was
-disturbed is set aside, and another one measured in its place.
+Where several processes are measured side by side, a lap is one round of each: every round consists of short turns, and
+between them others have theirs. A round that was disturbed is set aside, and another one measured in its place.
 """
 
 import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import MeterReading
+from optigpu.conductor.processes.turns import LONGEST_REST_S, rest_of, turns_of
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Goal, Selection, select
 from optigpu.documents.load import LoadRun
+from optigpu.hardware.counters import cpu_clock_s
 from optigpu.job.estimate import AUDIT, SAMPLE
 from optigpu.statistics.intervals import relative_width
 from optigpu.vocabulary import ReplicateError
@@ -34,8 +36,6 @@ CHECKED_AGAIN = 1.5
 often would stop at the first interval that is narrow by chance."""
 PATIENCE = 2
 """After this many times the minimum time it is asked whether `max_seconds` will give enough clean rounds."""
-SHORTEST_PAUSE_S = 0.2
-"""A shorter pause has too few of the kernel's ticks. Where a variant is measured alone all pauses are shorter."""
 AUDIT_REQUESTS, AUDIT_PAIRS, AUDIT_SECONDS = 3, 8, 4.0
 """An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
 
@@ -50,6 +50,8 @@ class Pause:
 
     wall_s: float
     used_s: float
+    # Whether it was seen at rest after each of its turns.
+    rested: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,22 @@ class Replicate:
     samples: dict[str, tuple[float, ...]]
     # How many requests each round had.
     rounds: tuple[int, ...]
-    # What other processes did on the machine during each round.
+    # What other processes did on the machine during each round, or during the lap that it is a part of.
     host_samples: tuple[HostSample, ...]
     # Width of the 95% interval of the primary metric's median, relative to the median, over the rounds that figures
     # come from.
     width: float
+    # How many requests each turn of each round had: none for a round that was measured by itself. Empty: all were.
+    turns: tuple[tuple[int, ...], ...] = ()
+    # Seconds of each round without the turns of others; empty: as long as it was watched.
+    seconds: tuple[float, ...] = ()
     # Seconds of each request; empty where the process does not say.
     request_s: tuple[float, ...] = ()
     # What became of the queries of each request, where it is a run of a load.
     loads: tuple[LoadRun, ...] = ()
     # Seconds that passed by the conductor's clock between each round's command and its answer.
     outside_s: tuple[float, ...] = ()
-    # What the process used between its rounds, while others had their turn.
+    # What the process used before each round's turns, from its first round on, while others had theirs.
     pauses: tuple[Pause, ...] = ()
     # What the machine did from the last word before the warm-up to Ready; None: it was not watched.
     warm_up: HostSample | None = None
@@ -88,7 +94,24 @@ class Replicate:
 
     def selection(self, yardstick: Yardstick, goal: Goal) -> Selection:
         """The rounds that figures come from."""
-        return select(self.rounds, self.host_samples, yardstick, goal)
+        return select(self.rounds, self.host_samples, yardstick, goal, self.turns, self.seconds)
+
+
+@dataclass
+class _OpenRound:
+    """A round that has begun: how long its turns are to be, and what came of them."""
+
+    turn_s: float
+    # The least number of requests of a turn.
+    fewest: int
+    alone: bool
+    # How many requests each turn had.
+    turns: list[int] = field(default_factory=list)
+    outside_s: float = 0.0
+    # The time before its turns in which nothing was asked, and the CPU seconds that the process used in it.
+    paused_s: float = 0.0
+    used_s: float = 0.0
+    rested: bool = True
 
 
 class TimedRounds:
@@ -113,8 +136,13 @@ class TimedRounds:
         self._request_s: list[float] = []
         self._loads: list[LoadRun] = []
         self._outside_s: list[float] = []
+        self._turns: list[tuple[int, ...]] = []
+        self._seconds: list[float] = []
         self._pauses: list[Pause] = []
-        self._paused: HostReading | None = None
+        self._open = _OpenRound(0.0, 1, alone=True)
+        # When the last turn ended and the CPU seconds of the process by then, and how long it took to rest.
+        self._paused: tuple[float, float | None] | None = None
+        self._rest_s = 0.0
         self._goal = Goal.of(self._measure, ready.request_s)
         self._spent_s, self._clean_s = 0.0, 0.0
         self._checked_at_s = self._measure.min_seconds
@@ -128,25 +156,47 @@ class TimedRounds:
         return self._width <= self._measure.rel_ci or not self._can_go_on
 
     def measure_one(self, progress: JobProgress) -> None:
-        """Measures one round of requests, and computes the interval when that is due."""
-        seconds, fewest = self._next()
-        order = RunRound(
-            seconds=seconds, min_requests=fewest, max_requests=MOST_REQUESTS - len(self._primary)
-        )
-        with progress.advance(SAMPLE, max(seconds, fewest * self._ready.request_s)):
-            before = self._monitor.read()
-            self._end_pause(before)
+        """Measures a round by itself."""
+        before = self._monitor.read()
+        self.begin(ROUND_S, alone=True)
+        self.take_turn(progress)
+        self.end(self._monitor.between(before, self._monitor.read()))
+
+    def begin(self, round_s: float, *, alone: bool = False) -> int:
+        """A round of about `round_s` begins. Returns how many turns it has."""
+        seconds, fewest = self._next(round_s)
+        count = 1 if alone else turns_of(seconds, self._ready.request_s, self._rest_s)
+        self._open = _OpenRound(seconds / count, math.ceil(fewest / count), alone)
+        return count
+
+    def take_turn(self, progress: JobProgress) -> None:
+        """Measures one turn of the round that has begun, and waits until the process rests."""
+        turn, room = self._open, MOST_REQUESTS - len(self._primary)
+        if room < 1:
+            return
+        order = RunRound(seconds=turn.turn_s, min_requests=turn.fewest, max_requests=max(room, turn.fewest))
+        with progress.advance(SAMPLE, max(turn.turn_s, turn.fewest * self._ready.request_s)):
+            self._end_pause()
             began = time.monotonic()
             found = ask(self._child, order, Round, progress)
             _require_bounded(found, order)
-            self._outside_s.append(time.monotonic() - began)
-            self._paused = self._monitor.read()
-            self._host_samples.append(self._monitor.between(before, self._paused))
+            turn.outside_s += time.monotonic() - began
             self._collect(found)
-            spent_s = max(seconds, self._outside_s[-1])
-            self._spent_s += spent_s
-            self._clean_s += 0.0 if self._yardstick.marks(self._host_samples[-1]) else spent_s
-            self._check()
+            self._begin_pause()
+
+    def end(self, sample: HostSample) -> None:
+        """The round is over, and `sample` is what the machine did meanwhile. Computes the interval when that is due."""
+        ended = self._open
+        spent_s = max(ended.turn_s * max(1, len(ended.turns)), ended.outside_s)
+        self._rounds.append(sum(ended.turns))
+        self._turns.append(() if ended.alone else tuple(ended.turns))
+        self._seconds.append(spent_s)
+        self._outside_s.append(ended.outside_s)
+        self._pauses.append(Pause(ended.paused_s, ended.used_s, ended.rested))
+        self._host_samples.append(sample)
+        self._spent_s += spent_s
+        self._clean_s += 0.0 if self._yardstick.marks(sample) else spent_s
+        self._check()
 
     def replicate(self) -> Replicate:
         """The measurements so far, without audit and meters."""
@@ -156,6 +206,8 @@ class TimedRounds:
             rounds=tuple(self._rounds),
             host_samples=tuple(self._host_samples),
             width=self._width,
+            turns=tuple(self._turns),
+            seconds=tuple(self._seconds),
             request_s=tuple(self._request_s),
             loads=tuple(self._loads),
             outside_s=tuple(self._outside_s),
@@ -163,13 +215,22 @@ class TimedRounds:
             warm_up=self._warm_up,
         )
 
-    def _end_pause(self, now: HostReading) -> None:
+    def _begin_pause(self) -> None:
+        """Waits for the process to rest, if others have their turn now."""
+        if not self._open.alone:
+            self._rest_s = rest_of(self._child.pid)
+        self._open.rested &= not self._open.alone and self._rest_s < LONGEST_REST_S
+        self._paused = time.monotonic(), cpu_clock_s(self._child.pid)
+
+    def _end_pause(self) -> None:
+        """Adds what the process used since its last turn, where the system counts that."""
         if self._paused is None:
             return
-        used_s = now.used_s(self._child.pid) - self._paused.used_s(self._child.pid)
-        wall_s = now.clocks.monotonic_s - self._paused.clocks.monotonic_s
-        if wall_s >= SHORTEST_PAUSE_S:
-            self._pauses.append(Pause(wall_s, used_s))
+        began, before_s = self._paused
+        used_s = cpu_clock_s(self._child.pid)
+        if used_s is not None and before_s is not None:
+            self._open.paused_s += time.monotonic() - began
+            self._open.used_s += used_s - before_s
 
     @property
     def _left_s(self) -> float:
@@ -191,13 +252,13 @@ class TimedRounds:
             return False
         return missing_s > self._left_s * self._clean_s / self._spent_s
 
-    def _next(self) -> tuple[float, int]:
+    def _next(self, round_s: float) -> tuple[float, int]:
         """Seconds and the least number of requests of the next round."""
-        first = max(FIRST_ROUNDS, math.ceil(self._measure.min_seconds / ROUND_S))
+        first = max(FIRST_ROUNDS, math.ceil(self._measure.min_seconds / round_s))
         if len(self._rounds) >= first:
-            return min(ROUND_S, self._left_s), 1
+            return min(round_s, self._left_s), 1
         seconds = self._measure.min_seconds / first
-        fit = int(ROUND_S / max(self._ready.request_s, 1e-9))
+        fit = int(round_s / max(self._ready.request_s, 1e-9))
         due = math.ceil((self._goal.requests - len(self._primary)) / (first - len(self._rounds)))
         return seconds, max(1, min(due, fit))
 
@@ -217,7 +278,7 @@ class TimedRounds:
 
     def _collect(self, found: Round) -> None:
         lengths = {len(values) for values in found.samples.values()}
-        if not self._rounds:
+        if not self._primary:
             some = [name for name in self._workload.for_some if name in found.samples]
             self._collected |= {name: [] for name in some}
         if set(found.samples) != set(self._collected) or len(lengths) != 1 or 0 in lengths:
@@ -229,7 +290,7 @@ class TimedRounds:
             if min(values) <= 0:
                 raise ReplicateError(f"The {name} of a request is {min(values):g}; it must be positive.")
             self._collected[name].extend(values)
-        self._rounds.append(lengths.pop())
+        self._open.turns.append(lengths.pop())
         self._request_s.extend(found.request_s)
         self._loads.extend(found.loads)
 

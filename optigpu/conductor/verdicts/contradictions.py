@@ -16,14 +16,15 @@ from optigpu.vocabulary import DeviceKind
 
 UNTOLD_SHARE, UNTOLD_LEAST_S = 0.2, 0.25
 """Of the time that passed outside, so much may be in no request, beyond what is explained."""
-MESSAGE_S, REQUEST_MESSAGE_S = 0.05, 5e-5
-"""Seconds of a round, and of each of its requests, for messages and the collection of garbage before it."""
+MESSAGE_S, TURN_MESSAGE_S, REQUEST_MESSAGE_S = 0.05, 0.002, 5e-5
+"""Seconds of a round, of each of its turns and of each of its requests, for messages and the collection of garbage."""
 TOLD_TOO_MUCH = 1.02
 """Requests take no longer than passed outside, within the rates of two clocks of one machine."""
 WHOLE_SHARE = 0.7
 """Of a request's time, so much at least is in the metric that its workload calls whole."""
 SPIN_S = 0.25
-"""After a parallel region some libraries let their threads wait in a busy loop, for a fifth of a second."""
+"""After a parallel region some libraries let their threads wait in a busy loop, for a fifth of a second. Where it was
+waited for its end, nothing is left of that."""
 IDLE_SHARE, IDLE_LEAST_S = 0.05, 0.3
 """Of the time in which a process was asked nothing, and in seconds, so much CPU time is work."""
 SLEPT_SHARE, SLEPT_LEAST_S, AWAKE_SHARE, SLOW_WARM_UP = 0.5, 0.5, 0.1, 2.0
@@ -67,7 +68,9 @@ def _told_s(replicate: Replicate) -> Array:
 def _explained_s(replicate: Replicate) -> Array:
     """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
     waited_s: Array = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
-    explained_s: Array = MESSAGE_S + REQUEST_MESSAGE_S * np.asarray(replicate.rounds) + waited_s
+    turns: Array = np.asarray([len(each) for each in replicate.turns] or [0] * len(replicate.rounds))
+    told_s: Array = TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
+    explained_s: Array = MESSAGE_S + told_s + waited_s
     return explained_s
 
 
@@ -96,7 +99,10 @@ def idle_work(variant: Variant, evidence: Evidence) -> Disturbance | None:
         return None
     spinning = max(0, (replicate.ready.facts.threads or 1) - 1)
     wall_s = sum(pause.wall_s for pause in replicate.pauses)
-    worked_s = sum(max(0.0, each.used_s - spinning * min(SPIN_S, each.wall_s)) for each in replicate.pauses)
+    worked_s = sum(
+        max(0.0, each.used_s - (0 if each.rested else spinning) * min(SPIN_S, each.wall_s))
+        for each in replicate.pauses
+    )
     if worked_s <= max(IDLE_SHARE * wall_s, IDLE_LEAST_S):
         return None
     return Disturbance(

@@ -82,24 +82,35 @@ class Selection:
 
 
 def select(
-    requests: Sequence[int], host_samples: Sequence[HostSample], yardstick: Yardstick, goal: Goal
+    requests: Sequence[int],
+    host_samples: Sequence[HostSample],
+    yardstick: Yardstick,
+    goal: Goal,
+    turns: Sequence[tuple[int, ...]] = (),
+    seconds: Sequence[float] = (),
 ) -> Selection:
-    """`requests` is how many each round had, and `host_samples` what happened during it."""
-    records = [
-        _record(count, sample, yardstick) for count, sample in zip(requests, host_samples, strict=True)
-    ]
+    """`requests` is how many each round had, and `host_samples` what happened during it.
+
+    `turns` are those of rounds that took turns with others', and `seconds` how long these had without the others.
+    """
+    own_s = seconds or [sample.wall_s for sample in host_samples]
+    rounds = zip(requests, own_s, turns or [()] * len(requests), host_samples, strict=True)
+    records = [_record(*each, yardstick) for each in rounds]
     clean = [record for record in records if not record.marks]
-    seconds, found = sum(record.seconds for record in clean), sum(record.requests for record in clean)
-    if seconds >= goal.enough_seconds and found >= goal.enough_requests:
+    clean_s, found = sum(record.seconds for record in clean), sum(record.requests for record in clean)
+    if clean_s >= goal.enough_seconds and found >= goal.enough_requests:
         records = [record.model_copy(update={"counted": not record.marks}) for record in records]
     return Selection(tuple(records), tuple(host_samples), yardstick)
 
 
-def _record(requests: int, sample: HostSample, yardstick: Yardstick) -> RoundRecord:
+def _record(
+    requests: int, seconds: float, turns: tuple[int, ...], sample: HostSample, yardstick: Yardstick
+) -> RoundRecord:
     wall_s = max(sample.wall_s, 1e-9)
     return RoundRecord(
         requests=requests,
-        seconds=sample.wall_s,
+        seconds=seconds,
+        turns=turns,
         marks=yardstick.marks(sample),
         lost=yardstick.lost_share(sample),
         others_cores=None if sample.foreign_s is None else sample.foreign_s / wall_s,
