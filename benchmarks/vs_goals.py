@@ -1,8 +1,9 @@
 """The goals of `vs_peers`, fixed before a run: how many times as fast as whom, and which peers count.
 
 A peer counts if its divergence on the trained model of the same architecture is at most that of ours and a tenth. A
-ratio is one of pairs of processes of the same job, by their medians; of what no backend runs, one of turns. What a goal
-needs and the run has not makes it "not measured", and what is not valid reaches no goal.
+ratio is one of pairs of processes of the same job, by their turns, or by their medians where turns do not say; of what
+no backend runs, one of turns. What a goal needs and the run has not makes it "not measured", and what is not valid
+reaches no goal.
 """
 
 import statistics
@@ -131,7 +132,7 @@ def _over(line: Line) -> Over | None:
         middle = statistics.median(each)
         return Over(line, middle, f"{middle:.2f}x ({min(each):.2f}..{max(each):.2f} of {len(each)} turns)")
     ours, theirs = (tuple((rate,) for rate in line[side]) for side in ("ours", "rates"))
-    ratio, bounds = paired_ratio(ours, theirs)
+    ratio, bounds = paired_ratio(ours, theirs, line.get("ours_over", ()))
     return Over(line, ratio, f"{ratio:.2f}x" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""))
 
 

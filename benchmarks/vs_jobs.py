@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.stacks import Case, Stack, details_of, spec_of
 from benchmarks.vs_cases import TIMED, Speed, name_of
 from optigpu.documents.events import Event
-from optigpu.documents.result import Outcome, Result, Samples
+from optigpu.documents.result import Outcome, Samples
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.statistics.intervals import paired_ratio, ratio
@@ -25,7 +25,8 @@ class Line:
 
     `rates` are the medians of its processes and `rate` the result's own figure, in tokens/s; `ratio` is against the
     first stack of its job. `verdict` lists what is wrong with the result, `warnings` what a reader should know; `notes`
-    explain the verdict. `ours` and `ours_verdict` are the rates and the verdict of the goals' stack in the same job.
+    explain the verdict. `ours` and `ours_verdict` are the rates and the verdict of the goals' stack in the same job;
+    `ours_over` is how many times as fast as this row it is, process by process, where turns say so.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Line:
     variant_digest: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
     ours: tuple[float, ...] = ()
+    ours_over: tuple[float, ...] = ()
     ours_verdict: tuple[str, ...] = ()
 
 
@@ -125,6 +127,7 @@ def _line(stack: Stack, outcome: Outcome, beside: tuple[Outcome, Outcome], case:
         variant_digest=result.variant.variant_digest,
         details=details_of(result.facts.model_dump(mode="json")),
         ours=_rates(ours, case) if ours.result else (),
+        ours_over=_of_turns(ours, outcome, case),
         ours_verdict=tuple(map(str, ours.result.verdict.reasons)) if ours.result else (),
     )
 
@@ -149,9 +152,19 @@ def _as_rate(bounds: Bounds | None, case: Case) -> Bounds | None:
 
 def _against(ours: Outcome, theirs: Outcome, case: Case) -> tuple[float, Bounds | None]:
     """Ours over theirs, in pairs of processes that were resident together."""
-    result: Result | None = ours.result
-    assert result is not None
     sides: tuple[Samples, Samples] = (ours.samples[_metric(case)], theirs.samples[_metric(case)])
     above, below = sides if case.measure == "decode" else reversed(sides)
-    compared = paired_ratio if theirs.index in result.facts.side_by_side else ratio
-    return compared(above, below)
+    if _were_together(ours, theirs):
+        return paired_ratio(above, below, _of_turns(ours, theirs, case))
+    return ratio(above, below)
+
+
+def _of_turns(ours: Outcome, theirs: Outcome, case: Case) -> tuple[float, ...]:
+    """How many times as fast as theirs ours is, process by process; empty where turns do not say."""
+    if ours.result is None or not _were_together(ours, theirs):
+        return ()
+    return ours.result.metrics[_metric(case)].gains.get(theirs.index, ())
+
+
+def _were_together(ours: Outcome, theirs: Outcome) -> bool:
+    return ours.result is not None and theirs.index in ours.result.facts.side_by_side

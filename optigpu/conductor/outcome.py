@@ -13,6 +13,7 @@ from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
 from optigpu.conductor.session import Session
+from optigpu.conductor.turns import with_turns
 from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge
@@ -34,18 +35,19 @@ NOT_COMPILED = "Nothing was compiled."
 def outcome_of(
     session: Session,
     variant: Variant,
-    replicates: Sequence[Replicate],
-    together: Sequence[int],
+    evidence: Sequence[Evidence],
+    together: Mapping[int, Sequence[Evidence]],
     preparation: Preparation,
 ) -> Outcome:
-    """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
-    spec = session.spec
-    evidence = evidence_of(session, replicates)
+    """The outcome of a variant whose replicates were all measured, side by side with those of the variants in
+    `together`."""
+    spec, replicates = session.spec, [each.replicate for each in evidence]
     of_load = load_measurements(evidence)
     measurements = [*_measurements(variant, replicates), *of_load]
     builds = builds_of(variant, session.environment, replicates[0].ready.facts)
-    facts = with_load(_facts(replicates, together), evidence).model_copy(update={"builds": builds})
-    metrics = _metrics(evidence, measurements)
+    facts = with_load(_facts(replicates, sorted(together)), evidence).model_copy(update={"builds": builds})
+    others = {index: theirs for index, theirs in together.items() if index != variant.index}
+    metrics = with_turns(_metrics(evidence, measurements), evidence, others)
     verdict = judge(spec, variant, evidence, metrics, builds)
     of_requests = (*replicates[0].samples, *(each.name for each in of_load))
     bounds = dict.fromkeys(of_requests, verdict.cost_bound) | meters.bounds(evidence)

@@ -61,12 +61,14 @@ class MetricSummary(Frozen):
     freedom of the Student's t that it comes from. Of several processes it speaks of others too; of one it is that
     process's own. `n` counts the samples, `n_effective` how many independent ones a process's are worth (an average
     over processes, null for fewer than 6), and `replicates` the processes they come from; `per_replicate` holds each
-    process's median. `cv_within` is the coefficient of variation of requests within a process (averaged over
-    processes), `cv_between` that of the processes' medians. `p50` to `p99` are percentiles of each process, averaged as
-    `value` is, null where requests are too few. `p90_upper` and its like are 95% upper bounds of them, over processes:
-    null for one process, and where its requests count as too few. `reason` then says what it takes. `cost_bound` is the
-    share of the speed that disturbances can have cost at most, and `ci` reaches to where the value would be without
-    them; it is null where that has no bound, and then there is no `ci`.
+    process's median. `beside` says for each variant that was side by side, by its index, how many times its figure this
+    one's is: process by process, from turns that followed each other. It is empty for metrics without a sample of each
+    request, and in results from before turns were recorded. `cv_within` is the coefficient of variation of requests
+    within a process (averaged over processes), `cv_between` that of the processes' medians. `p50` to `p99` are
+    percentiles of each process, averaged as `value` is, null where requests are too few. `p90_upper` and its like are
+    95% upper bounds of them, over processes: null for one process, and where its requests count as too few. `reason`
+    then says what it takes. `cost_bound` is the share of the speed that disturbances can have cost at most, and `ci`
+    reaches to where the value would be without them; it is null where that has no bound, and then there is no `ci`.
     """
 
     unit: str
@@ -81,6 +83,7 @@ class MetricSummary(Frozen):
     cv_within: float | None = None
     cv_between: float | None = None
     per_replicate: tuple[float, ...] = ()
+    beside: dict[int, tuple[float, ...]] = Field(default_factory=dict)
     p50: float | None = None
     p90: float | None = None
     p90_upper: float | None = None
@@ -90,6 +93,13 @@ class MetricSummary(Frozen):
     p99_upper: float | None = None
     reason: str | None = None
     cost_bound: float | None = 0.0
+
+    @property
+    def gains(self) -> dict[int, tuple[float, ...]]:
+        """How many times better it is than each of those that it was beside."""
+        if self.better is Better.HIGHER:
+            return self.beside
+        return {other: tuple(1 / factor for factor in factors) for other, factors in self.beside.items()}
 
 
 class VerdictReason(StrEnum):

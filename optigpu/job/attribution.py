@@ -6,7 +6,7 @@ disturbed them, so that their ratio holds where their speeds do not.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from optigpu.documents.result import (
     OF_THE_OUTPUT,
@@ -15,10 +15,11 @@ from optigpu.documents.result import (
     Gain,
     Outcome,
     Payback,
+    Result,
     Samples,
     VerdictReason,
 )
-from optigpu.job.payback import compile_seconds, payback_of, request_times
+from optigpu.job.payback import compile_seconds, payback_of, time_of
 from optigpu.job.plan import without
 from optigpu.job.spec import JobSpec, PlanName, Variant, resolve
 from optigpu.statistics.intervals import paired_ratio, ratio, value_of
@@ -28,6 +29,8 @@ from optigpu.vocabulary import METRICS, Better
 
 Way = tuple[str, str | None, tuple[Technique, ...]]
 """How a workload was done: an engine's name, the workload's implementation if it has several, and the techniques."""
+Gains = Mapping[int, tuple[float, ...]]
+"""By the index of the variant that they are over."""
 
 
 def attribute(
@@ -73,8 +76,11 @@ class _Side:
     cost: float | None = 0.0
     # The variants whose processes were resident together with this one's, replicate by replicate.
     together: frozenset[int] = frozenset()
-    # The seconds of each request; empty where the workload does not measure them.
+    # How many times better than each of them it is, process by process; empty where turns do not say.
+    gains: Gains = field(default_factory=dict)
+    # The seconds of each request, and the gains of these; empty where the workload does not measure them.
     request_s: Samples = ()
+    request_gains: Gains = field(default_factory=dict)
     # None: nothing was compiled.
     compile_s: float | None = None
 
@@ -122,7 +128,8 @@ class _Comparison:
             reasons &= OF_THE_OUTPUT
             # A job that stopped may have left one of them with fewer replicates.
             pairs = min(len(ours.samples), len(theirs.samples))
-            quotient, bounds = paired_ratio(better.samples[:pairs], worse.samples[:pairs])
+            of_turns = ours.gains.get(reference, ())
+            quotient, bounds = paired_ratio(better.samples[:pairs], worse.samples[:pairs], of_turns)
         else:
             quotient, bounds = ratio(better.samples, worse.samples)
         listed = tuple(reason for reason in VerdictReason if reason in reasons)
@@ -166,7 +173,7 @@ class _Comparison:
             return None
         theirs = self.sides[reference.index]
         quotient = self._ratio(
-            replace(ours, samples=ours.request_s),
+            replace(ours, samples=ours.request_s, gains=ours.request_gains),
             replace(theirs, samples=theirs.request_s),
             reference.index,
             Better.LOWER,
@@ -226,14 +233,21 @@ def _side_of(outcome: Outcome) -> _Side:
     result = outcome.result
     if result is None:
         return _Side()
+    primary, time = result.variant.primary_metric, time_of(outcome)
     return _Side(
-        samples=outcome.counted(result.variant.primary_metric),
+        samples=outcome.counted(primary),
         reasons=frozenset(result.verdict.reasons),
         cost=result.verdict.cost_bound,
         together=frozenset(result.facts.side_by_side),
-        request_s=request_times(outcome),
+        gains=_gains_of(result, primary),
+        request_s=outcome.counted(time) if time else (),
+        request_gains=_gains_of(result, time) if time else {},
         compile_s=compile_seconds(outcome),
     )
+
+
+def _gains_of(result: Result, metric: str) -> Gains:
+    return result.metrics[metric].gains if metric in result.metrics else {}
 
 
 def _reaching(bounds: tuple[float, float] | None, ours: _Side, theirs: _Side) -> tuple[float, float] | None:

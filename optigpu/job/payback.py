@@ -1,15 +1,14 @@
 """After how many steps compiling has saved as much time as it took."""
 
-from optigpu.documents.result import Gain, Outcome, Payback, Samples
+from optigpu.documents.result import Gain, Outcome, Payback
 
 TIMES = ("step_s", "latency_s")
 """The metrics that are the time of a whole request, the first that a workload has."""
 
 
-def request_times(outcome: Outcome) -> Samples:
-    """The seconds of each counted request; empty for a workload without such a metric."""
-    name = next((name for name in TIMES if name in outcome.samples), None)
-    return outcome.counted(name) if name else ()
+def time_of(outcome: Outcome) -> str | None:
+    """The metric that is the time of a whole request; None for a workload without one."""
+    return next((name for name in TIMES if name in outcome.samples), None)
 
 
 def compile_seconds(outcome: Outcome) -> float | None:

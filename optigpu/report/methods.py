@@ -17,8 +17,7 @@ def methods(spec: Document, results: Sequence[Document]) -> str:
         f"{_counted(replicates, 'process')} of its own{turns}, for {measure['min_seconds']:g} to "
         f"{measure['max_seconds']:g} s of timed requests after requests had become steady.",
         "A figure is the median over the requests of a process, averaged over the processes (geometric mean).",
-        "Intervals are 95% by Student's t on the logarithms of the processes' medians; those of ratios are paired "
-        "where variants took turns."
+        f"Intervals are 95% by Student's t on the logarithms of the processes' medians; {_of_ratios(results)}."
         if replicates > 1
         else "Intervals are 95% of the one process that was measured, and do not show how processes differ.",
         "Rounds that other processes, the hypervisor, a quota or heat disturbed were set aside where enough others "
@@ -26,6 +25,16 @@ def methods(spec: Document, results: Sequence[Document]) -> str:
         origin_line(results) or "",
     )
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _of_ratios(results: Sequence[Document]) -> str:
+    """What the intervals of ratios come from."""
+    if any(summary.get("beside") for result in results for summary in result["metrics"].values()):
+        return (
+            "the ratio of variants that took turns is the Hodges-Lehmann estimate over turns that followed each other, "
+            "for each pair of processes, and its interval is over these pairs"
+        )
+    return "those of ratios are paired where variants took turns"
 
 
 def _counted(count: int, noun: str) -> str:

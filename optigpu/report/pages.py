@@ -108,6 +108,12 @@ _SUMMARY_FIELDS = (
     ),
     ("`per_replicate`", "the median of each process"),
     (
+        "`beside`",
+        "how many times the figure of each variant that was side by side this one is, by that variant's index: for "
+        "each pair of processes the Hodges-Lehmann estimate over turns that followed each other; empty for metrics "
+        "without a sample of each request",
+    ),
+    (
         "`cv_within`",
         "the coefficient of variation of the requests within a process, averaged over the processes",
     ),

@@ -2,7 +2,8 @@
 
 Only summaries are read, never samples, so that a service can compare on every request. An interval comes from what both
 sides have, the first of: parts of the same text, processes that were measured side by side (both in pairs), several
-processes, or the two values' own intervals (`optigpu.statistics.evidence`). `optigpu.statistics.decisions` says what it
+processes, or the two values' own intervals (`optigpu.statistics.evidence`). Where turns say the ratio of each pair of
+processes, the ratio is the mean of these, and not that of the two values. `optigpu.statistics.decisions` says what it
 decides. What is counted and not measured (COUNTED_METRICS) is compared exactly.
 """
 
@@ -149,9 +150,10 @@ def _as_ratio(
 ) -> MetricComparison:
     assert both.baseline is not None
     assert both.candidate is not None
-    found = both.model_copy(update={"ratio": both.candidate / both.baseline})
     evidence = evidence_of(name, baseline, candidate, as_ratio=True)
-    bounds = evidence and factor_bounds(both.candidate / both.baseline, evidence.estimate)
+    ratio = (evidence and evidence.ratio) or both.candidate / both.baseline
+    found = both.model_copy(update={"ratio": ratio})
+    bounds = evidence and factor_bounds(ratio, evidence.estimate)
     if evidence is None or bounds is None:
         return _undecided(found, name, baseline, candidate)
     decision = decide_ratio(evidence.estimate, both.better, single_sides=evidence.single_sides)

@@ -16,9 +16,13 @@ _KNOWN_WELL = 1000.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """An estimate, whether it is over pairs, and how many sides are single processes, which say nothing of others."""
+    """An estimate, whether it is over pairs, and how many sides are single processes, which say nothing of others.
+
+    `ratio` is that of the turns, where the estimate comes from these and not from the two values.
+    """
 
     estimate: Estimate
+    ratio: float | None = None
     paired: bool = False
     single_sides: int = 0
 
@@ -31,6 +35,9 @@ def evidence_of(
     parts = baseline.without_part(name), candidate.without_part(name)
     if parts[0] and len(parts[0]) == len(parts[1]):
         return Evidence(_over_parts(ours, theirs, parts, as_ratio), paired=True)
+    factors = candidate.factors_over(name, baseline)
+    if as_ratio and len(factors) > 1:
+        return _over_turns(factors)
     sides = [_scaled(summary.per_replicate, as_ratio) for summary in (ours, theirs)]
     if baseline.was_beside(candidate) and len(sides[0]) == len(sides[1]) > 1:
         return Evidence(mean_of(sides[1] - sides[0]), paired=True)
@@ -39,6 +46,11 @@ def evidence_of(
         return None
     single = 0 if any(parts) else sum(summary.replicates < 2 for summary in (ours, theirs))
     return Evidence(difference(found[1], found[0]), single_sides=single)
+
+
+def _over_turns(factors: tuple[float, ...]) -> Evidence:
+    logarithm = mean_of(np.log(factors))
+    return Evidence(logarithm, ratio=float(np.exp(logarithm.centre)), paired=True)
 
 
 def _over_parts(

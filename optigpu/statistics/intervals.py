@@ -10,7 +10,7 @@ of its time; where a median is zero or negative, it is their plain mean. Its 95%
   (`optigpu.statistics.within`). It says nothing about other processes.
 
 A ratio's interval is Welch's t over the logarithms, and Student's t over the pairs' differences where processes were
-measured side by side.
+measured side by side. Where these took short turns, a pair's ratio is that of its turns (`optigpu.statistics.turns`).
 """
 
 import math
@@ -149,12 +149,23 @@ def ratio(numerator: Samples, denominator: Samples) -> tuple[float, Bounds | Non
     return quotient, factor_bounds(quotient, difference(above, below))
 
 
-def paired_ratio(numerator: Samples, denominator: Samples) -> tuple[float, Bounds | None]:
+def paired_ratio(
+    numerator: Samples, denominator: Samples, of_turns: Sequence[float] = ()
+) -> tuple[float, Bounds | None]:
     """The ratio of two values that were measured side by side, replicate by replicate, with its 95% interval.
 
     It is over the pairs of processes: what disturbed both of a pair alike leaves their ratio alone. Without several
-    whole pairs, as `ratio`. Raises ValueError when a sample is not positive, or when there are none.
+    whole pairs, as `ratio`. Where turns say the ratio of each pair (`of_turns`), it is the mean of these; that of a
+    single pair has the interval of `ratio` around it.
+
+    Raises ValueError when a sample is not positive, or when there are none.
     """
+    if len(of_turns) > 1:
+        logarithm = mean_of(np.log(of_turns))
+        quotient = math.exp(float(logarithm.centre))
+        return quotient, factor_bounds(quotient, logarithm)
+    if of_turns:
+        return _around(of_turns[0], *ratio(numerator, denominator))
     quotient, (above, below) = _sides(numerator, denominator)
     if len(above) != len(below) or len(above) < 2:
         return ratio(numerator, denominator)
@@ -175,6 +186,11 @@ def factor_bounds(quotient: float, logarithm: Estimate, confidence: float = 0.95
     # The centre is the quotient's logarithm but for rounding.
     centre = float(logarithm.centre)
     return quotient * math.exp(low - centre), quotient * math.exp(high - centre)
+
+
+def _around(centre: float, quotient: float, bounds: Bounds | None) -> tuple[float, Bounds | None]:
+    """The interval of a ratio, as wide as it is, around another one."""
+    return centre, bounds and (bounds[0] * centre / quotient, bounds[1] * centre / quotient)
 
 
 def _sides(numerator: Samples, denominator: Samples) -> tuple[float, tuple[list[Array], list[Array]]]:

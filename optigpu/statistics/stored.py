@@ -21,6 +21,8 @@ class StoredSummary(_Read):
     freedom: float | None = None
     replicates: int = 0
     per_replicate: tuple[float, ...] = ()
+    # How many times the figure of each variant that was side by side this one is, process by process.
+    beside: dict[int, tuple[float, ...]] = Field(default_factory=dict)
     reason: str | None = None
     # How far `ci` was widened towards the undisturbed side; None where that has no bound.
     cost_bound: float | None = 0.0
@@ -124,6 +126,13 @@ class StoredResult(_Read):
     def without_part(self, name: str) -> tuple[float, ...]:
         """A quality figure without one part of its text after the other; empty if it has none."""
         return self.facts.quality.without_part.get(name, ()) if self.facts.quality else ()
+
+    def factors_over(self, name: str, other: "StoredResult") -> tuple[float, ...]:
+        """How many times the other's figure this one is, process by process; empty where turns do not say."""
+        index = other.variant.index
+        return (
+            self.metrics[name].beside.get(index, ()) if index is not None and self.was_beside(other) else ()
+        )
 
     def was_beside(self, other: "StoredResult") -> bool:
         """Whether the two are variants of one job whose processes took turns, replicate by replicate."""

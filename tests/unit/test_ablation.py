@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from optigpu.documents.result import Attribution, Gain, Outcome, VerdictReason
+from optigpu.documents.result import Attribution, Gain, Measurement, Outcome, VerdictReason
 from optigpu.job.attribution import attribute
 from optigpu.job.payback import payback_of
 from optigpu.job.plan import variants_of, without
 from optigpu.job.spec import JobSpec
 from optigpu.report import ladder_csv, ladder_grid, markdown
+from optigpu.statistics.intervals import summarise
 from optigpu.vocabulary import SpecError
 from tests.unit.test_attribution import attributed, job, measured
 
@@ -211,6 +212,27 @@ def test_compiling_is_paid_back_after_as_many_steps_as_it_saves_time() -> None:
     assert both.ci is not None
     assert both.ci[0] < 80 < both.ci[1]
     assert rows["bf16"].payback is None
+
+
+def test_what_compiling_saves_is_what_turns_say() -> None:
+    spec = job("torch_compile")
+    variants = variants_of(spec)
+    outcomes = {}
+    for variant, request_s, of_turns in zip(variants, (1.0, 0.5), ({}, {0: (0.8,)}), strict=True):
+        outcome = measured(variant, 1 / request_s, beside=(0, 1))
+        samples = outcome.samples | {"latency_s": ((request_s,) * 30,)}
+        summary = summarise(Measurement(name="latency_s", samples=samples["latency_s"]))
+        metrics = {"latency_s": summary.model_copy(update={"beside": of_turns})}
+        assert outcome.result is not None
+        result = outcome.result.model_copy(update={"metrics": metrics})
+        compiling = {"compile_s": ((12.0,),)} if of_turns else {}
+        changes = {"samples": samples | compiling, "result": result}
+        outcomes[variant.index] = outcome.model_copy(update=changes)
+    row = attribute(spec, variants, outcomes).rows[1]
+    assert row.speedup is not None
+    assert row.speedup.ratio == pytest.approx(2), "turns say nothing of the rate here"
+    assert row.payback is not None
+    assert row.payback.steps == pytest.approx(12 / (0.5 * (1 / 0.8 - 1)))
 
 
 def test_compiling_that_makes_nothing_faster_is_never_paid_back() -> None:

@@ -12,6 +12,7 @@ from optigpu.documents.result import (
     Attribution,
     AttributionRow,
     Environment,
+    Measurement,
     Outcome,
     Result,
     VariantSummary,
@@ -21,6 +22,8 @@ from optigpu.documents.result import (
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
+from optigpu.statistics.intervals import summarise
+from optigpu.statistics.student import t_quantile
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
@@ -220,6 +223,47 @@ def test_without_a_baseline_only_the_rungs_are_compared() -> None:
     )
     assert gains(rows["bf16"]) == (None, None, None)
     assert gains(rows["bf16 + static_kv_cache"]) == (None, None, 1.5)
+
+
+def took_turns(factors: tuple[float, ...], *, together: bool = True) -> AttributionRow:
+    """A variant of twice the baseline's speed by its processes' medians, and of so many times it by their turns."""
+    spec, metric = job("bf16"), "tokens_per_s"
+    variants = variants_of(spec)
+    side_by_side = (0, 1) if together else ()
+    outcomes = {}
+    for variant, figure, of_turns in zip(variants, (10.0, 20.0), ({}, {0: factors}), strict=True):
+        outcome = measured(variant, figure, beside=side_by_side)
+        samples = {metric: outcome.samples[metric] * len(factors)}
+        summary = summarise(Measurement(name=metric, samples=samples[metric]))
+        assert outcome.result is not None
+        metrics = {metric: summary.model_copy(update={"beside": of_turns})}
+        result = outcome.result.model_copy(update={"metrics": metrics})
+        outcomes[variant.index] = outcome.model_copy(update={"result": result, "samples": samples})
+    return attribute(spec, variants, outcomes).rows[1]
+
+
+def test_the_gain_of_a_variant_that_took_turns_is_that_of_its_turns() -> None:
+    factors = (1.50, 1.52, 1.48)
+    gain = took_turns(factors).speedup
+    expected = statistics.geometric_mean(factors)
+    assert gain is not None
+    assert gain.ratio == pytest.approx(expected)
+    half = t_quantile(0.975, 2) * statistics.stdev(map(math.log, factors)) / math.sqrt(3)
+    assert gain.ci == pytest.approx((expected * math.exp(-half), expected * math.exp(half)))
+    apart = took_turns(factors, together=False).speedup
+    assert apart is not None
+    assert apart.ratio == pytest.approx(2)
+
+
+def test_the_gain_of_a_single_process_is_around_the_ratio_of_its_turns() -> None:
+    alone, from_medians = took_turns((1.5,)).speedup, two_sides(which=0, together=True)
+    before = from_medians.rows[1].speedup
+    assert alone is not None
+    assert before is not None
+    assert alone.ratio == 1.5
+    assert alone.ci is not None
+    assert before.ci is not None
+    assert alone.ci == pytest.approx(tuple(bound * 1.5 / 2 for bound in before.ci))
 
 
 DISTURBANCES = [reason for reason in VerdictReason if reason not in OF_THE_OUTPUT]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from optigpu.statistics.compare import (
 )
 from optigpu.statistics.decisions import MARGIN
 from optigpu.statistics.intervals import paired_ratio, ratio, summarise
+from optigpu.statistics.student import t_quantile
 from tests.unit.made_results import BASELINE, INT8, WRONG
 
 SPEED = "tokens_per_s"
@@ -41,10 +43,14 @@ def processes(*medians: float) -> Samples:
     return tuple(tuple((median * steps).tolist()) for median in medians)
 
 
-def beside(document: dict[str, Any], index: int) -> dict[str, Any]:
-    """The same as a variant of a job whose variants 0 and 1 were measured side by side."""
-    facts = document["facts"] | {"side_by_side": [0, 1]}
-    return document | {"job_id": "j", "variant": document["variant"] | {"index": index}, "facts": facts}
+def beside(stored: dict[str, Any], index: int, factors: Sequence[float] = ()) -> dict[str, Any]:
+    """The same as a variant of a job whose variants 0 and 1 were measured side by side. By their turns its figures are
+    so many times the other's, process by process."""
+    facts = stored["facts"] | {"side_by_side": [0, 1]}
+    found = {"beside": {str(1 - index): list(factors)} if factors else {}}
+    metrics = {name: summary | found for name, summary in stored["metrics"].items()}
+    variant = stored["variant"] | {"index": index}
+    return stored | {"job_id": "j", "variant": variant, "facts": facts, "metrics": metrics}
 
 
 def one(baseline: dict[str, Any], candidate: dict[str, Any], name: str = SPEED) -> MetricComparison:
@@ -162,6 +168,47 @@ def test_two_results_of_one_job_side_by_side_are_compared_in_pairs() -> None:
     assert (apart.paired, apart.decision) == (False, Decision.UNDECIDED)
     elsewhere = beside(theirs, 1) | {"job_id": "another"}
     assert one(beside(ours, 0), elsewhere).ci == apart.ci
+
+
+def test_the_ratio_of_two_that_took_turns_is_that_of_their_turns() -> None:
+    """Their medians say next to nothing: the machine changed its speed between the rounds."""
+    ours, theirs = document(processes(100.0, 60.0, 140.0)), document(processes(70.0, 130.0, 90.0))
+    factors = (1.100, 1.101, 1.099)
+    found = one(beside(ours, 0, [1 / factor for factor in factors]), beside(theirs, 1, factors))
+    centre, half = np.mean(np.log(factors)), t_quantile(0.975, 2) * np.std(np.log(factors), ddof=1) / 3**0.5
+    assert found.ratio == pytest.approx(np.exp(centre))
+    assert found.ci == pytest.approx((np.exp(centre - half), np.exp(centre + half)))
+    assert (found.paired, found.decision, found.reason) == (True, Decision.BETTER, None)
+    turned = one(beside(theirs, 1, factors), beside(ours, 0, [1 / factor for factor in factors]))
+    assert turned.ratio == pytest.approx(1 / np.exp(centre))
+    assert turned.decision is Decision.WORSE
+    from_medians = one(beside(ours, 0), beside(theirs, 1))
+    assert from_medians.ratio == pytest.approx((70 * 130 * 90 / (100 * 60 * 140)) ** (1 / 3))
+    assert (from_medians.paired, from_medians.decision) == (True, Decision.UNDECIDED)
+
+
+def test_turns_decide_that_two_are_equivalent() -> None:
+    sides = document(processes(100.0, 60.0, 140.0)), document(processes(70.0, 130.0, 90.0))
+    found = one(beside(sides[0], 0), beside(sides[1], 1, (1.001, 0.999, 1.002)))
+    assert found.decision is Decision.EQUIVALENT
+
+
+def test_turns_count_only_between_two_of_one_job_and_only_of_several_processes() -> None:
+    ours, theirs = beside(SLOW, 0), beside(document(processes(110.0, 110.5, 109.5)), 1, (2.0, 2.0, 2.1))
+    elsewhere = one(ours, theirs | {"job_id": "another"})
+    assert elsewhere.ratio == pytest.approx(1.1, rel=0.001)
+    assert not elsewhere.paired
+    single = one(beside(document(processes(100.0)), 0), beside(document(processes(110.0)), 1, (2.0,)))
+    assert single.ratio == pytest.approx(1.1)
+    assert (single.paired, single.reason) == (False, SINGLE_REPLICATE)
+
+
+def test_a_difference_is_that_of_the_two_values_whatever_turns_say() -> None:
+    name = "accuracy_loss_percent"
+    ours, theirs = (document(processes(*each), name) for each in ((2.0, 2.1), (3.0, 3.1)))
+    found = one(beside(ours, 0), beside(theirs, 1, (9.0, 9.1)), name)
+    assert found.ratio is None
+    assert found.difference == pytest.approx(1.0, abs=0.01)
 
 
 def test_processes_that_are_exactly_alike_are_equivalent() -> None:

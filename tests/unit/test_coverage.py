@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from optigpu.documents.result import Measurement
+from optigpu.statistics.compare import compare
 from optigpu.statistics.estimates import Estimate, difference, mean_of
 from optigpu.statistics.intervals import interval, paired_ratio, ratio, summarise
 from optigpu.statistics.jackknife import Statistic, leave_one_out, part_bounds, parts_of, share_bounds
@@ -19,6 +20,7 @@ from optigpu.statistics.within import (
     median_error,
 )
 from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
+from tests.unit.test_compare import beside, document
 
 pytestmark = pytest.mark.slow
 DRAWS = 4000
@@ -122,6 +124,20 @@ def test_the_ratio_of_pairs_holds_however_much_disturbs_both(processes: int, tai
     assert LEAST <= coverage(found, 0.0) <= MOST
     ours, theirs = (tuple(map(tuple, side[0].tolist())) for side in sides)
     assert paired_ratio(ours, theirs)[1] == pytest.approx((np.exp(found[0][0]), np.exp(found[1][0])))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("count", [2, 3, 5, 10])
+def test_the_ratio_of_turns_holds_whatever_the_medians_say(count: int, tail: Tail) -> None:
+    rng = np.random.default_rng(count)
+    factors = np.exp(np.log(1.2) + 0.02 * noise(rng, tail, (DRAWS // 2, count)))
+    low, high = mean_of(np.log(factors)).bounds()
+    assert LEAST <= coverage((low, high), float(np.log(1.2))) <= MOST
+    medians = rng.lognormal(4.0, 0.15, (2, count))
+    baseline, candidate = (document(tuple((median,) for median in side.tolist())) for side in medians)
+    for draw in range(20):
+        found = compare(beside(baseline, 0), beside(candidate, 1, factors[draw].tolist()))
+        assert found.metrics["tokens_per_s"].ci == pytest.approx((np.exp(low[draw]), np.exp(high[draw])))
 
 
 @pytest.mark.parametrize(

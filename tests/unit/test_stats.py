@@ -254,6 +254,20 @@ def test_without_whole_pairs_a_ratio_is_one_of_independent_processes() -> None:
     assert ratio(ours, theirs)[1] is not None
 
 
+def test_turns_say_the_ratio_of_each_pair_and_of_a_single_one() -> None:
+    theirs, ours = ((1.0, 1.02) * 14, (2.0, 2.04) * 14), ((1.1, 1.12) * 14, (2.4, 2.44) * 14)
+    found, bounds = paired_ratio(ours, theirs, (1.25, 1.25 * 1.21))
+    assert found == pytest.approx(1.25 * 1.1)
+    half = t_quantile(0.975, 1) * math.log(1.1)
+    assert bounds == pytest.approx((found * math.exp(-half), found * math.exp(half)))
+    quotient, around = ratio(ours[:1], theirs[:1])
+    single, moved = paired_ratio(ours[:1], theirs[:1], (1.25,))
+    assert around is not None
+    assert single == 1.25
+    assert moved == pytest.approx((1.25 * around[0] / quotient, 1.25 * around[1] / quotient))
+    assert paired_ratio(ours[:1], ((1.0,),), (1.25,)) == (1.25, None)
+
+
 def test_a_summary_tells_variation_within_processes_from_that_between_them() -> None:
     summary = summarise(Measurement(name="latency_s", samples=((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))))
     assert summary.mean == pytest.approx(1.5)

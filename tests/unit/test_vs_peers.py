@@ -294,14 +294,18 @@ def test_a_case_is_jobs_of_the_first_stack_and_ours_beside_the_others() -> None:
         assert len({(case.prompt_tokens, case.preset) for case in speed.cases}) == 1
 
 
-def outcome(index: int, speeds: tuple[float, ...], **facts: Any) -> Outcome:
-    """What a job leaves of a variant: seven equal requests in each process, of so many tokens/s."""
+def outcome(index: int, speeds: tuple[float, ...], factors: tuple[float, ...] = (), **facts: Any) -> Outcome:
+    """What a job leaves of a variant: seven equal requests in each process, of so many tokens/s; by its turns so many
+    times those of the first."""
     samples = {
         "tokens_per_s": tuple((speed,) * 7 for speed in speeds),
         "ttft_s": tuple((32 / speed,) * 7 for speed in speeds),
         "weight_bytes": tuple((4e6,) for _ in speeds),
     }
     metrics = {name: summarise(Measurement(name=name, samples=each)) for name, each in samples.items()}
+    inverse = tuple(1 / factor for factor in factors)
+    for name, of_turns in (("tokens_per_s", factors), ("ttft_s", inverse)):
+        metrics[name] = metrics[name].model_copy(update={"beside": {0: of_turns} if of_turns else {}})
     made = result(index, Role.SINGLE, f"v{index}", metrics, Verdict(valid=True))
     made = made.model_copy(update={"facts": RunFacts.gathered({"side_by_side": (0, 1)} | facts)})
     return Outcome(index=index, status=VariantStatus.SUCCEEDED, result=made, samples=samples)
@@ -338,7 +342,7 @@ def test_a_row_of_a_job_has_its_rates_and_the_ratio_to_the_first_stack(
     case = Case("gpt2", 32, 0 if measure == "prefill" else 64, measure)
     spec = spec_of(stacks, case)
     gone = Outcome(index=2, status=VariantStatus.FAILED, reason="out of memory")
-    outcomes = (outcome(0, (100.0, 50.0), **BUILT), outcome(1, rates), gone)
+    outcomes = (outcome(0, (100.0, 50.0), (), **BUILT), outcome(1, rates), gone)
     report = Report(spec=spec, results=(), outcomes=outcomes, attribution=attribute(spec, (), {}))
     first, ours, none = lines_of(report, stacks, case, group=3)
     assert [each.name for each in (first, ours, none)] == [stack.name for stack in stacks]
@@ -357,3 +361,24 @@ def test_a_row_of_a_job_has_its_rates_and_the_ratio_to_the_first_stack(
     assert first.details["tensor_types"] == {"Q4_0": 48}
     assert first.ours == ours.ours == ours.rates, "beside each row stand ours of the same job"
     assert (none.reason, none.rates, none.ratio) == ("out of memory", (), None)
+    assert (first.ours_over, ours.ours_over) == ((), ())
+
+
+@pytest.mark.parametrize("measure", ["decode", "prefill"])
+def test_a_row_has_the_ratio_of_its_turns(measure: Any) -> None:
+    stacks = (Q4_0, TIMED)
+    case = Case("gpt2", 32, 0 if measure == "prefill" else 64, measure)
+    spec = spec_of(stacks, case)
+    outcomes = (outcome(0, (100.0, 50.0)), outcome(1, (210.0, 105.0), (3.0, 3.0)))
+    report = Report(spec=spec, results=(), outcomes=outcomes, attribution=attribute(spec, (), {}))
+    first, ours = lines_of(report, stacks, case, group=0)
+    assert ours.ratio == pytest.approx(3)
+    assert ours.ratio_interval == pytest.approx((3, 3))
+    assert first.ours_over == pytest.approx((3, 3))
+    (over_q4_0, _) = speed_goals(
+        "decode-gpt2",
+        [line(Q4_0.name, first.rates, first.ours, ours_over=first.ours_over), line(Q4_0_HEAD.name, ())],
+        [],
+    )
+    assert over_q4_0["reached"]
+    assert "llama.cpp Q4_0: 3.00x [3.00, 3.00]" in over_q4_0["goal"]

@@ -125,14 +125,15 @@ class Group:
     def _end_members(self, preparation: Preparation, why_stopped: str = "") -> None:
         """The outcomes of the variants that have whole replicates. With fewer than were asked for, they say why."""
         asked = self._session.spec.measure.replicates
-        for index, replicates in self._replicates.items():
-            if not replicates or index in self.outcomes:
+        evidence = {index: evidence_of(self._session, found) for index, found in self._replicates.items()}
+        for index, found in evidence.items():
+            if not found or index in self.outcomes:
                 continue
-            together = sorted(self._together[index])
-            outcome = outcome_of(self._session, self._variants[index], replicates, together, preparation)
-            if len(replicates) < asked:
+            together = {other: evidence[other] for other in sorted(self._together[index])}
+            outcome = outcome_of(self._session, self._variants[index], found, together, preparation)
+            if len(found) < asked:
                 why = self._shortened.get(index) or why_stopped or _why_short(self._session.spec)
-                outcome = _incomplete(outcome, len(replicates), asked, why)
+                outcome = _incomplete(outcome, len(found), asked, why)
             self._end(outcome)
 
     def _end(self, outcome: Outcome) -> None:
