@@ -103,7 +103,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=240.0, help="no pair begins later than that")
     parser.add_argument("--replicates", type=int, default=5)
     parser.add_argument("--model", default="preset:tiny-llama-test")
-    parser.add_argument("--tokens", type=int, default=60, help="that a request generates")
+    parser.add_argument("--tokens", type=int, default=20, help="that a request generates")
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed requests for each process")
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind))
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")

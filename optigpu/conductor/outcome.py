@@ -7,13 +7,13 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from optigpu.child.messages import Metered
+from optigpu.conductor.beside import with_turns
 from optigpu.conductor.builds import builds_of
 from optigpu.conductor.loads import load_measurements, raw_queries, with_load
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
 from optigpu.conductor.session import Session
-from optigpu.conductor.turns import with_turns
 from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge

@@ -45,7 +45,11 @@ def evidence_of(
     if found[0] is None or found[1] is None or not comparable(ours.replicates or 1, theirs.replicates or 1):
         return None
     single = 0 if any(parts) else sum(summary.replicates < 2 for summary in (ours, theirs))
-    return Evidence(difference(found[1], found[0]), single_sides=single)
+    independent = difference(found[1], found[0])
+    if as_ratio and factors:
+        # Turns say what the ratio is, and a single pair of processes not how far it is from that of others.
+        independent = replace(independent, centre=np.log(factors[0]))
+    return Evidence(independent, ratio=factors[0] if as_ratio and factors else None, single_sides=single)
 
 
 def _over_turns(factors: tuple[float, ...]) -> Evidence:
