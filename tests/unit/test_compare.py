@@ -193,14 +193,20 @@ def test_turns_decide_that_two_are_equivalent() -> None:
     assert found.decision is Decision.EQUIVALENT
 
 
-def test_turns_count_only_between_two_of_one_job_and_only_of_several_processes() -> None:
+def test_turns_count_only_between_two_of_one_job() -> None:
     ours, theirs = beside(SLOW, 0), beside(document(processes(110.0, 110.5, 109.5)), 1, (2.0, 2.0, 2.1))
     elsewhere = one(ours, theirs | {"job_id": "another"})
     assert elsewhere.ratio == pytest.approx(1.1, rel=0.001)
     assert not elsewhere.paired
-    single = one(beside(document(processes(100.0)), 0), beside(document(processes(110.0)), 1, (2.0,)))
-    assert single.ratio == pytest.approx(1.1)
-    assert (single.paired, single.reason) == (False, SINGLE_REPLICATE)
+
+
+def test_a_single_pair_of_processes_has_the_ratio_of_its_turns_with_the_interval_of_two_alone() -> None:
+    sides = document(processes(100.0)), document(processes(110.0))
+    alone, turned = one(*sides), one(beside(sides[0], 0), beside(sides[1], 1, (2.0,)))
+    assert alone.ci is not None
+    assert turned.ratio == 2.0
+    assert turned.ci == pytest.approx([bound * 2.0 / 1.1 for bound in alone.ci])
+    assert (turned.paired, turned.reason) == (False, SINGLE_REPLICATE)
 
 
 def test_a_difference_is_that_of_the_two_values_whatever_turns_say() -> None:
