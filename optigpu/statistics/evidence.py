@@ -35,8 +35,8 @@ def evidence_of(
     parts = baseline.without_part(name), candidate.without_part(name)
     if parts[0] and len(parts[0]) == len(parts[1]):
         return Evidence(_over_parts(ours, theirs, parts, as_ratio), paired=True)
-    factors = candidate.factors_over(name, baseline)
-    if as_ratio and len(factors) > 1:
+    factors = candidate.factors_over(name, baseline) if as_ratio else ()
+    if len(factors) > 1:
         return _over_turns(factors)
     sides = [_scaled(summary.per_replicate, as_ratio) for summary in (ours, theirs)]
     if baseline.was_beside(candidate) and len(sides[0]) == len(sides[1]) > 1:
@@ -46,10 +46,11 @@ def evidence_of(
         return None
     single = 0 if any(parts) else sum(summary.replicates < 2 for summary in (ours, theirs))
     independent = difference(found[1], found[0])
-    if as_ratio and factors:
-        # Turns say what the ratio is, and a single pair of processes not how far it is from that of others.
-        independent = replace(independent, centre=np.log(factors[0]))
-    return Evidence(independent, ratio=factors[0] if as_ratio and factors else None, single_sides=single)
+    if not factors:
+        return Evidence(independent, single_sides=single)
+    # Turns say what the ratio is, and a single pair of processes not how far it is from that of others.
+    around = replace(independent, centre=np.log(factors[0]))
+    return Evidence(around, ratio=factors[0], single_sides=single)
 
 
 def _over_turns(factors: tuple[float, ...]) -> Evidence:

@@ -23,8 +23,8 @@ TOLD_TOO_MUCH = 1.02
 WHOLE_SHARE = 0.7
 """Of a request's time, so much at least is in the metric that its workload calls whole."""
 SPIN_S = 0.25
-"""After a parallel region some libraries let their threads wait in a busy loop, for a fifth of a second. Where it was
-waited for its end, nothing is left of that."""
+"""After a parallel region some libraries let their threads wait in a busy loop, for a fifth of a second. A pause
+that began when the process was at rest has none of that."""
 IDLE_SHARE, IDLE_LEAST_S = 0.05, 0.3
 """Of the time in which a process was asked nothing, and in seconds, so much CPU time is work."""
 SLEPT_SHARE, SLEPT_LEAST_S, AWAKE_SHARE, SLOW_WARM_UP = 0.5, 0.5, 0.1, 2.0
@@ -69,8 +69,8 @@ def _explained_s(replicate: Replicate) -> Array:
     """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
     waited_s: Array = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
     turns: Array = np.asarray([len(each) for each in replicate.turns] or [0] * len(replicate.rounds))
-    told_s: Array = TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
-    explained_s: Array = MESSAGE_S + told_s + waited_s
+    messages_s: Array = MESSAGE_S + TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
+    explained_s: Array = messages_s + waited_s
     return explained_s
 
 

@@ -64,10 +64,6 @@ class HostReading:
     # Seconds that the probe took; None: it was not timed.
     probe_s: float | None = None
 
-    def used_s(self, pid: int) -> float:
-        """CPU seconds of one process, all threads; 0 for one that cannot be seen."""
-        return next((each.used_s for (found, _), each in self.processes.items() if found == pid), 0.0)
-
 
 @dataclass(frozen=True)
 class HostSample:
