@@ -1,6 +1,8 @@
 """The parts of a decode step of one sequence as a persistent kernel has them: those of the other kernels, with weights
 that are found by their addresses (step_plan.py), among programs that stay.
 
+Texts and parts of a plan are named before they are passed on: Triton 3.6 makes constants of numbers alone.
+
 Imported only where a GPU is used, because it loads Triton.
 """
 
@@ -47,8 +49,10 @@ def _table_at(addresses, TABLE: tl.constexpr):
 @triton.jit
 def embedded(program, programs, tokens, position, finer_places, x, addresses, PLAN: tl.constexpr):
     TABLE: tl.constexpr = PLAN.embedding
+    KIND: tl.constexpr = TABLE.kind
     FINER: tl.constexpr = TABLE if PLAN.finer_embedding is None else PLAN.finer_embedding
     POSITIONS: tl.constexpr = TABLE if PLAN.positions is None else PLAN.positions
+    POSITIONS_KIND: tl.constexpr = "none" if PLAN.positions is None else PLAN.positions.kind
     numbers, scale, unit = _table_at(addresses, TABLE)
     finer_numbers, finer_scale, finer_unit = _table_at(addresses, FINER)
     positions_numbers, positions_scale, positions_unit = _table_at(addresses, POSITIONS)
@@ -69,10 +73,10 @@ def embedded(program, programs, tokens, position, finer_places, x, addresses, PL
             positions_scale,
             positions_unit,
             x,
-            TABLE.kind,
+            KIND,
             TABLE.group,
             PLAN.finer_embedding is not None,
-            "none" if PLAN.positions is None else POSITIONS.kind,
+            POSITIONS_KIND,
             POSITIONS.group,
             TABLE.inputs,
             BLOCK,
@@ -94,10 +98,15 @@ def product(
 ):
     """y from x, once all programs have arrived."""
     MATRIX: tl.constexpr = PHASE.matrix
+    GATE: tl.constexpr = PHASE.gate
     NORM: tl.constexpr = PHASE.norm
-    NUMBERS: tl.constexpr = tl.bfloat16 if MATRIX.kind == "bf16" else tl.int32
+    KIND: tl.constexpr = MATRIX.kind
+    NORM_KIND: tl.constexpr = NORM.kind
+    ACTIVATION: tl.constexpr = PHASE.activation
+    INTO: tl.constexpr = PHASE.into
+    NUMBERS: tl.constexpr = tl.bfloat16 if KIND == "bf16" else tl.int32
     numbers, scale, unit, bias = _matrix_at(addresses, MATRIX, NUMBERS)
-    gate_numbers, gate_scale, gate_unit, gate_bias = _matrix_at(addresses, PHASE.gate, NUMBERS)
+    gate_numbers, gate_scale, gate_unit, gate_bias = _matrix_at(addresses, GATE, NUMBERS)
     linear_kernel(
         x,
         tensor_at(addresses, NORM.place, tl.float32),
@@ -116,18 +125,18 @@ def product(
         best_index,
         1,
         MATRIX.outputs,
-        MATRIX.kind,
+        KIND,
         MATRIX.group,
         MATRIX.inputs,
         PHASE.padded,
         MATRIX.bias,
         DP4A,
-        NORM.kind,
+        NORM_KIND,
         NORM.bias,
         PHASE.gated,
-        PHASE.gate.bias,
-        PHASE.activation,
-        PHASE.into,
+        GATE.bias,
+        ACTIVATION,
+        INTO,
         BEST,
         1,
         PHASE.tile,
@@ -157,9 +166,10 @@ def queries_keys_values(
     """To the queries and the cache, once all programs have arrived."""
     MATRIX: tl.constexpr = PHASE.matrix
     NORM: tl.constexpr = PHASE.norm
-    numbers, scale, unit, bias = _matrix_at(
-        addresses, MATRIX, tl.bfloat16 if MATRIX.kind == "bf16" else tl.int32
-    )
+    KIND: tl.constexpr = MATRIX.kind
+    NORM_KIND: tl.constexpr = NORM.kind
+    NUMBERS: tl.constexpr = tl.bfloat16 if KIND == "bf16" else tl.int32
+    numbers, scale, unit, bias = _matrix_at(addresses, MATRIX, NUMBERS)
     query_key_value_kernel(
         x,
         tensor_at(addresses, NORM.place, tl.float32),
@@ -182,13 +192,13 @@ def queries_keys_values(
         HEADS.heads,
         HEADS.kv_heads,
         capacity,
-        MATRIX.kind,
+        KIND,
         MATRIX.group,
         MATRIX.inputs,
         PHASE.padded,
         MATRIX.bias,
         DP4A,
-        NORM.kind,
+        NORM_KIND,
         NORM.bias,
         HEADS.head_size,
         HEADS.rotary,

@@ -87,7 +87,13 @@ def _decode_step(
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
     PARTS: tl.constexpr = PLAN.block
+    QKV: tl.constexpr = PARTS.qkv
     HEADS: tl.constexpr = PARTS.attention
+    OUTPUT: tl.constexpr = PARTS.output
+    UP: tl.constexpr = PARTS.up
+    DOWN: tl.constexpr = PARTS.down
+    FINER: tl.constexpr = PLAN.finer
+    HEAD: tl.constexpr = PLAN.head
     DP4A: tl.constexpr = PLAN.dp4a
     embedded(program, programs, tokens, position, finer_places, x, addresses, PLAN)
     ticket = arrive(arrivals, program, programs)
@@ -112,7 +118,7 @@ def _decode_step(
             capacity,
             arrivals,
             ticket,
-            PARTS.qkv,
+            QKV,
             HEADS,
             DP4A,
         )
@@ -136,18 +142,18 @@ def _decode_step(
             HEADS,
         )
         ticket = arrive(arrivals, program, programs)
-        product(own, attended, x, x, x, arrivals, ticket, PARTS.output, DP4A, False)
+        product(own, attended, x, x, x, arrivals, ticket, OUTPUT, DP4A, False)
         ticket = arrive(arrivals, program, programs)
-        product(own, x, inner, x, x, arrivals, ticket, PARTS.up, DP4A, False)
+        product(own, x, inner, x, x, arrivals, ticket, UP, DP4A, False)
         ticket = arrive(arrivals, program, programs)
-        product(own, inner, x, x, x, arrivals, ticket, PARTS.down, DP4A, False)
+        product(own, inner, x, x, x, arrivals, ticket, DOWN, DP4A, False)
         ticket = arrive(arrivals, program, programs)
-    if PLAN.finer is not None:
-        product(addresses, x, finer, x, x, arrivals, ticket, PLAN.finer, DP4A, False)
+    if FINER is not None:
+        product(addresses, x, finer, x, x, arrivals, ticket, FINER, DP4A, False)
         wait(arrivals, arrive(arrivals, program, programs))
         spread(program, programs, finer, finer_places, logits, PLAN.embedding.outputs)
         ticket = arrive(arrivals, program, programs)
-    product(addresses, x, logits, best_value, best_index, arrivals, ticket, PLAN.head, DP4A, True)
+    product(addresses, x, logits, best_value, best_index, arrivals, ticket, HEAD, DP4A, True)
     ticket = arrive(arrivals, program, programs)
     if program == 0:  # the others have nothing left to do
         wait(arrivals, ticket)
