@@ -282,8 +282,10 @@ def beginnings() -> None:
         embedding = pack_for_cuda(draw(20, width), None, kind, group)
         finer = FinerRows(torch.tensor([2, 3]), pack_for_cuda(draw(2, width), None, kind, group))
         for table in (embedding, replace(embedding, finer=finer)):
-            rows, places = unpack_from_cuda(table)[state.tokens], places_of_finer(table)
+            whole, places = unpack_from_cuda(table), places_of_finer(table)
+            rows = whole[state.tokens]
             assert torch.equal(rows_from_cuda(table, state.tokens[:, None]), rows[:, None])
+            assert torch.equal(rows_from_cuda(table, torch.tensor([5, 19])), whole[[5, 19]])  # none is finer
             embed_call(state, table, places, None, x := torch.empty(2, width)).run()
             assert torch.equal(x, rows)
             for positions_kind in KINDS:

@@ -99,7 +99,7 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
         four = matrix.kind == "w4"
         halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
         values = halves.float()
-    q = values.reshape(matrix.outputs, -1, matrix.group)
+    q = values.reshape(matrix.outputs, matrix.inputs // matrix.group, matrix.group)
     scale = matrix.scale * matrix.unit.float().unsqueeze(1)
     return (q * scale.unsqueeze(2)).flatten(1)
 
