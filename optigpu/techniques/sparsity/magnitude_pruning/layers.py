@@ -39,7 +39,9 @@ class SparseLinear(torch.nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, self._weight, self.bias)
+        # torch has sparse products of matrices alone: one of more dimensions becomes a batch, which it has none of.
+        rows = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self._weight, self.bias)
+        return rows.reshape(*x.shape[:-1], -1)
 
 
 def prune_layers(
