@@ -21,10 +21,14 @@ GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long pre
 BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
     "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
-    "4 x queries x keys x channels for attention. Bytes are those of the inputs. torch's other operators do a few "
+    "4 x queries x keys x channels for attention. Bytes are those of the inputs; where their types are unknown, an "
+    "operator counts only if it would with any type. torch's other operators do a few "
     "operations for each element and are memory-bound. A kernel without an operator is classified by its name; the "
     "rest is unknown."
 )
+
+NARROWEST_BYTES, WIDEST_BYTES = 0.5, 8
+"""Of an element whose type is unknown: 4 bits, and float64."""
 
 GLUE = frozenset(
     {
@@ -83,10 +87,14 @@ def bound_of(operator: Operator, device: DeviceKind) -> Bound | None:
     """Memory or compute; None if unknown."""
     if not _is_heavy(operator.name):
         return Bound.MEMORY if operator.name.startswith("aten::") else None
-    flops, size = flops_of(operator), operator.input_bytes
-    if not flops or not size:
+    flops, count, ridge = flops_of(operator), sum(operator.elements), RIDGE_FLOP_PER_BYTE[device]
+    if not flops or not count:
         return None
-    return Bound.COMPUTE if flops / size > RIDGE_FLOP_PER_BYTE[device] else Bound.MEMORY
+    size = operator.input_bytes
+    least, most = (size, size) if size else (count * NARROWEST_BYTES, count * WIDEST_BYTES)
+    if flops / most > ridge:
+        return Bound.COMPUTE
+    return Bound.MEMORY if flops / least <= ridge else None
 
 
 def flops_of(operator: Operator) -> int:
