@@ -302,7 +302,8 @@ class RunFacts(MeterFacts):
 
     # The floating-point numbers that torch's operators multiplied in one observed request; null: not observed.
     product_dtypes: tuple[str, ...] | None = None
-    # Whether kernels of the GPU ran in that request; null: on a CPU, or not observed.
+    # Whether the GPU computed in that request: it ran kernels, and at least half of torch's matrix products; null: on
+    # a CPU, or not observed.
     device_kernels: bool | None = None
 
     # Whose decode loop ran; null: the workload decodes nothing.

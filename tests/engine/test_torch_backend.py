@@ -11,6 +11,7 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.observed import computed_there
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.meters import METERS
 from optigpu.meters.latency import run_round, warm_up
@@ -126,6 +127,23 @@ def test_what_the_baseline_really_used_is_recorded() -> None:
         "product_dtypes": ["float32"],
         "device_kernels": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("ran_kernels", "products", "there"),
+    [
+        (False, [], False),
+        (True, [], True),
+        (True, [True, True, False], True),
+        (True, [True, False], True),
+        (True, [True, False, False], False),
+        (True, [False], False),
+    ],
+)
+def test_a_device_that_copies_and_chooses_but_does_not_multiply_did_not_compute(
+    ran_kernels: bool, products: list[bool], there: bool
+) -> None:
+    assert computed_there(ran_kernels, products) == there
 
 
 def test_a_machine_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from optigpu.backends import BACKENDS
 from optigpu.child.messages import Assignment, Ready
@@ -54,20 +55,19 @@ class OtherStream(Tampering):
 
 
 class FallsBack(Tampering):
-    """Brings the model to the CPU, and the tokens back."""
+    """Brings the model and its inputs to the CPU, and the logits back."""
 
     def modules(self, model: Any, notes: Notes) -> None:
         """While it is loaded."""
-        model.to("cpu")
+        honest = model.to("cpu").forward
 
-    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
-        """The prompt is on the device when it comes."""
+        def falling(*given: Any, **named: Any) -> Any:
+            given, named = tree_map_only(torch.Tensor, torch.Tensor.cpu, (given, named))
+            found = honest(*given, **named)
+            found.logits = found.logits.cuda()
+            return found
 
-        def falling(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
-            tokens, marks = loop(prompt.cpu(), new_tokens, clock)
-            return tokens.to(prompt.device), marks
-
-        return falling
+        model.forward = falling
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, attack: type[Tampering]) -> Verdict:

@@ -1,7 +1,7 @@
 """What a run really did, from a profile that is taken apart from timed requests: attention kernels, the numbers that
 matrices were multiplied in, and whether the device computed at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.profiler import profile
@@ -32,6 +32,8 @@ _PRODUCTS = frozenset(
     }
 )
 """Operators that multiply matrices. Kernels of our own and of other libraries are not among them."""
+_LAUNCHING = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+"""Those of them that launch their kernels themselves on a GPU."""
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -45,7 +47,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Observed:
-    """What one run did. `device_kernels` says whether a GPU ran a kernel; None on a CPU, and without a profile of it.
+    """What one run did. `device_kernels` says whether a GPU computed; None on a CPU, and without a profile of it.
 
     `product_dtypes` are those of the operands of matrix products, sorted; empty where no operator of torch made any.
     """
@@ -68,7 +70,18 @@ def observed(run: Callable[[], object], device: DeviceKind) -> Observed:
     return Observed(
         attention=attention_names(names),
         product_dtypes=sorted(filter(None, products)),
-        device_kernels=any(event.device_type().name != "CPU" for event in events)
+        device_kernels=computed_there(
+            any(event.device_type().name != "CPU" for event in events),
+            [bool(event.kernels) for event in profiler.events() or [] if event.name in _LAUNCHING],
+        )
         if KINDS[device].activity
         else None,
     )
+
+
+def computed_there(ran_kernels: bool, products: Sequence[bool]) -> bool:
+    """Whether a device computed that ran kernels, or none. products: for each matrix product whether it launched one.
+
+    A model that falls back to the CPU still copies to the device and chooses tokens on it.
+    """
+    return ran_kernels and sum(products) >= len(products) / 2

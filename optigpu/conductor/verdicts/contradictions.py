@@ -160,10 +160,10 @@ def rounding(variant: Variant, evidence: Evidence) -> Disturbance | None:
 
 
 def elsewhere(variant: Variant, evidence: Evidence) -> Disturbance | None:
-    """The variant is one of a GPU, and none of its kernels ran there."""
+    """The variant is one of a GPU, and none of its kernels ran there, or few of its matrix products."""
     if evidence.replicate.ready.facts.device_kernels is not False:
         return None
     return Disturbance(
-        f"No kernel ran on the {variant.device} device, so the CPU computed",
+        f"The CPU computed: the {variant.device} device ran no kernel, or less than half of the matrix products",
         "look for an operator that falls back to the CPU",
     )
