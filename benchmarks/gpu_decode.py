@@ -10,7 +10,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,6 +40,8 @@ MIDDLE = SHAPE[0] + SHAPE[1] // 2
 WEIGHTS: tuple["Weights", ...] = ("int4", "int8", "bf16")
 OURS: dict[str, tuple["WeightKind", ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
 """Our weights beside those of gpt-fast; the first are `ours`."""
+OTHERS = ("ours, w4k", "ours, w3k", "gpt-fast", "eager")
+"""What `--without` leaves out."""
 GROUP = 32
 GOALS = {
     ("llama-3.1-8b", "int4"): ("gpt-fast", 1.5),
@@ -310,13 +312,15 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> list[Line]:
-    """Ours first. Who begins rotates from turn to turn."""
+def measure(
+    preset: str, weights: "Weights", turns: int, bandwidth: float, without: Collection[str] = ()
+) -> list[Line]:
+    """Ours first, and all others but those `without`. Who begins rotates from turn to turn."""
     import torch
 
     shapes, (prompt_tokens, new_tokens) = shapes_of(preset), SHAPE
     prompt = torch.randint(shapes.vocabulary, (1, prompt_tokens), generator=torch.Generator().manual_seed(0))
-    with _ready(preset, shapes, weights, sum(SHAPE) + 1) as subjects:
+    with _ready(preset, shapes, weights, sum(SHAPE) + 1, without) as subjects:
         rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         order = list(subjects)
         for turn in track(range(WARM_UPS + turns), f"{preset} {weights}", console=console(stderr=True)):
@@ -339,16 +343,21 @@ def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> li
 
 
 @contextmanager
-def _ready(preset: str, shapes: "Shapes", weights: "Weights", capacity: int) -> Iterator[list[Subject]]:
+def _ready(
+    preset: str, shapes: "Shapes", weights: "Weights", capacity: int, without: Collection[str]
+) -> Iterator[list[Subject]]:
     """The subjects, and their memory given back afterwards."""
     import torch
 
-    subjects: list[Subject] = [
-        Ours("ours", shapes, OURS[weights][0], capacity),
-        *(Ours(f"ours, {kind}", shapes, kind, capacity) for kind in OURS[weights][1:]),
-        GptFast(shapes, weights, capacity),
-        Eager(preset, shapes),
-    ]
+    makers: dict[str, Callable[[], Subject]] = {
+        "ours": lambda: Ours("ours", shapes, OURS[weights][0], capacity)
+    }
+    for kind in OURS[weights][1:]:
+        name = f"ours, {kind}"
+        makers[name] = partial(Ours, name, shapes, kind, capacity)
+    makers[GptFast.name] = lambda: GptFast(shapes, weights, capacity)
+    makers[Eager.name] = lambda: Eager(preset, shapes)
+    subjects = [make() for name, make in makers.items() if name not in without]
     try:
         yield subjects
     finally:
@@ -400,6 +409,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_decode", description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.1-8b"])
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
+    parser.add_argument(
+        "--without", nargs="+", default=[], choices=OTHERS, help="what is left out, to save time"
+    )
     parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
@@ -418,7 +430,9 @@ def _run(options: argparse.Namespace) -> int:
     tables: dict[tuple[str, str], list[Line]] = {}
     for preset in options.presets:
         for weights in options.weights:
-            lines = tables[preset, weights] = measure(preset, weights, options.turns, bandwidth)
+            lines = tables[preset, weights] = measure(
+                preset, weights, options.turns, bandwidth, options.without
+            )
             title = f"preset:{preset}, {weights}, batch 1, {SHAPE[0]} + {SHAPE[1]} tokens"
             console().print(shown(title, lines, bandwidth))
     reached = goals(tables)

@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch_gaps", description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.2-1b"])
     parser.add_argument("--weights", nargs="+", default=["bf16", "int4"], choices=WEIGHTS)
+    parser.add_argument("--rungs", nargs="+", metavar="RUNG", help="their names (default: all)")
     parser.add_argument("--steps", type=int, default=64, help="steps that are timed, and then profiled")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args(arguments)
@@ -104,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
     tables: dict[str, list[Rung]] = {}
     for preset in options.presets:
         for weights in options.weights:
-            rungs = tables[f"{preset} {weights}"] = _measured(preset, weights, options.steps)
+            rungs = tables[f"{preset} {weights}"] = _measured(preset, weights, options)
             title = f"preset:{preset}, {weights}, batch 1, a step after {MIDDLE} tokens"
             console().print(shown(title, rungs, bandwidth))
             for rung in rungs:
@@ -116,11 +117,15 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(preset: str, weights: "Weights", steps: int) -> list[Rung]:
+def _measured(preset: str, weights: "Weights", options: argparse.Namespace) -> list[Rung]:
     from benchmarks.launch_rungs import RUNGS, measured
 
-    shapes = shapes_of(preset)
-    return [Rung(rung.name, *measured(rung, shapes, weights, steps)) for rung in RUNGS]
+    shapes, chosen = shapes_of(preset), options.rungs or [rung.name for rung in RUNGS]
+    return [
+        Rung(rung.name, *measured(rung, shapes, weights, options.steps))
+        for rung in RUNGS
+        if rung.name in chosen
+    ]
 
 
 if __name__ == "__main__":

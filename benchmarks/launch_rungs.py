@@ -25,8 +25,6 @@ from optigpu.vocabulary import OptiGPUError
 
 CAPACITY = sum(SHAPE)
 WARM_UPS, ROUNDS = 3, 9
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""What the profiler calls that which occupies the device."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def _profiled(prepared: Prepared, steps: int) -> list[Interval]:
     found = [
         Interval(event.name(), event.start_ns() / 1e9, event.end_ns() / 1e9)
         for event in (results.events() if results else [])
-        if event.activity_type() in ON_DEVICE
+        if event.device_type().name == "CUDA" and not event.is_user_annotation()
     ]
     if not found:
         raise OptiGPUError(
