@@ -1,7 +1,6 @@
 """The rungs of `benchmarks.launch_gaps`: ways to launch the same decode step on an NVIDIA GPU, and how one is measured.
 
-A step is that of gpt-fast's recipe, or of our decoder; both take the middle of a text of SHAPE. Nothing of this has run
-on a card yet.
+A step is that of gpt-fast's recipe, or of our decoder; both take the middle of a text of SHAPE.
 """
 
 import gc
