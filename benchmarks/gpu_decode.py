@@ -435,21 +435,24 @@ def _run(options: argparse.Namespace) -> int:
             )
             title = f"preset:{preset}, {weights}, batch 1, {SHAPE[0]} + {SHAPE[1]} tokens"
             console().print(shown(title, lines, bandwidth))
+            if options.output:  # after each table, since who rents a GPU may have to stop
+                write(options.output, "gpu_decode", {"bandwidth": bandwidth, **figures(tables)})
     reached = goals(tables)
     for text, met in reached:
         console().print(f"{'reached' if met else 'NOT reached'}: {text}", markup=False)
-    if options.output:
-        figures = {
-            f"{preset} {weights}": [asdict(line) for line in lines]
-            for (preset, weights), lines in tables.items()
-        }
-        goals_reached = [{"goal": text, "reached": met} for text, met in reached]
-        write(
-            options.output,
-            "gpu_decode",
-            {"shape": SHAPE, "bandwidth": bandwidth, "tables": figures, "goals": goals_reached},
-        )
     return 0 if all(met for _, met in reached) else 1
+
+
+def figures(tables: dict[tuple[str, str], list[Line]]) -> dict[str, Any]:
+    """As JSON."""
+    found = {
+        f"{preset} {weights}": [asdict(line) for line in lines] for (preset, weights), lines in tables.items()
+    }
+    return {
+        "shape": SHAPE,
+        "tables": found,
+        "goals": [{"goal": text, "reached": met} for text, met in goals(tables)],
+    }
 
 
 if __name__ == "__main__":

@@ -110,22 +110,22 @@ def _run(options: argparse.Namespace) -> int:
             console().print(shown(title, rungs, bandwidth))
             for rung in rungs:
                 console().print(kernels_shown(rung))
-    if options.output:
-        found: dict[str, object] = {name: [figures(rung) for rung in rungs] for name, rungs in tables.items()}
-        about = {"bandwidth": bandwidth, "steps": options.steps, "tables": found}
-        write(options.output, "launch_gaps", about)
+            if options.output:  # after each table, since who rents a GPU may have to stop
+                found = {name: [figures(rung) for rung in rungs] for name, rungs in tables.items()}
+                about = {"bandwidth": bandwidth, "steps": options.steps, "tables": found}
+                write(options.output, "launch_gaps", about)
     return 0
 
 
 def _measured(preset: str, weights: "Weights", options: argparse.Namespace) -> list[Rung]:
     from benchmarks.launch_rungs import RUNGS, measured
 
-    shapes, chosen = shapes_of(preset), options.rungs or [rung.name for rung in RUNGS]
-    return [
-        Rung(rung.name, *measured(rung, shapes, weights, options.steps))
-        for rung in RUNGS
-        if rung.name in chosen
-    ]
+    kinds, shapes = {rung.name: rung for rung in RUNGS}, shapes_of(preset)
+    chosen: list[str] = options.rungs or list(kinds)
+    for name in chosen:
+        if name not in kinds:
+            raise OptiGPUError(f"There is no rung {name!r}; there are {', '.join(map(repr, kinds))}.")
+    return [Rung(name, *measured(kinds[name], shapes, weights, options.steps)) for name in chosen]
 
 
 if __name__ == "__main__":
