@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from optigpu.report.origin import origin_line
+from optigpu.report.rows import took_turns
 from optigpu.vocabulary import Document
 
 
@@ -29,7 +30,7 @@ def methods(spec: Document, results: Sequence[Document]) -> str:
 
 def _of_ratios(results: Sequence[Document]) -> str:
     """What the intervals of ratios come from."""
-    if any(summary.get("beside") for result in results for summary in result["metrics"].values()):
+    if any(map(took_turns, results)):
         return (
             "the ratio of variants that took turns is the Hodges-Lehmann estimate over turns that followed each other, "
             "for each pair of processes, and its interval is over these pairs"

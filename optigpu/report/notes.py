@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from optigpu.documents.result import OF_THE_OUTPUT, Attribution, Gain, VerdictReason, VerdictWarning
 from optigpu.report.numbers import ratio
-from optigpu.report.rows import Row, empty_cells
+from optigpu.report.rows import Row, empty_cells, took_turns
 
 REASONS: dict[str, str] = {
     VerdictReason.OUTPUT_INVALID: "the output failed its check",
@@ -83,6 +83,8 @@ def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
     if any(row.ended.added for row in rows):
         yield "added: the speedup over the previous rung of the ladder."
     yield from _left_out_words(rows)
+    if any(_gains(row) for row in rows) and any(row.result and took_turns(row.result) for row in rows):
+        yield "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
     yield from _payback_words(rows, names)
 
 

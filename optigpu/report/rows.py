@@ -28,6 +28,11 @@ def heading(metric: str) -> str:
     return HEADINGS.get(metric) or f"{metric} ({METRICS[metric].unit})"
 
 
+def took_turns(result: Document) -> bool:
+    """Whether its ratios to others come from turns that followed each other."""
+    return any(summary.get("beside") for summary in result["metrics"].values())
+
+
 @dataclass(frozen=True)
 class Row:
     """One variant: how it ended, its gains, and its result as plain JSON, if it has one."""

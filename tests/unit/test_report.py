@@ -69,6 +69,15 @@ def test_a_gain_has_its_interval(ladder: Grid) -> None:
     assert row(ladder, "int8_weight_only")["alone"] == "3.00x [2.94, 3.06]"
 
 
+def test_ratios_of_turns_are_said_to_be_no_quotients(ladder: Grid) -> None:
+    words = "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
+    first, *others = RESULTS
+    metrics = {name: {**summary, "beside": {"1": [0.33]}} for name, summary in first["metrics"].items()}
+    beside = ladder_grid("made up", ATTRIBUTION, [{**first, "metrics": metrics}, *others])
+    assert words in beside.notes
+    assert words not in ladder.notes
+
+
 def test_the_fastest_is_marked_and_named(ladder: Grid) -> None:
     marked = [cells[0] for cells in ladder.rows if cells[0].endswith("*")]
     assert marked == ["int8_weight_only *"]
