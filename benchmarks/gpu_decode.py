@@ -40,8 +40,6 @@ MIDDLE = SHAPE[0] + SHAPE[1] // 2
 WEIGHTS: tuple["Weights", ...] = ("int4", "int8", "bf16")
 OURS: dict[str, tuple["WeightKind", ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
 """Our weights beside those of gpt-fast; the first are `ours`."""
-OTHERS = ("ours, w4k", "ours, w3k", "gpt-fast", "eager")
-"""What `--without` leaves out."""
 GROUP = 32
 GOALS = {
     ("llama-3.1-8b", "int4"): ("gpt-fast", 1.5),
@@ -201,6 +199,12 @@ def shapes_of(preset: str) -> "Shapes":
     )
 
 
+def ours_of(weights: "Weights") -> dict[str, "WeightKind"]:
+    """Our subjects beside those of gpt-fast, by name."""
+    first, *others = OURS[weights]
+    return {"ours": first, **{f"ours, {kind}": kind for kind in others}}
+
+
 def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Program":
     """On the GPU, block by block, packed from the start: random bits, and scales that keep their products' size."""
     import torch
@@ -350,13 +354,10 @@ def _ready(
     import torch
 
     makers: dict[str, Callable[[], Subject]] = {
-        "ours": lambda: Ours("ours", shapes, OURS[weights][0], capacity)
+        **{name: partial(Ours, name, shapes, kind, capacity) for name, kind in ours_of(weights).items()},
+        GptFast.name: partial(GptFast, shapes, weights, capacity),
+        Eager.name: partial(Eager, preset, shapes),
     }
-    for kind in OURS[weights][1:]:
-        name = f"ours, {kind}"
-        makers[name] = partial(Ours, name, shapes, kind, capacity)
-    makers[GptFast.name] = lambda: GptFast(shapes, weights, capacity)
-    makers[Eager.name] = lambda: Eager(preset, shapes)
     subjects = [make() for name, make in makers.items() if name not in without]
     try:
         yield subjects
@@ -409,8 +410,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_decode", description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.1-8b"])
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
+    others = [name for weights in WEIGHTS for name in ours_of(weights) if name != "ours"]
     parser.add_argument(
-        "--without", nargs="+", default=[], choices=OTHERS, help="what is left out, to save time"
+        "--without",
+        nargs="+",
+        default=[],
+        choices=[*others, GptFast.name, Eager.name],
+        help="what is left out, to save time",
     )
     parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")

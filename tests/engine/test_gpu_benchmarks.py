@@ -1,11 +1,15 @@
 """What the benchmarks for a GPU make without one."""
 
+from argparse import Namespace
+
 import pytest
 
-from benchmarks.gpu_decode import OURS, random_matrix
+from benchmarks.gpu_decode import OURS, ours_of, random_matrix
+from benchmarks.launch_gaps import _measured
 from benchmarks.launch_rungs import RUNGS
 from optigpu.ops.decode.cuda.packing import unpack_from_cuda
 from optigpu.ops.decode.program import WeightKind
+from optigpu.vocabulary import OptiGPUError
 
 
 @pytest.mark.parametrize("kind", [kind for kinds in OURS.values() for kind in kinds])
@@ -23,3 +27,13 @@ def test_the_ladder_of_launches_ends_with_one_persistent_kernel() -> None:
         "our kernels, CUDA graph",
         "one persistent kernel",
     ]
+
+
+def test_a_rung_that_there_is_not_is_refused() -> None:
+    with pytest.raises(OptiGPUError, match="There is no rung 'fast'; there are 'eager', "):
+        _measured("gpt2", "int4", Namespace(rungs=["fast"], steps=1))
+
+
+def test_our_subjects_have_the_names_that_can_be_left_out() -> None:
+    assert ours_of("int4") == {"ours": "w4", "ours, w4k": "w4k", "ours, w3k": "w3k"}
+    assert ours_of("int8") == {"ours": "w8"}
