@@ -21,10 +21,9 @@ GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long pre
 BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
     "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
-    "4 x queries x keys x channels for attention. Bytes are those of the inputs; where their types are unknown, an "
-    "operator counts only if it would with any type. torch's other operators do a few "
-    "operations for each element and are memory-bound. A kernel without an operator is classified by its name; the "
-    "rest is unknown."
+    "4 x queries x keys x channels for attention. Bytes are those of the inputs; where their types are unknown, the "
+    "bound must be the same for 4-bit numbers and for float64. torch's other operators do a few operations for each "
+    "element and are memory-bound. A kernel without an operator is classified by its name; the rest is unknown."
 )
 
 NARROWEST_BYTES, WIDEST_BYTES = 0.5, 8

@@ -1,7 +1,7 @@
 """The parts of a decode step of one sequence as a persistent kernel has them: those of the other kernels, with weights
 that are found by their addresses (step_plan.py), among programs that stay.
 
-Texts and parts of a plan are named before they are passed on: Triton 3.6 makes constants of numbers alone.
+Strings and parts of a plan get a name before they are passed on: Triton 3.6 makes constants of numbers only.
 
 Imported only where a GPU is used, because it loads Triton.
 """

@@ -39,7 +39,7 @@ class SparseLinear(torch.nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # torch has sparse products of matrices alone: one of more dimensions becomes a batch, which it has none of.
+        # torch's 2:4 products take matrices only; an input of more dimensions would need a batched product.
         rows = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self._weight, self.bias)
         return rows.reshape(*x.shape[:-1], -1)
 
