@@ -1,7 +1,7 @@
 """The statements that read boards. Building one takes longer than running it, so each shape is built once.
 
-A page of rows is found in `ix_metrics_order` alone, which has what filters ask for, and only the rows that are shown
-are read from their tables.
+A page of rows is found in one index, which has what filters ask for: `ix_metrics_order`, or `ix_metrics_hardware` where
+there is a filter of hardware. Only the rows that are shown are read from their tables.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,17 @@ class Part(NamedTuple):
     standing: ColumnElement[Standing]
 
 
+class Shape(NamedTuple):
+    """Which rows of a part a statement finds: those that pass the filters (names of OF_METRIC in their order), and if
+    it `continues`, that follow a place. `best` leaves only the first row of each class of hardware. `by_class` finds
+    the rows of each class that the filter of hardware means by themselves: on PostgreSQL, those that are current."""
+
+    filters: tuple[str, ...]
+    continues: bool = False
+    best: bool = False
+    by_class: bool = False
+
+
 SHAPES = 4096
 """Statements that are kept; those that were not asked for lately are built again."""
 SHOWN = (Standing.CURRENT, Standing.INVALID)
@@ -57,10 +68,8 @@ Names = tuple[str, ...]
 metrics, entries, boards = MetricRow.__table__.c, LeaderboardEntry.__table__.c, BoardRow.__table__.c
 techniques, names = EntryTechnique.__table__.c, KnownName.__table__.c
 
-_HARDWARE = (
-    select(names.name)
-    .where(names.filter == "hardware", func.lower(names.name).like(bindparam("hardware"), escape="\\"))
-    .scalar_subquery()
+_HARDWARE = select(names.name).where(
+    names.filter == "hardware", func.lower(names.name).like(bindparam("hardware"), escape="\\")
 )
 _IN_STACK = exists().where(
     techniques.result_id == entries.result_id,
@@ -71,7 +80,7 @@ _ON_FRONT = exists().where(
     entries.result_id == metrics.result_id, entries.board == metrics.board, entries.pareto.is_(True)
 )
 OF_ENTRY: dict[str, ColumnElement[bool]] = {
-    "hardware": OneOfFew(entries.hardware_class, _HARDWARE),
+    "hardware": OneOfFew(entries.hardware_class, _HARDWARE.scalar_subquery()),
     "technique": _IN_STACK,
     "backend": entries.backend == bindparam("backend"),
     "min_top1": entries.top1.between(bindparam("min_top1"), 1),
@@ -81,7 +90,7 @@ OF_ENTRY: dict[str, ColumnElement[bool]] = {
 }
 """What a filter asks of an entry, with a parameter of its name."""
 OF_METRIC: dict[str, ColumnElement[bool]] = {
-    "hardware": OneOfFew(metrics.hardware_class, _HARDWARE),
+    "hardware": OneOfFew(metrics.hardware_class, _HARDWARE.scalar_subquery()),
     "technique": metrics.stack.like(bindparam("in_stack"), escape="\\"),
     "backend": metrics.backend == bindparam("backend"),
     "min_top1": metrics.top1.between(bindparam("min_top1"), 1),
@@ -90,7 +99,7 @@ OF_METRIC: dict[str, ColumnElement[bool]] = {
     "clean": metrics.clean.is_(True),
 }
 """The same of a metric of the entry."""
-_PART = {"board": metrics.board, "metric": metrics.name, "standing": metrics.standing}
+_OF_BOARD = {"board": metrics.board, "metric": metrics.name}
 ONE = Part(
     bindparam("board", type_=metrics.board.type),
     bindparam("metric", type_=metrics.name.type),
@@ -115,30 +124,29 @@ def run(session: Session, statement: Statement, values: Values) -> Sequence[Foun
 
 
 @lru_cache(SHAPES)
-def rows(filters: Names, *, continues: bool = False, best: bool = False) -> Statement:
-    """How many rows a part has, `most` at the most, and the first `limit` of them, in any order; if it `continues`, of
-    those that follow a place. `best` leaves only the first row of each class of hardware."""
-    page = _page(filters, ONE, continues=continues, best=best).subquery("page")
+def rows(shape: Shape) -> Statement:
+    """How many rows a part has, `most` at the most, and the first `limit` of them, in any order."""
+    page = _page(shape, ONE).subquery("page")
     return _shown_rows(page, page, ONE)
 
 
 @lru_cache(SHAPES)
-def rows_of_parts(filters: Names, *, best: bool = False) -> Statement:
-    """The same of each part of `parts`, by their numbers from 1; for PostgreSQL, which SQLite lacks LATERAL for."""
+def rows_of_boards(shape: Shape) -> Statement:
+    """The same of each of some boards, by their numbers from 1; for PostgreSQL, which SQLite lacks LATERAL for."""
     parts = (
-        func.unnest(*(bindparam(f"{name}s", type_=ARRAY(column.type)) for name, column in _PART.items()))
-        .table_valued(*_PART, with_ordinality="part")
+        func.unnest(*(bindparam(f"{name}s", type_=ARRAY(column.type)) for name, column in _OF_BOARD.items()))
+        .table_valued(*_OF_BOARD, with_ordinality="part")
         .render_derived("parts")
     )
-    each = Part(parts.c.board, parts.c.metric, parts.c.standing)
-    page = _page(filters, each, of=parts, best=best).lateral("page")
+    each = ONE._replace(board=parts.c.board, metric=parts.c.metric)
+    page = _page(shape, each, of=parts).lateral("page")
     return _shown_rows(parts.join(page, true()), page, each).add_columns(parts.c.part)
 
 
 @lru_cache(SHAPES)
-def count(filters: Names, *, best: bool = False) -> Statement:
+def count(shape: Shape) -> Statement:
     """How many rows a part has, `most` at the most."""
-    found = _here(filters, ONE, best=best).limit(bindparam("most")).subquery("found")
+    found = _here(shape, ONE).limit(bindparam("most")).subquery("found")
     return select(func.count()).select_from(found)
 
 
@@ -149,7 +157,7 @@ def baselines() -> Statement:
     here = (
         metrics.board.in_(bindparam("boards", expanding=True)),
         metrics.name.in_(bindparam("metrics", expanding=True)),
-        metrics.standing == Standing.CURRENT,
+        metrics.standing == _written(Standing.CURRENT),
         metrics.hardware_class.in_(bindparam("hardware", expanding=True)),
         metrics.backend == bindparam("backend"),
         metrics.stack == stack_text(()),
@@ -178,22 +186,11 @@ def listed(of_board: Names, of_entry: Names, *, metric: bool, has_entries: bool)
     return statement.order_by(boards.newest.desc()).limit(bindparam("limit"))
 
 
-def _page(
-    filters: Names,
-    part: Part,
-    *,
-    of: FromClause | None = None,
-    continues: bool = False,
-    best: bool = False,
-) -> Select[*Columns]:
+def _page(shape: Shape, part: Part, of: FromClause | None = None) -> Select[*Columns]:
     """The ids of the first rows of a part, each with the number of all; `of` has the part's columns."""
-    found = _here(filters, part, of=of, best=best)
+    found = _here(shape, part, of)
     order = [found.selected_columns[column.name] for column in ORDER]
-    if continues:
-        place = tuple_(*(bindparam(column.name, type_=column.type) for column in ORDER))
-        found = found.where(tuple_(*order) > place)
-    ordered = found.order_by(*order).limit(bindparam("most"))
-    first = _named("found", ordered, of)
+    first = _named("found", found.order_by(*order).limit(bindparam("most")), of)
     counted = select(first.c.result_id, func.count().over().label("number"))
     return counted.order_by(*first.c).limit(bindparam("limit")).correlate(of)
 
@@ -221,16 +218,45 @@ def _in_part(filters: Names, part: Part) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _here(
-    filters: Names, part: Part, *, of: FromClause | None = None, best: bool = False
-) -> Select[*Columns]:
+def _here(shape: Shape, part: Part, of: FromClause | None = None) -> Select[*Columns]:
     """The rows of a part, by the columns of their order."""
-    here = _in_part(filters, part)
-    if not best:
-        return select(*ORDER).where(*here)
+    if shape.best:
+        return _first_of_classes(shape, part, of)
+    if shape.by_class:
+        return _rows_of_classes(shape, part, of)
+    return _following(shape, select(*ORDER).where(*_in_part(shape.filters, part)))
+
+
+def _first_of_classes(shape: Shape, part: Part, of: FromClause | None) -> Select[*Columns]:
     number = func.row_number().over(partition_by=metrics.hardware_class, order_by=ORDER)
-    ordered = _named("ordered", select(*ORDER, number.label("number")).where(*here), of)
-    return select(*(ordered.c[column.name] for column in ORDER)).where(ordered.c.number == 1)
+    here = select(*ORDER, number.label("number")).where(*_in_part(shape.filters, part))
+    ordered = _named("ordered", here, of)
+    first = select(*(ordered.c[column.name] for column in ORDER)).where(ordered.c.number == 1)
+    return _following(shape, first)
+
+
+def _rows_of_classes(shape: Shape, part: Part, of: FromClause | None) -> Select[*Columns]:
+    """The first rows of each class, which are next to each other in `ix_metrics_hardware`."""
+    classes = _HARDWARE.subquery("classes")
+    others = tuple(name for name in shape.filters if name != "hardware")
+    here = *_in_part(others, part), metrics.hardware_class == classes.c.name
+    first = _following(shape, select(*ORDER).where(*here)).order_by(*ORDER).limit(bindparam("most"))
+    found = first.correlate(classes, *([] if of is None else [of])).lateral("of_class")
+    return select(*(found.c[column.name] for column in ORDER)).select_from(classes.join(found, true()))
+
+
+def _following(shape: Shape, found: Select[*Columns]) -> Select[*Columns]:
+    """Those that follow the place, if the page continues."""
+    if not shape.continues:
+        return found
+    order = (found.selected_columns[column.name] for column in ORDER)
+    place = tuple_(*(bindparam(column.name, type_=column.type) for column in ORDER))
+    return found.where(tuple_(*order) > place)
+
+
+def _written(standing: Standing) -> ColumnElement[Standing]:
+    """As a part of the statement, so that PostgreSQL sees where only current rows are asked for: they have an index."""
+    return literal(standing, metrics.standing.type, literal_execute=True)
 
 
 def _named(name: str, statement: Select[*Columns], of: FromClause | None) -> FromClause:
@@ -242,8 +268,8 @@ def _has_entry(of_entry: Names, *, metric: bool, alone: bool) -> ColumnElement[b
     """Whether a result that is shown passes the filters and has the metric, or else the board's own; of a board that is
     asked for `alone` an invalid one need not have that. `ix_metrics_order` has all of it."""
     name = bindparam("metric") if metric else boards.primary_metric
-    parts = (Part(boards.number, name, literal(standing)) for standing in SHOWN)
-    found = or_(*(_one(select(metrics.result_id).where(*_in_part(of_entry, part))) for part in parts))
+    parts = (Part(boards.number, name, _written(standing)) for standing in SHOWN)
+    found = or_(*(_one(_passing(of_entry, part)) for part in parts))
     if metric or not alone:
         return found
     invalid = select(entries.result_id).where(
@@ -253,6 +279,20 @@ def _has_entry(of_entry: Names, *, metric: bool, alone: bool) -> ColumnElement[b
     )
     of_board = invalid.order_by(entries.variant_digest, entries.hardware_class)  # has an index
     return found | ((cast(boards.invalid, Text) != "{}") & _one(of_board))
+
+
+def _passing(of_entry: Names, part: Part) -> Select[str]:
+    """What passes the filters. Each class of hardware that a filter means is looked for by itself."""
+    if "hardware" not in of_entry:
+        return select(metrics.result_id).where(*_in_part(of_entry, part))
+    classes = _HARDWARE.subquery("classes")
+    others = tuple(name for name in of_entry if name != "hardware")
+    of_class = metrics.hardware_class == classes.c.name
+    return (
+        select(metrics.result_id)
+        .join_from(MetricRow.__table__, classes, of_class)
+        .where(*_in_part(others, part))
+    )
 
 
 def _one(statement: Select[str]) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Baseline, BoardFacts, Standing
 from optigpu.store import baselines, board_statements, ranks
-from optigpu.store.board_statements import Found, Values
+from optigpu.store.board_statements import Found, Shape, Values
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
 from optigpu.store.ranks import Figure, Place
@@ -75,9 +75,8 @@ class BoardsReader:
 
     def read(self, boards: Sequence[BoardFound], limit: int) -> tuple[BoardText, ...]:
         """The first rows of each board, one standing after the other, and what is said of the board."""
-        parts = [Part(board, standing) for board in boards for standing in self.query.standings]
-        found = iter(self._parts(parts, limit + 1))
-        read = [_joined([next(found) for _ in self.query.standings]) for _ in boards]
+        of_standings = [self._parts(boards, standing, limit + 1) for standing in self.query.standings]
+        read = [_joined(parts) for parts in zip(*of_standings, strict=True)]
         return self._texts(boards, read, limit, None)
 
     def read_after(self, place: Place, boards: Sequence[BoardFound], limit: int) -> tuple[BoardText, ...]:
@@ -97,29 +96,27 @@ class BoardsReader:
         ]
         return Listed(_joined(found).rows, self._count(board, self.filters))
 
-    def _parts(self, parts: Sequence[Part], limit: int) -> list[Listed]:
-        """The first rows of each part. PostgreSQL finds those of all together."""
-        if len(parts) == 1 or not is_postgresql(self.session):
-            return [self._part(part, limit, None) for part in parts]
-        statement = board_statements.rows_of_parts(self._names(self.filters), best=self.query.best)
+    def _parts(self, boards: Sequence[BoardFound], standing: Standing, limit: int) -> list[Listed]:
+        """The first rows of one standing of each board. PostgreSQL finds those of all boards together."""
+        if len(boards) == 1 or not is_postgresql(self.session):
+            return [self._part(Part(board, standing), limit, None) for board in boards]
+        statement = board_statements.rows_of_boards(self._shape(self.filters, standing))
         of_parts = {
-            "boards": [board.number for board, _ in parts],
-            "metrics": [self.metric(board) for board, _ in parts],
-            "standings": [standing for _, standing in parts],
+            "boards": [board.number for board in boards],
+            "metrics": [self.metric(board) for board in boards],
+            "standing": standing,
         }
-        found: list[list[Found]] = [[] for _ in parts]
+        found: list[list[Found]] = [[] for _ in boards]
         for row in board_statements.run(
             self.session, statement, self._values(self.filters, limit) | of_parts
         ):
             found[row[-1] - 1].append(row[:-1])
-        return [_listed(rows, part.standing) for rows, part in zip(found, parts, strict=True)]
+        return [_listed(rows, standing) for rows in found]
 
     def _part(self, part: Part, limit: int, place: Place | None) -> Listed:
         """The first rows of a part; those that follow the place if it is in this part."""
         continues = place is not None and ranks.GROUPS[part.standing] == place.group
-        statement = board_statements.rows(
-            self._names(self.filters), continues=continues, best=self.query.best
-        )
+        statement = board_statements.rows(self._shape(self.filters, part.standing, continues=continues))
         values = self._values(self.filters, limit) | self._of_part(part)
         if place is not None:
             values |= ranks.parameters(place, METRICS[self.metric(part.board)].better)
@@ -127,11 +124,13 @@ class BoardsReader:
 
     def _count(self, board: BoardFound, filters: Values) -> int:
         """How many rows there are on all pages; more than MOST_COUNTED where they are more."""
-        statement = board_statements.count(self._names(filters), best=self.query.best)
-        parts = (self._of_part(Part(board, standing)) for standing in self.query.standings)
         return sum(
-            board_statements.run(self.session, statement, self._values(filters, 0) | part)[0][0]
-            for part in parts
+            board_statements.run(
+                self.session,
+                board_statements.count(self._shape(filters, standing)),
+                self._values(filters, 0) | self._of_part(Part(board, standing)),
+            )[0][0]
+            for standing in self.query.standings
         )
 
     def _of_part(self, part: Part) -> Values:
@@ -156,8 +155,11 @@ class BoardsReader:
     def _values(self, filters: Values, limit: int) -> Values:
         return filters | {"limit": limit, "most": max(MOST_COUNTED + 1, limit)}
 
-    def _names(self, filters: Values) -> tuple[str, ...]:
-        return tuple(name for name in board_statements.OF_METRIC if name in filters)
+    def _shape(self, filters: Values, standing: Standing, *, continues: bool = False) -> Shape:
+        names = tuple(name for name in board_statements.OF_METRIC if name in filters)
+        indexed = standing is Standing.CURRENT and is_postgresql(self.session)
+        by_class = indexed and "hardware" in names and not self.query.best
+        return Shape(names, continues, self.query.best, by_class)
 
     def _texts(
         self, boards: Sequence[BoardFound], read: Sequence[Listed], limit: int, place: Place | None

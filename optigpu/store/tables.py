@@ -238,14 +238,17 @@ class ResultRow(Base):
     document: Mapped[dict[str, Any]]
 
 
+_CURRENT, _SHOWN = text("standing = 'current'"), text("standing != 'earlier'")
+
+
 class MetricRow(Base):
     """One metric of a result: what is sorted and filtered by.
 
     `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
     `summary` is the whole of it, as JSON. The next columns order the rows of a board: `unsure` says that there is no
     interval, and of two places the smaller one is the better: the value, or its negative where more is better. The last
-    ones are of the result, so that the index that has the order has what filters ask for as well: `stack` is the names
-    of its techniques, each between two spaces, `clean` is true without warnings. They are null in rows of an earlier
+    ones are of the result, so that the indexes of the order have what filters ask for as well: `stack` is the names of
+    its techniques, each between two spaces, `clean` is true without warnings. They are null in rows of an earlier
     version of OptiGPU that still writes.
     """
 
@@ -255,6 +258,13 @@ class MetricRow(Base):
             "ix_metrics_order",
             *("board", "name", "standing", "unsure", "place", "result_id"),
             postgresql_include=["hardware_class", "backend", "stack", "top1", "kld", "clean"],
+        ),
+        Index(
+            "ix_metrics_hardware",
+            *("board", "name", "hardware_class", "unsure", "place", "result_id"),
+            postgresql_include=["backend", "stack", "top1", "kld", "clean"],
+            postgresql_where=_CURRENT,
+            sqlite_where=_CURRENT,
         ),
     )
 
@@ -397,9 +407,6 @@ class BoardRow(Base):
     document: Mapped[dict[str, Any]]
     newest: Mapped[Identifier]
     invalid: Mapped[dict[str, Any]]
-
-
-_SHOWN = text("standing != 'earlier'")
 
 
 class LeaderboardEntry(Base):

@@ -1,11 +1,15 @@
 """Boards and their rows, best first, filtered. Ranks are in test_store_ranks.py, places in test_store_standings.py."""
 
+import re
+from contextlib import closing
 from typing import Any
 
 import pytest
 from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
+import migrations
+from benchmarks.many_results import fill
 from optigpu.documents.result import Result
 from optigpu.documents.views import Board, LeaderboardRow, RowFacts
 from optigpu.report.leaderboard import leaderboard_grids
@@ -14,8 +18,10 @@ from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.page_text import PageText
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import DeviceKind, NotFoundError
+from tests.servers.postgres import fresh_database
 from tests.service.records import NOON, a_metric, a_result, a_worker
 
 
@@ -211,23 +217,65 @@ def test_an_unknown_metric_and_a_foreign_cursor_are_refused(database: Database) 
 def test_rows_are_read_in_the_order_of_an_index_and_nothing_is_sorted(
     sqlite_database: Database, filters: dict[str, Any]
 ) -> None:
-    statements: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        statements.append((statement, parameters))
-
     with sqlite_database.write() as session:
         _enter(session, _speed(1.0, stack=("bf16",)))
-        engine = session.get_bind()
-        event.listen(engine, "before_cursor_execute", note)
-        first = leaderboard.read(session, LeaderboardQuery(limit=1, **filters))
-        event.remove(engine, "before_cursor_execute", note)
+        first, statements = _statements_of(session, LeaderboardQuery(limit=1, **filters))
         assert first.boards or filters
         pages = [each for each in statements if "ORDER BY metrics." in each[0]]
         assert pages or not first.boards
         found = [line for page in pages for line in _plan_of_found(session, *page)]
     assert not pages or [line for line in found if "ix_metrics_order" in line]
     assert not [line for line in found if line.startswith("SCAN") or "TEMP B-TREE" in line]
+
+
+def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -> None:
+    with database.write() as session:
+        for number in range(12):
+            hardware = ("1x Left CPU", "1x Right CPU", "1x GPU")[number % 3]
+            _enter(session, _speed(float(number), stack=(f"t{number}",), hardware=hardware))
+        found, cursor = [], None
+        for _ in range(4):
+            board = _board(session, hardware="cpu", metric="tokens_per_s", limit=2, cursor=cursor)
+            cursor = board.next_cursor
+            found += [row.value.value for row in board.rows]
+            assert board.row_count == 8
+        assert cursor is None
+    assert found == [10.0, 9.0, 7.0, 6.0, 4.0, 3.0, 1.0, 0.0]
+
+
+def test_postgresql_finds_the_rows_of_a_class_of_hardware_in_their_index(
+    postgres_server_url: str,
+) -> None:
+    with fresh_database(postgres_server_url) as url:
+        migrations.upgrade(url)
+        made = fill(url.replace("+psycopg", ""), 20_000, 20_000)
+        with closing(Database(url).planned_once()) as database, database.read() as session:
+            page = {"hardware": made.hardware[3], "limit": 2}
+            for asked in ({"workload": made.digests[0]}, {"model": made.models[0]}):
+                first, statements = _statements_of(session, LeaderboardQuery(**page, **asked))
+                assert all(len(board.rows) == 2 for board in first.boards)
+                plans = "\n".join(_postgresql_plan(session, *each) for each in statements)
+                assert "ix_metrics_hardware" in plans
+                conditions = re.findall(r"ix_metrics_order on .*\n *Index Cond: (.*)", plans)
+                assert all("'invalid'" in condition for condition in conditions)
+
+
+def _statements_of(session: Session, query: LeaderboardQuery) -> tuple[PageText, list[tuple[str, Any]]]:
+    """A page, and what the database was asked for it."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        statements.append((statement, parameters))
+
+    engine = session.get_bind()
+    event.listen(engine, "before_cursor_execute", note)
+    page = leaderboard.read(session, query)
+    event.remove(engine, "before_cursor_execute", note)
+    return page, statements
+
+
+def _postgresql_plan(session: Session, statement: str, parameters: Any) -> str:
+    return "\n".join(session.connection().exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars())
 
 
 def _plan_of_found(session: Session, statement: str, parameters: Any) -> list[str]:
