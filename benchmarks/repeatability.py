@@ -2,8 +2,8 @@
 
 Each pair is measured side by side, each side with its own processes, and its time of a request is compared as that of
 two results of one job is. Of the pairs that are the same, both sides run one variant; of the others the second one
-generates 17 tokens instead of 16. Its prompt takes as long as about four tokens, so that its requests take 5% longer;
-the mean of the ratios says whether that holds. Pairs are independent of each other: `--resume` adds to those of an
+generates 17 tokens instead of 16. Where the prompt takes as long as four tokens, its requests take 5% longer; the mean
+of the ratios says how much longer they took. Pairs are independent of each other: `--resume` adds to those of an
 earlier hour. Goals for 100 pairs: of those that are the same at most 8 different and at least 60 equivalent, of the
 others at least 80 different. All decisions, warnings and reasons are printed.
 """
