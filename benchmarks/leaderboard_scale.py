@@ -54,6 +54,7 @@ def main() -> int:
     options = _options()
     sizes = [tuple(map(int, size.split(":"))) for size in options.sizes]
     rows: list[Row] = []
+    settings = _settings(options.server)
     try:
         for configurations, results in sizes:
             with own_database(options.server) as url:
@@ -64,14 +65,14 @@ def main() -> int:
                 if options.output:
                     figures = {
                         "processes": options.processes,
-                        "postgresql": _settings(options.server),
+                        "postgresql": settings,
                         "rows": [_plain(row) for row in rows],
                     }
                     write(options.output, "leaderboard_scale", figures)
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2
-    console().print(_table(rows, options.processes, _settings(options.server)))
+    console().print(_table(rows, options.processes, settings))
     goals = list(_goals(rows))
     for met, sentence in goals:
         console().print(f"{'met' if met else 'NOT MET':7}  {sentence}", markup=False)

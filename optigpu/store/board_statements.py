@@ -218,6 +218,12 @@ def _in_part(filters: Names, part: Part) -> tuple[ColumnElement[bool], ...]:
     )
 
 
+def _of_class(filters: Names, part: Part, classes: FromClause) -> tuple[ColumnElement[bool], ...]:
+    """The same as `_in_part`, of rows of one of these classes of hardware."""
+    others = tuple(name for name in filters if name != "hardware")
+    return *_in_part(others, part), metrics.hardware_class == classes.c.name
+
+
 def _here(shape: Shape, part: Part, of: FromClause | None = None) -> Select[*Columns]:
     """The rows of a part, by the columns of their order."""
     if shape.best:
@@ -238,8 +244,7 @@ def _first_of_classes(shape: Shape, part: Part, of: FromClause | None) -> Select
 def _rows_of_classes(shape: Shape, part: Part, of: FromClause | None) -> Select[*Columns]:
     """The first rows of each class, which are next to each other in `ix_metrics_hardware`."""
     classes = _HARDWARE.subquery("classes")
-    others = tuple(name for name in shape.filters if name != "hardware")
-    here = *_in_part(others, part), metrics.hardware_class == classes.c.name
+    here = _of_class(shape.filters, part, classes)
     first = _following(shape, select(*ORDER).where(*here)).order_by(*ORDER).limit(bindparam("most"))
     found = first.correlate(classes, *([] if of is None else [of])).lateral("of_class")
     return select(*(found.c[column.name] for column in ORDER)).select_from(classes.join(found, true()))
@@ -266,7 +271,7 @@ def _named(name: str, statement: Select[*Columns], of: FromClause | None) -> Fro
 
 def _has_entry(of_entry: Names, *, metric: bool, alone: bool) -> ColumnElement[bool]:
     """Whether a result that is shown passes the filters and has the metric, or else the board's own; of a board that is
-    asked for `alone` an invalid one need not have that. `ix_metrics_order` has all of it."""
+    asked for `alone` an invalid one need not have that. The indexes of the order of metrics have all of it."""
     name = bindparam("metric") if metric else boards.primary_metric
     parts = (Part(boards.number, name, _written(standing)) for standing in SHOWN)
     found = or_(*(_one(_passing(of_entry, part)) for part in parts))
@@ -285,14 +290,7 @@ def _passing(of_entry: Names, part: Part) -> Select[str]:
     """What passes the filters. Each class of hardware that a filter means is looked for by itself."""
     if "hardware" not in of_entry:
         return select(metrics.result_id).where(*_in_part(of_entry, part))
-    classes = _HARDWARE.subquery("classes")
-    others = tuple(name for name in of_entry if name != "hardware")
-    of_class = metrics.hardware_class == classes.c.name
-    return (
-        select(metrics.result_id)
-        .join_from(MetricRow.__table__, classes, of_class)
-        .where(*_in_part(others, part))
-    )
+    return select(metrics.result_id).where(*_of_class(of_entry, part, _HARDWARE.subquery("classes")))
 
 
 def _one(statement: Select[str]) -> ColumnElement[bool]:
