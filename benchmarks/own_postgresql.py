@@ -23,7 +23,8 @@ def own_database(server: str) -> Iterator[str]:
     """The address of a migrated database with empty tables, which is removed at the end."""
     name = f"optigpu_benchmark_{os.getpid()}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        # Text is compared by its bytes, as in the database of docker-compose.yml.
+        connection.execute(f"CREATE DATABASE {name} LC_COLLATE 'C' TEMPLATE template0")
         try:
             url = f"{server.rsplit('/', 1)[0]}/{name}".replace("postgresql://", "postgresql+psycopg://")
             migrations.upgrade(url)

@@ -203,14 +203,17 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
         )
     yield from _statuses(board)
     if board.row_count is None or len(board.rows) < board.row_count:
-        yield f"{len(board.rows)} of {counted(board)} rows; workload={board.workload_digest} lists all."
+        yield f"{_shown(board)}; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
 
 
-def counted(board: Board) -> str:
-    """How many rows a board has, for people."""
-    return "more than 100" if board.row_count is None else str(board.row_count)
+def _shown(board: Board) -> str:
+    """How many of its rows a page has. Many are not counted."""
+    shown = len(board.rows)
+    if board.row_count is not None:
+        return f"{shown} of {board.row_count} rows"
+    return "The first row" if shown == 1 else f"The first {shown} rows"
 
 
 def _statuses(board: Board) -> Iterator[str]:

@@ -235,7 +235,8 @@ def _here(shape: Shape, part: Part, of: FromClause | None = None) -> Select[*Col
 
 def _first_of_classes(shape: Shape, part: Part, of: FromClause | None) -> Select[*Columns]:
     number = func.row_number().over(partition_by=metrics.hardware_class, order_by=ORDER)
-    here = select(*ORDER, number.label("number")).where(*_in_part(shape.filters, part))
+    known = metrics.hardware_class.is_not(None)  # as all rows of `ix_metrics_hardware`
+    here = select(*ORDER, number.label("number")).where(*_in_part(shape.filters, part), known)
     ordered = _named("ordered", here, of)
     first = select(*(ordered.c[column.name] for column in ORDER)).where(ordered.c.number == 1)
     return _following(shape, first)

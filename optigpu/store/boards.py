@@ -15,8 +15,9 @@ from optigpu.store.ranks import Figure, Place
 from optigpu.store.statements import is_postgresql
 from optigpu.vocabulary import METRICS, Document
 
-MOST_COUNTED = 100
-"""Rows of a board that are counted: more would take long, and nobody reads so many pages."""
+MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
+"""Rows that are counted of a board that is alone, and of each of several: more would take long, and nobody reads so
+many pages."""
 
 
 class BoardFound(NamedTuple):
@@ -59,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Rows, and how many there are on all pages, `number`: more than MOST_COUNTED where they are more."""
+    """Rows, and how many there are on all pages, `number`: more than are counted where they are more."""
 
     rows: list[RowFound]
     number: int
@@ -67,11 +68,13 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class BoardsReader:
-    """Reads what a query lists on boards; `filters` are those of entries that are set, with what they ask for."""
+    """Reads what a query lists on boards; `filters` are those of entries that are set, with what they ask for. It
+    counts no more than `most_counted` rows of a board."""
 
     session: Session
     query: LeaderboardQuery
     filters: Values
+    most_counted: int
 
     def read(self, boards: Sequence[BoardFound], limit: int) -> tuple[BoardText, ...]:
         """The first rows of each board, one standing after the other, and what is said of the board."""
@@ -123,7 +126,7 @@ class BoardsReader:
         return _listed(board_statements.run(self.session, statement, values), part.standing)
 
     def _count(self, board: BoardFound, filters: Values) -> int:
-        """How many rows there are on all pages; more than MOST_COUNTED where they are more."""
+        """How many rows there are on all pages; more than `most_counted` where they are more."""
         return sum(
             board_statements.run(
                 self.session,
@@ -153,7 +156,7 @@ class BoardsReader:
         return baselines.of_places(self.session, metrics, places) if places else {}
 
     def _values(self, filters: Values, limit: int) -> Values:
-        return filters | {"limit": limit, "most": max(MOST_COUNTED + 1, limit)}
+        return filters | {"limit": limit, "most": max(self.most_counted + 1, limit)}
 
     def _shape(self, filters: Values, standing: Standing, *, continues: bool = False) -> Shape:
         names = tuple(name for name in board_statements.OF_METRIC if name in filters)
@@ -189,7 +192,7 @@ class BoardsReader:
             metric=metric,
             unit=METRICS[metric].unit,
             better=METRICS[metric].better,
-            row_count=None if count > MOST_COUNTED else count,
+            row_count=None if count > self.most_counted else count,
             not_ranked=_by_reason(board),
             baselines=without,
             note=None if count else self._why_empty(board),
@@ -208,8 +211,8 @@ class BoardsReader:
             filters = {name: value for name, value in self.filters.items() if name != "clean"}
             if warned := self._count(board, filters):
                 results = "1 result has" if warned == 1 else f"{warned} results have"
-                if warned > MOST_COUNTED:
-                    results = f"More than {MOST_COUNTED} results have"
+                if warned > self.most_counted:
+                    results = f"More than {self.most_counted} results have"
                 sentences.append(f"{results} warnings, which clean=true leaves out.")
         return " ".join(sentences) or f"No result has {self.metric(board)}; choose another metric."
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import BoardName, LeaderboardPage
 from optigpu.store import board_statements, filters, ranks
 from optigpu.store.board_statements import Values
-from optigpu.store.boards import BoardFound, BoardsReader
+from optigpu.store.boards import MOST_COUNTED, MOST_COUNTED_OF_SEVERAL, BoardFound, BoardsReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
@@ -46,7 +46,12 @@ def read(session: Session, query: LeaderboardQuery) -> PageText:
     found = _boards(session, query, boards, entries)
     alone = len(found) == 1 and after is None
     shown = found[:BOARDS]
-    reader = BoardsReader(session, query, entries | ({"clean": True} if query.clean else {}))
+    reader = BoardsReader(
+        session,
+        query,
+        entries | ({"clean": True} if query.clean else {}),
+        MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL,
+    )
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
     texts = reader.read(shown, limit) if place is None else reader.read_after(place, shown, limit)
     if (

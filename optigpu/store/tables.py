@@ -238,7 +238,10 @@ class ResultRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-_CURRENT, _SHOWN = text("standing = 'current'"), text("standing != 'earlier'")
+_SHOWN = text("standing != 'earlier'")
+_CURRENT_OF_HARDWARE = text("standing = 'current' AND hardware_class IS NOT NULL")
+"""PostgreSQL uses the index only where a class of hardware is asked for. It expects few rows of a filtered board, and
+would sort all of them rather than read the order of `ix_metrics_order`."""
 
 
 class MetricRow(Base):
@@ -263,8 +266,8 @@ class MetricRow(Base):
             "ix_metrics_hardware",
             *("board", "name", "hardware_class", "unsure", "place", "result_id"),
             postgresql_include=["backend", "stack", "top1", "kld", "clean"],
-            postgresql_where=_CURRENT,
-            sqlite_where=_CURRENT,
+            postgresql_where=_CURRENT_OF_HARDWARE,
+            sqlite_where=_CURRENT_OF_HARDWARE,
         ),
     )
 
@@ -395,6 +398,7 @@ class BoardRow(Base):
     __tablename__ = "boards"
     __table_args__ = (
         Index("ix_boards_source_newest", "source", "newest"),
+        Index("ix_boards_source_model_newest", "source", "model", "newest"),
         Index("ix_boards_workload_digest", "workload_digest"),
     )
 

@@ -13,7 +13,7 @@ from benchmarks.many_results import fill
 from optigpu.documents.result import Result
 from optigpu.documents.views import Board, LeaderboardRow, RowFacts
 from optigpu.report.leaderboard import leaderboard_grids
-from optigpu.store import boards, leaderboard, results, standings, workers
+from optigpu.store import leaderboard, results, standings, workers
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
@@ -243,7 +243,7 @@ def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -
     assert found == [10.0, 9.0, 7.0, 6.0, 4.0, 3.0, 1.0, 0.0]
 
 
-def test_postgresql_finds_the_rows_of_a_class_of_hardware_in_their_index(
+def test_postgresql_finds_the_rows_of_a_class_of_hardware_in_their_index_and_others_in_their_order(
     postgres_server_url: str,
 ) -> None:
     with fresh_database(postgres_server_url) as url:
@@ -258,6 +258,13 @@ def test_postgresql_finds_the_rows_of_a_class_of_hardware_in_their_index(
                 assert "ix_metrics_hardware" in plans
                 conditions = re.findall(r"ix_metrics_order on .*\n *Index Cond: (.*)", plans)
                 assert all("'invalid'" in condition for condition in conditions)
+            filters = {"technique": "bf16", "min_top1": 0.8, "max_kld": 9.0, "limit": 2}
+            for asked in ({"workload": made.digests[0]}, {"model": made.models[0]}):
+                _, statements = _statements_of(session, LeaderboardQuery(**filters, **asked))
+                plans = "\n".join(_postgresql_plan(session, *each) for each in statements)
+                assert "ix_metrics_order" in plans
+                assert "ix_metrics_hardware" not in plans
+                assert "Sort Key: metrics" not in plans
 
 
 def _statements_of(session: Session, query: LeaderboardQuery) -> tuple[PageText, list[tuple[str, Any]]]:
@@ -288,7 +295,8 @@ def _plan_of_found(session: Session, statement: str, parameters: Any) -> list[st
 def test_more_rows_than_are_counted_have_no_count(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boards, "MOST_COUNTED", 2)
+    monkeypatch.setattr(leaderboard, "MOST_COUNTED", 2)
+    monkeypatch.setattr(leaderboard, "MOST_COUNTED_OF_SEVERAL", 1)
     with database.write() as session:
         counts = []
         for number in range(3):
@@ -296,7 +304,12 @@ def test_more_rows_than_are_counted_have_no_count(
             counts.append(_board(session, limit=1).row_count)
         assert counts == [1, 2, None]
         (grid,) = leaderboard_grids(leaderboard.query(session, LeaderboardQuery(limit=1)))
-    assert [note for note in grid.notes if note.startswith("1 of more than 100 rows; ")]
+        _enter(session, _speed(1.0, size=2))
+        several = leaderboard.query(session, LeaderboardQuery(limit=1)).boards
+        assert [board.row_count for board in several] == [1, None]
+        both = leaderboard.query(session, LeaderboardQuery(limit=2)).boards
+        assert [(len(board.rows), board.row_count) for board in both] == [(1, 1), (2, None)]
+    assert [note for note in grid.notes if note.startswith("The first row; ")]
 
 
 def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:
