@@ -238,7 +238,6 @@ class ResultRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-_SHOWN = text("standing != 'earlier'")
 _CURRENT_OF_HARDWARE = text("standing = 'current' AND hardware_class IS NOT NULL")
 """PostgreSQL uses the index only where a class of hardware is asked for. It expects few rows of a filtered board, and
 would sort all of them rather than read the order of `ix_metrics_order`."""
@@ -432,7 +431,6 @@ class LeaderboardEntry(Base):
         Index("ix_leaderboard_hardware", "hardware_class", "board", "standing"),
         Index("ix_leaderboard_backend", "backend", "board", "standing"),
         Index("ix_leaderboard_workload", "workload", "model", "measured_at"),
-        Index("ix_leaderboard_shown", "board", postgresql_where=_SHOWN, sqlite_where=_SHOWN),
     )
 
     result_id: Mapped[Identifier] = mapped_column(
