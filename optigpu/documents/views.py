@@ -255,8 +255,8 @@ class BoardName(Frozen):
 class BoardFacts(BoardName):
     """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
 
-    `row_count` counts all of its rows, of which a page has some; null if they are more than are counted: 100 of a board
-    that is alone on its page, 20 of each of several. `next_cursor` leads to those that follow, and is null on the last
+    `row_count` counts all of its rows, of which a page has some; null if they are more than are counted: 100 of one
+    board, 20 of each board of a list. `next_cursor` leads to those that follow, and is null on the last
     page. `not_ranked` counts the board's invalid results by reason,
     whatever the filters are. `baselines` are those of the hardware of its rows, where only the best rows are listed.
     `note` says why a board has no rows.

@@ -15,10 +15,6 @@ from optigpu.store.ranks import Figure, Place
 from optigpu.store.statements import is_postgresql
 from optigpu.vocabulary import METRICS, Document
 
-MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
-"""Rows that are counted of a board that is alone, and of each of several: more would take long, and nobody reads so
-many pages."""
-
 
 class BoardFound(NamedTuple):
     """A board, by the columns of its table."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import BoardName, LeaderboardPage
 from optigpu.store import board_statements, filters, ranks
 from optigpu.store.board_statements import Values
-from optigpu.store.boards import MOST_COUNTED, MOST_COUNTED_OF_SEVERAL, BoardFound, BoardsReader
+from optigpu.store.boards import BoardFound, BoardsReader
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
@@ -27,6 +27,8 @@ BOARDS = 10
 ROWS = 50
 HEAD_ROWS = 5
 """How many rows a board shows where it is the only one, and where there are several."""
+MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
+"""How many of its rows are counted there: more would take long, and nobody reads so many pages."""
 
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
