@@ -42,6 +42,7 @@ class Pair:
 
     kind: str
     at: str
+    hardware: str
     commit: str | None
     decision: str
     ratio: float | None
@@ -60,6 +61,7 @@ class Pair:
         return cls(
             kind=kind,
             at=first.created_at.isoformat(),
+            hardware=first.environment.hardware_class,
             commit=first.environment.git_revision,
             decision=str(metric.decision),
             ratio=metric.ratio,
@@ -150,6 +152,7 @@ def figures_of(measured: Sequence[Pair], kind: str) -> dict[str, Any]:
     ratios = [pair.ratio for pair in pairs if pair.ratio is not None]
     return {
         "pairs": len(pairs),
+        "hardware": dict(Counter(pair.hardware for pair in pairs)),
         "paired": sum(pair.paired for pair in pairs),
         "decisions": {str(decision): decisions[decision] for decision in Decision},
         "different": decisions[Decision.BETTER] + decisions[Decision.WORSE],
@@ -173,6 +176,7 @@ def text_of(kind: str, figures: dict[str, Any]) -> str:
     return "\n".join(
         (
             f"{kind}: {goals[kind]}",
+            f"  pairs on: {figures['hardware'] or 'none'}",
             f"  decisions: {figures['decisions']}; compared in pairs of processes: {figures['paired']}",
             f"  ratio, mean: {'none' if mean is None else f'{mean:.4f}'}",
             f"  variation between processes, median: {'unknown' if variation is None else f'{variation:.2%}'}",

@@ -18,6 +18,7 @@ def pair(kind: str, decision: Decision, ratio: float = 1.0, reasons: tuple[str, 
     return Pair(
         kind=kind,
         at="2026-11-23T00:00:00+00:00",
+        hardware="a machine" if kind == "same" else "another machine",
         commit=None,
         decision=decision,
         ratio=ratio,
@@ -43,6 +44,7 @@ def test_each_kind_is_counted_by_itself() -> None:
     assert (longer["different"], longer["decisions"]["undecided"]) == (1, 1)
     assert same["invalid"] == {"drift": 1}
     assert longer["warnings"] == {"disturbed": 2}
+    assert (same["hardware"], longer["hardware"]) == ({"a machine": 2}, {"another machine": 2})
     assert same["cv_between_median"] == 0.02
     assert "equivalent 1 (goal: at least 60%)" in text_of("same", same)
 
