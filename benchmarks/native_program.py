@@ -11,15 +11,18 @@ import torch
 
 from optigpu.documents.shapes import ModelFacts
 from optigpu.ops.decode.cpu.packing import pack
-from optigpu.ops.decode.program import Block, Matrix, Norm, Program, RotaryTable
+from optigpu.ops.decode.program import Block, Matrix, Norm, Program, RotaryTable, WeightKind
 
 LARGE = 1000.0
 """What a position adds to the residual where a text is forced: far more than the layers do."""
-_CHUNK = {"w4": 8, "w8": 4}
+_CHUNK = 8
+"""Inputs of 4-bit weights in 64 bytes."""
+_CHUNKS_OF_32 = {"w3k": 3, "w4": 4, "w4k": 4, "w8": 8}
+"""Of 64 bytes, for 32 inputs of 16 outputs."""
 
 
-def shaped_program(facts: ModelFacts, context: int, group: int = 32) -> Program:
-    """With 4-bit weights, RMSNorm, rotary embeddings, a gate and a tied head as small Llamas have them."""
+def shaped_program(facts: ModelFacts, context: int, group: int = 32, kind: WeightKind = "w4") -> Program:
+    """With one kind of packed weights, RMSNorm, rotary embeddings, a gate and a tied head as small Llamas have them."""
     source = torch.Generator().manual_seed(0)
     width, inner = facts.hidden_size, facts.inner_size or 4 * facts.hidden_size
     heads, shared = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
@@ -28,7 +31,7 @@ def shaped_program(facts: ModelFacts, context: int, group: int = 32) -> Program:
         return Norm("rms", torch.ones(width), None, 1e-5)
 
     def matrix(outputs: int, inputs: int) -> Matrix:
-        return _random_matrix(outputs, inputs, group, source)
+        return _random_matrix(outputs, inputs, group, kind, source)
 
     def block() -> Block:
         qkv = tuple(matrix(outputs, width) for outputs in (heads, shared, shared))
@@ -70,7 +73,7 @@ def forced(program: Program, text: Sequence[int]) -> Program:
     scale = torch.ones_like(head.scale) if head.scale is not None else None
     for place, token in enumerate(text[1:]):
         block, row = divmod(token, 16)
-        chunk, inner = divmod(place, _CHUNK["w4"])
+        chunk, inner = divmod(place, _CHUNK)
         half, lane = divmod(inner, 4)
         numbers[block, chunk, 4 * row + lane] |= 0x07 << 4 * half  # 15 stands for 7
     return replace(
@@ -80,13 +83,15 @@ def forced(program: Program, text: Sequence[int]) -> Program:
     )
 
 
-def _random_matrix(outputs: int, inputs: int, group: int, source: torch.Generator) -> Matrix:
+def _random_matrix(
+    outputs: int, inputs: int, group: int, kind: WeightKind, source: torch.Generator
+) -> Matrix:
     blocks = -(-outputs // 16)
 
     def drawn(shape: tuple[int, ...], least: int, most: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randint(least, most, shape, dtype=dtype, generator=source)
 
-    numbers = drawn((blocks, inputs // _CHUNK["w4"], 64), 0, 256, torch.uint8)
+    numbers = drawn((blocks, inputs // 32 * _CHUNKS_OF_32[kind], 64), 0, 256, torch.uint8)
     scale = drawn((blocks, inputs // group, 16), 1, 127, torch.int8)
     unit = torch.full((blocks, 16), 3e-5, dtype=torch.bfloat16)
-    return Matrix("w4", outputs, inputs, group, numbers, scale, None, unit)
+    return Matrix(kind, outputs, inputs, group, numbers, scale, None, unit)
