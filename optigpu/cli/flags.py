@@ -234,7 +234,7 @@ def _with_default(schema: FieldSchema) -> str:
 
 
 def _default(schema: FieldSchema) -> str:
-    return _joined(schema.default if isinstance(schema.default, list) else [schema.default])
+    return _joined(schema.default if isinstance(schema.default, list) else [schema.default]) or "none"
 
 
 def _values(schema: FieldSchema) -> str:
@@ -244,7 +244,7 @@ def _values(schema: FieldSchema) -> str:
     choices = [str(choice) for choice in each.enum] or ([str(each.const)] if each.const is not None else [])
     if choices:
         return f"{several}: {', '.join(choices) if schema.items else _listed(choices)}"
-    if isinstance(schema.default, list):
+    if isinstance(schema.default, list) and schema.default:
         return f"{several}, for example {_joined(schema.default)}"
     if each.minimum is not None and each.maximum is not None:
         return f"{several} ({each.minimum} to {each.maximum})"

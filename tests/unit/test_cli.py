@@ -334,6 +334,11 @@ def test_a_replay_names_no_defaults(optigpu: Command) -> None:
     assert "Default: 3" not in words
 
 
+def test_the_help_of_a_list_that_is_empty_by_default_gives_no_example() -> None:
+    help_of = {flag.field: flag.help for flag in job_flags()}
+    assert help_of["tags"] == "Words to find the job by, comma separated. Default: none."
+
+
 def test_help_names_every_workload(optigpu: Command) -> None:
     words = set(optigpu("run", "--help").out.replace(",", " ").replace(".", " ").split())
     assert words >= set(WORKLOADS)
