@@ -10,15 +10,13 @@ from dataclasses import replace
 import torch
 
 from optigpu.documents.shapes import ModelFacts
-from optigpu.ops.decode.cpu.packing import pack
+from optigpu.ops.decode.cpu.packing import numbers_shape, pack
 from optigpu.ops.decode.program import Block, Matrix, Norm, Program, RotaryTable, WeightKind
 
 LARGE = 1000.0
 """What a position adds to the residual where a text is forced: far more than the layers do."""
 _CHUNK = 8
 """Inputs of 4-bit weights in 64 bytes."""
-_CHUNKS_OF_32 = {"w3k": 3, "w4": 4, "w4k": 4, "w8": 8}
-"""Of 64 bytes, for 32 inputs of 16 outputs."""
 
 
 def shaped_program(facts: ModelFacts, context: int, group: int = 32, kind: WeightKind = "w4") -> Program:
@@ -91,7 +89,7 @@ def _random_matrix(
     def drawn(shape: tuple[int, ...], least: int, most: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randint(least, most, shape, dtype=dtype, generator=source)
 
-    numbers = drawn((blocks, inputs // 32 * _CHUNKS_OF_32[kind], 64), 0, 256, torch.uint8)
+    numbers = drawn(numbers_shape(kind, blocks, inputs), 0, 256, torch.uint8)
     scale = drawn((blocks, inputs // group, 16), 1, 127, torch.int8)
     unit = torch.full((blocks, 16), 3e-5, dtype=torch.bfloat16)
     return Matrix(kind, outputs, inputs, group, numbers, scale, None, unit)

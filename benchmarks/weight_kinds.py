@@ -34,6 +34,7 @@ from optigpu.ops.decode.cpu.decoder import (
 from optigpu.ops.decode.cpu.placement import shared_matrices
 from optigpu.ops.decode.program import UNEVEN, Program, WeightKind
 from optigpu.report import console
+from optigpu.statistics.decisions import MARGIN
 from optigpu.statistics.intervals import Bounds, interval
 from optigpu.vocabulary import OptiGPUError
 
@@ -41,7 +42,7 @@ FIRST: WeightKind = "w4"
 """The kind that the others are compared with."""
 SHOULD: WeightKind = "w4k"
 """The kind that the goal is about."""
-GOAL = 0.97
+GOAL = 1 - MARGIN
 """Of w4's tokens/s, where the interval of the ratio may begin: what is within 3% counts as equal everywhere."""
 PROMPT = 64
 

@@ -76,7 +76,7 @@ def pack(
     def room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype) if arena is None else arena.take(shape, dtype)
 
-    numbers = room(_numbers_shape(kind, blocks, inputs), torch.bfloat16 if kind == "bf16" else torch.uint8)
+    numbers = room(numbers_shape(kind, blocks, inputs), torch.bfloat16 if kind == "bf16" else torch.uint8)
     scale = None if kind == "bf16" else room((blocks, inputs // group, ROWS), torch.int8)
     unit = None if kind == "bf16" else room((blocks, ROWS), torch.bfloat16)
     block = 0
@@ -250,7 +250,8 @@ def _unpacked_numbers(numbers: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     return bytes_ if kind == "w8" else torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
 
 
-def _numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]:
+def numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]:
+    """Of a matrix's packed numbers: bfloat16 ones for that kind, else bytes."""
     if kind == "bf16":
         return (blocks, inputs // 2, ROWS, 2)
     return (blocks, inputs // _CHUNK[kind], (3 if kind == "w3k" else 1) * ROWS * LANE)
