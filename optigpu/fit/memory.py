@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
+from optigpu.hardware.cpu import has_onednn_bfloat16
 from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import DecoderShape, OwnPasses, Part, StoredWeights, decoder_shape
@@ -152,10 +153,13 @@ class DecoderMemory:
         yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
 
     def _copied_head(self) -> int:
-        """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU."""
+        """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU.
+
+        Where it has no such products torch has its own, which copy nothing.
+        """
         head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
         as_loaded = self.stored.width * head.elements
-        is_copied = self.device is DeviceKind.CPU and self.stored.width == 2
+        is_copied = self.device is DeviceKind.CPU and self.stored.width == 2 and has_onednn_bfloat16()
         return as_loaded if is_copied and head.bytes in (0, as_loaded) else 0
 
     def _scores(self, batch: int, tokens: int, length: int) -> tuple[int, int]:

@@ -54,6 +54,19 @@ def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
     return tuple(feature for feature in FEATURES if feature in flags)
 
 
+def has_onednn_bfloat16(root: Path = _ROOT) -> bool:
+    """Whether oneDNN, which torch uses, has products of bfloat16 here: by AVX-512, or by ARM's bf16.
+
+    Elsewhere torch has its own, which are many times slower than those of float32.
+    """
+    return not {"avx512bw", "bf16"}.isdisjoint(cpu_features(root))
+
+
+def has_vnni(root: Path = _ROOT) -> bool:
+    """Whether an x86 CPU has an instruction that adds four products of 8-bit numbers to a sum: VNNI."""
+    return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features(root))
+
+
 def cpu_cores(root: Path = _ROOT) -> int:
     """Physical cores that this process may use, by affinity and control group quota; at least 1."""
     allowed = allowed_cpus()

@@ -24,6 +24,7 @@ QUANTIZED = (
     ("int4_weight_only",),
     ("bf16", "int4_weight_only"),
     ("nf4",),
+    ("bf16", "nf4"),
     ("llm_int8",),
     ("bf16", "llm_int8"),
 )

@@ -92,8 +92,14 @@ def test_a_cpu_model_is_its_name_without_frills(tmp_path: Path, named: str, mode
 
 def test_features_are_those_that_matter_under_the_kernel_s_names(tmp_path: Path) -> None:
     assert cpu.cpu_features(tree(tmp_path, proc__cpuinfo=EPYC.format("x"))) == ("avx2", "fma")
+    assert not cpu.has_onednn_bfloat16(tmp_path)
     arm = "processor\t: 0\nFeatures\t: fp asimd sve bf16 i8mm\nCPU implementer\t: 0x41\n"
     assert cpu.cpu_features(tree(tmp_path, proc__cpuinfo=arm)) == ("asimd", "i8mm", "bf16", "sve")
+    assert cpu.has_onednn_bfloat16(tmp_path)
+    wide = EPYC.format("x").replace("avx2", "avx2 avx512f avx512bw")
+    assert cpu.has_onednn_bfloat16(tree(tmp_path, proc__cpuinfo=wide))
+    assert not cpu.has_vnni(tmp_path)
+    assert cpu.has_vnni(tree(tmp_path, proc__cpuinfo=wide.replace("avx512bw", "avx512bw avx512_vnni")))
 
 
 def test_a_machine_that_tells_nothing_has_a_cpu_all_the_same(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from optigpu.hardware.cpu import has_onednn_bfloat16
 from tools.bundled_model.architectures import CONTEXT, Architecture
 from tools.bundled_model.text import Tokens
 
@@ -121,7 +122,10 @@ def _end_dropout(model: Any) -> None:
 
 
 def _step(model: Any, optimizer: Any, tokens: Tokens, recipe: Recipe, step: int) -> float:
-    """One step in bf16 with fp32 weights; all that is random follows from the seed and the step, so a run resumes."""
+    """One step in bf16 with fp32 weights, or in fp32 where the CPU is slow in bf16.
+
+    All that is random follows from the seed and the step, so a run resumes.
+    """
     import torch
 
     torch.manual_seed(recipe.seed * 1_000_003 + step)
@@ -129,7 +133,7 @@ def _step(model: Any, optimizer: Any, tokens: Tokens, recipe: Recipe, step: int)
     for group in optimizer.param_groups:
         group["lr"] = recipe.rate(step)
     model.train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_onednn_bfloat16()):
         logits = model(windows[:, :-1], position_ids=positions, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
     loss.backward()

@@ -9,6 +9,7 @@ from optigpu.backends.openvino.contents import GRAPH
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.settings import DTYPES
 from optigpu.backends.runtime import Ids, Logits
+from optigpu.hardware.cpu import has_vnni
 from optigpu.vocabulary import OptiGPUError
 
 _DEVICE = "CPU"
@@ -50,7 +51,12 @@ class OpenVinoModel:
 
     @property
     def dynamic_group(self) -> int:
-        """How many activations share a scale where products are of int8; 0 where they are of floats."""
+        """How many activations share a scale where products are of int8; 0 where they are of floats.
+
+        Without VNNI OpenVINO multiplies floats, whatever group it is asked for.
+        """
+        if not has_vnni():
+            return 0
         return int(str(self._property("DYNAMIC_QUANTIZATION_GROUP_SIZE")))
 
     @property

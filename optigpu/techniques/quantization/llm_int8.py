@@ -7,6 +7,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.cpu import cpu_features
 from optigpu.ops.layouts import llm_int8_bytes
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
@@ -68,9 +69,15 @@ class LlmInt8(Technique):
         return False
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """int8 numbers of every layer but the head; sums are int32, which a CPU scales in three float32 tensors."""
+        """int8 numbers of every layer but the head; sums are int32, which a CPU scales in three float32 tensors.
+
+        On a CPU without AVX-512 the library widens a matrix to float32 for each product.
+        """
         packed = weights.with_bytes(llm_int8_bytes, head=False, float_bias=False)
-        return packed.but(sum_bytes=16 if device is DeviceKind.CPU else 4)
+        if device is not DeviceKind.CPU:
+            return packed.but(sum_bytes=4)
+        widest = 0 if "avx512bw" in cpu_features() else max(matrix.elements for matrix in weights.linear)
+        return packed.but(sum_bytes=16, widened_bytes=4 * widest)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.cpu import cpu_features
 from optigpu.ops.layouts import nf4_bytes
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
@@ -71,8 +72,12 @@ class Nf4(Technique):
         return False
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """4-bit numbers of every layer but the head; a product of several tokens widens its matrix."""
-        half = weights.half and self.packing
+        """4-bit numbers of every layer but the head; a product of several tokens widens its matrix.
+
+        The library's fused operator needs a CPU that multiplies bfloat16.
+        """
+        is_fused = device is not DeviceKind.CPU or "avx512_bf16" in cpu_features()
+        half = weights.half and self.packing and is_fused
         layout = partial(nf4_bytes, device=device, nested=self.double_quantization, half=half)
         widest = max(matrix.elements for matrix in weights.linear)
         widened = 0 if device is DeviceKind.CPU and half else widest * weights.width

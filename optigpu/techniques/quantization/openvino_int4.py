@@ -20,9 +20,9 @@ class OpenVinoInt4(Technique):
 
     `scheme` "asym" adds an offset for each group. Without `all_layers` the embedding, the positions and the head stay
     in 8 bits, with an offset for each row; a head that is tied to the embedding is that matrix. `products` "int8"
-    rounds activations in groups for the products; "float" widens the weights instead. A row that `group` does not
-    divide has the largest power of 2 that does, from 32 on, or 8 bits. What else OpenVINO computes in is its own
-    choice, as is its cache.
+    rounds activations in groups for the products; "float" widens the weights instead, and so does "int8" on a CPU
+    without VNNI. A row that `group` does not divide has the largest power of 2 that does, from 32 on, or 8 bits. What
+    else OpenVINO computes in is its own choice, as is its cache.
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION

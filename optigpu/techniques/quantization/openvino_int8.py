@@ -17,7 +17,8 @@ class OpenVinoInt8(Technique):
     """Stores every matrix as int8 with a scale for each output, the embedding, the positions and the head too.
 
     `scheme` "asym" adds an offset for each output. `products` "int8" rounds activations in groups for the products;
-    "float" widens the weights instead. What else OpenVINO computes in is its own choice, as is its cache.
+    "float" widens the weights instead, and so does "int8" on a CPU without VNNI. What else OpenVINO computes in is its
+    own choice, as is its cache.
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
