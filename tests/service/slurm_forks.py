@@ -22,19 +22,23 @@ with socket.socket(socket.AF_UNIX) as served:
     served.sendall(json.dumps([sys.argv[2:], dict(os.environ)]).encode() + b"\\n")
     sys.exit(int(served.makefile().readline()))
 """
+LISTENING = "listening\n"
+"""What the process that forks prints when the first client may come."""
 
 
 @contextlib.contextmanager
 def forks(folder: Path) -> Iterator[str]:
-    """The command line of a pilot that is forked."""
+    """The command line of a pilot that is forked, once there is a process that forks."""
     place, program = folder / "forks", folder / "client.py"
     program.write_text(CLIENT)
-    server = subprocess.Popen([sys.executable, "-m", "tests.service.slurm_forks", str(place)], cwd=ROOT)
-    try:
-        yield f"{sys.executable} -S -E {program} {place}"
-    finally:
-        server.terminate()
-        server.wait()
+    command = [sys.executable, "-m", "tests.service.slurm_forks", str(place)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline() == LISTENING
+            yield f"{sys.executable} -S -E {program} {place}"
+        finally:
+            server.terminate()
 
 
 def _serve(place: str) -> None:
@@ -44,6 +48,7 @@ def _serve(place: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place)
         listening.listen(16)
+        print(LISTENING, end="", flush=True)
         while True:
             connection, _ = listening.accept()
             if os.fork() == 0:

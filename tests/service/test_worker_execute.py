@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leaderboard, leases, results
@@ -74,7 +75,12 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
         kinds = [event.kind for event in events.after(session, job_id, 0)]
     assert job.reason == why_none_ranks(stored), "None, unless the machine was too busy"
     assert [document["id"] for document in stored] == [variant.result_id for variant in job.variants]
-    assert len(samples["tflops"][0]) == stored[0]["metrics"]["tflops"]["n"]
+    (rounds,) = (
+        [RoundRecord.model_validate(record) for record in process] for process in stored[0]["rounds"]
+    )
+    (tflops,) = samples["tflops"]
+    assert len(tflops) == sum(record.requests for record in rounds), "those set aside are stored as well"
+    assert len(counted(rounds, tflops)) == stored[0]["metrics"]["tflops"]["n"]
     assert {row.result_id for board in boards for row in board.rows} == {
         document["id"] for document in stored
     }
