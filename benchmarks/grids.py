@@ -22,6 +22,7 @@ from benchmarks.document import write
 from optigpu.models.loading.load import load_model, load_tokenizer
 from optigpu.models.reference import parse_reference
 from optigpu.ops.four_bits.quantize import rounded_scale
+from optigpu.ops.four_bits.table import FURTHEST
 from optigpu.report import console
 from optigpu.surgery.places import linear_places, weight_of
 
@@ -71,7 +72,7 @@ def main() -> int:
     if options.normal:
         for values in (16, 8):
             (table,) = lloyd([torch.randn(512, 4096)], 64, 1, values)
-            console().print(*(round(float(value)) for value in table * LARGEST_SCALE))
+            console().print(*(round(float(value)) for value in table * -FURTHEST))
         return 0
     if options.text is None:
         parser.error("--text is needed: a file of text")

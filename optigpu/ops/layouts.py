@@ -69,7 +69,8 @@ def int4_bytes(outputs: int, inner: int, device: DeviceKind, *, group: int, offs
 def nf4_bytes(outputs: int, inner: int, device: DeviceKind, *, nested: bool, half: bool) -> int:
     """4-bit NormalFloat numbers with their statistics and tables of levels; `half` says that the model is bfloat16.
 
-    On a CPU a bfloat16 layer whose sizes fit gets the layout of the fused operator, with bfloat16 statistics.
+    On a CPU that multiplies bfloat16 a bfloat16 layer whose sizes fit gets the layout of the fused operator, with
+    bfloat16 statistics.
     """
     numbers, blocks = -(-outputs * inner // 2), -(-outputs * inner // NF4_BLOCK)
     levels = 16 * _FLOAT

@@ -206,11 +206,11 @@ def test_what_does_not_fit_is_refused() -> None:
         uneven_numbers(groups, torch.ones(2, 1), torch.ones(17))
     for size in (2, 6, 132):
         square, one = torch.eye(size), torch.eye(size).unsqueeze(0)
-        how = Rounding(square, square, one, one, None, torch.ones(1), 3, 2)
+        how = Rounding(square, square, one, one, None, 0, torch.ones(1), 3, 2)
         with pytest.raises(RuntimeError, match="4 to 128 inputs"):
             round_compensated(torch.ones(4, size), torch.ones(4), how)
     how = Rounding(
-        torch.eye(8), torch.eye(4), torch.eye(8)[None], torch.eye(8)[None], None, torch.ones(1), 3, 2
+        torch.eye(8), torch.eye(4), torch.eye(8)[None], torch.eye(8)[None], None, 0, torch.ones(1), 3, 2
     )
     with pytest.raises(RuntimeError, match="factors must be 64 contiguous"):
         round_compensated(torch.ones(4, 8), torch.ones(4), how)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optigpu.ops.four_bits import descent as int4_descent
-from optigpu.ops.four_bits.compensated import compensated_groups, compensation
+from optigpu.ops.four_bits.compensated import compensated_groups, compensation, share_left
 from optigpu.ops.four_bits.descent import improved_groups
 from optigpu.ops.four_bits.grid import Even
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
@@ -137,3 +137,13 @@ def test_what_does_not_fit_is_refused() -> None:
         compensated_groups(weight(), compensation(torch.eye(128)), Int4Scheme(32), unit)
     with pytest.raises(ValueError, match="symmetric"):
         compensated_groups(weight(), compensation(torch.eye(256)), Int4Scheme(32, symmetric=False), unit)
+
+
+@pytest.mark.parametrize("are_alike", [False, True])
+def test_the_share_of_the_error_that_is_left_is_known_from_the_inputs(are_alike: bool) -> None:
+    x = correlated() if are_alike else torch.randn(4096, 256, generator=torch.Generator().manual_seed(2))
+    moment = x.T @ x
+    found = output_error(x, weight(), compensated(weight(), moment, Int4Scheme(32)))
+    left = found / output_error(x, weight(), plain(weight(), Int4Scheme(32)))
+    assert 0.5 < left / share_left(moment) < 1.1, "descent leaves less than the first rounding"
+    assert (share_left(moment) < 0.5) is are_alike

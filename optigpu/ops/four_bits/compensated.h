@@ -96,11 +96,29 @@ static void take_strip(const Compensated& all, int64_t first, const Held& held) 
         held.weight[input * kStrip + at] = at < count ? all.weight[(first + at) * all.inputs + input] : 0;
 }
 
+static INLINE Vector whole(Vector x) {
+  constexpr float kRound = 0x1.8p23f;  // a sum with it has no fraction
+  return (x + kRound) - kRound;
+}
+
+// 1 where a scale is an odd multiple of the unit, else 0.
+static INLINE Vector parity(Vector scale, Vector unit) {
+  const Vector multiple = whole(scale / unit);
+  return whole(multiple / 2) * 2 == multiple ? Vector{} : filled(1);
+}
+
+static INLINE Vector moved_by(const Compensated& all, Vector scale, Vector unit) { return parity(scale, unit) * all.move; }
+
 static void give_strip(const Compensated& all, int64_t first, const Held& held) {
   const int64_t count = std::min<int64_t>(kStrip, all.outputs - first), groups = all.inputs / all.size;
   for (int64_t at = 0; at < all.inputs * kStrip; at += kLanes) {
     const Vector value = load(held.value + at);
-    store(held.value + at, all.values.count == 0 ? value - filled(kEvenLeast) : number(all.values, value));
+    if (all.values.count == 0) {
+      store(held.value + at, value - filled(kEvenLeast));
+    } else {
+      const Vector scale = load(held.scale + at / kStrip / all.size * kStrip + at % kStrip);
+      store(held.value + at, number(all.values, value - moved_by(all, scale, load(held.unit + at % kStrip))));
+    }
   }
   for (int64_t from = 0; from < all.inputs; from += kLanes)
     for (int64_t at = 0; at < count; ++at)
@@ -112,26 +130,27 @@ static void give_strip(const Compensated& all, int64_t first, const Held& held) 
           static_cast<int8_t>(std::nearbyint(held.scale[group * kStrip + at] / held.unit[at]));
 }
 
-// A multiple of the unit from 1 to 127 with either sign.
-static INLINE Vector stored_scale(Vector scale, Vector unit) {
-  constexpr float kRound = 0x1.8p23f;
-  Vector multiple = scale / unit;
-  multiple = multiple < -kLargestScale ? filled(-kLargestScale) : multiple;
-  multiple = multiple > kLargestScale ? filled(kLargestScale) : multiple;
-  multiple = (multiple + kRound) - kRound;
-  return (multiple == 0 ? filled(1) : multiple) * unit;
+// A multiple of the unit from 1 to 127 with either sign; of uneven values an odd or even one, where `odd` is 1 or 0.
+template <bool kIsEven>
+static INLINE Vector stored_scale(Vector scale, Vector unit, Vector odd) {
+  constexpr float kStep = kIsEven ? 1 : 2;
+  const Vector first = kIsEven ? Vector{} : odd, most = first + (kLargestScale + 1 - kStep);
+  Vector multiple = whole((scale / unit - first) / kStep) * kStep + first;
+  multiple = multiple < -most ? -most : multiple;
+  multiple = multiple > most ? most : multiple;
+  return (multiple == 0 ? filled(kStep) : multiple) * unit;
 }
 
 template <bool kIsEven>
-static INLINE Vector value_of(const Compensated& all, Vector asked) {
-  return kIsEven ? nearest_even(asked) : nearest(all.values, asked);
+static INLINE Vector value_of(const Compensated& all, Vector asked, Vector moved) {
+  return kIsEven ? nearest_even(asked) : nearest(all.values, asked - moved) + moved;
 }
 
 static INLINE Vector absolute(Vector x) { return x < 0 ? -x : x; }
 
 // The scale of evenly spaced values: quantize.py's of "min_max", then better ones by least squares.
 static INLINE Vector even_scale(const Compensated& all, const Strip* left, int v, Vector largest, Vector unit) {
-  const Vector begun = stored_scale(largest / kEvenLeast, unit), step = 1 / begun;
+  const Vector begun = stored_scale<true>(largest / kEvenLeast, unit, Vector{}), step = 1 / begun;
   Vector scale = begun, best = begun, least = filled(__builtin_inff());
   for (int64_t tried = 0; tried < all.steps; ++tried) {
     Vector loss{}, shared{}, size{};
@@ -144,7 +163,7 @@ static INLINE Vector even_scale(const Compensated& all, const Strip* left, int v
     best = loss < least ? scale : best;
     least = loss < least ? loss : least;
     const Vector fitted = shared / size;
-    scale = (size > 0) & (fitted != 0) ? stored_scale(fitted, unit) : scale;
+    scale = (size > 0) & (fitted != 0) ? stored_scale<true>(fitted, unit, Vector{}) : scale;
   }
   return best;
 }
@@ -152,11 +171,12 @@ static INLINE Vector even_scale(const Compensated& all, const Strip* left, int v
 // That of uneven values: the best of those that are tried.
 static INLINE Vector uneven_scale(const Compensated& all, const Strip* left, int v, Vector largest, Vector unit) {
   Vector best = largest, least = filled(__builtin_inff());
-  for (int64_t tried = 0; tried < all.tried; ++tried) {
-    const Vector scale = stored_scale(largest * all.shares[tried], unit), inverse = 1 / scale;
+  for (int64_t tried = 0; tried < 2 * all.tried; ++tried) {
+    const Vector odd = filled(tried < all.tried ? 0 : 1), moved = odd * all.move;
+    const Vector scale = stored_scale<false>(largest * all.shares[tried % all.tried], unit, odd), inverse = 1 / scale;
     Vector loss{};
     for (int64_t input = 0; input < all.size; ++input) {
-      const Vector error = nearest(all.values, left[input][v] * inverse) * scale - left[input][v];
+      const Vector error = value_of<false>(all, left[input][v] * inverse, moved) * scale - left[input][v];
       loss += error * error;
     }
     best = loss < least ? scale : best;
@@ -194,7 +214,7 @@ template <typename Products, bool kIsEven>
 static void begin_group(const Compensated& all, int64_t group, const Held& held) {
   const int64_t size = all.size, start = group * size;
   const float* inverse = all.inverse + group * size * size;
-  Strip carried[kMostInputs] = {}, left[kMostInputs], scale, step;
+  Strip carried[kMostInputs] = {}, left[kMostInputs], scale, step, moved;
   add_products<Products>(static_cast<const typename Products::Number*>(all.factor) + start * all.inputs, all.inputs,
                          size, start, held.errors, carried);
   for (int64_t input = 0; input < size; ++input) load_strip(held.weight + (start + input) * kStrip, left[input]);
@@ -202,13 +222,14 @@ static void begin_group(const Compensated& all, int64_t group, const Held& held)
     for (int64_t later = input; later < size; ++later)
       for (int v = 0; v < kVectors; ++v) left[later][v] += inverse[input * size + later] * carried[input][v];
   find_scale<kIsEven>(all, left, held.unit, scale);
-  for (int v = 0; v < kVectors; ++v) step[v] = 1 / scale[v];
+  for (int v = 0; v < kVectors; ++v)
+    step[v] = 1 / scale[v], moved[v] = moved_by(all, scale[v], load(held.unit + v * kLanes));
   for (int64_t input = 0; input < size; ++input) {
     const float* coupling = inverse + input * size;
     const float own = 1 / coupling[input];
     Strip change;
     for (int v = 0; v < kVectors; ++v) {
-      const Vector value = value_of<kIsEven>(all, left[input][v] * step[v]);
+      const Vector value = value_of<kIsEven>(all, left[input][v] * step[v], moved[v]);
       store(held.value + (start + input) * kStrip + v * kLanes, value);
       change[v] = (left[input][v] - value * scale[v]) * own;
     }
@@ -219,7 +240,8 @@ static void begin_group(const Compensated& all, int64_t group, const Held& held)
   put_errors<Products>(all, start, held, scale);
 }
 
-// A better scale by least squares, unless all values are 0; `pull` becomes what it is with that.
+// A better scale by least squares, unless all values are 0; `pull` becomes what it is with that. Values stay moved, or not.
+template <bool kIsEven>
 static INLINE void improve_scale(const Compensated& all, const float* own, const float* value, const float* unit,
                                  Strip* pull, Strip& scale) {
   Strip moved[kMostInputs] = {}, size = {}, shared = {};
@@ -231,7 +253,8 @@ static INLINE void improve_scale(const Compensated& all, const float* own, const
     }
   for (int v = 0; v < kVectors; ++v) {
     const Vector old = scale[v], better = size[v] > 0 ? old + shared[v] / size[v] : old;
-    scale[v] = stored_scale(better, load(unit + v * kLanes));
+    const Vector units = load(unit + v * kLanes);
+    scale[v] = stored_scale<kIsEven>(better, units, parity(old, units));
     for (int64_t input = 0; input < all.size; ++input) pull[input][v] += moved[input][v] * (old - scale[v]);
   }
 }
@@ -242,13 +265,14 @@ static void improve_group(const Compensated& all, int64_t group, const Held& hel
   const int64_t size = all.size, start = group * size;
   const float* own = all.own + group * size * size;
   float* values = held.value + start * kStrip;
-  Strip pull[kMostInputs] = {}, scale, step;
+  Strip pull[kMostInputs] = {}, scale, step, moved;
   // Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
   add_products<Products>(static_cast<const typename Products::Number*>(all.moment) + start * all.inputs, all.inputs,
                          size, all.inputs, held.errors, pull);
   load_strip(held.scale + group * kStrip, scale);
-  improve_scale(all, own, values, held.unit, pull, scale);
-  for (int v = 0; v < kVectors; ++v) step[v] = 1 / scale[v];
+  improve_scale<kIsEven>(all, own, values, held.unit, pull, scale);
+  for (int v = 0; v < kVectors; ++v)
+    step[v] = 1 / scale[v], moved[v] = moved_by(all, scale[v], load(held.unit + v * kLanes));
   for (int64_t input = 0; input < size; ++input) {
     const float* coupling = own + input * size;
     const float alone = 1 / coupling[input];
@@ -256,7 +280,7 @@ static void improve_group(const Compensated& all, int64_t group, const Held& hel
     for (int v = 0; v < kVectors; ++v) {
       float* at = values + input * kStrip + v * kLanes;
       const Vector before = load(at);
-      const Vector value = value_of<kIsEven>(all, before + pull[input][v] * alone * step[v]);
+      const Vector value = value_of<kIsEven>(all, before + pull[input][v] * alone * step[v], moved[v]);
       store(at, value);
       change[v] = (value - before) * scale[v];
     }

@@ -44,16 +44,19 @@ def improved_groups(
     weight: float32 [outputs, inputs]; start: symmetric, with scales in the `unit`, bfloat16 [outputs].
     """
     units = unit.float()
-    w, q, scale = weight.T.contiguous(), grid.values(start.q.T.contiguous()), start.scale.T * units
+    w, multiple = weight.T.contiguous(), start.scale.T
+    size = len(w) // len(multiple)
+    q = grid.values(start.q.T.contiguous()) + grid.moved(multiple).repeat_interleave(size, dim=0)
+    scale = multiple * units
     with torch.no_grad():
-        errors = w - q * scale.repeat_interleave(len(q) // len(scale), dim=0)
+        errors = w - q * scale.repeat_interleave(size, dim=0)
         fit = _Fit(w, q, scale, errors)
         for _ in range(ROUNDS):
             for group in range(len(scale)):
                 _improve(fit, group, known, units, grid)
-    return Int4Weights(
-        grid.numbers(q).T.contiguous(), (scale / units).round().to(torch.int8).T.contiguous(), None
-    )
+    multiple = (scale / units).round()
+    numbers = grid.numbers(q - grid.moved(multiple).repeat_interleave(size, dim=0))
+    return Int4Weights(numbers.T.contiguous(), multiple.to(torch.int8).T.contiguous(), None)
 
 
 def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Grid) -> None:
@@ -63,20 +66,26 @@ def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Gri
     own, before, old = known.moment[inputs, inputs], fit.q[inputs], fit.scale[group]
     # Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
     pull = known.moment[inputs] @ fit.errors
-    scale = _improved_scale(before, old, pull, own, units)
+    multiple = (old / units).round()
+    scale = _improved_scale(before, old, pull, own, units, grid.parity(multiple))
     pull.addmm_(own, before * (old - scale))
-    q = improved_in_order(before, pull, scale, own, grid)
+    q = improved_in_order(before, pull, scale, grid.moved(multiple), own, grid)
     fit.errors[inputs] = fit.weight[inputs] - q * scale
     fit.q[inputs], fit.scale[group] = q, scale
 
 
 def _improved_scale(
-    q: torch.Tensor, scale: torch.Tensor, pull: torch.Tensor, own: torch.Tensor, units: torch.Tensor
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    pull: torch.Tensor,
+    own: torch.Tensor,
+    units: torch.Tensor,
+    odd: torch.Tensor | None,
 ) -> torch.Tensor:
-    """For each output by least squares, unless its numbers are all 0.
+    """For each output by least squares, unless its numbers are all 0. A grid stays moved, or not.
 
-    q, pull: [size, outputs]; scale, units: [outputs].
+    q, pull: [size, outputs]; scale, units, odd: [outputs].
     """
     size = (own @ q).mul_(q).sum(dim=0)
     better = scale + (pull * q).sum(dim=0) / size
-    return rounded_scale(torch.where(size > 0, better, scale), units)
+    return rounded_scale(torch.where(size > 0, better, scale), units, odd)

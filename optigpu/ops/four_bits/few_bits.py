@@ -76,7 +76,8 @@ class Rounding(NamedTuple):
 
     moment: the inputs' second moments, [inputs, inputs]; factor: the transpose of the upper R with R RT = moment; both
     of them float32, or bfloat16 where `multiplies_bfloat16`. own: the moments of each group's inputs, [groups, size,
-    size]; inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones.
+    size]; inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones;
+    move: what is added to them where a scale is an odd multiple of its unit.
     shares: the scales that are tried for uneven values, in units of the largest weight. steps: of the search for the
     scales of evenly spaced ones. rounds: of descent.py.
     """
@@ -86,6 +87,7 @@ class Rounding(NamedTuple):
     own: torch.Tensor
     inverse: torch.Tensor
     values: torch.Tensor | None
+    move: int
     shares: torch.Tensor
     steps: int
     rounds: int

@@ -6,14 +6,21 @@ import torch
 
 from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
 from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.four_bits.table import MOVED
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 
 class Grid(Protocol):
-    """The values of 16 numbers, or of 8. table: float32 and in ascending order, or None for evenly spaced ones."""
+    """The values of 16 numbers, or of 8. table: float32 and in ascending order, or None for evenly spaced ones.
+
+    move: what is added to all values where a scale is an odd multiple of its unit.
+    """
 
     @property
     def table(self) -> torch.Tensor | None: ...
+
+    @property
+    def move(self) -> int: ...
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         """The nearest values to float32 numbers, in their place."""
@@ -24,11 +31,18 @@ class Grid(Protocol):
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         """Of such numbers, float32."""
 
+    def parity(self, multiple: torch.Tensor) -> torch.Tensor | None:
+        """1 where a scale is an odd multiple of its unit, else 0, float32; None where that says nothing."""
+
+    def moved(self, multiple: torch.Tensor) -> torch.Tensor:
+        """What is added to the values of groups with such scales, float32."""
+
 
 class Even:
     """A number less 8."""
 
     table = None
+    move = 0
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         return x.round_().clamp_(INT4_LEAST, INT4_LARGEST)
@@ -39,6 +53,12 @@ class Even:
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.float() - INT4_ZERO
 
+    def parity(self, multiple: torch.Tensor) -> None:
+        return None
+
+    def moved(self, multiple: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(multiple, dtype=torch.float32)
+
 
 class Uneven:
     """Those of a table of table.py."""
@@ -48,6 +68,7 @@ class Uneven:
     def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
         self.table = torch.tensor(table, dtype=torch.float32, device=device)
         self._between = (self.table[1:] + self.table[:-1]) / 2
+        self.move = MOVED[len(table)]
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self.table[torch.bucketize(x, self._between)])
@@ -57,6 +78,12 @@ class Uneven:
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         return self.table[numbers.long()]
+
+    def parity(self, multiple: torch.Tensor) -> torch.Tensor:
+        return multiple.float().remainder(2)
+
+    def moved(self, multiple: torch.Tensor) -> torch.Tensor:
+        return self.parity(multiple).mul_(self.move)
 
     def squared_errors(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Of each weight, contiguous float32 [groups, size], with a scale for each group, [groups, 1]."""

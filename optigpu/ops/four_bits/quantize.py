@@ -161,12 +161,16 @@ def _uneven(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `_quantized`, with the scale of those that are tried that leaves the least squared error."""
     whole = w.gather(1, w.abs().argmax(dim=1, keepdim=True)) / FURTHEST
-    best, least = whole, torch.full_like(whole, torch.inf)
-    for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):
-        scale = rounded_scale(whole * share, unit)
-        loss = grid.squared_errors(w, scale).sum(dim=1, keepdim=True)
-        best, least = torch.where(loss < least, scale, best), torch.minimum(loss, least)
-    return grid.numbers_of(w, best), _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
+    best, least, moved = whole, torch.full_like(whole, torch.inf), torch.zeros_like(whole)
+    for odd in (None,) if unit is None else (0, 1):
+        move = grid.move if odd else 0
+        for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):
+            scale = rounded_scale(whole * share, unit, odd)
+            loss = grid.squared_errors(w - move * scale, scale).sum(dim=1, keepdim=True)
+            best, moved = torch.where(loss < least, scale, best), torch.where(loss < least, move, moved)
+            least = torch.minimum(loss, least)
+    numbers = grid.numbers_of(w - moved * best, best)
+    return numbers, _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
 
 
 def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -231,10 +235,18 @@ def _rounded(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.to(torch.bfloat16).float()
 
 
-def rounded_scale(scale: torch.Tensor, unit: torch.Tensor | None) -> torch.Tensor:
-    """As it is stored: bfloat16 with 1 instead of 0, or a multiple of the unit from 1 to 127 with either sign."""
+def rounded_scale(
+    scale: torch.Tensor, unit: torch.Tensor | None, odd: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """As it is stored: bfloat16 with 1 instead of 0, or a multiple of the unit from 1 to 127 with either sign.
+
+    The multiple is odd or even where `odd` is 1 or 0, float32 or the same for all.
+    """
     if unit is not None:
-        multiple = (scale / unit).round().clamp(-INT8_LARGEST, INT8_LARGEST)
-        return multiple.masked_fill(multiple == 0, 1) * unit
+        step = 1 if odd is None else 2
+        first = torch.as_tensor(0 if odd is None else odd, dtype=torch.float32, device=scale.device)
+        most = INT8_LARGEST + 1 - step + first
+        multiple = (((scale / unit - first) / step).round() * step + first).clamp(-most, most)
+        return multiple.masked_fill(multiple == 0, step) * unit
     rounded = _rounded(scale)
     return torch.where(rounded == 0, torch.ones_like(rounded), rounded)

@@ -1,10 +1,10 @@
 // The kernels, compiled once for each instruction set: rows.h, linear.h, tables.h and attention.h inside a namespace that
 // defines
 //   kLanes: numbers of 32 bits in a register; kMaxRows, kFloatRows: rows whose sums of integers, or of floats, fit the registers
-//   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs;
-//     kWideSums where they are int32 and so exact for a whole group
+//   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs, and
+//     of 7-bit weights for 4 inputs; kWideSums where they are int32 and so exact for a whole group
 //   add_products8(): adds products of 8-bit weights, which are stored with 128 added; kEightsZero is what it leaves of that
-//   looked_up(): the entries of a table at bytes from 0 to 15
+//   looked_up(): the entries of a table at the lower halves of bytes, of which none is above 127
 //   Pairs: products of two rows at a time, where there are instructions for them, else void
 //   load_halves(), load_bytes(), store_bytes(): kLanes numbers of 16 or 8 bits as int32 and back; GCC's own conversions
 //     of whole registers take several instructions
@@ -68,7 +68,7 @@ INLINE Bits add_products8(Bits sums, Bits weights, int32_t x) {
 INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
   uint8_t bytes[sizeof numbers];
   std::memcpy(bytes, &numbers, sizeof numbers);
-  for (uint8_t& byte : bytes) byte = table[byte];
+  for (uint8_t& byte : bytes) byte = table[byte & 15];
   std::memcpy(&numbers, bytes, sizeof numbers);
   return numbers;
 }

@@ -25,11 +25,25 @@ constexpr int64_t chunks_of(Stored stored) {
   return stored == Stored::kThrees ? 3 : stored == Stored::kEights ? 8 : 4;
 }
 
-// The values of 4 inputs of a part's outputs, from their lower bits, at 2 * (four % 4), and their third bits, at `four`.
-INLINE Bits of_three_bits(Bits lower, Bits third, int four) {
-  const Bits shifted = four < 2 ? third << (2 - four) : (Bits)((Unsigned)third >> (four - 2));
-  const Bits low = (Bits)((Unsigned)lower >> (2 * (four % 4))) & 0x03030303;
-  return looked_up(kUnevenThrees, low | (shifted & 0x04040404));
+// What was added to the weights that load_eight() gives.
+constexpr int32_t zero_of(Stored stored) {
+  return stored == Stored::kFours ? kFoursZero : stored == Stored::kEights ? kEightsZero : kUnevenZero;
+}
+
+// What is added to the weights of a group whose scale is odd.
+constexpr int32_t move_of(Stored stored) {
+  return stored == Stored::kUneven ? kSixteenMove : stored == Stored::kThrees ? kEightMove : 0;
+}
+
+// Where a byte of third bits has that of the inputs 4 * four to 4 * four + 3. Those of four and four + 2, whose lower bits are 4
+// bits apart, are as well.
+constexpr int third_bit(int four) { return four / 4 * 2 + four % 2 + four % 4 / 2 * 4; }
+
+// Numbers of 3 bits of a part's outputs: of 4 inputs in the lower halves of bytes, of those 8 further on in the upper ones.
+INLINE Bits three_bits(Bits lower, Bits third, int four) {
+  const int bit = third_bit(four);  // comes to bit 2
+  const Bits thirds = bit < 2 ? third << (2 - bit) : (Bits)((Unsigned)third >> (bit - 2));
+  return ((Bits)((Unsigned)lower >> (2 * (four % 4))) & 0x33333333) | (thirds & 0x44444444);
 }
 
 // 8 inputs of a part's outputs, from the input `k` of a group on: the first 4 in a register, the others in the next.
@@ -42,12 +56,15 @@ INLINE void load_eight(const uint8_t* weights, int k, Bits& first, Bits& second)
     const uint8_t* from = weights + k / kChunk * 3 * kChunkBytes;
     const int four = k % kChunk / 4;
     const Bits lower = load_ints(from + four / 4 * kChunkBytes), third = load_ints(from + 2 * kChunkBytes);
-    first = of_three_bits(lower, third, four), second = of_three_bits(lower, third, four + 1);
+    const int pair = four / 4 * 4, up = four % 4 / 2 * 4;
+    const Bits these = three_bits(lower, third, pair), next = three_bits(lower, third, pair + 1);
+    first = looked_up(kEightValues, (Bits)((Unsigned)these >> up));
+    second = looked_up(kEightValues, (Bits)((Unsigned)next >> up));
   } else {
     const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(weights + k / 8 * kChunkBytes);
     first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
     if constexpr (kStored == Stored::kUneven)
-      first = looked_up(kUnevenValues, first), second = looked_up(kUnevenValues, second);
+      first = looked_up(kSixteenValues, first), second = looked_up(kSixteenValues, second);
   }
 }
 
@@ -103,7 +120,15 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
   }
 }
 
-// The same of weights that are 8 bits, or become so.
+// sums + products of 4 weights of a kind, as load_eight() gives them.
+template <Stored kStored>
+INLINE Bits add_four(Bits sums, Bits weights, int32_t x) {
+  if constexpr (kStored == Stored::kEights) return add_products8(sums, weights, x);
+  if constexpr (kWideSums) return (Bits)add_products4((Sums4)sums, weights, x);
+  return sums + widened(add_products4(Sums4{}, weights, x));
+}
+
+// The same of 8-bit weights, and of uneven values.
 template <int kRows, int kChunks, Stored kStored>
 INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
@@ -118,8 +143,8 @@ INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[k
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Bits& sum = kRows == 1 ? others[r] : totals[r];  // one row alone would wait for its own sum
-        totals[r] = add_products8(totals[r], first, four_of(q + r * kGroup + k));
-        sum = add_products8(sum, second, four_of(q + r * kGroup + k + 4));
+        totals[r] = add_four<kStored>(totals[r], first, four_of(q + r * kGroup + k));
+        sum = add_four<kStored>(sum, second, four_of(q + r * kGroup + k + 4));
       }
     }
   if constexpr (kRows == 1) totals[0] += others[0];
@@ -141,7 +166,8 @@ INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
       pairs.add_products(sums[r / 2], q + r * kGroup + k, q + (r + 1) * kGroup + k);
     if constexpr (kRows % 2 == 1) {
       const int8_t* a = q + (kRows - 1) * kGroup + k;
-      totals[kRows - 1] = add_products8(add_products8(totals[kRows - 1], first, four_of(a)), second, four_of(a + 4));
+      Bits& sum = totals[kRows - 1];
+      sum = add_four<kStored>(add_four<kStored>(sum, first, four_of(a)), second, four_of(a + 4));
     }
   }
 #pragma GCC unroll 8
@@ -178,11 +204,18 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
   for (int r = 0; r < kRows; ++r) results[r] = Vector{};
   for (int64_t g = 0; g < groups; ++g) {
     Bits totals[kRows];
-    constexpr int32_t kLess = kStored == Stored::kFours ? 1 : kEightsZero / kFoursZero;
+    constexpr int32_t kZero = zero_of(kStored), kMove = move_of(kStored);
+    const Bits multiples = load_bytes(scale);
+    if constexpr (kMove == 0) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) totals[r] = (Bits{} + less[r]) * kLess;
+      for (int r = 0; r < kRows; ++r) totals[r] = Bits{} + less[r] * (kZero / kFoursZero);
+    } else {
+      const Bits zeros = kZero - ((multiples & 1) != 0 ? Bits{} + kMove : Bits{});
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) totals[r] = ((Bits{} + less[r]) * zeros) >> kFoursZeroBits;
+    }
     add_group<kRows, kChunks, kStored>(weights, q, totals);
-    const Vector scales = __builtin_convertvector(load_bytes(scale), Vector);
+    const Vector scales = __builtin_convertvector(multiples, Vector);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
       results[r] += __builtin_convertvector(totals[r], Vector) * (scales * step[r]);

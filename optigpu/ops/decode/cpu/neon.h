@@ -23,5 +23,5 @@ INLINE void store_bytes(int8_t* to, Bits numbers) {
 INLINE Bits widened(Bits sums) { return sums; }
 
 INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
-  return (Bits)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)numbers);
+  return (Bits)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)(numbers & 0x0f0f0f0f));
 }

@@ -8,10 +8,11 @@ no sum runs across a register:
 
     w4      numbers uint8 [blocks, inputs / 8, 64]: byte 4 * row + i of a chunk j holds q of input 8 * j + i in its
             lower half and of input 8 * j + 4 + i in its upper half; a weight is (q - 8) * scale * unit
-    w4k     numbers as those of w4; a weight is their value in four_bits/table.py * scale * unit
+    w4k     numbers as those of w4; a weight is their value in four_bits/table.py, moved where the scale is odd, *
+            scale * unit
     w3k     numbers uint8 [blocks, inputs / 32, 192], 64 bytes for the lower two bits of the first 16 inputs of a chunk,
             64 for those of the others, and 64 for the third bits: byte 4 * row + i has the lower bits of input
-            4 * j + i from bit 2 * (j % 4), and its third bit at bit j; a weight is as one of w4k
+            4 * j + i from bit 2 * (j % 4), and its third bit at THIRD_BITS[j]; a weight is as one of w4k
     w8      numbers uint8 [blocks, inputs / 4, 64]: byte 4 * row + i of a chunk j is q + 128 of input 4 * j + i; a
             weight is q * scale * unit
     bf16    numbers bfloat16 [blocks, inputs / 2, 16, 2]: row, input; no scale
@@ -49,6 +50,8 @@ COMPENSATED_AT_ONCE = 2**24
 NOTHING = 2.0**-100
 """The unit of an output whose weights are all 0, which is no uneven value."""
 TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
+THIRD_BITS = (0, 1, 4, 5, 2, 3, 6, 7)
+"""Of the inputs 4 * j to 4 * j + 3. Those of j and j + 2 are four bits apart, as their lower bits are."""
 _CHUNK = {"w3k": 8 * LANE, "w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
 
@@ -153,13 +156,16 @@ def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
     if kind == "bf16":
         return rows.bfloat16().float()
     stored = _quantized(rows, kind, group)
-    found: torch.Tensor = _values(stored.q, kind).unflatten(1, (-1, group))
+    found = _values(stored.q.unflatten(1, (-1, group)), stored.scale, kind)
     return (found * (stored.scale * stored.unit.float().unsqueeze(1)).unsqueeze(2)).flatten(1)
 
 
-def _values(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
-    """What numbers stand for in units of their scales, float32."""
-    return Uneven(TABLES[kind], q.device).values(q) if kind in UNEVEN else q.float() - _ZEROS[kind]
+def _values(q: torch.Tensor, scale: torch.Tensor, kind: WeightKind) -> torch.Tensor:
+    """What numbers [..., groups, group] stand for in units of their scales [..., groups], float32."""
+    if kind not in UNEVEN:
+        return q.float() - _ZEROS[kind]
+    grid = Uneven(TABLES[kind], q.device)
+    return grid.values(q) + grid.moved(scale).unsqueeze(-1)
 
 
 def quantize_few(
@@ -211,7 +217,7 @@ def _three_bits(chunks: torch.Tensor) -> torch.Tensor:
     fours = chunks.unflatten(3, (8, LANE))  # 8 times 4 inputs that meet 4 activations
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
     lower = ((fours & 3) << shifts % 4 * 2).unflatten(3, (2, 4)).sum(dim=4, dtype=torch.uint8)
-    third = ((fours >> 2) << shifts).sum(dim=3, keepdim=True, dtype=torch.uint8)
+    third = ((fours >> 2) << _third_bits()).sum(dim=3, keepdim=True, dtype=torch.uint8)
     found: torch.Tensor = torch.cat([lower, third], dim=3).permute(0, 2, 3, 1, 4).flatten(2)
     return found
 
@@ -221,8 +227,12 @@ def _of_three_bits(numbers: torch.Tensor) -> torch.Tensor:
     planes = numbers.unflatten(2, (3, ROWS, LANE)).permute(0, 3, 1, 2, 4)  # [blocks, ROWS, chunks, 3, LANE]
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
     lower = planes[..., :2, :].repeat_interleave(4, dim=3) >> shifts % 4 * 2 & 3
-    found: torch.Tensor = (lower | (planes[..., 2:, :] >> shifts & 1) << 2).flatten(2)
+    found: torch.Tensor = (lower | (planes[..., 2:, :] >> _third_bits() & 1) << 2).flatten(2)
     return found
+
+
+def _third_bits() -> torch.Tensor:
+    return torch.tensor(THIRD_BITS, dtype=torch.uint8).unsqueeze(1)
 
 
 _ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
@@ -234,12 +244,10 @@ def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     numbers = matrix.numbers[blocks]
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
-    q = _values(
-        _unpacked_numbers(numbers, matrix.kind).reshape(-1, matrix.inputs // matrix.group, matrix.group),
-        matrix.kind,
-    )
-    scale = (matrix.scale[blocks] * matrix.unit[blocks].float().unsqueeze(1)).transpose(1, 2).flatten(0, 1)
-    return (q * scale.unsqueeze(2)).flatten(1)
+    multiple = matrix.scale[blocks].transpose(1, 2).flatten(0, 1)  # [outputs, groups]
+    groups = _unpacked_numbers(numbers, matrix.kind).reshape(*multiple.shape, matrix.group)
+    scale = multiple * matrix.unit[blocks].float().flatten().unsqueeze(1)
+    return (_values(groups, multiple, matrix.kind) * scale.unsqueeze(2)).flatten(1)
 
 
 def _unpacked_numbers(numbers: torch.Tensor, kind: WeightKind) -> torch.Tensor:

@@ -24,7 +24,7 @@ INLINE void gather_fours(const uint8_t* from, int8_t (&numbers)[kPiece]) {
 
 INLINE void gather_uneven(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   gather_fours(from, numbers);
-  for (int8_t& number : numbers) number = static_cast<int8_t>(kUnevenValues[number] - 128);
+  for (int8_t& number : numbers) number = static_cast<int8_t>(kSixteenValues[number] - kUnevenZero);
 }
 
 INLINE void gather_threes(const uint8_t* from, int8_t (&numbers)[kThreesPiece]) {
@@ -32,8 +32,9 @@ INLINE void gather_threes(const uint8_t* from, int8_t (&numbers)[kThreesPiece]) 
   gather(from, words);
   for (int i = 0; i < kThreesPiece; ++i) {
     const int byte = i % 4 * 8, four = i / 4;
-    const uint32_t low = words[four / 4] >> (byte + 2 * (four % 4)) & 3, third = words[2] >> (byte + four) & 1;
-    numbers[i] = static_cast<int8_t>(kUnevenThrees[low | third << 2] - 128);
+    const uint32_t low = words[four / 4] >> (byte + 2 * (four % 4)) & 3;
+    const uint32_t third = words[2] >> (byte + third_bit(four)) & 1;
+    numbers[i] = static_cast<int8_t>(kEightValues[low | third << 2] - kUnevenZero);
   }
 }
 
@@ -58,7 +59,9 @@ void add_quantized_row(const Matrix& table, int64_t row, float* x) {
   const int8_t* scale = table.scale + block * (table.inputs / table.group) * kBlockOutputs + lane;
   const float unit = from_bfloat16(table.unit[row]);
   for (int64_t i = 0; i < table.inputs; i += kAtOnce, from += kChunks * kChunkBytes) {
-    const float step = scale[i / table.group * kBlockOutputs] * unit;
+    const int8_t multiple = scale[i / table.group * kBlockOutputs];
+    const float step = multiple * unit;
+    const int32_t moved = (multiple & 1) * move_of(kStored) - (kStored == Stored::kFours ? kFoursZero : 0);
     int8_t numbers[kAtOnce];
     if constexpr (kStored == Stored::kThrees)
       gather_threes(from, numbers);
@@ -69,7 +72,7 @@ void add_quantized_row(const Matrix& table, int64_t row, float* x) {
     else
       gather_eights(from, numbers);
     for (int64_t j = 0; j < kAtOnce; j += kLanes) {
-      const Bits q = load_bytes(numbers + j) - (kStored == Stored::kFours ? kFoursZero : 0);
+      const Bits q = load_bytes(numbers + j) + moved;
       add_floats(x + i + j, __builtin_convertvector(q, Vector) * step);
     }
   }

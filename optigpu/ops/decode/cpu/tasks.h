@@ -10,7 +10,8 @@ constexpr int64_t kHeadsTogether = 4;  // whose scores are in memory at once
 
 enum class Stored { kThrees, kFours, kUneven, kEights };  // how the numbers of a quantized matrix lie, and their values
 
-constexpr int32_t kFoursZero = 8;  // what is added to 4-bit weights, so that they are stored without a sign
+constexpr int kFoursZeroBits = 3;
+constexpr int32_t kFoursZero = 1 << kFoursZeroBits;  // what is added to 4-bit weights, so that they are stored without a sign
 
 // Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups. Numbers lie in tiles of as many rows as an
 // instruction set multiplies together, [group][row][numbers of the group], so that a group of a tile is one piece.

@@ -1,8 +1,10 @@
-// The uneven values of numbers of 4 and 3 bits (four_bits/table.py) with 128 added.
+// The uneven values of numbers of 4 and 3 bits (four_bits/table.py), to which kUnevenZero is added.
 
 #pragma once
 
 #include <cstdint>
 
-alignas(16) constexpr uint8_t kUnevenValues[16] = {1, 34, 55, 71, 85, 98, 110, 122, 134, 146, 158, 171, 185, 200, 218, 240};
-alignas(16) constexpr uint8_t kUnevenThrees[16] = {1, 52, 85, 112, 137, 163, 193, 233};
+constexpr int32_t kUnevenZero = 64;
+constexpr int32_t kSixteenMove = 3, kEightMove = 7;  // what is added to the values of a group whose scale is odd
+alignas(16) constexpr uint8_t kSixteenValues[16] = {0, 17, 27, 35, 42, 49, 55, 61, 67, 73, 79, 86, 93, 100, 109, 120};
+alignas(16) constexpr uint8_t kEightValues[16] = {0, 26, 42, 56, 69, 82, 97, 117};

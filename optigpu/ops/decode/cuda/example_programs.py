@@ -57,7 +57,7 @@ SCENES = (
     Scene("Llama 3.2 1B", "bf16"),
     Scene("Llama 3.2 1B", "w8"),
     Scene("Llama 3.2 1B", "w4k"),
-    Scene("Llama 3.1 8B", "w3k", spilled_bytes=28),
+    Scene("Llama 3.1 8B", "w3k", spilled_bytes=44),
     Scene("Llama 3.1 8B", "w4", spilled_bytes=4),
 )
 

@@ -92,7 +92,9 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     if matrix.kind in UNEVEN:
-        values = Uneven(TABLES[matrix.kind], matrix.numbers.device).values(_uneven_numbers(matrix))
+        grid = Uneven(TABLES[matrix.kind], matrix.numbers.device)
+        numbers = _uneven_numbers(matrix).reshape(*matrix.scale.shape, matrix.group)
+        values = grid.values(numbers) + grid.moved(matrix.scale).unsqueeze(2)
     else:
         # Of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF].
         bytes_ = matrix.numbers.view(torch.int8)

@@ -14,7 +14,7 @@ from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_linear import matrix_arguments, matrix_without_memory
 from optigpu.ops.decode.cuda.triton_products import UNIT, word_of
 from optigpu.ops.decode.program import UNEVEN, FinerRows, Matrix
-from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
+from optigpu.ops.four_bits.table import EIGHT, MOVED, SIXTEEN
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 
@@ -22,6 +22,7 @@ EMBEDDED = 1024
 """Numbers of a token's embedding for each program."""
 SIXTEEN_LOWER, SIXTEEN_UPPER, EIGHT_WHOLE = word_of(SIXTEEN[:8]), word_of(SIXTEEN[8:]), word_of(EIGHT)
 """The values of w4k and of w3k, eight bytes in a word."""
+SIXTEEN_MOVE, EIGHT_MOVE = tl.constexpr(MOVED[16]), tl.constexpr(MOVED[8])
 
 
 def embed_call(
@@ -190,9 +191,12 @@ def _part_of_row(
             byte += half * (INPUTS // 2)
             number = tl.load(numbers + row * INPUTS + byte, mask=inside, other=0).to(tl.int32)
         group = row * (INPUTS // GROUP) + column // GROUP
-        step = tl.load(scale + group, mask=inside, other=0).to(tl.float32) * tl.load(unit + row).to(
-            tl.float32
-        )
+        multiple = tl.load(scale + group, mask=inside, other=0).to(tl.int32)
+        if KIND == "w4k":
+            number += (multiple & 1) * SIXTEEN_MOVE
+        elif KIND == "w3k":
+            number += (multiple & 1) * EIGHT_MOVE
+        step = multiple.to(tl.float32) * tl.load(unit + row).to(tl.float32)
         value = number.to(tl.float32) * step
     return value
 

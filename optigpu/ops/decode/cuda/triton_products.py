@@ -7,7 +7,7 @@ PADDED, a power of two. A tile is loaded once for all rows. The layout of the we
 import triton
 import triton.language as tl
 
-from optigpu.ops.four_bits.table import EIGHT, SIXTEEN
+from optigpu.ops.four_bits.table import EIGHT, MOVED, SIXTEEN
 
 UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""
@@ -30,6 +30,13 @@ SIXTEEN_A, SIXTEEN_B = word_of(SIXTEEN[:4]), word_of(SIXTEEN[4:8])
 SIXTEEN_C, SIXTEEN_D = word_of(SIXTEEN[8:12]), word_of(SIXTEEN[12:])
 EIGHT_A, EIGHT_B = word_of(EIGHT[:4]), word_of(EIGHT[4:])
 """The values of w4k and of w3k, four bytes in a word."""
+MOVED_SIXTEEN, MOVED_EIGHT = (
+    tuple(value + MOVED[len(table)] for value in table) for table in (SIXTEEN, EIGHT)
+)
+MOVED_A, MOVED_B = word_of(MOVED_SIXTEEN[:4]), word_of(MOVED_SIXTEEN[4:8])
+MOVED_C, MOVED_D = word_of(MOVED_SIXTEEN[8:12]), word_of(MOVED_SIXTEEN[12:])
+MOVED_EIGHT_A, MOVED_EIGHT_B = word_of(MOVED_EIGHT[:4]), word_of(MOVED_EIGHT[4:])
+"""The same of groups whose scale is odd."""
 
 
 @triton.jit
@@ -73,13 +80,16 @@ def permuted(low, high, selector, DP4A: tl.constexpr):
 
 
 @triton.jit
-def sixteen(words, DP4A: tl.constexpr):
-    """The values of w4k for the numbers of `words`: of the first and of the second halves of units, four in a word."""
+def sixteen(words, odd, DP4A: tl.constexpr):
+    """The values of w4k for the numbers of `words`: of the first and of the second halves of units, four in a word.
+
+    odd: whether a unit's values are moved, [1, TILE, units, 1].
+    """
     lower = words & LOWER_THREE
     # Then the byte that each number found in the table's lower or upper half, by its fourth bit.
     upper = words >> 1 & 0x44444444 | 0x32103210
-    a, b = tl.full((1, 1, 1, 1), SIXTEEN_A, tl.int32), tl.full((1, 1, 1, 1), SIXTEEN_B, tl.int32)
-    c, d = tl.full((1, 1, 1, 1), SIXTEEN_C, tl.int32), tl.full((1, 1, 1, 1), SIXTEEN_D, tl.int32)
+    a, b = tl.where(odd, MOVED_A, SIXTEEN_A), tl.where(odd, MOVED_B, SIXTEEN_B)
+    c, d = tl.where(odd, MOVED_C, SIXTEEN_C), tl.where(odd, MOVED_D, SIXTEEN_D)
     first = permuted(permuted(a, b, lower, DP4A), permuted(c, d, lower, DP4A), upper, DP4A)
     lower, upper = lower >> 16, upper >> 16
     second = permuted(permuted(a, b, lower, DP4A), permuted(c, d, lower, DP4A), upper, DP4A)
@@ -87,14 +97,20 @@ def sixteen(words, DP4A: tl.constexpr):
 
 
 @triton.jit
-def eight(pair, third, DP4A: tl.constexpr):
+def eight(pair, third, odd, DP4A: tl.constexpr):
     """The values of w3k, as `sixteen`. pair: two words of each unit, [1, TILE, units, 2]; third: [1, TILE, units]."""
     one, two = tl.split(pair)
     fourth = one >> 3 & 0x11111111 | two >> 2 & 0x22222222 | third >> 1 & 0x44444444
     words = tl.join(tl.join(one, third), tl.join(two, fourth))
     lower = tl.reshape(words, (third.shape[0], third.shape[1], third.shape[2], 4)) & LOWER_THREE
-    a, b = tl.full((1, 1, 1, 1), EIGHT_A, tl.int32), tl.full((1, 1, 1, 1), EIGHT_B, tl.int32)
+    a, b = tl.where(odd, MOVED_EIGHT_A, EIGHT_A), tl.where(odd, MOVED_EIGHT_B, EIGHT_B)
     return permuted(a, b, lower, DP4A), permuted(a, b, lower >> 16, DP4A)
+
+
+@triton.jit
+def is_odd(scale):
+    """Of scales [1, TILE, units], [1, TILE, units, 1]."""
+    return (scale.to(tl.int32) & 1)[:, :, :, None] != 0
 
 
 @triton.jit
@@ -248,9 +264,9 @@ def products(first, second, scale, x_first, x_second, step, KIND: tl.constexpr, 
             second = first & HIGH_HALVES
             first = (first << 4) & HIGH_HALVES
         elif KIND == "w4k":
-            first, second = sixteen(first, DP4A)
+            first, second = sixteen(first, is_odd(scale), DP4A)
         elif KIND == "w3k":
-            first, second = eight(first, second, DP4A)
+            first, second = eight(first, second, is_odd(scale), DP4A)
         total = dot4(second, x_second, dot4(first, x_first, 0, DP4A), DP4A)
         found = tl.sum(tl.sum(total, axis=3).to(tl.float32) * step * scale.to(tl.float32), axis=2)
     return found
