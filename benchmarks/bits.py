@@ -1,6 +1,7 @@
 """`python -m benchmarks.bits`: what each format of weights costs in quality for its bytes, from 2 bits to 16.
 
 One job for each trained model: our packed weights, llama.cpp's types and, of a Llama, those of its fork ik_llama.cpp.
+One more for each: our packed weights with calibration="sequential", beside Q4_0.
 Each is loaded once, for the bytes of its weights and its divergence from fp32 on WikiText-2; its speed is measured for
 a moment alone and says little. The chart joins what no other format surpasses. --show prints files of results.
 """
@@ -33,6 +34,22 @@ OURS = (
     Stack("w8", named("native_decode", weights="w8")),
     Stack("bf16", named("native_decode", weights="bf16")),
 )
+
+
+def _sequential(label: str, **options: str | float) -> Stack:
+    technique = {"name": "native_decode", "calibration": "sequential", **options}
+    return Stack(f"{label}, sequential", (technique,))
+
+
+SEQUENTIAL = (
+    Stack("w4", named("native_decode")),
+    _sequential("w3k", weights="w3k"),
+    *(_sequential(f"w3k, {share:.0%} more", weights="w3k", extra_bytes=share) for share in (0.1, 0.15, 0.2)),
+    _sequential("w4"),
+    _sequential("w4k, groups of 64", weights="w4k", group=64),
+    _sequential("w4k", weights="w4k"),
+    llama_cpp("Q4_0"),
+)
 LLAMA_CPP = tuple(
     llama_cpp(kind)
     for kind in (
@@ -47,10 +64,10 @@ IK = tuple(
 """Of one type for all matrices: without that it takes llama.cpp's mixtures."""
 
 
-def _case(model: str, *others: Stack) -> EngineCase:
+def _case(model: str, *stacks: Stack) -> EngineCase:
     return EngineCase(
         model,
-        (Stack("float32"), *OURS, *LLAMA_CPP, *others),
+        (Stack("float32"), *stacks),
         budget_s=1800,
         name="quality by bits",
         prompt_tokens=8,
@@ -64,8 +81,13 @@ def _case(model: str, *others: Stack) -> EngineCase:
 
 FIGURES = ("weight_bytes", "kld_mean", "kld_p99", "top1_agreement", "perplexity")
 """What is kept of each result."""
-CASES = {"tiny": _case("bundled:tiny"), "small": _case("bundled:small", *IK)}
-"""A GPT-2, which ik_llama.cpp does not run, and a Llama."""
+CASES = {
+    "tiny": _case("bundled:tiny", *OURS, *LLAMA_CPP),
+    "small": _case("bundled:small", *OURS, *LLAMA_CPP, *IK),
+    "sequential_tiny": _case("bundled:tiny", *SEQUENTIAL),
+    "sequential_small": _case("bundled:small", *SEQUENTIAL),
+}
+"""A GPT-2, which ik_llama.cpp does not run, and a Llama; and what sequential calibration gives beside Q4_0."""
 
 
 def markdown(document: Document, chart: str) -> str:
@@ -102,13 +124,13 @@ def _row(result: Document) -> tuple[str, float, str, str]:
 def main() -> int:
     """Measures or shows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bits", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--output", type=Path, default=FOLDER, help="the folder for bits_MODEL.json and .svg")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--output", type=Path, default=FOLDER, help="the folder for bits_CASE.json and .svg")
     parser.add_argument("--show", type=Path, nargs="+", help="print these files of results instead")
     options = parser.parse_args()
     for path in options.show or ():
         print(markdown(json.loads(path.read_text()), path.with_suffix(".svg").name))
-    for name in () if options.show else options.models:
+    for name in () if options.show else options.cases:
         path = options.output / f"bits_{name}.json"
         document = shortened(measured(CASES[name]))
         write(path, "bits", document)

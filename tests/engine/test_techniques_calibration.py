@@ -7,16 +7,16 @@ import torch
 
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import linear_places, weight_of
-from optigpu.techniques.decoding.native_decode import calibration
+from optigpu.techniques.decoding.native_decode import NativeDecode, calibration, packing
 from optigpu.techniques.decoding.native_decode.calibration import (
-    LENGTH,
-    ROWS,
     ROWS_AT_ONCE,
+    SELF,
+    SEQUENTIAL,
     calibration_text,
     in_product_type,
     moments_by_layer,
 )
-from tests.engine.decoder_models import DECODERS, decoder_model
+from tests.engine.decoder_models import DECODERS, decoder_model, packed
 from tests.engine.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -82,11 +82,26 @@ def test_a_text_is_the_model_s_own_and_leaves_it_as_it_was(family: str) -> None:
     assert torch.get_rng_state().equal(state)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
     assert all(weight_of(place.layer).is_floating_point() for place in linear_places(model))
-    assert text.shape == (ROWS, min(LENGTH, model.config.max_position_embeddings))
+    assert text.shape == (SELF.rows, min(SELF.length, model.config.max_position_embeddings))
     assert text[:, 0].eq(model.config.bos_token_id).all()
-    assert len(text.unique(dim=0)) == ROWS
+    assert len(text.unique(dim=0)) == SELF.rows
     with torch.no_grad():
         chances = model(text[:, :-1]).logits.softmax(-1)
     drawn = chances.gather(-1, text[:, 1:, None]).mean()
     expected = chances.square().sum(-1).mean()
     torch.testing.assert_close(drawn, expected, rtol=0.05, atol=0.0)
+
+
+def test_sequential_calibration_reads_the_longer_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[torch.Size] = []
+
+    def watched(*asked: Any) -> torch.Tensor:
+        text = calibration_text(*asked)
+        read.append(text.shape)
+        return text
+
+    monkeypatch.setattr(packing, "calibration_text", watched)
+    for how in ("self", "sequential"):
+        packed(decoder_model("gpt2"), NativeDecode(calibration=how))
+    longest = decoder_model("gpt2").config.max_position_embeddings
+    assert read == [(size.rows, min(size.length, longest)) for size in (SELF, SEQUENTIAL)]

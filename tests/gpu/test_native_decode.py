@@ -82,3 +82,25 @@ def decoder_of(family: str, kv: CacheKind) -> "CudaDecoder":
     decoder = CudaDecoder(tiny_program(pack_for_cuda, family, ("w4",), "cuda"), kv)
     decoder.begin(SEQUENCES, CAPACITY)
     return decoder
+
+
+@pytest.mark.parametrize("weights", ["w3k", "w4k"])
+def test_layers_that_make_up_for_earlier_ones_diverge_less(weights: WeightKind) -> None:
+    from optigpu.models.loading.load import load_model
+    from optigpu.models.loading.self_written import sampled
+    from optigpu.models.reference import parse_reference
+    from optigpu.techniques.decoding.native_decode import NativeDecode
+    from optigpu.techniques.decoding.native_decode.prediction import Calibration
+    from tests.engine.decoder_models import packed
+    from tests.engine.divergences import divergence_of
+
+    plain, itself, sequential = (
+        load_model(parse_reference("bundled:tiny"), device="cuda", dtype="float32") for _ in range(3)
+    )
+    text = sampled(plain, 2048, 16, 128, seed=7)
+
+    def loss(model: object, calibration: Calibration) -> float:
+        technique = NativeDecode(weights=weights, calibration=calibration)
+        return divergence_of(packed(model, technique)[0], plain, text)
+
+    assert loss(sequential, "sequential") < 0.95 * loss(itself, "self")

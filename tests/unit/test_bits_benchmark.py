@@ -26,6 +26,14 @@ def test_a_job_has_our_formats_beside_the_engines_that_run_the_model(name: str, 
     assert "quality" in CASES[name].spec().measure.meters
 
 
+@pytest.mark.parametrize("name", ["sequential_tiny", "sequential_small"])
+def test_sequential_calibration_is_beside_w4_and_q4_0(name: str) -> None:
+    first, *sequential, last = [stack.techniques[0] for stack in CASES[name].stacks[1:]]
+    assert first == {"name": "native_decode"}
+    assert {each["calibration"] for each in sequential} == {"sequential"}
+    assert last["type"] == "Q4_0"
+
+
 def document() -> Document:
     missing = AttributionRow(
         index=7, role=Role.SINGLE, label="ik IQ4_K", status=VariantStatus.UNSUPPORTED, reason="not installed"

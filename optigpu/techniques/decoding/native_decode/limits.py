@@ -45,10 +45,15 @@ class Runnable:
         return _path(self.mlp.path, self.mlp.down)
 
     @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The linear layers of a block in the order in which they run; those of a stage share their inputs."""
+        gate = (self.gate,) if self.gate else ()
+        return (self.qkv, (self.output,), (*gate, self.up), (self.down,))
+
+    @property
     def linears(self) -> tuple[str, ...]:
         """All linear layers of a block."""
-        gate = (self.gate,) if self.gate else ()
-        return (*self.qkv, self.output, *gate, self.up, self.down)
+        return tuple(path for stage in self.stages for path in stage)
 
 
 def runnable(name: str) -> Runnable | None:

@@ -12,14 +12,21 @@ from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import FEW_BITS, WeightKind
+from optigpu.ops.four_bits.compensated import share_left
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
-from optigpu.techniques.decoding.native_decode.calibration import calibration_text, moments_by_layer
+from optigpu.techniques.decoding.native_decode.calibration import (
+    SELF,
+    SEQUENTIAL,
+    calibration_text,
+    moments_by_layer,
+)
 from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears
-from optigpu.techniques.decoding.native_decode.prediction import finer_rows
+from optigpu.techniques.decoding.native_decode.prediction import Calibration, finer_rows
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
 from optigpu.techniques.decoding.native_decode.restoring import restore_linears
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences
+from optigpu.techniques.decoding.native_decode.sequential import sequential_moments
 from optigpu.techniques.decoding.native_decode.tied_table import TiedTable
 
 
@@ -31,7 +38,7 @@ class PackingOptions:
     group: int
     head: Literal["same", "w8", "bf16"]
     extra_bytes: float
-    calibration: Literal["self", "none"]
+    calibration: Calibration
 
     def kind(self, model: PreTrainedModel, place: Place) -> WeightKind:
         """The kind of weights of a layer without extra bytes."""
@@ -50,12 +57,15 @@ class Packed:
 def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: PackingOptions) -> Packed:
     """Exchanges the linear layers for packed ones, in place."""
     kinds = [options.kind(model, place) for place in places]
-    costs = _costs(model, places, kinds, options) if options.extra_bytes else {}
+    is_calibrated = options.calibration != "none" and any(kind in FEW_BITS for kind in kinds)
+    size = SEQUENTIAL if options.calibration == "sequential" else SELF
+    text = calibration_text(model, options.group, size) if is_calibrated else None
+    costs = _costs(model, places, kinds, options, text) if options.extra_bytes else {}
     finer = {HEAD_PATH: finer_rows(model.config.vocab_size)} if has_tied_head(model) else {}
     candidates = candidates_of(places, kinds, options.group, costs, finer)
     decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
     weights = sum(weight_of(place.layer).numel() for place in places)
-    chosen = _exchange(model, places, decisions, options)
+    chosen = _exchange(model, places, decisions, options, text)
     facts = {
         "decode_layers": table(decisions),
         "decode_bytes": total_bytes(decisions),
@@ -73,26 +83,40 @@ def restore_layers(
 
 
 def _costs(
-    model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], options: PackingOptions
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    kinds: Sequence[WeightKind],
+    options: PackingOptions,
+    text: torch.Tensor | None,
 ) -> dict[str, float]:
-    """The cost of the kind instead of the raised one, for each layer that may be raised."""
+    """The cost of the kind instead of the raised one, for each layer that may be raised.
+
+    Calibration takes away more of it where a layer's inputs tell of each other.
+    """
     low = [place for place, kind in zip(places, kinds, strict=True) if kind == options.weights]
-    return divergences(model, low, options.weights, options.group)
+    found = divergences(model, low, options.weights, options.group)
+    if text is not None:
+        for part, moments in moments_by_layer(model, low, text):
+            for place in part:
+                found[place.path] *= share_left(moments[place.path])
+    return found
 
 
 def _exchange(
-    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[BitDecision], options: PackingOptions
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    decisions: Sequence[BitDecision],
+    options: PackingOptions,
+    text: torch.Tensor | None,
 ) -> dict[str, WeightKind]:
     """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
-    calibrated = [
-        place for place in places if options.calibration == "self" and kinds[place.path] in FEW_BITS
-    ]
-    text = calibration_text(model, options.group) if calibrated else None
+    calibrated = [place for place in places if text is not None and kinds[place.path] in FEW_BITS]
     tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
     if text is not None:
-        for part, moments in moments_by_layer(model, calibrated, text):
+        by_layer = sequential_moments if options.calibration == "sequential" else moments_by_layer
+        for part, moments in by_layer(model, calibrated, text):
             if tied is not None:
                 tied.weigh(moments, text.numel())
             exchange_linears(part, kinds, options.group, arena, moments)

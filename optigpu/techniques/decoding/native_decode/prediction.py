@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from optigpu.documents.shapes import ModelFacts
     from optigpu.models.tensors import StoredWeights
 
+Calibration = Literal["self", "sequential", "none"]
 CACHE_TILE = 16
 """On a CPU room for keys comes in so many tokens, and a token's values are padded to so many; cpu/cache.py."""
 ANGLE_COPIES = 9
