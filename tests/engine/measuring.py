@@ -26,7 +26,7 @@ from optigpu.vocabulary import DeviceKind
 ROUNDS, ROUND_S = 4, 0.5
 SPEC = JobSpec.model_validate(
     {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 32},
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
         "model": "preset:tiny-llama-test",
         "measure": {
             "min_seconds": ROUNDS * ROUND_S,

@@ -6,6 +6,7 @@ was: that is said on made-up host_samples in tests/unit/test_verdict.py, and mea
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -24,9 +26,10 @@ from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.rounds import ROUND_S
-from optigpu.conductor.verdicts.detectors import DRIFT_FROM_S
+from optigpu.conductor.verdicts.detectors import DRIFT_FROM_S, STOPPED_RATIO, STOPPED_S
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.documents.result import Accelerator, VerdictReason, VerdictWarning
+from optigpu.hardware.counters import cpu_clock_s
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
 from tests.engine.measuring import (
@@ -43,6 +46,7 @@ from tests.engine.processes import wait_until
 pytestmark = pytest.mark.usefixtures("forked_children")
 
 HONEST = (sys.executable, "-P", "-m", "optigpu.child.replicate")
+STOOD_STILL = re.compile(r"A request stood still for ([0-9.]+) s")
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +126,21 @@ def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> Non
 
 @pytest.mark.slow
 def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
-    """From the middle round on the process is stopped again and again."""
+    """From the middle round on the process is stopped again and again.
+
+    It has then a quarter of the CPU time of the slowest round before, so that a machine that becomes faster by itself
+    does not make up for it.
+    """
     over = threading.Event()
     threads: list[threading.Thread] = []
     rounds = math.ceil(1.1 * DRIFT_FROM_S / ROUND_S)
+    spent: list[tuple[float, float]] = []
 
     def disturb(number: int, child: Child) -> None:
+        spent.append((time.monotonic(), cpu_seconds(child.pid)))
         if number == rounds // 2:
-            threads.append(threading.Thread(target=hamper, args=(child.pid, over)))
+            shares = [(used - u) / (now - t) for (t, u), (now, used) in pairwise(spent)]
+            threads.append(threading.Thread(target=hamper, args=(child.pid, min(shares) / 4, over)))
             threads[0].start()
 
     try:
@@ -141,15 +152,22 @@ def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
     assert any("became slower" in note for note in judged.notes)
 
 
-def hamper(pid: int, over: threading.Event) -> None:
-    """Lets the process run for less than half of the time, in slices so short that each of its requests meets several.
+def cpu_seconds(pid: int) -> float:
+    used = cpu_clock_s(pid)
+    assert used is not None
+    return used
+
+
+def hamper(pid: int, share: float, over: threading.Event) -> None:
+    """Lets the process use this share of a CPU, in slices so short that each of its requests meets several.
 
     Not much less: rounds are of fixed time, so that few slow requests would be too few for the last third.
     """
+    began, before = time.monotonic(), cpu_seconds(pid)
     with suppress(ProcessLookupError):
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.004)
+            time.sleep(max(0.004, (cpu_seconds(pid) - before) / share - (time.monotonic() - began)))
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.003)
 
@@ -160,10 +178,11 @@ def test_a_process_that_is_stopped_in_a_round_stood_still(honest: Standing) -> N
     figures comes from these requests."""
     over = threading.Event()
     threads: list[threading.Thread] = []
+    still_s = STOPPED_S + 3 * STOPPED_RATIO * honest.ready.request_s
 
     def disturb(number: int, child: Child) -> None:
         if number == ROUNDS:
-            threads.append(threading.Thread(target=interrupt, args=(child.pid, over)))
+            threads.append(threading.Thread(target=interrupt, args=(child.pid, still_s, over)))
             threads[0].start()
 
     try:
@@ -172,16 +191,17 @@ def test_a_process_that_is_stopped_in_a_round_stood_still(honest: Standing) -> N
         over.set()
         threads[0].join()
     assert VerdictWarning.DISTURBED in judged.warnings
-    assert any("A request stood still for 2." in note for note in judged.notes)
+    (said_s,) = (float(said[1]) for note in judged.notes if (said := STOOD_STILL.search(note)))
+    assert said_s > still_s - honest.ready.request_s - 0.1
 
 
-def interrupt(pid: int, over: threading.Event) -> None:
+def interrupt(pid: int, still_s: float, over: threading.Event) -> None:
     with suppress(ProcessLookupError):
         for _ in range(3):
             if over.wait(0.3):
                 return
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(2.0)
+            time.sleep(still_s)
             os.kill(pid, signal.SIGCONT)
 
 

@@ -27,7 +27,7 @@ HINDERED_S = 1.0
 """CPU time that a process uses in a pause."""
 ATTACKS: dict[str, dict[str, str]] = {
     "NotANumber": {"output_invalid": "NaN or infinite"},
-    "LosesOne": {"output_invalid": "instead of (1, 32)"},
+    "LosesOne": {"output_invalid": "instead of (1, 8)"},
     "SpoiledLater": {"output_invalid": "NaN or infinite"},
     "ChangesInputs": {"output_invalid": "changed its own inputs"},
     "ChangesTimedInputs": {"output_invalid": "changed its own inputs"},

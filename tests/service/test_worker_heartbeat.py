@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, leases
 from optigpu.store.database import Database
 from optigpu.store.leases import Lease
+from optigpu.store.tables import Job
 from optigpu.vocabulary import JobState, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.gate import Gate, gate_to
@@ -23,7 +25,8 @@ from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption
 from worker.held import StoredJob
 
-LEASE_S = 1.5
+LEASE_S = 3.0
+MOMENT = timedelta(milliseconds=1)
 ON_ONE_ENGINE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """For faults that no database sees."""
 
@@ -52,14 +55,28 @@ def cancel(database: Database) -> None:
         jobs.request_cancel(session, job_id)
 
 
-@pytest.mark.slow
+def lease_end(database: Database) -> datetime:
+    with database.read() as session:
+        until = session.scalars(select(Job.lease_until)).one()
+    assert until is not None
+    return until
+
+
+def requeued(database: Database, at: datetime) -> tuple[str, ...]:
+    with database.write() as session:
+        return leases.sweep(session, at).requeued
+
+
 def test_a_lease_is_extended_for_as_long_as_the_block_lasts(database: Database) -> None:
-    context = worker_context(database, lease_s=LEASE_S)
-    with claimed(context) as heartbeat:
-        time.sleep(2 * LEASE_S)
+    with claimed(worker_context(database)) as heartbeat:
+        first = lease_end(database)
+        assert eventually(lambda: lease_end(database) > first, within_s=10)
         assert heartbeat.interruption() is None
-        assert context.write(leases.sweep).requeued == ()
-    assert eventually(lambda: context.write(leases.sweep).requeued, within_s=10) == (only_job(database),)
+        assert requeued(database, first + MOMENT) == ()
+    last = lease_end(database)
+    time.sleep(0.2)
+    assert lease_end(database) == last
+    assert requeued(database, last + MOMENT) == (only_job(database),)
 
 
 def test_a_request_to_cancel_is_learned(database: Database) -> None:
@@ -137,7 +154,7 @@ def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with
 
     monkeypatch.setattr("worker.execute.run", run_until_told_to_stop)
     monkeypatch.setattr(leases, "heartbeat", broken)
-    context = worker_context(database, lease_s=3)
+    context = worker_context(database, lease_s=LEASE_S)
     submit(database, matmul())
     assert execute_next(context)
     job = look(database, only_job(database))
@@ -154,7 +171,8 @@ def test_a_heartbeat_that_gave_up_does_not_change_its_mind(
         with monkeypatch.context() as patch:
             patch.setattr(leases, "heartbeat", broken)
             assert eventually(heartbeat.interruption, within_s=10) is Interruption.NOT_EXTENDED
-        time.sleep(LEASE_S)
+        failed = lease_end(database)
+        assert eventually(lambda: lease_end(database) > failed, within_s=10)
         assert heartbeat.interruption() is Interruption.NOT_EXTENDED
 
 
