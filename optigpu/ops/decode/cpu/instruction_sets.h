@@ -1,6 +1,8 @@
 // The kernels, compiled once for each instruction set: rows.h, linear.h, tables.h and attention.h inside a namespace that
 // defines
 //   kLanes: numbers of 32 bits in a register; kMaxRows, kFloatRows: rows whose sums of integers, or of floats, fit the registers
+//   kUnrolled: steps of a loop over a group's inputs that are written out. The portable kernels have one each: they are for CPUs that
+//     few have, and written out they would be half of what is compiled, for about the same speed
 //   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs, and
 //     of 7-bit weights for 4 inputs; kWideSums where they are int32 and so exact for a whole group
 //   add_products8(): adds products of 8-bit weights, which are stored with 128 added; kEightsZero is what it leaves of that
@@ -43,7 +45,7 @@ constexpr int64_t kMostHeadSize = 512;
 #define INLINE inline __attribute__((always_inline))
 
 namespace portable {
-constexpr int kLanes = 4, kMaxRows = 4, kFloatRows = 2;
+constexpr int kLanes = 4, kMaxRows = 4, kFloatRows = 2, kUnrolled = 1;
 #include "../../vector_math.h"
 typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Sums4 __attribute__((vector_size(kLanes * 4)));
@@ -82,7 +84,7 @@ INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 namespace avx2 {
-constexpr int kLanes = 8, kMaxRows = 4, kFloatRows = 2;
+constexpr int kLanes = 8, kMaxRows = 4, kFloatRows = 2, kUnrolled = 4;
 #include "../../vector_math.h"
 typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef int16_t Sums4 __attribute__((vector_size(kLanes * 4)));
@@ -125,7 +127,7 @@ INLINE Bits looked_up(const uint8_t (&table)[16], Bits numbers) {
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
 namespace avx512_vnni {
-constexpr int kLanes = 16, kMaxRows = 8, kFloatRows = 4;
+constexpr int kLanes = 16, kMaxRows = 8, kFloatRows = 4, kUnrolled = 4;
 #include "../../vector_math.h"
 typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef Bits Sums4;

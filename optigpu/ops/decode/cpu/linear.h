@@ -89,9 +89,9 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kR
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) sums[r][0] = (Sums4)totals[r];
   }
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
   for (int c = 0; c < kChunks; ++c) {
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
     for (int j = 0; j < 4; ++j) {
       const uint8_t* from = weights + (c * 4 + j) * kChunkBytes;
       if (kAhead) __builtin_prefetch(from + kPrefetchBytes);
@@ -133,9 +133,9 @@ template <int kRows, int kChunks, Stored kStored>
 INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
   Bits others[kRows] = {};
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
   for (int c = 0; c < kChunks; ++c)
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
     for (int k = c * kChunk; k < (c + 1) * kChunk; k += 8) {
       prefetch_eight<kStored>(weights, k);
       Bits first, second;
@@ -155,7 +155,7 @@ template <typename Pairs, int kRows, int kChunks, Stored kStored, bool kAhead>
 INLINE void add_pairs(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
   Bits sums[kRows / 2][2] = {};
-#pragma GCC unroll 4
+#pragma GCC unroll kUnrolled
   for (int k = 0; k < kGroup; k += 8) {
     if (kAhead) prefetch_eight<kStored>(weights, k);
     Bits first, second;

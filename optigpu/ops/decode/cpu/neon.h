@@ -1,6 +1,6 @@
 // What the instruction sets of ARM have in common. Included once for each; see instruction_sets.h.
 
-constexpr int kLanes = 4, kMaxRows = 8, kFloatRows = 4;
+constexpr int kLanes = 4, kMaxRows = 8, kFloatRows = 4, kUnrolled = 4;
 #include "../../vector_math.h"
 typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef Bits Sums4;
