@@ -196,7 +196,7 @@ def every_weight() -> None:
 
 def assert_every_weight(kind: WeightKind, group: int, device: torch.device) -> None:
     """Products are bit by bit the unpacked weights, times an activation whose number is 127 and whose step is 1."""
-    inputs, outputs = 3 * group, 37
+    inputs, outputs = 96 if group == 32 else 2 * group, 37
     weight = Draw(group, device.type)(outputs, inputs)
     weight[3] = 0
     matrix = pack_for_cuda(weight, None, kind, group)
