@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ CANCELLED, POSTED_TWICE = 0.05, 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it: jobs, seconds between two of them, faults of each kind, seconds between two faults."""
+    """How much of it: jobs, seconds between two of them, faults of each kind, seconds between two faults.
+
+    There are more jobs while there are faults to come, which would hit nothing without them.
+    """
 
     jobs: int = 300
     every_s: float = 0.5
@@ -53,12 +57,16 @@ def chaos(plan: Plan, folder: Path) -> Account:
     """Plays it; whatever is wrong at the end is in the account."""
     account, begun = Account(), time.monotonic()
     with running(folder) as world:
-        poster = threading.Thread(target=_post_all, args=(plan, world, account))
+        over = threading.Event()
+        poster = threading.Thread(target=_post_all, args=(plan, world, account, over))
         poster.start()
-        for fault in _in_some_order(plan):
-            fault.happen(world, random.Random(f"{plan.seed} {len(account.injected)}"))
-            account.injected[fault.name] += 1
-            time.sleep(plan.pause_s)
+        try:
+            for fault in _in_some_order(plan):
+                fault.happen(world, random.Random(f"{plan.seed} {len(account.injected)}"))
+                account.injected[fault.name] += 1
+                time.sleep(plan.pause_s)
+        finally:
+            over.set()
         poster.join()
         _wait_for_the_end(world, account)
         account.wrong += _wrong_in_database(world, account)
@@ -75,10 +83,12 @@ def _in_some_order(plan: Plan) -> list[Fault]:
     return order
 
 
-def _post_all(plan: Plan, world: World, account: Account) -> None:
+def _post_all(plan: Plan, world: World, account: Account, over: threading.Event) -> None:
     """One client, which tries again until each job is accepted, as clients with an idempotency key may."""
     random_ = random.Random(plan.seed)
-    for number in range(plan.jobs):
+    for number in count():
+        if number >= plan.jobs and over.is_set():
+            return
         time.sleep(plan.every_s)
         # No two jobs ask for the same, so that each is measured.
         sizes = [64 + 3 * number + more for more in range(random_.randint(1, 3))]

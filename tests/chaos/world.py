@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,9 @@ def running(folder: Path) -> Iterator[World]:
         ports = [free_port(), free_port()]
         apis = [_api(folder, variables, port) for port in ports]
         workers = [_worker(folder, variables, number) for number in range(len(CLOCKS_H))]
-        for program in (*apis, *workers):
-            program.start()
-            stack.callback(_ended, program)
+        stack.callback(_end_all, (*apis, *workers))
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(Program.start, (*apis, *workers)))
         yield World(
             database=database,
             database_url=database_url,
@@ -77,9 +78,16 @@ def running(folder: Path) -> Iterator[World]:
         )
 
 
+def _end_all(programs: Sequence[Program]) -> None:
+    """All are told before one is waited for."""
+    with ThreadPoolExecutor(len(programs)) as ending:
+        list(ending.map(_ended, programs))
+
+
 def _ended(program: Program) -> None:
-    program.send(SIGCONT)
-    program.end(SIGTERM)
+    if program.is_started:
+        program.send(SIGCONT)
+        program.end(SIGTERM)
 
 
 def _api(folder: Path, variables: dict[str, str], port: int) -> Program:

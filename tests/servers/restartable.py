@@ -36,6 +36,11 @@ class Program:
         assert self._process
         return self._process.pid
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it was ever started."""
+        return self._process is not None
+
     def start(self) -> None:
         """Returns when it answers. Raises NoServerError if it does not."""
         self._process = self._start()
