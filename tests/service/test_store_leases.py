@@ -24,7 +24,10 @@ LATER = timedelta(hours=1)
 
 
 def _processes(count: int) -> Executor:
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    """Forked from a process that has imported what they need, and nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(count, mp_context=context)
 
 
 def _claim_all(url: str, name: str) -> list[str]:
