@@ -1,6 +1,8 @@
 """Converters that run out of disk: each says so in the same sentence, nothing is left, and other variants go on."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import ordered, prepared
 from tests.engine.full_disk import largest_file
+from tests.engine.resident_converter import resident_converter
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 SMALL = "preset:tiny-llama-test"
 TOO_LITTLE = 1_200_000
 """Bytes: less than SMALL in float32 and TINY in 8 bits, and more than Python writes of a module that it compiles."""
@@ -76,6 +80,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "converted"
 
 
+@pytest.fixture
+def one_converter() -> Iterator[None]:
+    """All converters run in one process, where a limit can be put on one that runs already."""
+    with resident_converter() if sys.platform == "linux" else nullcontext():
+        yield
+
+
 def models_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
 
@@ -110,6 +121,7 @@ def test_with_space_left_what_a_library_raises_is_said(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_converter")
 @pytest.mark.parametrize(("engine", "convert"), PLAIN)
 def test_a_converter_says_that_the_disk_is_full_and_leaves_nothing(
     kept: Path, tmp_path: Path, engine: str, convert: Convert
@@ -123,6 +135,7 @@ def test_a_converter_says_that_the_disk_is_full_and_leaves_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_converter")
 @pytest.mark.parametrize(("engine", "before", "convert"), QUANTIZED)
 def test_so_does_what_quantizes_a_model_that_is_there(
     kept: Path, tmp_path: Path, engine: str, before: Convert, convert: Convert
@@ -145,6 +158,7 @@ def test_so_does_what_quantizes_a_model_that_is_there(
 def test_the_variants_that_need_no_converter_are_measured_beside_those_that_fail(
     kept: Path, tmp_path: Path
 ) -> None:
+    """Each converter is a process of its own."""
     engines = ("onnxruntime", "openvino", "ctranslate2")
     document = {
         "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
