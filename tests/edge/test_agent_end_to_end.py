@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from esp32_agent.port.simulator import simulated_output
+from optigpu.documents.manifest import read_manifest
 from tests.edge.tools import edge_python, micropython, mpy_cross
 from tests.servers.process import free_port
 from tests.service.processes import Processes, eventually, watched_processes
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = b"\0\0\0\0TFL3" + bytes(500)
 GOLDEN = (b"one input", b"2nd input")
 OUTPUT_BYTES = 10
+HOST_RUNNERS = ("tflm-host", "litert-host")
 RUNS = 30
 ENDS_WITHIN_S = 90.0
 """The agent's whole life here is some 10 s; a busy machine takes longer."""
@@ -67,16 +69,16 @@ class Service:
         return document
 
     def reports(self) -> list[dict[str, Any]]:
-        """All reports of the one device, as documents with what became of them; none before it has enrolled."""
-        devices = self.get("/v1/devices")["devices"]
+        """All reports of all devices, as documents with what became of them; none before one has enrolled."""
         found: list[dict[str, Any]] = []
-        cursor = ""
-        while devices:
-            page = self.get(f"/v1/devices/{devices[0]['id']}/reports?limit=20{cursor}")
-            found += page["reports"]
-            if not page["next_cursor"]:
-                break
-            cursor = f"&cursor={page['next_cursor']}"
+        for device in self.get("/v1/devices")["devices"]:
+            cursor = ""
+            while True:
+                page = self.get(f"/v1/devices/{device['id']}/reports?limit=20{cursor}")
+                found += page["reports"]
+                if not page["next_cursor"]:
+                    break
+                cursor = f"&cursor={page['next_cursor']}"
         return found
 
     def _is_ready(self) -> bool:
@@ -239,34 +241,41 @@ def test_an_agent_that_is_cut_off_goes_on_where_it_was(
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `optigpu convert`: model.tflite, golden.bin, manifest.json."""
+    """What the founding script writes, with a small network in place of its own, which takes minutes."""
     folder = tmp_path_factory.mktemp("converted")
-    command = [
-        sys.executable, "-m", "optigpu", "convert", "--model", "mobilenet_v2", "--alpha", "0.35", "--input", "96",
-        "--classes", "10", "--allow-random-calibration", "--python", str(edge_python()), "--output", str(folder),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    script = ROOT / "hardware" / "esp32" / "convert_model.py"
+    small = ("--alpha", "0.35", "--input", "32", "--classes", "4", "--samples", "8")
+    done = subprocess.run(
+        [sys.executable, script, *small, "--python", edge_python()],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     return folder
 
 
-@pytest.mark.parametrize("kind", ["tflm-host", "litert-host"])
-def test_a_host_agent_with_a_real_model_passes_the_golden_check(
-    service: Service, tmp_path: Path, converted: Path, kind: str
+def test_the_founding_script_writes_its_file(converted: Path) -> None:
+    assert (converted / "mobilenet_int8.tflite").stat().st_size == read_manifest(converted).model_bytes
+
+
+def test_host_agents_with_a_real_model_pass_the_golden_check(
+    service: Service, tmp_path: Path, converted: Path
 ) -> None:
+    """One device after the other, each with a runner of its own."""
     manifest = json.loads((converted / "manifest.json").read_text())
     assert httpx.post(f"{service.url}/v1/edge/models", json=manifest, timeout=30).status_code in (200, 201)
-    config = simulated_device(
-        tmp_path / "device", service, invite=invited(service), board="host-x86", windows=2, warmup=1,
-        model=str(converted / "model.tflite"), golden=str(converted / "golden.bin"), runner={"kind": kind},
-    )  # fmt: skip
-    finish(agent([str(edge_python())], ROOT, config, 2), config)
+    for kind in HOST_RUNNERS:
+        config = simulated_device(
+            tmp_path / kind, service, invite=invited(service), board="host-x86", windows=2, warmup=1,
+            model=str(converted / "mobilenet_int8.tflite"), golden=str(converted / "golden.bin"),
+            runner={"kind": kind},
+        )  # fmt: skip
+        finish(agent([str(edge_python())], ROOT, config, 2), config)
     reports = service.reports()
-    assert len(reports) == 2
+    runners = [report["document"]["runner"]["name"] for report in reports]
+    assert sorted(runners) == sorted(2 * HOST_RUNNERS)
     for report in reports:
         assert report["state"] == "accepted", report
         assert "host" in report["reasons"]
         assert "golden_failed" not in report["reasons"]
         assert report["document"]["golden"]["count"] == manifest["golden"]["count"]
-        assert report["document"]["runner"]["name"] == kind
         assert not report["ranked"]

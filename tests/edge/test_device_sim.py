@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from api import device_command
@@ -24,7 +25,7 @@ from optigpu.edge.simulation.documents import DeviceAccount, MadeReport, StoredR
 from optigpu.edge.simulation.fleet import FleetError, FleetPlan, read_faults, run_fleet, simulated_model
 from optigpu.edge.simulation.manifest import manifest_of
 from optigpu.vocabulary import SpecError
-from tests.service.processes import Processes, stop, watched_processes
+from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.test_api_process import address, environment
 
 BOOT = "00112233445566aa"
@@ -247,15 +248,15 @@ def test_the_command_prints_the_account_and_ctrl_c_ends_it_early(
         assert (document["enrolled"], document["lost"], document["duplicated"]) == (2, 0, 0)
         assert document["stored"] >= 2
         endless = command("--devices", "3", "--for", "1h", "--codes", str(tmp_path / "codes"), *options)
-        time.sleep(4)
+        refused = command("--devices", "2", "--for", "1s", "--drain", "1s", "--codes", "-", *options)
+        out, _ = refused.communicate("\n".join(wanted[3:]))
+        assert refused.returncode == 1, "their codes are used"
+        assert "0 of 2" in out
+        assert eventually(lambda: len(httpx.get(f"{url}/v1/devices", timeout=30).json()["devices"]) == 5)
         endless.send_signal(signal.SIGINT)
         out, err = endless.communicate(timeout=60)
         assert endless.returncode == 130, err
         assert "3 simulated devices for" in out
-        refused = command("--devices", "2", "--for", "1s", "--drain", "1s", "--codes", "-", *options)
-        out, _ = refused.communicate("\n".join(wanted[:2]))
-        assert refused.returncode == 1, "their codes are used"
-        assert "0 of 2" in out
 
 
 def test_a_stored_report_has_the_digest_of_its_document() -> None:

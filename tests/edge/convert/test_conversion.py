@@ -12,7 +12,6 @@ from optigpu.edge.golden import read_golden
 from optigpu.edge.macs import operator_counts
 from optigpu.edge.tflite import read_tflite
 from tests.edge.convert.conftest import Convert, Ran, command_line, document_of, environment, run_edge
-from tests.pages import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -136,18 +135,6 @@ def test_mobilenet_is_converted_with_images(mobilenet: Ran) -> None:
     assert "Random weights" in shown
     assert "prediction, not measured" in shown
     assert "The founding claim is implausible here" in shown
-
-
-def test_the_founding_script_writes_its_file(edge: Path, tmp_path: Path) -> None:
-    """With a small network in place of its own, which takes minutes."""
-    script = ROOT / "hardware" / "esp32" / "convert_model.py"
-    small = ("--alpha", "0.35", "--input", "32", "--classes", "4", "--samples", "8")
-    ran = subprocess.run(
-        [*command_line()[:1], script, *small, "--python", edge],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "mobilenet_int8.tflite").stat().st_size == read_manifest(tmp_path).model_bytes
 
 
 def test_fit_reads_what_convert_wrote(mobilenet: Ran) -> None:
