@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import httpx
 import pytest
 
 from examples.service import embedded_service
@@ -18,6 +19,7 @@ from optigpu.job import bench
 from tests.engine.brief_jobs import BRIEF
 from tests.engine.command import optigpu
 from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
+from tests.service.processes import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
@@ -78,9 +80,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[str]:
+    """Its worker has started: what a process uses while it starts would disturb what is measured beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPTIGPU_DATA_DIR", str(folder / "service"))
         with embedded_service(folder / "service.log") as url:
+            assert eventually(lambda: httpx.get(f"{url}/v1/workers").json()["workers"])
             yield url
 
 
