@@ -115,14 +115,18 @@ def test_a_process_that_dies_ends_the_run_which_names_its_test(pytester: pytest.
 def test_the_summary_says_where_a_test_whose_time_was_over_waited(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where CI is set pytest does not cut its lines to the terminal's width."""
+    """Where CI is set pytest does not cut its lines to the terminal's width.
+
+    In a process of its own: beside all that a whole run has loaded, it ended the process that runs the tests, twice.
+    """
     monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
     pytester.makeconftest("from tests.conftest import pytest_runtest_makereport")
     pytester.makepyfile(
         "import time, pytest\n"
         "def wait():\n    time.sleep(60)\n"
         "@pytest.mark.timeout(0.2)\ndef test_waits():\n    wait()\n"
     )
-    lines = pytester.runpytest_inprocess("-rf").outlines
+    lines = pytester.runpytest_subprocess("-rf", timeout=100).outlines
     (told,) = (line for line in lines if line.startswith("FAILED"))
     assert re.search(r"It waited in \w+\.py:6 > \w+\.py:3\.$", told)
