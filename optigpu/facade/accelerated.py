@@ -34,7 +34,7 @@ def accelerate(
     None takes 4 bits, which read an eighth of the float32 bytes for each token; a model whose bfloat16 weights fit into
     the last cache gains little from fewer bits and gets bfloat16, with the float model's greedy text. `calibration`
     "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights; "sequential" leaves a tenth
-    less again, for twice the time.
+    less again, for five to six times the time.
 
     Raises UnsupportedError, with the model left as it was, for a family that the operator does not run, for a model
     that is quantized or accelerated already, and where the operator cannot be built; SpecError for a wrong parameter.
