@@ -63,12 +63,12 @@ class Products:
     """The operator on one thread, with the weights of one block again and again, which stay in a cache."""
 
     def __init__(self) -> None:
-        program = shaped_program(replace(SMALL, layers=1), SMALL.context)
+        program = shaped_program(replace(SMALL, layers=1), SMALL.longest)
         self._decoder = CpuDecoder(replace(program, blocks=program.blocks * REPEATS))
 
     def flops_per_s(self) -> float:
         """Operations of the matrices by the time of whole steps, whose norms and attention take a part of it."""
-        self._decoder.begin(1, SMALL.context)
+        self._decoder.begin(1, SMALL.longest)
         last = self._decoder.extend(torch.ones(1, 1, dtype=torch.int64)).argmax(1, keepdim=True)
         last = self._decoder.decode(last, 2)[:, -1:]
         began = time.perf_counter()

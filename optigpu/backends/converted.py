@@ -14,22 +14,21 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converter_program import REFUSED
-from optigpu.backends.converting import run_converter
 from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import ImageFacts, ModelFacts
-from optigpu.models import facts, families
+from optigpu.models import families
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import model_directory
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.paths import cache_dir
+from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""
-_COMMON = (Path(families.__file__), Path(facts.__file__))
+_COMMON = (Path(families.__file__), Path(families.__file__).parent / "loading" / "load.py")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Converter:
 
     def _write(self, folder: BoundedFolder, target: Path, arguments: Sequence[str]) -> None:
         with folder.draft_of(target) as draft:
-            done = run_converter(self.program, ("--output", str(draft), *arguments))
+            done = run_program(self.program, ("--output", str(draft), *arguments))
             if done.status == REFUSED:
                 raise UnsupportedError(_last_line(done.out))
             if done.status:
@@ -115,25 +114,6 @@ def weights_of(order: Order) -> WeightFacts:
     """
     reference = parse_reference(str(order.model))
     return origin_of(reference, _directory(reference), order.seed, order.folder)
-
-
-def decoder_facts(order: Order) -> ModelFacts:
-    """The shapes of an order's model, of a preset, a bundled model, a folder or the hub's cache, without loading it.
-
-    Raises UnsupportedError for what generates no text, and where its configuration is not on this machine.
-    """
-    reference = parse_reference(str(order.model))
-    if isinstance(known := facts.known_facts(reference), ImageFacts):
-        raise UnsupportedError(f"{reference} classifies images; name a model that generates text.")
-    if known is not None:
-        return known
-    family, config = facts.config_of(reference)
-    try:
-        return facts.facts_from_config(family, config)
-    except KeyError as error:
-        raise UnsupportedError(
-            f"The configuration of {reference} has no {error}, so it generates no text; name a model that does."
-        ) from error
 
 
 @contextmanager

@@ -128,9 +128,9 @@ class SteppedRuntime:
             yield steps.forward(tokens[:, position : position + 1])
 
     def _steps_for(self, rows: int, length: int) -> Steps:
-        if length > self.facts.context:
+        if length > self.facts.longest:
             raise OptiGPUError(
-                f"The model's context is {self.facts.context} tokens, and {length} do not fit; ask for fewer tokens."
+                f"The model's context is {self.facts.longest} tokens, and {length} do not fit; ask for fewer tokens."
             )
         known = self._steps
         if known is None or known.rows != rows or known.length < length:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn, assert_never
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.converting import ResidentConverter, converters_run_by
 from optigpu.child.connection import broken, connect
 from optigpu.child.messages import (
     SELF_TEST_COMMAND,
@@ -22,6 +21,7 @@ from optigpu.child.messages import (
     Refused,
     RunCheck,
 )
+from optigpu.programs import ResidentProgram, programs_run_by
 from optigpu.selftest.checks import all_checks, run_check
 from optigpu.selftest.setting import PLAIN_BACKEND, Setting
 from optigpu.vocabulary import UnsupportedError
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     """Answers each command, for ever: the thread that reads stdin ends the process."""
     lines, tell = connect("optigpu.child.selftest", "Checks techniques, kernels and meters on this machine.")
     # A model is small here: each converter would take longer to start than to write it.
-    with converters_run_by(ResidentConverter().run):
+    with programs_run_by(ResidentProgram().run):
         while True:
             line = lines.get()
             try:

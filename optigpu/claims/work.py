@@ -45,7 +45,7 @@ def weights_of(model: str | None) -> Weights | None:
     attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
     mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
     table = facts.vocabulary * facts.embedding_size
-    positions = facts.context * width if family_of(facts.family).learns_positions else 0
+    positions = facts.longest * width if family_of(facts.family).learns_positions else 0
     return Weights(
         blocks=facts.layers * (attention + mlp),
         embedding=positions + (0 if facts.tied_head else table),

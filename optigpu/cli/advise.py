@@ -110,11 +110,10 @@ def _predicted(
     from optigpu.fit.fitting import Asked, fit
     from optigpu.fit.stacks import cpu_stacks, usual_stacks
     from optigpu.hardware.catalog import Device, HardwareKind, find
-    from optigpu.models.reference import parse_reference, preset_of
-    from optigpu.models.tensors import decoder_shape
+    from optigpu.models.described import decoder_shape
+    from optigpu.models.reference import parse_reference
 
-    reference = parse_reference(str(spec.model))
-    shape, preset = decoder_shape(reference), preset_of(reference)
+    shape = decoder_shape(parse_reference(str(spec.model)))
     if card is None and spec.device is DeviceKind.CUDA:
         gpu = here.accelerators[0]
         known = find(gpu.name)
@@ -133,7 +132,7 @@ def _predicted(
         new_tokens=load["new_tokens"],
         device=spec.device,
     )
-    found = fit(shape, preset.parameters if preset else None, place, stacks, asked)
+    found = fit(shape, place, stacks, asked)
     return best_predicted(found, stacks, spec, hardware, max_kld=max_kld)
 
 

@@ -93,15 +93,15 @@ def fit(
     from optigpu.fit.fitting import RESERVE_BYTES, Asked
     from optigpu.fit.fitting import fit as fitted
     from optigpu.hardware.cards import gpu_of
-    from optigpu.models.reference import parse_reference, preset_of
-    from optigpu.models.tensors import decoder_shape
+    from optigpu.models.described import decoder_shape
+    from optigpu.models.reference import parse_reference
     from optigpu.report.fit import fit_grid
 
     if train:
         _show_training(model, gpu, batch, context, stack, reserve, form)
         return
     reference, card = parse_reference(model), gpu_of(gpu, "gpu")
-    shape, preset = decoder_shape(reference), preset_of(reference)
+    shape = decoder_shape(reference)
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
     if plan is FitPlan.SEVERAL_GPUS:
@@ -110,7 +110,7 @@ def fit(
     if link is not None:
         raise SpecError("link: it is about several GPUs; add --plan several-gpus.")
     stacks = _stacks(stack, plan, card, shape.facts)
-    found = fitted(shape, preset.parameters if preset else None, card, stacks, asked)
+    found = fitted(shape, card, stacks, asked)
     document = found.model_dump(mode="json")
     show_list(fit_grid(found), document["stacks"], document, form)
 

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+_MOST_TOKENS = 2**20
+
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A decoder's shapes, as counts; `context` is in tokens.
+    """A decoder's shapes, as counts; `context` is in tokens, None for a model that takes any number of them.
+
+    A model without attention has no heads, and a head size of 0.
 
     `family` is transformers' model_type ("gpt2", "llama", ...). `inner_size` is the width of the MLP, whose matrices
     are two, or three where it is gated; both are None for a family whose blocks are not known. `embedding_size` is the
@@ -18,12 +22,17 @@ class ModelFacts:
     heads: int
     kv_heads: int
     vocabulary: int
-    context: int
+    context: int | None
     tied_head: bool
     head_size: int
     inner_size: int | None
     gated_mlp: bool | None
     embedding_size: int
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence: its context, and 2 ** 20 for a model that takes any number of them."""
+        return _MOST_TOKENS if self.context is None else self.context
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Fit(Frozen):
 
     basis: Literal["predicted"] = "predicted"
     model: str
-    parameters: int | None
+    parameters: int
     gpu: str
     memory_bytes: int
     reserve_bytes: int
@@ -77,22 +77,24 @@ class Asked(Frozen):
     reserve_bytes: int = RESERVE_BYTES
     device: DeviceKind = DeviceKind.CUDA
 
+    def context_of(self, shape: DecoderShape) -> int:
+        """Of a model. Raises SpecError for a context that it does not have."""
+        context = min(USUAL_CONTEXT, shape.facts.longest) if self.context is None else self.context
+        if not 2 <= context <= shape.facts.longest:
+            raise SpecError(
+                f"context: {context} is out of range; {shape.reference} takes from 2 to {shape.facts.longest} tokens."
+            )
+        return context
+
     def load(self, batch: int, context: int) -> Load:
         """As many sequences of so many tokens, of which as many are new as can be."""
         new = min(self.new_tokens, context - 1)
         return Load(batch, context - new, new)
 
 
-def fit(
-    shape: DecoderShape, parameters: int | None, card: Device, stacks: Sequence[NamedStack], asked: Asked
-) -> Fit:
+def fit(shape: DecoderShape, card: Device, stacks: Sequence[NamedStack], asked: Asked) -> Fit:
     """Predicts every stack. Raises SpecError for a context that the model does not have, or a card without room."""
-    most = shape.facts.context
-    context = min(USUAL_CONTEXT, most) if asked.context is None else asked.context
-    if not 2 <= context <= most:
-        raise SpecError(
-            f"context: {context} is out of range; {shape.reference} takes from 2 to {most} tokens."
-        )
+    context = asked.context_of(shape)
     memory = card.memory_bytes or 0
     if memory <= asked.reserve_bytes:
         raise SpecError(
@@ -101,14 +103,14 @@ def fit(
     rows = tuple(_stack_fit(shape, stack, memory - asked.reserve_bytes, asked, context) for stack in stacks)
     found = Fit(
         model=str(shape.reference),
-        parameters=parameters,
+        parameters=shape.description.parameters,
         gpu=card.name,
         memory_bytes=memory,
         reserve_bytes=asked.reserve_bytes,
         batch=asked.batch,
         context=context,
         new_tokens=asked.new_tokens,
-        most_context=most,
+        most_context=shape.facts.longest,
         stacks=rows,
     )
     return found.model_copy(update={"advice": _advice(found)})
@@ -142,7 +144,7 @@ def _stack_fit(shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked
     }
     if not host:
         figures |= {
-            "largest_context": largest(lambda size: need(1, size).peak <= usable, 2, shape.facts.context),
+            "largest_context": largest(lambda size: need(1, size).peak <= usable, 2, shape.facts.longest),
             "largest_batch": largest(lambda size: need(size, context).peak <= usable, 1, MOST_SEQUENCES),
         }
     return about.model_copy(update=figures)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.cpu import has_onednn_bfloat16
 from optigpu.job.spec import Variant
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import DecoderShape, OwnPasses, Part, StoredWeights, decoder_shape
+from optigpu.models.tensors import DecoderShape, LayerCache, OwnPasses, Part, StoredWeights
 from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique, engine_options
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -103,53 +104,63 @@ class DecoderMemory:
 
     def cache_bytes(self, batch: int, tokens: int, room: int) -> int:
         """Of keys and values of `tokens` tokens; a static cache has room for `room` of them."""
+        return sum(layer.count * self._of_a_layer(layer, batch, tokens, room) for layer in self.shape.caches)
+
+    def _largest_layer(self, batch: int, tokens: int, room: int) -> int:
+        """Of the bytes that `cache_bytes` counts those of the layer that has the most."""
+        return max(self._of_a_layer(layer, batch, tokens, room) for layer in self.shape.caches)
+
+    def _of_a_layer(self, layer: LayerCache, batch: int, tokens: int, room: int) -> int:
         options = self.cache
         if options.kind == "none":
             return 0
         kept = room if options.kind == "static" else tokens
         if options.window is not None:
             kept = min(kept, options.sinks + options.window)
-        if self.shape.window is not None:
-            last = self.shape.window if options.kind == "static" else self.shape.window - 1
-            kept = min(kept, last)
-        facts = self.shape.facts
-        # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.
-        keys = self.stored.width if self.width < self.stored.width and self.shape.small.rotary else 0
-        row = facts.head_size * ((keys or self.cache_width) + self.cache_width) // 2
+        if layer.window is not None:
+            kept = min(kept, layer.window if options.kind == "static" else layer.window - 1)
         if options.int8:
-            row = facts.head_size + KV_SCALE_BYTES
-        return 2 * batch * kept * facts.layers * facts.kv_heads * row
+            return batch * kept * layer.kv_heads * (layer.key_size + layer.value_size + 2 * KV_SCALE_BYTES)
+        # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.
+        is_mixed = self.width < self.stored.width and self.shape.passes.rotary
+        key_width, value_width = self.stored.width if is_mixed else self.cache_width, self.cache_width
+        return batch * kept * layer.kv_heads * (layer.key_size * key_width + layer.value_size * value_width)
 
     def _prompt(self, load: Load) -> tuple[int, int]:
         cache = self.cache_bytes(load.batch, load.prompt, load.context)
         tokens = load.prompt if self.at_once is None else min(load.prompt, self.at_once)
-        return cache, max(self._points(load.batch, tokens, load.prompt, cache))
+        layer = self._largest_layer(load.batch, load.prompt, load.context)
+        return cache, max(self._points(load.batch, tokens, load.prompt, layer))
 
     def _last_step(self, load: Load) -> tuple[int, int]:
         """The last token is decoded and not cached any more."""
         length = load.context - 1
         cache = self.cache_bytes(load.batch, length, load.context)
         tokens = length if self.cache.kind == "none" else 1
-        return cache, max(self._points(load.batch, tokens, length, cache))
+        layer = self._largest_layer(load.batch, length, load.context)
+        return cache, max(self._points(load.batch, tokens, length, layer))
 
-    def _points(self, batch: int, tokens: int, length: int, cache: int) -> Iterator[int]:
-        """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`."""
+    def _points(self, batch: int, tokens: int, length: int, layer: int) -> Iterator[int]:
+        """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`.
+
+        `layer` is the largest cache of one.
+        """
         facts, width = self.shape.facts, self.width
         hidden = batch * tokens * facts.hidden_size * self.stored.width
-        positions = 2 if self.shape.family.learns_positions else 0
-        rotary = 2 * batch * tokens * facts.head_size * self.stored.width if self.shape.small.rotary else 0
-        inner = batch * tokens * (facts.inner_size or 4 * facts.hidden_size) * width
+        positions = 2 if self.shape.learns_positions else 0
+        rotary = 2 * batch * tokens * facts.head_size * self.stored.width if self.shape.passes.rotary else 0
+        inner = batch * tokens * self.shape.inner_size * width
         ids = 2 * INDEX * batch * length
         around = (4 + positions) * hidden + rotary + ids
         stored, computed = self._scores(batch, tokens, length)
-        yield around + self.shape.small.inner_tensors * inner + stored
+        yield around + self.shape.passes.inner_tensors * inner + stored
         if self.stored.sum_bytes:
             sums = inner // width * self.stored.sum_bytes
             yield around + (inner if facts.gated_mlp else 0) + sums + stored
         if computed:
             yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
         else:
-            yield around + self._attention(batch, tokens, length, cache)
+            yield around + self._attention(batch, tokens, length, layer)
         yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
 
     def _copied_head(self) -> int:
@@ -173,18 +184,18 @@ class DecoderMemory:
         if facts.kv_heads != facts.heads:
             repeated = 2 * batch * length * facts.heads * facts.head_size * self.width
         within = 2 * self.width
-        if self.shape.small.float_scores and self.width < FLOAT:
+        if self.shape.passes.float_scores and self.width < FLOAT:
             # A CPU widens scores before their softmax, a GPU within it.
             within = self.width + (2 * FLOAT if self.device is DeviceKind.CPU else FLOAT)
         return each * self.width + mask, each * within + mask + repeated
 
-    def _attention(self, batch: int, tokens: int, length: int, cache: int) -> int:
+    def _attention(self, batch: int, tokens: int, length: int, layer: int) -> int:
         """Queries, keys and values with their rotated copies, and copies of one layer's cache: a dynamic one is joined
         from a copy of its keys or values, one of our own from both, and int8 ones are widened."""
         facts, width, options = self.shape.facts, self.width, self.cache
         queries = batch * tokens * facts.heads * facts.head_size * width
         keys = batch * tokens * facts.kv_heads * facts.head_size * width
-        layer, joined = cache // facts.layers, 0
+        joined = 0
         is_own = options.int8 or options.window is not None
         if options.kind == "dynamic":
             joined = layer if is_own else layer // 2

@@ -7,12 +7,12 @@ gives each of `pipeline` groups of them some of the blocks.
 from collections.abc import Iterator
 from typing import Literal
 
-from optigpu.fit.fitting import USUAL_CONTEXT, Asked
+from optigpu.fit.fitting import Asked
 from optigpu.fit.memory import WIDTHS, DecoderMemory
 from optigpu.fit.stacks import NamedStack
 from optigpu.hardware.catalog import Device
 from optigpu.models.tensors import DecoderShape, Part
-from optigpu.vocabulary import DeviceKind, Frozen, SpecError
+from optigpu.vocabulary import DeviceKind, Frozen
 
 WAYS = (1, 2, 4, 8)
 MOST_GPUS = 32
@@ -74,12 +74,7 @@ def fit_several(
     `link_bytes_per_s` is what a GPU sends in a second. Raises SpecError for a context that the model does not have,
     UnsupportedError for a technique whose bytes depend on more than shapes.
     """
-    most = shape.facts.context
-    context = min(USUAL_CONTEXT, most) if asked.context is None else asked.context
-    if not 2 <= context <= most:
-        raise SpecError(
-            f"context: {context} is out of range; {shape.reference} takes from 2 to {most} tokens."
-        )
+    context = asked.context_of(shape)
     memory = DecoderMemory(shape, stack.techniques, DeviceKind.CUDA)
     need = memory.need(asked.load(asked.batch, context))
     usable = (card.memory_bytes or 0) - asked.reserve_bytes

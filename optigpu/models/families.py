@@ -5,7 +5,7 @@ family. Imports no torch: classes and modules are named here and looked up in a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -68,16 +68,13 @@ class Mlp:
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """The names in a family's configuration, and the values of those that it leaves out.
+    """The family's own names in its configuration.
 
-    `inner_size` is the width of the MLP (None: not known) and `activation` its function. `renamed` has the family's own
-    name for each of transformers' usual ones.
+    `inner_size` is the width of the MLP (None: not known) and `activation` its function.
     """
 
     inner_size: str | None = None
     activation: str = "hidden_act"
-    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    defaults: Mapping[str, int | bool] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -95,21 +92,14 @@ class GgufFamily:
 
 
 @dataclass(frozen=True)
-class SmallTensors:
-    """What a family's decoders hold beside their matrices, for counting bytes without loading a model.
+class Passes:
+    """What a family's forward passes hold at once, for counting bytes without a model.
 
-    A block has `norms` norms of `norm_vectors` vectors; `biases` names the linear layers that have one (qkv, output,
-    up, down, head). `more_positions` are rows of the embedding of positions beyond the context. `rotary` says where the
-    tables of a rotary embedding are: once in the model, in each block with a row for each position, or nowhere.
-    `inner_tensors` is how many tensors as wide as the MLP's inner layer its forward pass holds at once. `float_scores`:
-    eager attention takes its softmax in float32.
+    `rotary`: they rotate queries and keys. `inner_tensors` is how many tensors as wide as the MLP's inner layer they
+    hold. `float_scores`: eager attention takes its softmax in float32.
     """
 
-    norms: int = 2
-    norm_vectors: int = 1
-    biases: tuple[str, ...] = ()
-    more_positions: int = 0
-    rotary: Literal["model", "blocks"] | None = None
+    rotary: bool = True
     inner_tensors: int = 3
     float_scores: bool = True
 
@@ -123,7 +113,7 @@ class ModelFamily:
     [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`: an
     image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
     GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family, and
-    `small` where its tensors are not known.
+    `passes` where what its forward passes hold is not known.
     """
 
     name: str
@@ -138,7 +128,7 @@ class ModelFamily:
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
     gguf: GgufFamily | None = None
-    small: SmallTensors | None = None
+    passes: Passes | None = None
 
     @property
     def mlp(self) -> Mlp | None:
@@ -151,7 +141,6 @@ class ModelFamily:
         return self.decoder is not None and self.decoder.positions is not None
 
 
-_BLOCK_BIASES = ("qkv", "output", "up", "down")
 _SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -161,7 +150,6 @@ def _like_llama(
     prefix: str,
     window_in: Literal["config", "attention"] | None = None,
     gguf: GgufFamily | None = None,
-    biases: tuple[str, ...] = (),
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return ModelFamily(
@@ -173,13 +161,13 @@ def _like_llama(
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
         gguf=gguf,
-        small=SmallTensors(biases=biases, rotary="model"),
+        passes=Passes(),
     )
 
 
-def _blocks_like_llama(name: str, title: str, prefix: str) -> ModelFamily:
+def _blocks_like_llama(name: str, title: str, prefix: str, passes: Passes) -> ModelFamily:
     """A family whose blocks and norms have Llama's names, with another attention or MLP."""
-    return ModelFamily(name, title, forwards="llama", decoder=_decoder_like_llama(prefix))
+    return ModelFamily(name, title, forwards="llama", decoder=_decoder_like_llama(prefix), passes=passes)
 
 
 def _decoder_like_llama(prefix: str) -> Decoder:
@@ -198,14 +186,6 @@ def _decoder_like_llama(prefix: str) -> Decoder:
     )
 
 
-_GPT2_KEYS = MappingProxyType(
-    {
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    }
-)
 _GPT2 = ModelFamily(
     "gpt2",
     "GPT-2",
@@ -225,15 +205,10 @@ _GPT2 = ModelFamily(
     ),
     attention=AttentionParts("GPT2Attention", "attn", ("c_attn",), "c_proj"),
     mlps=(Mlp("GPT2MLP", "mlp", "c_fc", "c_proj", "act"),),
-    keys=ConfigKeys(
-        inner_size="n_inner",
-        activation="activation_function",
-        renamed=_GPT2_KEYS,
-        defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
-    ),
+    keys=ConfigKeys(inner_size="n_inner", activation="activation_function"),
     conv1d=True,
     gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
-    small=SmallTensors(norm_vectors=2, biases=_BLOCK_BIASES, inner_tensors=4, float_scores=False),
+    passes=Passes(rotary=False, inner_tensors=4, float_scores=False),
 )
 _OPT = ModelFamily(
     "opt",
@@ -255,31 +230,18 @@ _OPT = ModelFamily(
     attention=AttentionParts("OPTAttention", "self_attn", _SEPARATE_QKV, "out_proj"),
     # The block itself holds its MLP's layers.
     mlps=(Mlp("OPTDecoderLayer", "", "fc1", "fc2", "activation_fn"),),
-    keys=ConfigKeys(
-        inner_size="ffn_dim",
-        activation="activation_function",
-        defaults=MappingProxyType({"tie_word_embeddings": True}),
-    ),
+    keys=ConfigKeys(inner_size="ffn_dim", activation="activation_function"),
     needs_mask=True,
     gptqmodel_activation="relu",
-    small=SmallTensors(
-        norm_vectors=2, biases=_BLOCK_BIASES, more_positions=2, inner_tensors=2, float_scores=False
-    ),
+    passes=Passes(rotary=False, inner_tensors=2, float_scores=False),
 )
 _GPTJ = ModelFamily(
     # Its blocks have one norm before attention and MLP, which take the same inputs: no other family's parts fit.
     "gptj",
     "GPT-J",
     mlps=(Mlp("GPTJMLP", "mlp", "fc_in", "fc_out", "act"),),
-    keys=ConfigKeys(
-        inner_size="n_inner",
-        activation="activation_function",
-        renamed=_GPT2_KEYS,
-        defaults=MappingProxyType({"n_positions": 2048, "vocab_size": 50400, "tie_word_embeddings": False}),
-    ),
-    small=SmallTensors(
-        norms=1, norm_vectors=2, biases=("up", "down", "head"), rotary="blocks", inner_tensors=4
-    ),
+    keys=ConfigKeys(inner_size="n_inner", activation="activation_function"),
+    passes=Passes(inner_tensors=4),
 )
 _VIT = ModelFamily(
     "vit",
@@ -302,10 +264,10 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             _OPT,
             _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
-            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention", biases=("qkv",)),
-            _blocks_like_llama("phi3", "Phi-3", "Phi3"),
-            _blocks_like_llama("qwen3", "Qwen3", "Qwen3"),
-            _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3"),
+            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
+            _blocks_like_llama("phi3", "Phi-3", "Phi3", Passes(inner_tensors=4)),
+            _blocks_like_llama("qwen3", "Qwen3", "Qwen3", Passes()),
+            _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3", Passes()),
             _VIT,
             ModelFamily("beit", "BEiT", fixed_image_size=True),
             ModelFamily("deit", "DeiT", fixed_image_size=True),

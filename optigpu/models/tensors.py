@@ -3,27 +3,66 @@
 A model begins with every tensor in one dtype; techniques say what their hooks make of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import config_of, facts_from_config
-from optigpu.models.families import ModelFamily, SmallTensors, family_of
+from optigpu.models.families import Passes
 from optigpu.models.reference import ModelReference
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import Frozen
 
 _FLOAT = 4
 
 
 class Part(StrEnum):
-    """What a matrix is: a linear layer of a block, the head, or a table whose rows are looked up."""
+    """What a matrix is: a linear layer, the head, or a table whose rows are looked up."""
 
     LINEAR = "linear"
     HEAD = "head"
     EMBEDDING = "embedding"
     POSITIONS = "positions"
+
+
+class MatrixShape(Frozen):
+    """`count` equal matrices [outputs, inner] of a loaded model, each with a bias or without."""
+
+    name: str
+    part: Part
+    outputs: int
+    inner: int
+    count: int
+    bias: bool
+
+
+class LayerCache(Frozen):
+    """What each of `count` equal layers keeps of a token, for each of `kv_heads`, in numbers.
+
+    `window` is how many tokens it reaches back, its own included; None: all of them.
+    """
+
+    window: int | None
+    kv_heads: int
+    key_size: int
+    value_size: int
+    count: int
+
+
+class Description(Frozen):
+    """What a decoder is made of, in any dtype.
+
+    `numbers` are those beside the matrices in the model's dtype, such as norms; `fixed_bytes` those in a dtype of their
+    own, such as the tables of a rotary embedding. `caches` is None where a layer keeps something else than keys and
+    values, or what it keeps cannot be told without numbers.
+    """
+
+    facts: ModelFacts
+    parameters: int
+    matrices: tuple[MatrixShape, ...]
+    numbers: int
+    fixed_bytes: int
+    caches: tuple[LayerCache, ...] | None
 
 
 @dataclass(frozen=True)
@@ -128,98 +167,48 @@ def _quantized(matrix: Matrix, of: Callable[[int, int], int], float_bias: bool, 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder as a predictor of its memory sees it. `window` is how many tokens its own attention reaches back."""
+    """A decoder as a predictor of its memory sees it.
+
+    `caches` are those of its description, and `passes` is what the table of families says of its forward passes.
+    """
 
     reference: ModelReference
-    facts: ModelFacts
-    small: SmallTensors
-    window: int | None
-    config: Mapping[str, Any]
+    description: Description
+    caches: tuple[LayerCache, ...]
+    passes: Passes
 
     @property
-    def family(self) -> ModelFamily:
-        """What the table of families says of it."""
-        return family_of(self.facts.family)
+    def facts(self) -> ModelFacts:
+        """Its shapes."""
+        return self.description.facts
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether it has an embedding of positions."""
+        return any(matrix.part is Part.POSITIONS for matrix in self.description.matrices)
+
+    @property
+    def inner_size(self) -> int:
+        """The width of the MLP's inner layer: nothing in a block has more inputs than what leads out of it."""
+        linear = (matrix.inner for matrix in self.description.matrices if matrix.part is Part.LINEAR)
+        return self.facts.inner_size or max(linear)
 
     def stored(self, width: int, *, half: bool = False) -> StoredWeights:
         """The weights as they are loaded, in a dtype of `width` bytes."""
+        found, tied = self.description, self.facts.tied_head
         return StoredWeights(
-            facts=self.facts,
-            matrices=tuple(self._matrices(width)),
-            other_bytes=width * self._norm_numbers() + self._rotary_bytes(),
-            norm_bytes=width * self._norm_numbers(),
+            facts=found.facts,
+            matrices=tuple(_loaded(matrix, width, tied) for matrix in found.matrices),
+            other_bytes=width * found.numbers + found.fixed_bytes,
+            norm_bytes=width * found.numbers,
             width=width,
             half=half,
-            tied=self.facts.tied_head,
+            tied=tied,
         )
 
-    def _matrices(self, width: int) -> Iterator[Matrix]:
-        facts, blocks = self.facts, self.facts.layers
-        rows, wide = facts.vocabulary, facts.embedding_size
-        yield Matrix("embedding", Part.EMBEDDING, rows, wide, 1, width * rows * wide)
-        if self.family.learns_positions:
-            places = facts.context + self.small.more_positions
-            yield Matrix(
-                "positions", Part.POSITIONS, places, facts.hidden_size, 1, width * places * facts.hidden_size
-            )
-        for name, outputs, inner in self._linear_shapes():
-            bias = width * outputs if name.partition(".")[0] in self.small.biases else 0
-            yield Matrix(name, Part.LINEAR, outputs, inner, blocks, width * outputs * inner, bias)
-        bias = width * rows if "head" in self.small.biases else 0
-        own = 0 if facts.tied_head else width * rows * wide
-        yield Matrix("head", Part.HEAD, rows, wide, 1, own, bias)
 
-    def _linear_shapes(self) -> Iterator[tuple[str, int, int]]:
-        """Name, outputs and inputs of the layers of one block; those of separate queries, keys and values as qkv.*."""
-        facts, attention = self.facts, self.family.attention
-        queries, keys = facts.heads * facts.head_size, facts.kv_heads * facts.head_size
-        inner = facts.inner_size or 4 * facts.hidden_size
-        if attention and len(attention.qkv) == 1:
-            yield "qkv", queries + 2 * keys, facts.hidden_size
-        else:
-            yield "qkv.q", queries, facts.hidden_size
-            yield "qkv.k", keys, facts.hidden_size
-            yield "qkv.v", keys, facts.hidden_size
-        yield "output", facts.hidden_size, queries
-        if facts.gated_mlp:
-            yield "gate", inner, facts.hidden_size
-        yield "up", inner, facts.hidden_size
-        yield "down", facts.hidden_size, inner
-
-    def _norm_numbers(self) -> int:
-        """Of all blocks' norms and of the last one."""
-        vectors = self.small.norms * self.facts.layers + 1
-        return vectors * self.small.norm_vectors * self.facts.hidden_size
-
-    def _rotary_bytes(self) -> int:
-        """The frequencies and their copy, or each block's sines and cosines of every position; always float32."""
-        facts = self.facts
-        if self.small.rotary == "model":
-            return 2 * _FLOAT * (facts.head_size // 2)
-        if self.small.rotary == "blocks":
-            size = self.config.get("rotary_dim") or facts.hidden_size
-            return _FLOAT * facts.layers * facts.context * size
-        return 0
-
-
-def decoder_shape(reference: ModelReference) -> DecoderShape:
-    """The shape of a decoder from its configuration: of a preset, a bundled model, a folder, the hub's cache.
-
-    Raises UnsupportedError where there is none here, for an image classifier, and for a family whose tensors are not
-    known.
-    """
-    name, config = config_of(reference)
-    small = family_of(name).small
-    if small is None:
-        raise UnsupportedError(
-            f"The memory of {reference} cannot be predicted: the tensors of {name} models are not in the table of "
-            "families. Measure it with `optigpu run`."
-        )
-    facts = facts_from_config(name, config)
-    sliding = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if facts.embedding_size != facts.hidden_size:
-        raise UnsupportedError(
-            f"The memory of {reference} cannot be predicted: its embedding is projected to another width. Measure it "
-            "with `optigpu run`."
-        )
-    return DecoderShape(reference, facts, small, sliding, config)
+def _loaded(matrix: MatrixShape, width: int, tied: bool) -> Matrix:
+    """A tied head's numbers are the embedding's."""
+    own = 0 if matrix.part is Part.HEAD and tied else width * matrix.outputs * matrix.inner
+    bias = width * matrix.outputs if matrix.bias else 0
+    return Matrix(matrix.name, matrix.part, matrix.outputs, matrix.inner, matrix.count, own, bias)

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from optigpu.backends import converting
+from optigpu import programs
 from tests.engine.children import forking
 
-STAYING = (converting.__name__, forking.__name__)
+STAYING = (programs.__name__, forking.__name__)
 """The modules of children that outlive a test: these may run before a limit and go on after it."""
 
 

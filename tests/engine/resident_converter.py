@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from optigpu.backends.converting import ResidentConverter, converters_run_by
+from optigpu.programs import ResidentProgram, programs_run_by
 
 
 @cache
-def _converter() -> ResidentConverter:
-    return ResidentConverter()
+def _converter() -> ResidentProgram:
+    return ResidentProgram()
 
 
 @contextmanager
 def resident_converter() -> Iterator[None]:
     """Models are written by that process. Its stdin ends with this one, and so does it."""
-    with converters_run_by(_converter().run):
+    with programs_run_by(_converter().run):
         yield

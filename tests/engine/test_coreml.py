@@ -9,11 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from optigpu.backends.attention_window import window_of
-from optigpu.backends.converted import decoder_facts, weights_of
+from optigpu.backends.converted import weights_of
 from optigpu.backends.coreml.convert import PACKAGE
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGES
 from optigpu.backends.coreml.whole_pass import WholePass, traced
 from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.models.described import decoder_facts
+from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.caches import cache_with
@@ -102,7 +104,7 @@ def test_a_package_takes_ids_and_gives_the_logits_of_each_token(
     shapes = {
         each.name: list(each.type.multiArrayType.shape) for each in (*described.input, *described.output)
     }
-    facts = decoder_facts(order)
+    facts = decoder_facts(parse_reference(str(order.model)))
     assert shapes == {INPUT: [ROWS, LENGTH], OUTPUT: [ROWS, LENGTH, facts.vocabulary]}
     (weights,) = folder.rglob("weight.bin")
     assert weights.stat().st_size >= 4 * facts.vocabulary * facts.hidden_size
@@ -118,7 +120,9 @@ def test_greedy_tokens_and_scores_are_transformers_s(tmp_path: Path) -> None:
     def steps(rows: int, length: int) -> Any:
         return PackageSteps(Predictor(TINY, rows, length), rows, length)
 
-    loaded = Loaded("Core ML", decoder_facts(order), steps, weights_of(order), None)
+    loaded = Loaded(
+        "Core ML", decoder_facts(parse_reference(str(order.model))), steps, weights_of(order), None
+    )
     runtime = SteppedRuntime(order, loaded, Notes())
     prompt = prompts(ROWS, LENGTH - NEW)
     found = runtime.generate(prompt, NEW)

@@ -21,8 +21,6 @@ def test_what_the_table_says_is_in_transformers(family: ModelFamily) -> None:
     assert not missing
     config = AutoConfig.for_model(family.name)
     keys = family.keys
-    assert all(hasattr(config, usual) and hasattr(config, own) for usual, own in keys.renamed.items())
-    assert all(getattr(config, name) == value for name, value in keys.defaults.items())
     if keys.inner_size:
         assert hasattr(config, keys.inner_size)
         assert hasattr(config, keys.activation)

@@ -6,9 +6,9 @@ import pytest
 
 from optigpu.fit.memory import DecoderMemory, Load
 from optigpu.job.spec import resolve
+from optigpu.models.described import decoder_shape
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError

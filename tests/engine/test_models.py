@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of, image_facts_from_config, known_facts
+from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import (
     MODELS_DIR,
+    config_of,
     count_weights,
     load_image_model,
     load_model,
-    loaded_facts,
     loaded_image_facts,
 )
+from optigpu.models.packaged import packaged
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
@@ -25,10 +28,14 @@ def test_a_preset_has_the_published_number_of_weights(name: str) -> None:
     assert count_weights(model) == PRESETS[name].parameters
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_what_is_known_of_a_preset_without_loading_it_is_true(name: str) -> None:
-    reference = parse_reference(f"preset:{name}")
-    assert loaded_facts(load_model(reference, device="meta", dtype="float32")) == facts_of(reference)
+@pytest.mark.parametrize(
+    "reference", [*(f"preset:{name}" for name in PRESETS), *map("bundled:{}".format, BUNDLED)]
+)
+def test_what_is_known_of_a_model_without_loading_it_is_true(reference: str) -> None:
+    """`python -m tools.describe_models` writes it again after a change of a preset or of transformers."""
+    found = description(config_of(parse_reference(reference)))
+    assert packaged()[reference] == found
+    assert facts_of(parse_reference(reference)) == found.facts
 
 
 @pytest.mark.parametrize("name", IMAGE_PRESETS)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.base import engine_options
 from optigpu.techniques.quantization.ctranslate2_int8 import Ctranslate2Int8
 from optigpu.vocabulary import DeviceKind

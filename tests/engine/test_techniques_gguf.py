@@ -10,9 +10,9 @@ from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, ExactCaches, 
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
+from optigpu.models.described import decoder_shape
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.base import GgufType, Technique
 from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
 from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache

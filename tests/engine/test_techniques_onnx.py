@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from optigpu.backends.onnxruntime.formats import Format, format_of, graph_level_of
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import Part, decoder_shape
+from optigpu.models.tensors import Part
 from optigpu.ops.layouts import nbits_bytes
 from optigpu.techniques.base import Technique, engine_options
 from optigpu.techniques.compilation.onnx_graph import OnnxGraph

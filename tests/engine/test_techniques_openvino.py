@@ -7,8 +7,8 @@ import pytest
 
 from optigpu.backends.openvino.settings import form_of, properties_of
 from optigpu.hardware.cpu import has_vnni
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.base import Technique, engine_options
 from optigpu.techniques.memory.openvino_kv_cache import OpenVinoKvCache
 from optigpu.techniques.quantization.openvino_int4 import OpenVinoInt4

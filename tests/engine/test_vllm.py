@@ -57,7 +57,7 @@ def test_the_engine_has_room_for_the_workload_and_keeps_nothing_between_prompts(
         "disable_log_stats": True,
     }
     assert settings((VllmBf16(),)).dtype == "bfloat16"
-    longest = facts().context
+    longest = facts().longest
     assert settings(prompt_tokens=longest - 2, new_tokens=2).max_model_len == longest
 
 

@@ -13,8 +13,8 @@ from optigpu.fit.stacks import NamedStack, usual_stacks
 from optigpu.hardware.cards import gpu_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
@@ -79,7 +79,7 @@ def predicted(model: str, gpu: str, max_kld: float | None = None) -> Any:
     card, shape = gpu_of(gpu), decoder_shape(parse_reference(model))
     stacks = usual_stacks(card, shape.facts)
     spec = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": model, "device": "cuda"})
-    found = fit(shape, None, card, stacks, Asked(context=256))
+    found = fit(shape, card, stacks, Asked(context=256))
     return best_predicted(found, stacks, spec, card.name, max_kld=max_kld)
 
 
@@ -102,7 +102,7 @@ def test_a_model_that_fits_no_card_runs_on_the_host() -> None:
 def test_where_nothing_fits_the_error_says_what_would() -> None:
     card, shape = gpu_of("rtx4060"), decoder_shape(parse_reference("preset:llama-3.1-405b"))
     only = (NamedStack("fp32", ()),)
-    found = fit(shape, None, card, only, Asked())
+    found = fit(shape, card, only, Asked())
     with pytest.raises(
         UnsupportedError, match=r"No stack of preset:llama-3\.1-405b fits .* more than any GPU"
     ):

@@ -12,18 +12,17 @@ from optigpu.hardware.cards import gpu_of
 from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.models.reference import parse_reference, preset_of
-from optigpu.models.tensors import decoder_shape
+from optigpu.models.described import decoder_shape
+from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import Role, SpecError, UnsupportedError
 
 CARDS = "T4 A10 L4 L40 L40S H200 rtx3090 rtx4060 RTX-4080 rtx_4090 rtx5090"
 
 
 def found(model: str, gpu: str, **asked: int) -> Fit:
-    reference, card = parse_reference(model), gpu_of(gpu)
-    shape, preset = decoder_shape(reference), preset_of(reference)
+    shape, card = decoder_shape(parse_reference(model)), gpu_of(gpu)
     stacks = usual_stacks(card, shape.facts)
-    return fit(shape, preset.parameters if preset else None, card, stacks, Asked(**asked))
+    return fit(shape, card, stacks, Asked(**asked))
 
 
 @pytest.mark.parametrize("name", CARDS.split())
@@ -91,7 +90,7 @@ def test_impossible_requests_are_one_sentence() -> None:
         found("preset:gpt2", "T4", context=4096)
     with pytest.raises(SpecError, match="reserve less"):
         found("preset:gpt2", "T4", reserve_bytes=2**40)
-    with pytest.raises(UnsupportedError, match="tensors of resnet models are not in the table"):
+    with pytest.raises(UnsupportedError, match="preset:resnet-50 classifies images; name a model"):
         found("preset:resnet-50", "T4")
 
 

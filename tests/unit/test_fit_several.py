@@ -10,8 +10,8 @@ from optigpu.fit.fitting import Asked
 from optigpu.fit.several import Division, fit_several
 from optigpu.fit.stacks import stack_of
 from optigpu.hardware.cards import gpu_of
+from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import SpecError
 

@@ -13,7 +13,7 @@ from optigpu.backends.coreml.convert import PACKAGE
 from optigpu.backends.coreml.package import INPUT, PACKAGES, logits_in
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
@@ -28,7 +28,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 
     Raises UnsupportedError for a model that cannot be converted, OptiGPUError when converting fails.
     """
-    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+    facts = decoder_facts(parse_reference(str(order.model)))
 
     def steps(rows: int, length: int) -> "PackageSteps":
         path = PACKAGES.made(order, rows, length, progress)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter, decoder_facts, weights_of, whole
+from optigpu.backends.converted import Converter, weights_of, whole
 from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.ctranslate2 import PACKAGE, convert
 from optigpu.backends.ctranslate2.contents import Contents, contents_of
@@ -15,6 +15,8 @@ from optigpu.backends.ctranslate2.generator import Generator, Rows, logits_at
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint
+from optigpu.models.described import decoder_facts
+from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -36,7 +38,7 @@ class Ctranslate2Runtime:
     def __init__(self, order: Order, progress: Callable[[str], None]) -> None:
         """Raises UnsupportedError for a model without a converter, OptiGPUError when writing fails."""
         self.device, self.seed = order.device, order.seed
-        self.facts = decoder_facts(order)
+        self.facts = decoder_facts(parse_reference(str(order.model)))
         self.decoded: tuple[int, int] | None = None
         kind = engine_options(order.stack).weights
         path = CONVERTER.made(order, kind, (*model_arguments(order), "--type", kind), progress)
@@ -108,9 +110,9 @@ class Ctranslate2Runtime:
 
     def _admit(self, rows: int, length: int, decoded: int) -> None:
         """Remembers what is `decoded`. Raises OptiGPUError for sequences that are longer than the model's context."""
-        if length > self.facts.context:
+        if length > self.facts.longest:
             raise OptiGPUError(
-                f"The model's context is {self.facts.context} tokens, and {length} do not fit; ask for fewer tokens."
+                f"The model's context is {self.facts.longest} tokens, and {length} do not fit; ask for fewer tokens."
             )
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < decoded:
             self.decoded = (rows, decoded)

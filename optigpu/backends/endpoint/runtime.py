@@ -21,7 +21,7 @@ from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profi
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -54,7 +54,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
     endpoint = parse_endpoint(str(order.endpoint))
     require_allowed(endpoint)
     reference = parse_reference(str(order.model))
-    facts = facts_from_config(*config_of(reference))
+    facts = decoder_facts(reference)
     tokenizer = tokenizer_of(reference)
     progress("asking the server")
     runner = asyncio.Runner()

@@ -14,7 +14,7 @@ from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.executorch.program import PROGRAMS
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
@@ -27,7 +27,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 
     Raises UnsupportedError for a model that cannot be exported, OptiGPUError when exporting fails.
     """
-    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+    facts = decoder_facts(parse_reference(str(order.model)))
 
     def steps(rows: int, length: int) -> "ProgramSteps":
         path = PROGRAMS.made(order, rows, length, progress)

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from optigpu.backends.llama_cpp.gguf_families import WrittenFamily, written_family
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import facts_from_config
+from optigpu.models.loading.load import facts_of_config
 from optigpu.vocabulary import UnsupportedError
 
 Metadata = dict[str, int | float]
@@ -23,11 +23,11 @@ def metadata(config: PretrainedConfig) -> Metadata:
 
     Raises UnsupportedError for a family that is not written.
     """
-    family, facts = written_family(config.model_type), _facts(config)
+    family, facts = written_family(config.model_type), facts_of_config(config)
     assert facts.inner_size is not None, "the table has the width of every MLP that it has the layers of"
     norm = "layer_norm_rms_epsilon" if family.decoder.norm_kind == "RMSNorm" else "layer_norm_epsilon"
     found: Metadata = {
-        "context_length": facts.context,
+        "context_length": facts.longest,
         "embedding_length": facts.hidden_size,
         "block_count": facts.layers,
         "feed_forward_length": facts.inner_size,
@@ -49,7 +49,7 @@ def tensors(model: PreTrainedModel) -> Named:
 
     Raises UnsupportedError for a family and for a rotary embedding that is not written.
     """
-    family, facts = written_family(model.config.model_type), _facts(model.config)
+    family, facts = written_family(model.config.model_type), facts_of_config(model.config)
     decoder = family.decoder
     once = {decoder.embedding: "token_embd", decoder.final: "output_norm"}
     if decoder.positions is None:
@@ -92,7 +92,7 @@ def rope_factors(config: PretrainedConfig) -> list[float] | None:
             f"The rotary scaling {rope['rope_type']!r} cannot be written as GGUF here; ask for the backend torch."
         )
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    size = _facts(config).head_size
+    size = facts_of_config(config).head_size
     factors = []
     for pair in range(size // 2):
         wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / size)
@@ -100,10 +100,6 @@ def rope_factors(config: PretrainedConfig) -> list[float] | None:
         smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
         factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
     return factors
-
-
-def _facts(config: PretrainedConfig) -> ModelFacts:
-    return facts_from_config(config.model_type, config.to_dict())
 
 
 def _of_block(block: torch.nn.Module, family: WrittenFamily, facts: ModelFacts) -> Named:

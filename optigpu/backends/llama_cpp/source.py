@@ -14,7 +14,7 @@ from optigpu.backends.llama_cpp.gguf_header import Header, read_header
 from optigpu.backends.llama_cpp.library import Library
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.held import GGUF, model_file
 from optigpu.models.loading.weights import hash_of
 from optigpu.models.reference import ModelReference, parse_reference
@@ -73,13 +73,13 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
 
 def _facts(reference: ModelReference, engine: Engine) -> ModelFacts:
     """Raises UnsupportedError for what is not written as GGUF, or what the engine refuses."""
-    family, config = config_of(reference)
+    facts = decoder_facts(reference)
     try:
-        written_family(family)
+        written_family(facts.family)
     except UnsupportedError as error:
         raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
-    _require_runnable(reference, family, engine)
-    return facts_from_config(family, config)
+    _require_runnable(reference, facts.family, engine)
+    return facts
 
 
 def _require_runnable(reference: ModelReference, family: str, engine: Engine) -> None:

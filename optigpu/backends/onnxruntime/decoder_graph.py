@@ -101,7 +101,7 @@ class _DecoderWriter:
         values = graph.node("Gather", table, ids)
         if parts.positions:
             places = numbers(self._decoder.get_submodule(parts.positions).get_parameter("weight"))[
-                -self._facts.context :
+                -self._facts.longest :
             ]
             graph.input("positions", TensorProto.INT64, ("count",))
             found = graph.node("Gather", graph.constant("places", places, looked_up=True), "positions")
@@ -118,7 +118,7 @@ class _DecoderWriter:
                 f"onnxruntime does not support the rotary scaling {kind!r}; ask for the backend torch."
             )
         rotary = self._decoder.get_submodule("rotary_emb")
-        places = torch.arange(self._facts.context)[None]
+        places = torch.arange(self._facts.longest)[None]
         halves = [each[0].chunk(2, dim=-1)[0] for each in rotary(torch.empty(0), places)]
         return tuple(
             self._graph.constant(name, numbers(half), looked_up=True)

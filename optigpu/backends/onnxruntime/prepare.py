@@ -20,7 +20,8 @@ from optigpu.backends.runtime import Ids, Images, Logits, Runtime
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
-from optigpu.models.facts import config_of, image_facts_from_config
+from optigpu.models.described import decoder_facts, image_facts
+from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import Task, UnsupportedError
@@ -61,7 +62,10 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
 
 
 def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
-    size = getattr(order.workload, "image_size", None) or _image_facts(order).image_size
+    reference = parse_reference(str(order.model))
+    known = known_facts(reference)
+    facts = known if isinstance(known, ImageFacts) else image_facts(reference)
+    size = getattr(order.workload, "image_size", None) or facts.image_size
     images = engine_options(order.stack).calibrated_on
     arguments = (*model_arguments(order), "--image-size", str(size))
     if images:
@@ -99,19 +103,13 @@ class _Prompts:
 def opened_decoder(order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
     """The graph of a decoder, written before if it is not kept already. Raises as `prepared` does."""
     reference = parse_reference(str(order.model))
-    family, _ = config_of(reference)
     try:
-        parts_of(family)
+        parts_of(decoder_facts(reference).family)
     except UnsupportedError as error:
         raise UnsupportedError(f"onnxruntime cannot run {reference}: {error}") from error
     form = format_of(order.stack).name
     folder = CONVERTER.made(order, form, (*model_arguments(order), "--format", form), progress)
     return _loaded(folder, order, progress)
-
-
-def _image_facts(order: Order) -> ImageFacts:
-    family, config = config_of(parse_reference(str(order.model)))
-    return image_facts_from_config(family, {"num_labels": 1, **config})
 
 
 def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:

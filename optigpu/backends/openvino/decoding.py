@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import decoder_facts, weights_of, whole
+from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.openvino.contents import Contents, contents_of
 from optigpu.backends.openvino.kept import decoder_of
 from optigpu.backends.openvino.library import ov
@@ -12,6 +12,8 @@ from optigpu.backends.openvino.model import OpenVinoModel, Sequences
 from optigpu.backends.openvino.settings import PLAIN, form_of, properties_of
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.shapes import Footprint, ModelFacts
+from optigpu.models.described import decoder_facts
+from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
 
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -24,7 +26,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 
     Raises UnsupportedError for a model that cannot be converted, OptiGPUError when writing or reading fails.
     """
-    facts = decoder_facts(order)
+    facts = decoder_facts(parse_reference(str(order.model)))
     options = engine_options(order.stack)
     path = decoder_of(order, form_of(options), progress)
     progress("compiling")

@@ -18,7 +18,7 @@ from optigpu.backends.tensorrt_llm.answers import arrived
 from optigpu.backends.tensorrt_llm.settings import LlmSettings, sampling_of, settings_of
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
@@ -30,7 +30,7 @@ NOT_SAID = "TensorRT-LLM does not say which kernels of attention run."
 
 def prepared(order: Order, progress: Callable[[str], None]) -> "TensorRtLlmRuntime":
     """Makes the engine for the order's workload. Raises UnsupportedError for a model that it does not know."""
-    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+    facts = decoder_facts(parse_reference(str(order.model)))
     settings = settings_of(order, folder_of("tensorrt_llm", order, progress), facts)
     progress("loading")
     try:

@@ -38,8 +38,8 @@ def settings_of(order: Order, folder: Path, facts: ModelFacts) -> LlmSettings:
     """The engine for an order's workload; float32 without a technique."""
     shape = order.workload.work_shape
     rows = getattr(shape, "batch_size", 1)
-    tokens = getattr(shape, "prompt_tokens", facts.context) + getattr(shape, "new_tokens", 0)
-    length = min(tokens, facts.context)
+    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
+    length = min(tokens, facts.longest)
     return LlmSettings(
         model=str(folder),
         dtype=engine_options(order.stack).weights,

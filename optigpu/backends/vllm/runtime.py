@@ -23,7 +23,7 @@ from optigpu.backends.vllm.forcing import ROW, SCORED, Forcing, Row
 from optigpu.backends.vllm.settings import EngineSettings, cache_gib, room_of, settings_of
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
@@ -38,7 +38,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "VllmRuntime":
 
     Raises UnsupportedError for a model that vLLM does not know or cannot find here.
     """
-    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+    facts = decoder_facts(parse_reference(str(order.model)))
     settings = settings_of(order, folder_of("vllm", order, progress), facts)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(settings, facts))
     logging.getLogger("vllm").setLevel(logging.WARNING)

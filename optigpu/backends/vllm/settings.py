@@ -58,8 +58,8 @@ def room_of(order: Order, facts: ModelFacts) -> tuple[int, int]:
     """The sequences and the tokens of each that a workload decodes; with one more, which scoring predicts."""
     shape = order.workload.work_shape
     rows = getattr(shape, "batch_size", 1)
-    tokens = getattr(shape, "prompt_tokens", facts.context) + getattr(shape, "new_tokens", 0)
-    return rows, min(tokens + 1, facts.context)
+    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
+    return rows, min(tokens + 1, facts.longest)
 
 
 def cache_gib(settings: EngineSettings, facts: ModelFacts) -> int:

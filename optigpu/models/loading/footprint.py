@@ -36,7 +36,8 @@ def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
     return Footprint(
         facts=facts,
         streamed_bytes=sum(streamed.values()),
-        row_bytes=sum(tensor.nbytes // max(1, tensor.shape[0]) for tensor in rows),
+        # A number by which rows are scaled is no table.
+        row_bytes=sum(tensor.nbytes // max(1, tensor.shape[0]) for tensor in rows if tensor.dim()),
         product_dtypes=product_dtypes(model),
     )
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import Module, init
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -21,7 +24,8 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, whi
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.facts import block_shapes, image_facts_from_config
+from optigpu.models.facts import image_facts_from_config
+from optigpu.models.families import family_of
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
 from optigpu.models.held import model_directory
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
@@ -30,6 +34,8 @@ from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
+_CONTEXTS = ("max_position_embeddings", "max_seq_len")
+"""What configurations call the number of positions; other names of families are the first one's aliases."""
 
 
 def load_model(
@@ -86,12 +92,17 @@ def classifies_images(reference: ModelReference) -> bool:
 
     Raises UnsupportedError if its configuration cannot be read here.
     """
+    return type(config_of(reference)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+
+def config_of(reference: ModelReference) -> PretrainedConfig:
+    """transformers' configuration of a model. Raises UnsupportedError if it cannot be read here."""
     preset = preset_of(reference)
     if preset is not None:
-        return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        return AutoConfig.for_model(preset.model_type, **preset.config)
     with _one_sentence(reference):
-        config = AutoConfig.from_pretrained(source_of(reference), **reading_of(reference))
-    return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        config: PretrainedConfig = AutoConfig.from_pretrained(source_of(reference), **reading_of(reference))
+    return config
 
 
 def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
@@ -116,22 +127,61 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
-    """The facts of a loaded model, read from its configuration by the names that all of transformers shares."""
-    config = model.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
+    """The facts of a loaded model."""
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    # A layer that was quantized in its place may hold its numbers under another name.
+    return replace(facts_of_config(model.config), tied_head=head is model.get_input_embeddings().weight)
+
+
+def facts_of_config(config: PretrainedConfig) -> ModelFacts:
+    """The facts in a configuration, by the names that all of transformers shares and the defaults of its class.
+
+    A model without attention has no heads, and one whose positions have no end no context.
+    """
+    config = config.get_text_config(decoder=True)
+    family, heads = family_of(config.model_type), getattr(config, "num_attention_heads", 0)
+    hidden, inner = config.hidden_size, family.keys.inner_size
+    contexts = (getattr(config, name, None) for name in _CONTEXTS)
     return ModelFacts(
         family=config.model_type,
-        hidden_size=config.hidden_size,
+        hidden_size=hidden,
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=_kv_heads(config) or heads,
         vocabulary=config.vocab_size,
-        context=config.max_position_embeddings,
-        # A layer that was quantized in its place may hold its numbers under another name.
-        tied_head=getattr(model.get_output_embeddings(), "weight", None)
-        is model.get_input_embeddings().weight,
-        **block_shapes(config.model_type, config.to_dict(), config.hidden_size, heads),
+        context=next((context for context in contexts if context is not None), None),
+        tied_head=bool(config.tie_word_embeddings),
+        head_size=(getattr(config, "head_dim", None) or hidden // heads) if heads else 0,
+        # GPT-2's configuration may leave the width out.
+        inner_size=(getattr(config, inner) or 4 * hidden) if inner else None,
+        gated_mlp=bool(family.mlp and family.mlp.gate) if inner else None,
+        embedding_size=getattr(config, "word_embed_proj_dim", None) or hidden,
     )
+
+
+def _kv_heads(config: PretrainedConfig) -> int | None:
+    """Those that a configuration says; the older ones say whether all queries share one."""
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    return getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+
+
+def why_no_decoder(config: PretrainedConfig) -> str | None:
+    """Why a model does not go on with a text, as the end of a sentence about it; None for one that does."""
+    kind = type(config)
+    if config.is_encoder_decoder:
+        return f"is an encoder-decoder ({config.model_type}); name a model that generates text with a decoder alone."
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"is a {config.model_type} model, which generates no text; name a model that does."
+    if kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return f"is an encoder ({config.model_type}), which generates no text; name a model that does."
+    return None
+
+
+def _why_no_classifier(config: PretrainedConfig) -> str | None:
+    if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return None
+    return f"is a {config.model_type} model, which classifies no images; name a model that does."
 
 
 def loaded_image_facts(model: PreTrainedModel) -> ImageFacts:
@@ -213,6 +263,9 @@ def _read(
 
     with _one_sentence(reference):
         config = AutoConfig.from_pretrained(source, **reading)
+        reason = why_no_decoder(config) if kind is AutoModelForCausalLM else _why_no_classifier(config)
+        if reason:
+            raise UnsupportedError(f"{reference} {reason}")
         packing = packing_of(config)
         if packing is None:
             return read()

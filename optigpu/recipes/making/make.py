@@ -67,9 +67,9 @@ def make(request: RecipeRequest, doing: Doing) -> RecipeOutcome:
 
 def _written(teacher: PreTrainedModel, rows: int, length: int, seed: int) -> torch.Tensor:
     facts = loaded_facts(teacher)
-    if length > facts.context:
+    if length > facts.longest:
         raise UnsupportedError(
-            f"Texts of {length} tokens do not fit the model's context of {facts.context}; ask for a smaller length."
+            f"Texts of {length} tokens do not fit the model's context of {facts.longest}; ask for a smaller length."
         )
     return sampled(teacher, facts.vocabulary, rows, length, seed, at_once=WRITTEN_AT_ONCE)
 

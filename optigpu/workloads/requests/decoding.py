@@ -152,6 +152,6 @@ def drawn_ids(source: np.random.Generator, model: ModelFacts, shape: tuple[int, 
 
 def exceeds_context(model: ModelFacts, tokens: int, fields: str) -> str | None:
     """Why so many tokens do not fit the model's context, or None; `fields` names what they are the sum of."""
-    if tokens <= model.context:
+    if tokens <= model.longest:
         return None
-    return f"{fields} = {tokens} exceeds the model's context of {model.context} tokens; ask for fewer."
+    return f"{fields} = {tokens} exceeds the model's context of {model.longest} tokens; ask for fewer."

@@ -88,7 +88,7 @@ def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: De
     if matrix.part is Part.EMBEDDING:
         return replace(matrix, bytes=_packed(matrix, layout.tables, layout, device))
     if matrix.part is Part.POSITIONS:
-        used = replace(matrix, outputs=weights.facts.context)
+        used = replace(matrix, outputs=weights.facts.longest)
         return replace(matrix, bytes=_packed(used, layout.tables, layout, device))
     outputs, kind = matrix.outputs, layout.kind(matrix.part)
     if device is DeviceKind.CPU:

@@ -46,7 +46,7 @@ class PromptLookup:
 
 def draft_of(drafting: PreTrainedModel | None, ngram: int) -> Draft:
     """Guesses by a draft model, or from the sequence where there is none."""
-    return PromptLookup(ngram) if drafting is None else DraftModel(drafting, loaded_facts(drafting).context)
+    return PromptLookup(ngram) if drafting is None else DraftModel(drafting, loaded_facts(drafting).longest)
 
 
 class DraftModel:

@@ -7,9 +7,9 @@ from pydantic import Field, field_validator, model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.described import decoder_shape
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, SpecError
 

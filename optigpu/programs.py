@@ -1,7 +1,8 @@
-"""Where converters' programs run: each in a process of its own, or one after the other in one that stays.
+"""Where programs run that need torch or an engine: each in a process of its own, or one by one in one that stays.
 
-`python -m optigpu.backends.converting` is the one that stays: torch and the engines' libraries are loaded once. It
-reads lines from stdin, each a program with its arguments, answers each with how it ended, and ends with its stdin.
+They write engines' models and describe models. `python -m optigpu.programs` is the process that stays: torch and the
+engines' libraries are loaded once. It reads lines from stdin, each a program with its arguments, answers each with how
+it ended, and ends with its stdin.
 """
 
 import gc
@@ -40,7 +41,7 @@ def run_alone(program: str, arguments: Sequence[str]) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-class ResidentConverter:
+class ResidentProgram:
     """The process that stays. It starts with the first program, and again after a program that it died of."""
 
     def __init__(self) -> None:
@@ -77,14 +78,14 @@ class ResidentConverter:
 _RUN: ContextVar[Run] = ContextVar("_RUN", default=run_alone)
 
 
-def run_converter(program: str, arguments: Sequence[str]) -> Ended:
-    """Runs it where `converters_run_by` says, else in a process of its own."""
+def run_program(program: str, arguments: Sequence[str]) -> Ended:
+    """Runs it where `programs_run_by` says, else in a process of its own."""
     return _RUN.get()(program, arguments)
 
 
 @contextmanager
-def converters_run_by(run: Run) -> Iterator[None]:
-    """Within it `run` runs the programs of converters."""
+def programs_run_by(run: Run) -> Iterator[None]:
+    """Within it `run` runs the programs."""
     token = _RUN.set(run)
     try:
         yield

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from optigpu.backends.converter_program import REFUSED
-from optigpu.backends.converting import (
-    ResidentConverter,
+from optigpu.programs import (
+    ResidentProgram,
     Run,
-    converters_run_by,
+    programs_run_by,
     run_alone,
-    run_converter,
+    run_program,
 )
 from tests.pages import ROOT
 
@@ -19,14 +19,14 @@ PROGRAM = "tests.engine.children.ending_converter"
 
 
 @pytest.fixture(scope="module")
-def resident() -> Iterator[ResidentConverter]:
-    converter = ResidentConverter()
+def resident() -> Iterator[ResidentProgram]:
+    converter = ResidentProgram()
     yield converter
     converter.end()
 
 
 @pytest.fixture(params=["alone", "resident"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, resident: ResidentConverter) -> Run:
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, resident: ResidentProgram) -> Run:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return run_alone if request.param == "alone" else resident.run
 
@@ -42,11 +42,11 @@ def test_a_program_ends_the_same_wherever_it_runs(run: Run, monkeypatch: pytest.
 
 def test_the_one_that_stays_runs_all_until_it_dies_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    converter = ResidentConverter()
-    with converters_run_by(converter.run):
-        first, second = (run_converter(PROGRAM, ["print"]).out for _ in range(2))
-        run_converter(PROGRAM, ["die"])
-        third = run_converter(PROGRAM, ["print"]).out
+    converter = ResidentProgram()
+    with programs_run_by(converter.run):
+        first, second = (run_program(PROGRAM, ["print"]).out for _ in range(2))
+        run_program(PROGRAM, ["die"])
+        third = run_program(PROGRAM, ["print"]).out
     assert first == second != third
-    assert run_converter(PROGRAM, ["print"]).out not in {first, third}
+    assert run_program(PROGRAM, ["print"]).out not in {first, third}
     converter.end()

@@ -1,0 +1,136 @@
+"""What a model of a folder or of the hub's cache is, by its config.json.
+
+transformers' own classes read it, for the names and the defaults of each family, and build the model without numbers.
+A process of its own does that, so that nothing else loads torch; what it found is kept in the cache folder.
+"""
+
+import hashlib
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from optigpu.bounded_folder import BoundedFolder
+from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.models import families
+from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.packaged import packaged
+from optigpu.models.presets import PRESETS
+from optigpu.models.reference import ModelReference, preset_of
+from optigpu.models.tensors import DecoderShape, Description
+from optigpu.paths import cache_dir
+from optigpu.programs import run_program
+from optigpu.vocabulary import Frozen, UnsupportedError
+
+PROGRAM = "optigpu.models.loading.describing"
+MOST_BYTES = 2**24
+"""Of the descriptions that are kept; one takes some KB."""
+_LOCK_S = 10.0
+_LOADING = Path(families.__file__).parent / "loading"
+_SOURCES = (Path(families.__file__), _LOADING / "describing.py", _LOADING / "load.py")
+"""Their text decides what is found."""
+
+
+class Described(Frozen):
+    """What the program answers: one of these. `refused` says why it is neither a decoder nor an image classifier."""
+
+    decoder: Description | None = None
+    images: ImageFacts | None = None
+    refused: str | None = None
+
+
+def description_of(reference: ModelReference) -> Description:
+    """Of a model that generates text: a preset, a bundled model, a folder, or what the hub's cache holds.
+
+    Raises UnsupportedError for one that does not, and where its configuration is not on this machine or cannot be read.
+    """
+    known = packaged().get(str(reference))
+    if known is not None:
+        return known
+    found = None if preset_of(reference) else _described(reference)
+    if found is None or found.images is not None:
+        raise UnsupportedError(f"{reference} classifies images; name a model that generates text.")
+    return found.decoder or _refuse(reference, found)
+
+
+def decoder_facts(reference: ModelReference) -> ModelFacts:
+    """The shapes of a model that generates text. Raises as `description_of` does."""
+    return description_of(reference).facts
+
+
+def image_facts(reference: ModelReference) -> ImageFacts:
+    """Those of an image classifier in a folder or the hub's cache. Raises UnsupportedError as `description_of` does."""
+    found = _described(reference)
+    if found.decoder is not None:
+        raise UnsupportedError(f"{reference} generates text; name a model that classifies images.")
+    return found.images or _refuse(reference, found)
+
+
+def decoder_shape(reference: ModelReference) -> DecoderShape:
+    """The shape of a decoder for predicting its memory.
+
+    Raises UnsupportedError as `description_of` does, and for a family whose forward passes are not known.
+    """
+    description = description_of(reference)
+    family = description.facts.family
+    passes = families.family_of(family).passes
+    if passes is None or not description.caches:
+        raise UnsupportedError(
+            f"The memory of {reference} cannot be predicted: what {family} models hold in a forward pass is not in the "
+            "table of families. Measure it with `optigpu run`."
+        )
+    return DecoderShape(reference, description, description.caches, passes)
+
+
+def _refuse(reference: ModelReference, found: Described) -> NoReturn:
+    raise UnsupportedError(f"{reference} {found.refused}")
+
+
+def _described(reference: ModelReference) -> Described:
+    file = _config_file(reference)
+    folder = BoundedFolder(cache_dir() / "described", ".json", MOST_BYTES)
+    try:
+        path = folder.path / f"{_digest(file)}.json"
+    except OSError as error:
+        raise UnsupportedError(
+            f"The configuration of {reference} cannot be read ({error.strerror}); check its {CONFIGURATION}."
+        ) from error
+    if path.is_file():
+        return Described.model_validate_json(path.read_bytes())
+    answer = _asked(reference, file)
+    with suppress(OSError), folder.locked(_LOCK_S), folder.draft_of(path) as draft:  # else it is asked again
+        draft.write_text(answer.model_dump_json(), "utf-8")
+        folder.admit(draft)
+    return answer
+
+
+def _asked(reference: ModelReference, file: Path) -> Described:
+    ended = run_program(PROGRAM, [str(file.parent)])
+    if ended.status:
+        why = (ended.err.strip().splitlines() or [f"status {ended.status}"])[-1].rstrip(".")
+        raise UnsupportedError(
+            f"The configuration of {reference} cannot be read: {why}. Check its {CONFIGURATION}."
+        )
+    return Described.model_validate_json(ended.out.strip().splitlines()[-1])
+
+
+def _digest(file: Path) -> str:
+    """Changes with the configuration and with what reads it."""
+    found = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}\n".encode())
+    for path in (file, *_SOURCES):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _config_file(reference: ModelReference) -> Path:
+    if reference.kind == "path":
+        return model_directory(reference.name) / CONFIGURATION
+    from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
+
+    found = try_to_load_from_cache(reference.name, CONFIGURATION, revision=reference.revision or "main")
+    if isinstance(found, str):
+        return Path(found)
+    raise UnsupportedError(
+        f"The hub's cache does not hold {reference}; name one of the presets {', '.join(PRESETS)}, or load the model "
+        "once."
+    )

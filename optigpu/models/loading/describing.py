@@ -1,0 +1,168 @@
+"""python -m optigpu.models.loading.describing FOLDER: what the model of a folder's config.json is, as JSON.
+
+transformers builds it with shapes and no numbers, and passes two tokens through it: so it is described by what is there
+and not by what a configuration means.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch
+from torch.nn import Embedding, Linear, Module, Parameter
+from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.pytorch_utils import Conv1D
+
+from optigpu.models.described import Described
+from optigpu.models.facts import image_facts_from_config
+from optigpu.models.families import family_of
+from optigpu.models.loading.load import loaded_facts, why_no_decoder
+from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
+
+_WIDE, _NARROW = 4, 2
+"""Bytes of a number of float32 and of bfloat16."""
+_TOKENS = 2
+_Shape = TypeVar("_Shape", MatrixShape, LayerCache)
+
+
+def described(config: PretrainedConfig) -> Described:
+    """The shapes of a decoder or an image classifier, or why it is neither."""
+    if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        values = config.to_dict() | {"num_labels": config.num_labels}
+        return Described(images=image_facts_from_config(config.model_type, values))
+    reason = why_no_decoder(config)
+    return Described(refused=reason) if reason else Described(decoder=description(config))
+
+
+def description(config: PretrainedConfig) -> Description:
+    """What the decoder of a configuration is made of."""
+    wide, model = _built(config, torch.float32), _built(config, torch.bfloat16)
+    inside = {id(weight) for _, layer in _layers(model) for weight in layer.parameters(recurse=False)}
+    # What is twice as wide in float32 has the model's dtype, and the rest one of its own.
+    more, less = _bytes(wide, _twins(wide, model, inside)), _bytes(model, inside)
+    numbers = (more - less) // (_WIDE - _NARROW)
+    return Description(
+        facts=loaded_facts(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        matrices=tuple(_counted(_matrices(model))),
+        numbers=numbers,
+        fixed_bytes=less - _NARROW * numbers,
+        caches=_caches(model),
+    )
+
+
+def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.eval()
+    return model
+
+
+def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Module]]:
+    """The layers and tables that are one matrix, by their paths."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear | Conv1D | Embedding):
+            yield path, module
+
+
+def _matrices(model: PreTrainedModel) -> Iterator[MatrixShape]:
+    """Each of them, under the same name in every block."""
+    names = _names(model.config.get_text_config(decoder=True).model_type)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for path, layer in _layers(model):
+        weight = layer.weight
+        assert isinstance(weight, Parameter)
+        outputs, inner = weight.T.shape if isinstance(layer, Conv1D) else weight.shape
+        part = Part.POSITIONS if isinstance(layer, Embedding) else Part.LINEAR
+        if layer in (embedding, head):
+            part = Part.EMBEDDING if layer is embedding else Part.HEAD
+        within = re.split(r"\.\d+\.", path)[-1]
+        name = names.get(within, within) if part is Part.LINEAR else part.value
+        has_bias = getattr(layer, "bias", None) is not None
+        yield MatrixShape(name=name, part=part, outputs=outputs, inner=inner, count=1, bias=has_bias)
+
+
+def _counted(shapes: Iterable[_Shape]) -> Iterator[_Shape]:
+    """Each of them once, in the order in which they come."""
+    for shape, count in Counter(shapes).items():
+        yield shape.model_copy(update={"count": count})
+
+
+def _names(family: str) -> dict[str, str]:
+    """What techniques call a block's layers, by their paths in a block of the family."""
+    known = family_of(family)
+    names: dict[str, str] = {}
+    if known.attention:
+        qkv = ("qkv",) if len(known.attention.qkv) == 1 else ("qkv.q", "qkv.k", "qkv.v")
+        layers = (*known.attention.qkv, known.attention.output)
+        names |= {
+            f"{known.attention.path}.{own}": name for own, name in zip(layers, (*qkv, "output"), strict=True)
+        }
+    if known.mlp:
+        paths = {known.mlp.gate: "gate", known.mlp.up: "up", known.mlp.down: "down"}
+        names |= {f"{known.mlp.path}.{own}".lstrip("."): name for own, name in paths.items() if own}
+    return names
+
+
+def _twins(wide: PreTrainedModel, model: PreTrainedModel, inside: set[int]) -> set[int]:
+    """The same parameters of the same model in another dtype."""
+    pairs = zip(wide.parameters(), model.parameters(), strict=True)
+    return {id(one) for one, other in pairs if id(other) in inside}
+
+
+def _bytes(model: PreTrainedModel, without: set[int]) -> int:
+    """Of parameters and buffers; what is shared counts once."""
+    held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    return sum(size for tensor, size in held.items() if tensor not in without)
+
+
+def _caches(model: PreTrainedModel) -> tuple[LayerCache, ...] | None:
+    """What each layer keeps of a token, by what the model's own cache holds after a pass."""
+    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
+    try:
+        with torch.no_grad():
+            passed = model(input_ids=ids, use_cache=True)
+    except Exception:  # a forward pass may ask for numbers, and fails in its own way where there are none
+        return None
+    layers = getattr(passed.get("past_key_values"), "layers", None)
+    if layers is None or any(
+        type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
+    ):
+        return None
+    return tuple(_counted(map(_kept, layers)))
+
+
+def _kept(layer: DynamicLayer) -> LayerCache:
+    assert layer.keys is not None
+    assert layer.values is not None
+    return LayerCache(
+        window=getattr(layer, "sliding_window", None),
+        kv_heads=layer.keys.shape[1],
+        key_size=layer.keys.shape[-1],
+        value_size=layer.values.shape[-1],
+        count=1,
+    )
+
+
+def main() -> int:
+    """Prints what the folder's model is, or on stderr why that cannot be told; then the status is 1."""
+    try:
+        config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=False, local_files_only=True)
+        print(described(config).model_dump_json())
+    except Exception as error:  # a configuration that somebody wrote may fail anywhere
+        print(next(iter(str(error).splitlines()), type(error).__name__), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
