@@ -21,7 +21,7 @@ from transformers import (
 
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.clock import Clock
-from optigpu.backends.torch.kv_caches import new_cache
+from optigpu.backends.torch.kv_caches import cache_argument, new_cache
 from optigpu.backends.torch.modes import Mode
 from optigpu.models.families import family_of
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
@@ -133,6 +133,7 @@ class DecodeStep:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._wants_mask = family_of(model.config.model_type).needs_mask
+        self._cache = cache_argument(model)
 
     def __call__(
         self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache
@@ -147,15 +148,15 @@ class DecodeStep:
             input_ids=tokens,
             position_ids=position,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache: cache},
         ).logits[:, -1]
         return logits.argmax(dim=-1, keepdim=True), logits
 
     def prefill(self, prompt: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         """Fills the cache with the prompt ([batch, length]) and returns the first tokens and their logits."""
-        whole = self.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        whole = self.model(input_ids=prompt, use_cache=True, logits_to_keep=1, **{self._cache: cache}).logits
         logits = whole[:, -1]
         return logits.argmax(dim=-1, keepdim=True), logits
 

@@ -1,5 +1,6 @@
 """The key-value caches of the techniques, as transformers caches."""
 
+from inspect import signature
 from typing import Any
 
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
@@ -27,6 +28,21 @@ def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cac
     if _is_own(options):
         cache.layers = [GrowingLayer(options) for _ in cache.layers]
     return cache
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's `forward` calls the cache: those without attention have a name of their own.
+
+    Raises UnsupportedError for one that takes no cache.
+    """
+    taken = signature(model.forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in taken:
+            return name
+    raise UnsupportedError(
+        f"{model.config.model_type} models take no cache of transformers, so that no step can be asked for its "
+        "logits; leave quality and the techniques for steps and caches out."
+    )
 
 
 def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:

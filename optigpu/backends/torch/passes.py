@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.backends.torch.applied import AppliedModel, load_decoder, place_of
-from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
+from optigpu.backends.torch.kv_caches import cache_argument, cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.modes import mode_of
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.device_kinds import torch_name
@@ -110,15 +110,14 @@ class PrefillPass:
     def __init__(self, model: PreTrainedModel, cache: CacheOptions) -> None:
         self.model = model
         self._options = cache
+        self._cache = None if cache.kind == "none" else cache_argument(model)
 
     def __call__(self, prompt: torch.Tensor) -> torch.Tensor:
         """Logits [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
-        cache = None
-        if self._options.kind != "none":
-            cache = new_cache(self.model, self._options, prompt.shape[1])
-        outputs = self.model(
-            input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
-        )
+        held = {}
+        if self._cache is not None:
+            held = {self._cache: new_cache(self.model, self._options, prompt.shape[1])}
+        outputs = self.model(input_ids=prompt, use_cache=bool(held), logits_to_keep=1, **held)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits
 
