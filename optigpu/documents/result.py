@@ -115,6 +115,7 @@ class VerdictReason(StrEnum):
     WARM_UP_SLEPT = "warm_up_slept"
     WORKED_WHILE_IDLE = "worked_while_idle"
     UNDECLARED_ROUNDING = "undeclared_rounding"
+    NOT_THE_MODEL = "not_the_model"
     WRONG_DEVICE = "wrong_device"
     THROTTLED = "throttled"
     FOREIGN_PROCESS = "foreign_process"
@@ -386,6 +387,7 @@ OF_THE_OUTPUT = frozenset(
         VerdictReason.WARM_UP_SLEPT,
         VerdictReason.WORKED_WHILE_IDLE,
         VerdictReason.UNDECLARED_ROUNDING,
+        VerdictReason.NOT_THE_MODEL,
         VerdictReason.WRONG_DEVICE,
     }
 )

@@ -18,7 +18,7 @@ from optigpu.facade.indexed import Indexed
 from optigpu.runs import KeptRun, kept_runs
 from optigpu.statistics.intervals import Bounds
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import EXACT, Basis
+from optigpu.techniques.base import Basis
 from optigpu.vocabulary import SpecError, Task
 from optigpu.workloads import WORKLOADS
 
@@ -185,7 +185,7 @@ def _beyond_the_guide(
         each for name, each in gains.items() if name not in named and each.is_faster and name in TECHNIQUES
     ]
     allowed = [
-        each for each in faster if not accuracy_critical or TECHNIQUES[each.technique].error_bound <= EXACT
+        each for each in faster if not accuracy_critical or TECHNIQUES[each.technique].keeps_predictions()
     ]
     return [
         Recommendation(

@@ -20,6 +20,7 @@ from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.held import GGUF, TFLITE
 from optigpu.models.reference import parse_reference
+from optigpu.quality.divergence import FLOAT_ERROR
 from optigpu.quality.figures import (
     PICTURES,
     Figures,
@@ -61,8 +62,6 @@ from optigpu.workloads.base import LoadRequest, Workload
 PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
 QUALITY_FOLDER = "quality"
-NO_DIVERGENCE = 1e-5
-"""In nats: what another order of float32 sums makes of the same model."""
 
 _DIVERGENCE = ("kld_mean", "kld_p99", "top1_agreement")
 _PERPLEXITY = ("perplexity", "perplexity_delta")
@@ -98,7 +97,7 @@ class QualityMeter:
         make_reference(context)
         reading = self.read(context)
         require_read(reading, "kld_mean", "top1_agreement")
-        return Comparison(abs(reading.values["kld_mean"]), NO_DIVERGENCE, "a nat", str(context.model))
+        return Comparison(abs(reading.values["kld_mean"]), FLOAT_ERROR, "a nat", str(context.model))
 
 
 def make_reference(context: MeterContext) -> Reading:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from optigpu.vocabulary import OptiGPUError
 
+FLOAT_ERROR = 1e-5
+"""In nats: the most that another order of float32 sums makes of the same model, with room (decision 40)."""
+
 Array = NDArray[np.float64]
 Logits = NDArray[np.floating[Any]]
 

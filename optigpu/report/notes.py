@@ -16,6 +16,7 @@ REASONS: dict[str, str] = {
     VerdictReason.WARM_UP_SLEPT: "the warm-up waited, and timed requests did not",
     VerdictReason.WORKED_WHILE_IDLE: "the process computed while it was asked nothing",
     VerdictReason.UNDECLARED_ROUNDING: "it computed in fewer bits than its stack says",
+    VerdictReason.NOT_THE_MODEL: "its predictions are not those of the model, and its stack rounds nothing",
     VerdictReason.WRONG_DEVICE: "another device computed than the one that was asked for",
     VerdictReason.THROTTLED: "the hardware was throttled during the measurement",
     VerdictReason.LITTLES_LAW: "the load's own counts contradict each other",

@@ -264,8 +264,9 @@ class Technique(Frozen):
 
     `optigpu selftest` runs each of `trials` and compares the logits with the unmodified model's: an error may be
     `error_bound` of the largest logit at most. One above EXACT says that the technique rounds: then an error of zero
-    means that it was not applied. `process_wide` says that it changes settings which outlast its model, and `serves`
-    that its own cache, step or loop also decodes sequences that join and leave.
+    means that it was not applied. `approximates` says that it predicts otherwise by design although it rounds nothing:
+    it forgets tokens, or is another model. `process_wide` says that it changes settings which outlast its model, and
+    `serves` that its own cache, step or loop also decodes sequences that join and leave.
     """
 
     layer: ClassVar[Layer]
@@ -285,6 +286,7 @@ class Technique(Frozen):
     later: ClassVar[tuple[str, ...]] = ()
     cautionary: ClassVar[bool] = False
     error_bound: ClassVar[float] = EXACT
+    approximates: ClassVar[bool] = False
     trials: ClassVar[tuple[Trial, ...]] = (Trial(),)
     process_wide: ClassVar[bool] = False
     serves: ClassVar[bool] = False
@@ -313,6 +315,11 @@ class Technique(Frozen):
     def rounds(self) -> bool:
         """Whether it computes with fewer bits than float32 has, by its own account."""
         return self.error_bound > EXACT
+
+    @classmethod
+    def keeps_predictions(cls) -> bool:
+        """Whether it predicts what the model predicts, by its own account: only sums may come in another order."""
+        return cls.error_bound <= EXACT and not cls.approximates
 
     def identity(self) -> dict[str, Any]:
         """Its name and parameters as plain JSON; part of a variant's digest."""

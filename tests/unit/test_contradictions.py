@@ -136,6 +136,41 @@ def test_fewer_bits_than_the_stack_says_are_found(
     assert (VerdictReason.UNDECLARED_ROUNDING in reasons(made, job)) == is_found
 
 
+@pytest.mark.parametrize(
+    ("stack", "facts", "kld", "is_found"),
+    [
+        ([], {}, 9e-6, False),
+        ([], {}, 2e-05, True),
+        ([], {}, None, False),
+        (["static_kv_cache", "fused_attention", "torch_compile"], {}, 2e-5, True),
+        (["eager_attention"], {}, 2.5, True),
+        (["static_kv_cache", "int8_weight_only"], {}, 2.5, False),
+        (["sliding_kv_cache"], {}, 2.5, False),
+        ([], {"dtype": "bfloat16"}, 2.5, False),
+        ([], {"cudnn_tf32": True}, 2.5, False),
+    ],
+)
+def test_predictions_of_another_model_are_found_where_nothing_rounds(
+    stack: list[str], facts: dict[str, Any], kld: float | None, is_found: bool
+) -> None:
+    names = [{"name": name} for name in stack]
+    document = {"workload": {"kind": "generate"}, "model": "path:trained", "stack": names, "plan": "single"}
+    job = JobSpec.model_validate(document)
+    metered = Metered(meter="quality", values={} if kld is None else {"kld_mean": kld})
+    made = replace(with_facts(**{"dtype": "float32"} | facts), readings=(MeterReading(metered),))
+    judged = verdict(made, job=job)
+    assert (VerdictReason.NOT_THE_MODEL in judged.reasons) == is_found
+    assert any(f"diverged by {kld} nat" in note for note in judged.reason_notes) == is_found
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "onnxruntime", "openvino", "ctranslate2", "vllm"])
+def test_another_model_is_found_in_every_engine(engine: str) -> None:
+    document = {"workload": {"kind": "generate"}, "model": "path:trained", "backend": engine}
+    metered = Metered(meter="quality", values={"kld_mean": 0.03})
+    made = replace(with_facts(dtype="float32"), readings=(MeterReading(metered),))
+    assert VerdictReason.NOT_THE_MODEL in reasons(made, JobSpec.model_validate(document))
+
+
 @pytest.mark.parametrize(("ran", "is_found"), [(True, False), (None, False), (False, True)])
 def test_a_gpu_that_ran_no_kernel_did_not_compute(ran: bool | None, is_found: bool) -> None:
     judged = reasons(with_facts(device_kernels=ran), spec("cuda"))

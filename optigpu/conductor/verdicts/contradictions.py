@@ -11,6 +11,7 @@ from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.job.spec import Variant
+from optigpu.quality.divergence import FLOAT_ERROR
 from optigpu.statistics.drift import Array
 from optigpu.vocabulary import DeviceKind
 
@@ -31,6 +32,7 @@ SLEPT_SHARE, SLEPT_LEAST_S, AWAKE_SHARE, SLOW_WARM_UP = 0.5, 0.5, 0.1, 2.0
 """A warm-up slept if all CPUs rested for so much of it and for little of the timed rounds, and its steady requests took
 so many times as long as timed ones: a process that was stopped once has one such request."""
 _EXACT = ("float32", "float64")
+_DIVERGENCE = "kld_mean"
 
 
 def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
@@ -156,6 +158,26 @@ def rounding(variant: Variant, evidence: Evidence) -> Disturbance | None:
     return Disturbance(
         f"Matrices were multiplied in {' and '.join(narrow)}, and no technique of the stack rounds",
         "name the technique that does",
+    )
+
+
+def another_model(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """Predictions are not those of fp32 with the same weights, and nothing says that they may be others.
+
+    Judged where divergence was measured, the weights are float32 and each technique keeps what is predicted. Where
+    convolutions run in TF32, as torch has them on a GPU, they round without a technique.
+    """
+    replicate = evidence.replicate
+    facts, keeps = replicate.ready.facts, all(technique.keeps_predictions() for technique in variant.stack)
+    if facts.dtype != "float32" or facts.cudnn_tf32 or not keeps:
+        return None
+    found = [each.values[_DIVERGENCE] for each in replicate.metered if _DIVERGENCE in each.values]
+    if not found or max(found) <= FLOAT_ERROR:
+        return None
+    return Disturbance(
+        f"Predictions diverged by {max(found):.2g} nat from those of the same weights in float32, where another "
+        f"order of sums makes less than {FLOAT_ERROR:g}, and no technique of the stack rounds",
+        "leave out the technique or the engine that computes another model, or report it",
     )
 
 

@@ -20,6 +20,7 @@ _CONTRADICTIONS: Mapping[VerdictReason, Callable[[Variant, Evidence], Disturbanc
     VerdictReason.WARM_UP_SLEPT: contradictions.slept,
     VerdictReason.WORKED_WHILE_IDLE: contradictions.idle_work,
     VerdictReason.UNDECLARED_ROUNDING: contradictions.rounding,
+    VerdictReason.NOT_THE_MODEL: contradictions.another_model,
     VerdictReason.WRONG_DEVICE: contradictions.elsewhere,
 }
 """What contradicts what a variant is said to be."""

@@ -32,6 +32,8 @@ class SlidingKvCache(Technique):
         "no_kv_cache": "one uses a key-value cache and the other disables it"
     }
 
+    approximates: ClassVar[bool] = True
+
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)
     sinks: int = Field(4, ge=0, le=2**20)

@@ -40,6 +40,7 @@ class SmallerModel(Technique):
         Expected(Basis.AIM, "a loss of quality that training makes smaller and never removes"),
     )
     cautionary: ClassVar[bool] = True
+    approximates: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (Trial({"model": "bundled:tiny"}),)
 
     name: Literal["smaller_model"] = "smaller_model"
