@@ -28,6 +28,7 @@ from optigpu.models.facts import image_facts_from_config
 from optigpu.models.families import family_of
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
 from optigpu.models.held import model_directory
+from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import ModelReference, preset_of
@@ -53,7 +54,8 @@ def load_model(
     weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
     4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
     Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
-    safetensors, an architecture that generates no text, or layers that are packed in another way.
+    safetensors, an architecture that generates no text, layers that are packed in another way, or a checkpoint that is
+    not all of the model (`read_whole`).
     """
     preset = preset_of(reference)
     options = (AutoModelForCausalLM, device, dtype, attention)
@@ -251,14 +253,9 @@ def _read(
     source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
-        model: PreTrainedModel = kind.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            **reading,
-        ).to(device)
+        chosen = {"config": config, "dtype": dtype, "attn_implementation": attention}
+        model = read_whole(kind, str(reference), source, **chosen, **reading)
+        torch.nn.Module.to(model, device)
         return model
 
     with _one_sentence(reference):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
@@ -165,8 +166,13 @@ def _take_over(model: PreTrainedModel, recipe: Recipe, folder: Path) -> int:
     twin = read_packed(
         packing,
         config,
-        lambda known: AutoModelForCausalLM.from_pretrained(
-            folder, config=known, dtype=model.dtype, use_safetensors=True, local_files_only=True
+        lambda known: read_whole(
+            AutoModelForCausalLM,
+            "What GPTQModel wrote",
+            str(folder),
+            config=known,
+            dtype=model.dtype,
+            local_files_only=True,
         ),
     )
     torch.nn.Module.to(twin, model.device)

@@ -1,0 +1,91 @@
+"""Reads a checkpoint whole: each number of the model comes from its files, and none is drawn at random."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from optigpu.vocabulary import UnsupportedError
+
+_NAMED = 3
+"""So many tensors are named in an error; of the others their number is told."""
+_NOT_COMPUTED_WITH = "num_batches_tracked"
+"""A counter of batch norms that old checkpoints leave out; nothing is computed with it while they have a momentum."""
+_UNCONVERTED = "automatic conversion of the weights"
+"""What transformers says where it cannot put the tensors of a checkpoint together to one of the model's (experts)."""
+_MEND = "copy the whole checkpoint, or correct config.json"
+
+
+def read_whole(kind: Any, name: str, source: str, **options: Any) -> PreTrainedModel:
+    """What `kind`, one of transformers' Auto classes, reads from the safetensors files of `source` with `options`.
+
+    `name` is what errors call the model. Raises UnsupportedError for what transformers only logs: a tensor of the model
+    that the files lack or that has another shape there, which would be drawn at random; and a further tensor of a layer
+    that the model has no use for (a bias, a scale), without which it is another model. What is tied or not stored may
+    be absent, and what belongs to no layer of the model may be there, such as heads that predict several tokens.
+    """
+    try:
+        model, found = kind.from_pretrained(
+            source, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True, **options
+        )
+    except RuntimeError as error:
+        if _UNCONVERTED not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{name} cannot be loaded: tensors of its experts are missing or do not fit each other; {_MEND}."
+        ) from error
+    names = list(model.state_dict())
+    missing = {key for key in found["missing_keys"] if not key.endswith(_NOT_COMPUTED_WITH)}
+    _require_none_missing(name, missing, found["unexpected_keys"], names)
+    _require_shapes(name, found["mismatched_keys"], names)
+    _require_used(name, found["unexpected_keys"], names)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _require_none_missing(
+    name: str, missing: Collection[str], unexpected: Collection[str], names: Sequence[str]
+) -> None:
+    if not missing:
+        return
+    others = (
+        f" (and has {_listed(sorted(unexpected))}, which the model has no place for)" if unexpected else ""
+    )
+    raise UnsupportedError(
+        f"{name} lacks {len(missing)} of the {len(names)} tensors of the model that config.json describes: "
+        f"{_listed(_in_order(missing, names))}{others}; {_MEND}."
+    )
+
+
+def _require_shapes(name: str, mismatched: Iterable[tuple[str, Any, Any]], names: Sequence[str]) -> None:
+    shapes = {key: (list(stored), list(expected)) for key, stored, expected in mismatched}
+    if not shapes:
+        return
+    first = _in_order(shapes, names)[0]
+    stored, expected = shapes[first]
+    also = f" (and {len(shapes) - 1} more)" if len(shapes) > 1 else ""
+    raise UnsupportedError(
+        f"{name} does not fit its config.json: {first} is {stored} in the checkpoint and {expected} in the model"
+        f"{also}; {_MEND}."
+    )
+
+
+def _require_used(name: str, unexpected: Iterable[str], names: Iterable[str]) -> None:
+    layers = tuple(key.removesuffix("weight") for key in names if key.endswith(".weight"))
+    unused = sorted(key for key in unexpected if key.startswith(layers))
+    if unused:
+        raise UnsupportedError(
+            f"{name} has tensors for layers of the model that the model does not compute with, since config.json does "
+            f"not say so: {_listed(unused)}; correct config.json, or remove them."
+        )
+
+
+def _in_order(keys: Collection[str], names: Sequence[str]) -> list[str]:
+    """In the order of the model, then by name."""
+    places = {key: place for place, key in enumerate(names)}
+    return sorted(keys, key=lambda key: (places.get(key, len(names)), key))
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return ", ".join(keys[:_NAMED]) + more

@@ -1,0 +1,190 @@
+"""A checkpoint that is not all of its model is refused by whatever loads it; what may be absent is not missed."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from optigpu.documents.result import VerdictReason
+from optigpu.job.spec import JobSpec
+from optigpu.measure import run
+from optigpu.models.loading.load import load_image_model, load_model
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
+from optigpu.vocabulary import UnsupportedError, VariantStatus
+from tests.engine.converted_engines import own_cache
+from tests.engine.tiny_models import tiny_model
+
+pytestmark = pytest.mark.usefixtures("forked_children")
+Tensors = dict[str, torch.Tensor]
+LAYER, FIRST = "model.layers.1.", "model.layers.0.self_attn.q_proj."
+WHOLE = "copy the whole checkpoint, or correct config.json"
+BRIEF = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1}
+TRAINING = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16}
+
+
+def without(*parts: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {
+        name: each for name, each in tensors.items() if not any(part in name for part in parts)
+    }
+
+
+def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name.replace(old, new, 1): each for name, each in tensors.items()}
+
+
+def with_one(name: str, *shape: int) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {name: torch.ones(shape)}
+
+
+def edited(folder: Path, made: Any, edit: Callable[[Tensors], Tensors]) -> None:
+    """A checkpoint of one file whose tensors `edit` has changed."""
+    made.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("family", "edit", "words"),
+    [
+        ("llama", without(LAYER), f"lacks 9 of the 21 tensors .*: {LAYER}self_attn.q_proj.weight, .* and 6 more; "),
+        ("llama", without("lm_head"), "lacks 1 of the 21 tensors .*: lm_head.weight; "),
+        ("llama", renamed("", "language_model."), r"lacks 21 .* \(and has language_model.lm_head.weight, .* 18 more"),
+        ("llama", without("weight"), "lacks 21 of the 21 tensors"),
+        ("qwen2", without("embed_tokens"), "lacks 2 of .*: model.embed_tokens.weight, lm_head.weight"),
+        ("gpt2", without("h.1.ln_1.bias"), "lacks 1 of .*: transformer.h.1.ln_1.bias"),
+        ("llama", with_one(f"{FIRST}weight", 16, 64), rf"{FIRST}weight is \[16, 64\] in the checkpoint and \[64, 64\]"),
+        ("llama", with_one(f"{FIRST}bias", 64), f"does not compute with, .*: {FIRST}bias; correct config.json"),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_lacks_is_named(
+    models_dir: Path, family: str, edit: Callable[[Tensors], Tensors], words: str
+) -> None:
+    edited(models_dir / "cut", tiny_model(family), edit)
+    with pytest.raises(UnsupportedError, match=f"path:cut .*{words}"):
+        load_model(parse_reference("path:cut"), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("family", "edit"),
+    [
+        ("qwen2", without()),
+        ("qwen2", renamed("model.embed_tokens", "lm_head")),
+        ("gpt2", renamed("transformer.", "")),
+        ("gpt2", with_one("transformer.h.0.attn.masked_bias")),
+        ("llama", with_one("mtp.layers.0.mlp.up_proj.weight", 8, 8)),
+    ],
+    ids=["a tied head", "a tied embedding", "no prefix", "a mask of old", "a head for several tokens"],
+)
+def test_what_may_be_absent_is_not_missed(
+    models_dir: Path, family: str, edit: Callable[[Tensors], Tensors]
+) -> None:
+    edited(models_dir / "enough", tiny_model(family), edit)
+    loaded = load_model(parse_reference("path:enough"), device="cpu", dtype="float32").state_dict()
+    expected = tiny_model(family).state_dict()
+    assert all(loaded[name].equal(each) for name, each in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (without("classifier"), "lacks 2 of .*: classifier.1.weight, classifier.1.bias"),
+        (without("running_var"), "lacks .*normalization.running_var"),
+        (without("num_batches_tracked"), None),
+    ],
+)
+def test_a_classifier_needs_its_head_and_its_statistics(
+    models_dir: Path, edit: Callable[[Tensors], Tensors], words: str | None
+) -> None:
+    made = load_image_model(parse_reference("preset:tiny-resnet-test"), device="cpu", dtype="float32")
+    edited(models_dir / "headless", made, edit)
+    if words is None:
+        load_image_model(parse_reference("path:headless"), device="cpu", dtype="float32")
+        return
+    with pytest.raises(UnsupportedError, match=words):
+        load_image_model(parse_reference("path:headless"), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("experts.3.", r"\[3, .*\] in the checkpoint and \[4, "),
+        ("0.block_sparse_moe.experts.3.w1", "tensors of its experts"),
+    ],
+)
+def test_an_expert_that_is_missing_is_refused(models_dir: Path, part: str, words: str) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=64)
+    edited(models_dir / "experts", MixtralForCausalLM(config), without(part))
+    with pytest.raises(UnsupportedError, match=words):
+        load_model(parse_reference("path:experts"), device="cpu", dtype="float32")
+
+
+def test_a_shard_that_lacks_tensors_or_is_not_there_is_refused(models_dir: Path) -> None:
+    folder = models_dir / "shards"
+    tiny_model("llama").save_pretrained(folder, max_shard_size="100KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = folder / index[f"{LAYER}mlp.up_proj.weight"]
+    save_file(without(f"{LAYER}mlp.up_proj")(load_file(shard)), shard, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedError, match=f"lacks 1 of .*: {LAYER}mlp.up_proj.weight; {WHOLE}"):
+        load_model(parse_reference("path:shards"), device="cpu", dtype="float32")
+    shard.unlink()
+    with pytest.raises(UnsupportedError, match="path:shards cannot be loaded here: "):
+        load_model(parse_reference("path:shards"), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield from own_cache(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        pytest.param("llama_cpp", marks=pytest.mark.llama),
+        pytest.param("onnxruntime", marks=pytest.mark.onnxruntime),
+        pytest.param("openvino", marks=pytest.mark.openvino),
+        pytest.param("ctranslate2", marks=pytest.mark.ctranslate2),
+    ],
+)
+def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Path, backend: str) -> None:
+    edited(models_dir / "cut", tiny_model("llama"), without(LAYER))
+    jobs: list[dict[str, Any]] = [{"workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}}]
+    jobs += [{"workload": TRAINING}] if backend == "torch" else []
+    for job in jobs:
+        spec = {"model": "path:cut", "backend": backend, "measure": BRIEF, "limits": {"wait_for_quiet_s": 0}}
+        report = run(JobSpec.model_validate(spec | job), lambda _: None, lock_dir=tmp_path, threads=1)
+        (outcome,) = report.outcomes
+        assert outcome.status is VariantStatus.UNSUPPORTED, outcome.reason
+        assert "path:cut lacks 9 of the 21 tensors of the model" in str(outcome.reason)
+
+
+@pytest.mark.slow
+def test_a_technique_that_says_it_keeps_predictions_and_does_not_is_not_the_model(
+    models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that forgets tokens, and no longer says so."""
+    monkeypatch.setattr(SlidingKvCache, "approximates", False)
+    document = {
+        "model": "path:llama",
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 24},
+        "measure": BRIEF | {"meters": ["latency", "quality"], "quality": {"tokens": 64}},
+        "stack": [{"name": "sliding_kv_cache", "window": 4, "sinks": 0}],
+        "beside": [{"label": "plain"}],
+        "limits": {"wait_for_quiet_s": 0},
+    }
+    results = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path, threads=1).results
+    forgetful, plain = results
+    assert (plain.metrics["kld_mean"].value or 0) < 1e-9
+    assert VerdictReason.NOT_THE_MODEL not in plain.verdict.reasons
+    assert (forgetful.metrics["kld_mean"].value or 0) > 1e-3
+    assert VerdictReason.NOT_THE_MODEL in forgetful.verdict.reasons
