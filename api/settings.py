@@ -11,7 +11,7 @@ from optigpu.documents.fields import describe_settings
 from optigpu.paths import data_dir
 from optigpu.store.database import default_url
 from optigpu.store.keys import LEAST_CHARACTERS
-from optigpu.vocabulary import OptiGPUError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 RATE_PATTERN = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
 PATH_PATTERN = re.compile(r"[\w.~-]*(/[\w.~-]+)*", re.ASCII)
@@ -113,6 +113,8 @@ def read_settings(**given: Any) -> ServiceSettings:
         return ServiceSettings(**given)
     except ValidationError as error:
         raise SettingsError(describe_settings(error, PREFIX)) from None
+    except UnsupportedError as error:  # there is no data folder
+        raise SettingsError(str(error)) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -23,7 +23,7 @@ from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
 from optigpu.job.plan import default_beside, default_stack
 from optigpu.job.spec import JobSpec
-from optigpu.paths import data_dir
+from optigpu.paths import data_dir, without_home
 from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
 from optigpu.report.charts import CHARTS
 from optigpu.techniques import TECHNIQUES
@@ -92,7 +92,9 @@ def _demo(screen: Console, folder: Path, options: argparse.Namespace, interrupti
             device, cancelled=lambda: None
         )  # no worker starts on a GPU that does not work, and the jobs would wait
     with embedded_service(folder / "demo.log") as url, Client(url) as client:
-        screen.print(f"The service listens on {url}; its log is {_short(folder / 'demo.log')}", markup=False)
+        screen.print(
+            f"The service listens on {url}; its log is {without_home(str(folder / 'demo.log'))}", markup=False
+        )
         stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device)
         documents = matmul_spec(device), ladder_spec(options.model, device, stack)
         specs = [JobSpec.model_validate(document) for document in documents]
@@ -116,9 +118,9 @@ def _draw(client: Client, job: JobView, path: Path) -> bool:
 
 def _ending(folder: Path, model: str, drawn: bool) -> Iterator[str]:
     """Where everything lies, and what to do next."""
-    yield f"The results are in {_short(folder / 'optigpu.db')}."
+    yield f"The results are in {without_home(str(folder / 'optigpu.db'))}."
     if drawn:
-        yield f"The chart is {_short(folder / CHART)}."
+        yield f"The chart is {without_home(str(folder / CHART))}."
     yield "Next:"
     for command, why in (
         ("make serve", "show these results as a service"),
@@ -129,11 +131,6 @@ def _ending(folder: Path, model: str, drawn: bool) -> Iterator[str]:
         ),
     ):
         yield f"  {command:<55}  {why}"
-
-
-def _short(path: Path) -> str:
-    """A path as a shell understands it, with ~ for the home folder."""
-    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[str, str]]:

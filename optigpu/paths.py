@@ -1,25 +1,100 @@
 """The directories of OptiGPU's files."""
 
 import os
+import re
+from functools import cache
 from pathlib import Path
+
+from optigpu.vocabulary import UnsupportedError
+
+DATA_DIR, LOCK_DIR = "OPTIGPU_DATA_DIR", "OPTIGPU_LOCK_DIR"
+"""The environment variables of the data folder and of the folder of locks."""
+_ENDS = r"\s:;,=\"'"
+"""What stands between the paths of a text."""
 
 
 def data_dir() -> Path:
-    """OPTIGPU_DATA_DIR, else $XDG_DATA_HOME/optigpu, else ~/.local/share/optigpu. It may not exist yet."""
-    chosen = os.environ.get("OPTIGPU_DATA_DIR")
+    """OPTIGPU_DATA_DIR, else $XDG_DATA_HOME/optigpu, else ~/.local/share/optigpu. It may not exist yet.
+
+    Raises UnsupportedError where there is neither a variable nor a home folder that can hold it.
+    """
+    chosen = os.environ.get(DATA_DIR)
     if chosen:
-        return Path(chosen).expanduser()
+        return expanded(chosen, DATA_DIR)
     shared = os.environ.get("XDG_DATA_HOME")
-    return (Path(shared) if shared else Path.home() / ".local" / "share") / "optigpu"
+    if shared:
+        return Path(shared) / "optigpu"
+    home = _usable_home(".local/share/optigpu")
+    if home is None:
+        raise UnsupportedError(
+            f"This user has no home folder that can be written; set {DATA_DIR} to a folder for OptiGPU's files."
+        )
+    return home / ".local" / "share" / "optigpu"
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: files that can be created again. It may not exist yet."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "optigpu"
+    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: files that can be created again. It may not exist yet.
+
+    Raises UnsupportedError where there is neither a home folder nor a data folder.
+    """
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else home_dir() / ".cache") / "optigpu"
+
+
+def home_dir() -> Path:
+    """The user's home folder; `home` in the data folder for a user who has none, or may keep no files there.
+
+    A container's user id often has no name and no home folder, or HOME=/. Raises UnsupportedError where there is
+    neither.
+    """
+    return _usable_home(".cache/optigpu") or data_dir() / "home"
 
 
 def lock_dir() -> Path:
     """OPTIGPU_LOCK_DIR, else `locks` in the data directory: a job that measures on this host locks a file there."""
-    chosen = os.environ.get("OPTIGPU_LOCK_DIR")
-    return Path(chosen).expanduser() if chosen else data_dir() / "locks"
+    chosen = os.environ.get(LOCK_DIR)
+    return expanded(chosen, LOCK_DIR) if chosen else data_dir() / "locks"
+
+
+def expanded(text: str, variable: str) -> Path:
+    """The path that an environment variable holds, in which ~ is a home folder. Raises UnsupportedError for none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UnsupportedError(
+            f"{variable} is {text!r}, and there is no such home folder; write the whole path."
+        ) from None
+
+
+def without_home(text: str) -> str:
+    """The text with ~ in the place of the home folder, where a path in it begins so. Other folders keep their names."""
+    home = _home()
+    if home is None or not home.is_absolute() or home == Path(home.anchor):
+        return text
+    return _home_in_text(home.parts[1:]).sub(r"\g<before>~", text)
+
+
+def _home() -> Path | None:
+    """None for a user id that has no home folder, while HOME is not set."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def _usable_home(folder: str) -> Path | None:
+    """The home folder, if it has this folder or this user may make it there."""
+    home = _home()
+    return home if home and _is_or_can_be(home / folder) else None
+
+
+def _is_or_can_be(folder: Path) -> bool:
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    return there == folder or (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK))
+
+
+@cache
+def _home_in_text(parts: tuple[str, ...]) -> re.Pattern[str]:
+    """A path begins after a flag such as -I, and goes on behind the home folder's last name or ends there."""
+    home = "".join(f"/+{re.escape(part)}" for part in parts)
+    return re.compile(rf"(?<![^{_ENDS}])(?P<before>[^/{_ENDS}]*){home}(?![^/{_ENDS}])")

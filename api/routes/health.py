@@ -17,7 +17,7 @@ from api.problems import ProblemError
 from api.service import Service, ServiceDep
 from optigpu.documents.fields import Entry
 from optigpu.paths import data_dir
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Frozen, UnsupportedError
 
 router = APIRouter(tags=["health"])
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,10 +86,18 @@ def _failures(service: Service) -> Mapping[str, str]:
     folder = service.database.folder
     if folder:
         found["folder"] = _failure("folder", partial(_write, folder))
-    at = folder or data_dir()
-    if at.is_dir() and not found.get("folder"):
+    at = folder or _data_folder()
+    if at and at.is_dir() and not found.get("folder"):
         found["disk"] = _failure("disk", partial(_lacking_space, at, service.settings.min_free_bytes))
     return {part: why for part in _SENTENCES if (why := found.get(part))}
+
+
+def _data_folder() -> Path | None:
+    """None where there is none: with a server for a database nothing need be kept here."""
+    try:
+        return data_dir()
+    except UnsupportedError:
+        return None
 
 
 def _failure(part: str, check: Callable[[], str | None]) -> str | None:

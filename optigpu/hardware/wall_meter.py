@@ -19,6 +19,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, NonNegativeFloat, Val
 
 from optigpu.hardware.energy import Change
 from optigpu.hardware.sensors import SensorError
+from optigpu.paths import expanded, without_home
+from optigpu.vocabulary import UnsupportedError
 
 WALL_METER = "OPTIGPU_WALL_METER"
 """The environment variable that names the meter."""
@@ -60,7 +62,7 @@ class WallFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.name = f"the wall meter {str(path).replace(str(Path.home()), '~')}"
+        self.name = f"the wall meter {without_home(str(path))}"
 
     def newest(self) -> WallReading:
         """The last line that is complete."""
@@ -110,13 +112,16 @@ class WallAddress:
 
 
 def wall_source() -> WallSource | None:
-    """The meter that the environment names; None if it names none."""
+    """The meter that the environment names; None if it names none. Raises SensorError for a file of no home folder."""
     named = os.environ.get(WALL_METER)
     if not named:
         return None
     if named.startswith(("http://", "https://")):
         return WallAddress(named)
-    return WallFile(Path(named).expanduser())
+    try:
+        return WallFile(expanded(named, WALL_METER))
+    except UnsupportedError as error:
+        raise SensorError(str(error)) from None
 
 
 class WallSensor:

@@ -89,11 +89,7 @@ def _built(sources: tuple[Path, ...]) -> Path:
         with FileLock(target.with_suffix(".lock"), timeout=BUILD_TIMEOUT_S):
             if not target.is_file():
                 _compile(sources[0], target)
-    except (
-        OSError,
-        RuntimeError,
-        subprocess.TimeoutExpired,
-    ) as error:  # RuntimeError: there is no home folder
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise UnsupportedError(f"The C++ operators could not be built: {error}.") from error
     return target
 

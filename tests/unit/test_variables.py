@@ -113,3 +113,15 @@ def test_the_import_path_is_recorded_without_this_package_and_without_the_user_s
     monkeypatch.setenv("PYTHONPATH", f"/home/alice/patched{os.pathsep}{source}")
     assert recorded_variables() == {"PYTHONPATH": "~/patched"}
     assert child_variables(1)["PYTHONPATH"] == f"{source}{os.pathsep}/home/alice/patched"
+
+
+def test_without_a_home_folder_a_process_has_one_in_the_data_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/lib")
+    given = child_variables(1)
+    assert (given["HOME"], given["OPTIGPU_DATA_DIR"]) == (str(tmp_path / "home"), str(tmp_path))
+    assert given["TRITON_CACHE_DIR"] == str(tmp_path / "home" / ".cache" / "optigpu" / "triton")
+    assert recorded_variables() == {"LD_LIBRARY_PATH": "/usr/local/lib"}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import optigpu
 from optigpu.job.spec import Variant
-from optigpu.paths import cache_dir, data_dir
+from optigpu.paths import cache_dir, data_dir, home_dir, without_home
 
 _PLAIN = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
+    *("OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
     "OPTIGPU_HUB_ORGANISATIONS",
     # Where a server may be; the variant says which one was asked.
     "OPTIGPU_ENDPOINT_HOSTS",
@@ -51,6 +51,8 @@ def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str,
     """The variables for a process that computes with `threads` threads, with the `secrets` that it needs."""
     passed = {name: value for name, value in os.environ.items() if _is_passed(name, secrets)}
     return passed | {
+        "HOME": str(home_dir()),  # where libraries keep files of their own
+        "OPTIGPU_DATA_DIR": str(data_dir()),
         _IMPORT_PATH: os.pathsep.join([str(_source()), *_import_path()]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
@@ -71,8 +73,7 @@ def recorded_variables() -> dict[str, str]:
     found = {name: value for name, value in sorted(os.environ.items()) if _is_recorded(name)}
     if _import_path():
         found[_IMPORT_PATH] = os.pathsep.join(_import_path())
-    home = str(Path.home())
-    return {name: value.replace(home, "~") for name, value in found.items()}
+    return {name: without_home(value) for name, value in found.items()}
 
 
 def secrets_of(variant: Variant) -> frozenset[str]:

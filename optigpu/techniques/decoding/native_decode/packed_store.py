@@ -31,6 +31,7 @@ from optigpu.techniques.decoding.native_decode.packing import (
 )
 from optigpu.techniques.decoding.native_decode.restoring import packed_tensors
 from optigpu.techniques.decoding.native_decode.sources import sources_of
+from optigpu.vocabulary import UnsupportedError
 
 BOUND = Bound("OPTIGPU_DECODE_CACHE_GB", default=20 * 2**30, files="packed weights")
 """With a bound of 0 the store is off, and no key is needed either."""
@@ -144,7 +145,7 @@ def _folder() -> BoundedFolder | None:
         return None
     try:
         return BoundedFolder(cache_dir() / "decode", SUFFIX, most)
-    except RuntimeError:  # there is no home folder
+    except UnsupportedError:  # there is no folder to keep anything in
         return None
 
 
