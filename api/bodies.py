@@ -20,9 +20,10 @@ from optigpu.documents.runs import RUN_FORMAT, RunDocument
 from optigpu.documents.views import JobPreview
 from optigpu.hub_organisations import hub_refusal
 from optigpu.job.foreseen import foreseen
+from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import SpecError, VariantStatus
 
 Model = TypeVar("Model", bound=BaseModel)
 BODY_WITHIN_S = 60.0
@@ -161,21 +162,37 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
         )
     try:
         spec = JobSpec.model_validate(run.spec)
-        planned = {each.index: (each.workload_digest, each.workload.kind) for each in variants_of(spec)}
+        variants = variants_of(spec)
     except FieldsError as error:
         _refuse_run("spec", f"This version cannot read the run's request: {line(error.entries[0])}")
     except SpecError as error:
         _refuse_run("spec", f"This version cannot plan the run: {error}")
-    for result in run.results:
-        variant = result.variant
-        if planned.get(variant.index) != (variant.workload_digest, variant.workload.get("kind")):
-            _refuse_run(
-                "results", f"The result {result.id} is not one of the variants that the run's request plans."
-            )
+    _require_planned(run, variants)
     return ImportedRun(run, spec)
 
 
 PostedRun = Annotated[ImportedRun, Depends(posted_run)]
+
+
+def _require_planned(run: RunDocument, variants: Sequence[Variant]) -> None:
+    """Refuses results that are not of the run's own request, and outcomes that do not tell of them."""
+    for result in run.results:
+        if why := unplanned(result, variants):
+            _refuse_run(
+                "results",
+                f"The result {result.id} is not one of the variants that the run's request plans: {why}.",
+            )
+    planned = [variant.index for variant in variants]
+    for field, indexes in (("outcomes", run.outcomes), ("attribution", run.attribution.rows)):
+        if unknown := [each.index for each in indexes if each.index not in planned]:
+            _refuse_run(field, f"The run's request plans no variant {unknown[0]}.")
+    succeeded = [each.index for each in run.outcomes if each.status is VariantStatus.SUCCEEDED]
+    measured = [result.variant.index for result in run.results]
+    if sorted(measured) != sorted(succeeded):
+        _refuse_run(
+            "outcomes",
+            f"The run has results of the variants {measured}, and by its outcomes {succeeded} succeeded.",
+        )
 
 
 def _refuse_run(field: str, message: str) -> NoReturn:

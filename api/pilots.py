@@ -13,6 +13,7 @@ from api.gate import unauthorized
 from api.problems import ProblemError
 from api.service import ServiceDep
 from optigpu.documents.result import Outcome
+from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.store import launches
@@ -72,9 +73,7 @@ def require_planned(spec: JobSpec, outcome: Outcome) -> None:
     """Raises ProblemError 422 for a result of another workload than the job's: a pilot speaks for its job alone."""
     if outcome.result is None:
         return
-    found = outcome.result.variant
-    planned = {each.index: (each.workload_digest, each.workload.kind) for each in variants_of(spec)}
-    said = found.workload_digest, found.workload.get("kind")
-    if found.index != outcome.index or planned.get(outcome.index) != said:
-        message = f"The result is not of variant {outcome.index} of the job's plan."
+    why = unplanned(outcome.result, variants_of(spec))
+    if outcome.result.variant.index != outcome.index or why:
+        message = f"The result is not of variant {outcome.index} of the job's plan{why and f': {why}'}."
         raise ProblemError(422, message, [{"field": "outcome.result", "message": message}])

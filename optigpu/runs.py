@@ -75,8 +75,8 @@ class KeptRun:
     def samples(self) -> dict[str, Document]:
         """The raw samples of each result, by its id; a file that was printed as JSON has none."""
         ids = {result["variant"]["index"]: str(result["id"]) for result in self.results}
-        outcomes = self.document.get("outcomes", [])
-        return {ids[each["index"]]: each["samples"] for each in outcomes if each["index"] in ids}
+        told = [each for each in self.document.get("outcomes", []) if each.get("samples")]
+        return {ids[each["index"]]: each["samples"] for each in told if each["index"] in ids}
 
     @property
     def artifacts(self) -> dict[str, dict[str, bytes]]:
@@ -212,7 +212,18 @@ def read(path: Path) -> KeptRun:
             f"{path} was written by a later version of OptiGPU (format {document['format']}, this one reads up to "
             f"{RUN_FORMAT}); update OptiGPU."
         )
-    return KeptRun(path, {"id": path.stem, "created_at": "", "format": RUN_FORMAT, **document})
+    return KeptRun(path, {**_around(document, path.stem), **document})
+
+
+def _around(report: Document, name: str) -> Document:
+    """What a kept run has besides a report that was printed as JSON, which tells no raw samples."""
+    rows: list[Document] = report["attribution"]["rows"]
+    return {
+        "format": RUN_FORMAT,
+        "id": name,
+        "created_at": max((result.get("created_at", "") for result in report["results"]), default=""),
+        "outcomes": [{name: row.get(name) for name in ("index", "status", "reason")} for row in rows],
+    }
 
 
 def _is_attribution(document: object) -> bool:

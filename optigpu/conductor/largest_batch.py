@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import Self
 
 from optigpu.child.memory_messages import BatchesReady, BatchTried, TryBatch
-from optigpu.conductor.outcome import summary_of
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.provenance import provenance_of
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantFinished, VariantStarted
 from optigpu.documents.facts import MeterFacts, RunFacts, plain
 from optigpu.documents.result import Measurement, Outcome, Result, Samples, Verdict
 from optigpu.fit.fitting import largest
 from optigpu.job.batch_scaling import ATTEMPTS
+from optigpu.job.measured import measured, summary_of
 from optigpu.job.spec import LARGEST_BATCH, Variant
 from optigpu.statistics.intervals import summarise
 from optigpu.vocabulary import (

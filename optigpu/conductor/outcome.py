@@ -4,15 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import JsonValue
-
 from optigpu.child.messages import Metered
 from optigpu.conductor.beside import with_turns
 from optigpu.conductor.builds import builds_of
 from optigpu.conductor.loads import load_measurements, raw_queries, with_load
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
-from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.provenance import provenance_of
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import Evidence, widened
@@ -20,8 +18,9 @@ from optigpu.conductor.verdicts.judge import judge
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Goal
 from optigpu.documents.facts import RunFacts, WarmUpFacts
-from optigpu.documents.result import Measurement, MetricSummary, Outcome, Result, Samples, VariantSummary
+from optigpu.documents.result import Measurement, MetricSummary, Outcome, Result, Samples
 from optigpu.hardware.catalog import find_class
+from optigpu.job.measured import measured, summary_of
 from optigpu.job.spec import Variant
 from optigpu.quality.figures import with_windows
 from optigpu.statistics.intervals import describe, summarise
@@ -78,33 +77,6 @@ def outcome_of(
         samples=samples,
         artifacts=_artifacts(replicates),
     )
-
-
-def summary_of(variant: Variant) -> VariantSummary:
-    """The summary of a variant that its result contains."""
-    return VariantSummary(
-        index=variant.index,
-        role=variant.role,
-        label=variant.label,
-        workload=_described(variant),
-        model=variant.model,
-        backend=variant.backend,
-        endpoint=variant.endpoint,
-        device=variant.device,
-        stack=tuple(technique.model_dump(mode="json") for technique in variant.stack),
-        workload_digest=variant.workload_digest,
-        variant_digest=variant.digest,
-        primary_metric=variant.primary,
-    )
-
-
-def _described(variant: Variant) -> dict[str, JsonValue]:
-    """The workload's parameters; of one whose largest batch is looked for the limit in the place of its batch."""
-    found: dict[str, JsonValue] = variant.workload.model_dump(mode="json")
-    if variant.memory_limit_bytes is None:
-        return found
-    shape = {name: value for name, value in found.items() if name != "batch_size"}
-    return shape | {"memory_limit_bytes": variant.memory_limit_bytes}
 
 
 def evidence_of(session: Session, replicates: Sequence[Replicate]) -> list[Evidence]:

@@ -64,15 +64,3 @@ def _no_dataset(quality: TextQuality | ImageQuality | LossQuality | None) -> str
     if isinstance(quality, LossQuality):
         return MADE_SAMPLES
     return NO_QUALITY if quality is None else OWN_TEXT
-
-
-def measured(variant: Variant, provenance: Provenance) -> Variant:
-    """The variant with the hashes of the files that its weights and its images came from, which its digests then
-    contain.
-
-    Random weights leave it as it was: they are the same thing to measure whichever seed or library drew them.
-    """
-    known = {"weights": provenance.weight_hash if provenance.weight_hash_of == "files" else None}
-    if variant.workload.has_labels:
-        known["dataset"] = provenance.dataset_hash
-    return variant.model_copy(update={name: value for name, value in known.items() if value is not None})

@@ -3,8 +3,9 @@
 from datetime import datetime
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from optigpu.documents.older import current
 from optigpu.documents.result import Attribution, Result, Samples
 from optigpu.vocabulary import Frozen, VariantStatus
 
@@ -32,3 +33,11 @@ class RunDocument(Frozen):
     attribution: Attribution
     outcomes: tuple[KeptOutcome, ...]
     stopped: str | None = None
+
+    @field_validator("results", mode="before")
+    @classmethod
+    def _of_today(cls, results: object) -> object:
+        """Those of older schema versions by today's names."""
+        if not isinstance(results, list):
+            return results
+        return [current(each) if isinstance(each, dict) else each for each in results]

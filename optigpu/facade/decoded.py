@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optigpu.backends.runtime import Ids
-from optigpu.conductor.outcome import summary_of
 from optigpu.documents.facts import NOT_RECORDED, RunFacts
 from optigpu.documents.result import MetricSummary, Result, Verdict, VerdictWarning
 from optigpu.documents.shapes import ModelFacts
@@ -25,6 +24,7 @@ from optigpu.facade.in_process import (
 )
 from optigpu.facade.loaded import origin_of
 from optigpu.hardware import probe
+from optigpu.job.measured import summary_of
 from optigpu.job.spec import Variant
 from optigpu.meters.latency import warm_up
 from optigpu.roofline.work import work_of

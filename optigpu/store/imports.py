@@ -17,7 +17,7 @@ from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.leases import Lease
 from optigpu.store.tables import ResultRow
-from optigpu.vocabulary import ConflictError, JobState, VariantStatus
+from optigpu.vocabulary import ConflictError, JobState
 
 IMPORTED = "import"
 """In place of a worker's id."""
@@ -60,10 +60,8 @@ def _outcomes(run: RunDocument) -> Iterator[Outcome]:
     """The run's outcomes, each with its result. A variant of the plan that has none is cancelled at the end."""
     results = {result.variant.index: result for result in run.results}
     for kept in run.outcomes:
-        if kept.status is VariantStatus.SUCCEEDED and kept.index in results:
-            result = results[kept.index]
-            yield Outcome(index=kept.index, status=kept.status, result=result, samples=kept.samples)
-        else:
-            status = VariantStatus.FAILED if kept.status is VariantStatus.SUCCEEDED else kept.status
-            reason = kept.reason or "The run holds no result of it."
-            yield Outcome(index=kept.index, status=status, reason=reason)
+        result = results.get(kept.index)
+        reason = None if result else kept.reason or "The run does not say why."
+        yield Outcome(
+            index=kept.index, status=kept.status, reason=reason, result=result, samples=kept.samples
+        )

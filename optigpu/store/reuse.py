@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
 from optigpu.documents.versions import versions_of
 from optigpu.documents.views import RowFacts, Standing
-from optigpu.job.known import as_measured
+from optigpu.job.measured import as_measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Limits, Measure, PlanName, Variant
 from optigpu.store.entries import board_number

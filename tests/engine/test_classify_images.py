@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from optigpu.backends.torch.runtime import TorchPassRuntime
-from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.provenance import provenance_of
 from optigpu.documents.facts import RunFacts
 from optigpu.hardware.probe import probe
+from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.meters.base import MeterContext, QualityOptions, Reading

@@ -1,30 +1,116 @@
 """A run that was measured elsewhere becomes a job that has ended, whole or not at all."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optigpu.client import Client
+from optigpu.documents.events import Event, Progressed
 from optigpu.documents.runs import RUN_FORMAT
-from optigpu.runs import Keeper
+from optigpu.job.measured import summary_of
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
+from optigpu.measure import run as measured
+from optigpu.models.loading.load import MODELS_DIR
+from optigpu.runs import Keeper, find
 from optigpu.store import leases, workers
 from optigpu.vocabulary import Document
+from tests.engine.brief_jobs import BRIEF
+from tests.engine.brief_jobs import own_lock as own_lock
+from tests.engine.command import optigpu
+from tests.engine.test_cli_run import MEASURED
+from tests.engine.tiny_models import tiny_model
 from tests.service.records import a_worker
 from tests.service.serving import Served
-from tests.unit.test_runs import report
+
+OLDER = Path(__file__).parents[1] / "unit" / "report_version_1.json"
+ONE = {
+    **BRIEF,
+    "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4},
+    "model": "bundled:tiny",
+}
+LADDER = {
+    **ONE,
+    "model": "path:llama",
+    "name": "A first look",
+    "plan": "ladder",
+    "stack": [{"name": "bf16"}],
+    "beside": [{"backend": "endpoint", "endpoint": "http://127.0.0.1:9#nothing"}],
+    "measure": BRIEF["measure"] | {"replicates": 2},
+}
+UNPLANNED = {"index": 9, "role": "alone", "label": "bf16", "status": "failed"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, own_lock: None, forked_children: None) -> Iterator[Path]:
+    """The data folder of two measured runs: by the command of a bundled model, by the library a ladder on a folder that
+    no service finds, with a variant that failed, stopped when the second processes started."""
+    folder = tmp_path_factory.mktemp("measured")
+    job = folder / "job.json"
+    job.write_text(json.dumps(ONE))
+    models = folder / "models"
+    tiny_model("llama").save_pretrained(models / "llama")
+    events: list[Event] = []
+
+    def stopped() -> str | None:
+        is_second = any(isinstance(event, Progressed) and event.replicate == 1 for event in events)
+        return "Enough." if is_second else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTIGPU_DATA_DIR", str(folder))
+        patch.setenv(MODELS_DIR, str(models))
+        ran = optigpu({}, "run", str(job))
+        assert ran.returncode in MEASURED, ran.stderr
+        Keeper().keep(measured(LADDER, events.append, cancelled=stopped))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTIGPU_DATA_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
-    """A kept run of a ladder with two results."""
-    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
-    return Keeper().keep(report("The time limit of 10 s was reached.")).document
+def bundled(data: Path) -> Document:
+    """The kept run of the bundled model."""
+    return find(str(min((data / "runs").glob("*.json")))).document
+
+
+@pytest.fixture
+def run(data: Path) -> Document:
+    """The kept ladder with two results."""
+    return find("last").document
 
 
 def imported(service: Served, run: Document) -> Any:
     return service.client.post("/v1/imports", json=run)
+
+
+def ranked(service: Served) -> dict[tuple[str, str], float]:
+    """The value of each row of the leaderboard, by its model and label; those of a busy machine as well."""
+    boards = service.client.get("/v1/leaderboard", params={"include_invalid": True}).json()["boards"]
+    return {
+        (board["model"], row["label"]): row["value"]["value"] for board in boards for row in board["rows"]
+    }
+
+
+def figures(run: Document) -> dict[tuple[str, str], float]:
+    """The same of the results of a run."""
+    return {
+        (result["variant"]["model"], result["variant"]["label"]): result["metrics"]["tokens_per_s"]["value"]
+        for result in run["results"]
+    }
+
+
+def with_result(run: Document, **changes: Any) -> Document:
+    """The run with fields of its first result changed."""
+    first, *others = run["results"]
+    return run | {"results": [first | changes, *others]}
+
+
+def with_variant(run: Document, **changes: Any) -> Document:
+    """The run with fields of its first result's variant changed."""
+    return with_result(run, variant=run["results"][0]["variant"] | changes)
 
 
 def test_a_run_becomes_a_job_with_its_results_samples_and_ranks(service: Served, run: Document) -> None:
@@ -33,19 +119,44 @@ def test_a_run_becomes_a_job_with_its_results_samples_and_ranks(service: Served,
     job = answer.json()
     assert answer.headers["Location"] == job["links"]["self"]
     assert (job["state"], job["name"], job["attempts"]) == ("succeeded", "A first look", [])
-    assert job["reason"].startswith("The time limit of 10 s was reached. Imported; it was measured on ")
+    assert job["reason"].startswith(
+        "Enough. Variants with all replicates: 0, with fewer: 2, with no result: 1."
+    )
+    assert " Imported; it was measured on " in job["reason"]
     assert job["attribution"] == run["attribution"]
     held = service.client.get(f"/v1/jobs/{job['id']}/results").json()
     assert [each["id"] for each in held["results"]] == [each["id"] for each in run["results"]]
     assert {each["job_id"] for each in held["results"]} == {job["id"]}
-    for kept, result in zip(run["outcomes"], run["results"], strict=True):
+    assert [each["status"] for each in job["variants"]] == [each["status"] for each in run["outcomes"]]
+    *succeeded, failed = run["outcomes"]
+    for kept, result in zip(succeeded, run["results"], strict=True):
+        assert "incomplete" in result["verdict"]["warnings"]
         stored = service.client.get(f"/v1/results/{result['id']}/samples").json()
         assert stored["samples"] == kept["samples"]
-    (board,) = service.client.get("/v1/leaderboard").json()["boards"]
-    assert [row["label"] for row in board["rows"]] == ["bf16", "baseline"]
+    assert failed["reason"] == job["variants"][-1]["reason"]
+    assert set(figures(run)) == {("path:llama", "baseline"), ("path:llama", "bf16")}
+    assert ranked(service) == figures(run)
     with service.database.write() as session:
         workers.register(session, a_worker())
         assert leases.claim(session, a_worker(), lease_s=60) is None, "nobody measures it again"
+
+
+def test_the_command_imports_runs_of_bundled_models_and_of_folders(
+    service: Served, run: Document, bundled: Document
+) -> None:
+    for document in (bundled, run):
+        entered = optigpu({}, "import", document["id"], "--url", service.url)
+        assert entered.returncode == 0, entered.stderr
+        assert service.client.get(f"/v1/jobs/{entered.stdout.strip()}").json()["state"] == "succeeded"
+    assert ranked(service) == figures(run) | figures(bundled)
+
+
+def test_a_report_of_an_older_version_is_imported(service: Served) -> None:
+    entered = optigpu({}, "import", str(OLDER), "--url", service.url)
+    assert entered.returncode == 0, entered.stderr
+    job = service.client.get(f"/v1/jobs/{entered.stdout.strip()}").json()
+    assert job["reason"].endswith("Imported; it was measured on 2026-11-22 outside of this service.")
+    assert ranked(service) == figures(json.loads(OLDER.read_text()))
 
 
 def test_the_same_run_is_entered_once(service: Served, run: Document) -> None:
@@ -94,11 +205,93 @@ def test_a_run_with_a_number_that_is_none_leaves_nothing(
     assert any_service.count_jobs() == 0
 
 
-def test_a_result_of_another_workload_is_refused(service: Served, run: Document) -> None:
-    variant = run["results"][0]["variant"] | {"workload": {"kind": "matmul"}}
-    answer = imported(service, {**run, "results": [run["results"][0] | {"variant": variant}]})
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"index": 9}, "there is no variant 9"),
+        ({"index": 1}, "its role is not that of variant 1"),
+        ({"label": "faster"}, "its label is not that of variant 0"),
+        ({"model": "preset:gpt2"}, "its model is not that of variant 0"),
+        ({"backend": "onnxruntime"}, "its backend is not that of variant 0"),
+        ({"device": "cuda"}, "its device is not that of variant 0"),
+        ({"stack": [{"name": "bf16"}]}, "its stack is not that of variant 0"),
+        ({"workload": {"kind": "matmul"}}, "its workload is not that of variant 0"),
+        ({"workload": {}}, "its workload is not that of variant 0"),
+        ({"workload": ONE["workload"] | {"prompt_tokens": 9}}, "its workload is not that of variant 0"),
+        ({"workload_digest": "0" * 64}, "its workload_digest is not that of variant 0"),
+        ({"variant_digest": "0" * 64}, "its variant_digest is not that of variant 0"),
+        ({"primary_metric": "ttft_s"}, "its primary_metric is not that of variant 0"),
+    ],
+)
+def test_a_result_that_is_not_of_the_runs_request_is_refused(
+    changes: Document, why: str, any_service: Served, run: Document
+) -> None:
+    before = any_service.count_jobs()
+    answer = imported(any_service, with_variant(run, **changes))
     assert answer.status_code == 422
-    assert "is not one of the variants that the run's request plans" in answer.json()["detail"]
+    assert answer.json()["detail"] == (
+        f"The result {run['results'][0]['id']} is not one of the variants that the run's request plans: {why}."
+    )
+    assert any_service.count_jobs() == before
+
+
+def with_weights(run: Document, weight_hash: str, *, digests: bool) -> Document:
+    """The run with its first result measured, as it says, with other weights; with or without their digests."""
+    (first, *_) = variants_of(JobSpec.model_validate(run["spec"]))
+    provenance = run["results"][0]["provenance"] | {"weight_hash": weight_hash}
+    changed = with_result(run, provenance=provenance)
+    if not digests:
+        return changed
+    summary = summary_of(first.model_copy(update={"weights": weight_hash}))
+    return with_variant(changed, **summary.model_dump(mode="json"))
+
+
+def test_weights_are_those_of_the_digests_and_of_this_machine_where_it_has_them(
+    service: Served, run: Document, bundled: Document
+) -> None:
+    """Who imports vouches for files that only the other machine has read; they rank beside the same files alone."""
+    for document, digests, status in ((run, False, 422), (bundled, True, 422), (run, True, 201)):
+        answer = imported(service, with_weights(document, "0" * 64, digests=digests))
+        assert answer.status_code == status, answer.text
+    assert service.count_jobs() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        (
+            {"results": []},
+            "outcomes",
+            "The run has results of the variants [], and by its outcomes [0, 1] succeeded.",
+        ),
+        (
+            {"outcomes": []},
+            "outcomes",
+            "The run has results of the variants [0, 1], and by its outcomes [] succeeded.",
+        ),
+        (
+            {"outcomes": [{"index": 9, "status": "failed"}]},
+            "outcomes",
+            "The run's request plans no variant 9.",
+        ),
+        (
+            {
+                "attribution": {
+                    "metric": "tokens_per_s",
+                    "rows": [{"index": 9, "role": "alone", "label": "a", "status": "failed"}],
+                }
+            },
+            "attribution",
+            "The run's request plans no variant 9.",
+        ),
+    ],
+)
+def test_parts_that_do_not_tell_of_the_same_variants_are_refused(
+    changes: Document, field: str, words: str, any_service: Served, run: Document
+) -> None:
+    answer = imported(any_service, run | changes)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": field, "message": words}]
 
 
 def test_the_client_imports_a_run(service: Served, run: Document) -> None:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
-from optigpu.job.known import as_measured
+from optigpu.job.measured import as_measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.store import jobs, leases, outcomes, results, withdrawals, workers

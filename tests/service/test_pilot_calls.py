@@ -25,6 +25,7 @@ from optigpu.documents.pilots import (
 )
 from optigpu.documents.result import Outcome, Result
 from optigpu.documents.views import ProgressView
+from optigpu.job.measured import as_measured, summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.store import artifacts, events, jobs, keys, launches, leases
@@ -91,9 +92,9 @@ def claimed(service: Served, document: dict[str, Any] = JOB) -> tuple[Calls, Beg
 def measured(begun: Begun) -> Result:
     """A result of the job's variant."""
     (variant,) = variants_of(begun.spec)
-    result = a_result(workload="matmul")
-    said = {"workload": variant.workload.model_dump(mode="json"), "workload_digest": variant.workload_digest}
-    return result.model_copy(update={"variant": result.variant.model_copy(update=said)})
+    known = as_measured(variant)
+    assert known is not None
+    return a_result().model_copy(update={"variant": summary_of(known)})
 
 
 def look(service: Served, job_id: str) -> Any:
@@ -279,8 +280,11 @@ def test_a_failure_is_followed_by_what_its_kind_allows(service: Served) -> None:
     assert (job.state, job.reason) == (JobState.FAILED, "No such model.")
 
 
-def test_a_result_of_another_workload_is_refused(service: Served) -> None:
-    calls, begun = claimed(service)
+@pytest.mark.parametrize(
+    "job", [JOB, {"workload": {"kind": "generate"}, "model": "bundled:tiny", "via": "slurm"}]
+)
+def test_a_result_of_another_workload_is_refused(job: dict[str, Any], service: Served) -> None:
+    calls, begun = claimed(service, job)
     calls.event(Planned(variants=a_plan("baseline")))
     for result in (a_result(workload="matmul"), a_result()):
         assert calls.save(an_outcome(result)).status_code == 422

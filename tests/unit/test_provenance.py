@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from optigpu import __version__
-from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.provenance import provenance_of
 from optigpu.documents.facts import ImageQuality, RunFacts, TextQuality, WeightFacts
 from optigpu.documents.result import Environment, Provenance
+from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.models.loading.weights import architecture_digest
