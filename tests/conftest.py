@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import takewhile
@@ -18,7 +18,7 @@ from tests.engine.native.record import compiler, recorded
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
 from tests.servers.redis import REDIS
-from tests.servers.rule import Kind, advice, is_possible
+from tests.servers.rule import PROGRAMS, Kind, advice, is_possible, may_have
 from tests.servers.slurm import SLURM
 
 pytest_plugins = ["pytester", "tests.servers.fixtures"]
@@ -106,7 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if compiler() != recorded().compiler:
         leave_out("counts", config, items)
     for kind in impossible():
-        leave_out_of(kind, config, items)
+        leave_out_of(SERVERS[kind], config, items)
+    leave_out_of(missing_programs(), config, items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -126,6 +127,8 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for kind in impossible():
         terminalreporter.write_line(f"Tests that need {kind.name} were left out: {advice(kind)}")
+    for name in sorted(missing_programs()):
+        terminalreporter.write_line(f"Tests that need {name} were left out: install {PROGRAMS[name]}.")
     if not has_node():
         terminalreporter.write_line(
             "Tests that need Node.js were left out: install node 18 or newer, and npm."
@@ -148,11 +151,15 @@ def is_quick(item: pytest.Item, seen: set[str]) -> bool:
 
 
 def needs_a_server(item: pytest.Item, kinds: Iterable[Kind] = SERVERS) -> bool:
-    """Whether it runs on one of these servers, by its fixtures or as one of its cases."""
+    """Whether it runs on one of these servers."""
+    return any(uses(item, SERVERS[kind]) for kind in kinds)
+
+
+def uses(item: pytest.Item, names: Set[str]) -> bool:
+    """Whether a test has one of these fixtures, or is one of the cases that are called so."""
     call = getattr(item, "callspec", None)
     values = [value for value in call.params.values() if isinstance(value, str)] if call else []
-    used = {*values, *getattr(item, "fixturenames", ())}
-    return any(not SERVERS[kind].isdisjoint(used) for kind in kinds)
+    return not names.isdisjoint({*values, *getattr(item, "fixturenames", ())})
 
 
 def impossible() -> list[Kind]:
@@ -160,9 +167,14 @@ def impossible() -> list[Kind]:
     return [kind for kind in SERVERS if not is_possible(kind, this_machine())]
 
 
-def leave_out_of(kind: Kind, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests that need a server."""
-    unmet = [item for item in items if needs_a_server(item, [kind])]
+def missing_programs() -> frozenset[str]:
+    """The programs to which this machine has no way."""
+    return frozenset(name for name in PROGRAMS if not may_have(name, this_machine()))
+
+
+def leave_out_of(names: Set[str], config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests that use one of these."""
+    unmet = [item for item in items if uses(item, names)]
     config.hook.pytest_deselected(items=unmet)
     items[:] = [item for item in items if item not in unmet]
 

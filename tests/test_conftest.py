@@ -79,24 +79,29 @@ def test_a_check_takes_one_case_of_each_test_and_no_server(
 
 
 @pytest.mark.parametrize(
-    ("possible", "outcomes"), [(False, {"passed": 1, "deselected": 2}), (True, {"passed": 3})]
+    ("possible", "outcomes"), [(False, {"passed": 1, "deselected": 3}), (True, {"passed": 4})]
 )
 def test_a_test_that_needs_a_server_is_deselected_where_there_is_no_way_to_one(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, possible: bool, outcomes: dict[str, int]
 ) -> None:
     """And the end of the run says what helps."""
     monkeypatch.setattr("tests.conftest.is_possible", lambda _, __: possible)
+    monkeypatch.setattr("tests.conftest.may_have", lambda _, __: possible)
     pytester.makeconftest(
         "from tests.conftest import pytest_collection_modifyitems, pytest_terminal_summary\n"
         "import pytest\n"
         "@pytest.fixture\ndef redis_url(): return 'redis://made-up'\n"
+        "@pytest.fixture\ndef nginx(): return '/made/up'\n"
         "@pytest.fixture(params=['sqlite', 'postgresql'])\ndef database(request): return request.param\n"
     )
-    pytester.makepyfile("def test_with(redis_url): pass\ndef test_on_both(database): pass\n")
+    pytester.makepyfile(
+        "def test_with(redis_url): pass\ndef test_on_both(database): pass\ndef test_behind(nginx): pass\n"
+    )
     ran = pytester.runpytest_inprocess()
     ran.assert_outcomes(**outcomes)
-    said = "Tests that need PostgreSQL were left out: install it" in ran.stdout.str()
-    assert said is not possible
+    for line in ("Tests that need PostgreSQL were left out", "Tests that need nginx were left out"):
+):
+        assert (line in ran.stdout.str()) is not possible
 
 
 def test_a_process_that_dies_ends_the_run_which_names_its_test(pytester: pytest.Pytester) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.engine.native.counts import cases, counted
 from tests.engine.native.record import Counts, recorded
 from tests.servers.machine import this_machine
-from tests.servers.rule import apt_installs
+from tests.servers.rule import program
 
 WITHIN = 0.005
 
@@ -14,11 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.counts]
 
 @pytest.fixture(scope="module")
 def valgrind() -> None:
-    machine = this_machine()
-    if machine.program("valgrind") is None and not apt_installs("valgrind", machine):
-        pytest.fail(
-            "These tests need valgrind: install it (Debian: apt-get install valgrind).", pytrace=False
-        )
+    program("valgrind", "valgrind", this_machine())
 
 
 @pytest.mark.parametrize("case", list(cases()))

@@ -1,4 +1,4 @@
-"""Fixtures for tests that need PostgreSQL, Redis or Slurm: real ones, started when a first test asks for one."""
+"""Fixtures for tests that need PostgreSQL, Redis, Slurm or a program of Debian's: real ones, when a first test asks."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES, fresh_database
 from tests.servers.process import NoServerError, Server
 from tests.servers.redis import REDIS, leased_database
-from tests.servers.rule import Kind, provide
+from tests.servers.rule import PROGRAMS, Kind, program, provide
 from tests.servers.slurm import SLURM, Cluster, cluster_of
 
 
@@ -59,6 +59,29 @@ def slurm() -> Iterator[Cluster]:
     yield cluster_of(server)
     del os.environ["SLURM_CONF"]
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def nginx() -> str:
+    return _program_or_fail("nginx")
+
+
+@pytest.fixture(scope="session")
+def caddy() -> str:
+    return _program_or_fail("caddy")
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    return _program_or_fail("promtool")
+
+
+def _program_or_fail(name: str) -> str:
+    try:
+        return program(name, PROGRAMS[name], this_machine())
+    except NoServerError as error:
+        sentence = str(error)
+    pytest.fail(sentence, pytrace=False)
 
 
 def _provide_or_fail(kind: Kind) -> Server:

@@ -9,14 +9,17 @@ does not work, they fail with one sentence.
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tests.servers.machine import Machine
 from tests.servers.process import NoServerError, Server, wait_until_it_answers
 
 INSTALL_TIMEOUT_S = 120
 PULL_TIMEOUT_S = 120
+PROGRAMS: Mapping[str, str] = MappingProxyType({"nginx": "nginx", "caddy": "caddy", "promtool": "prometheus"})
+"""Programs that tests run as they are, each with its Debian package; a fixture of that name gives its path."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,21 @@ def _from_programs(kind: Kind, machine: Machine) -> Server | None:
 
 def _from_apt(kind: Kind, machine: Machine) -> Server | None:
     return kind.start(machine) if apt_installs(kind.package, machine) else None
+
+
+def program(name: str, package: str, machine: Machine) -> str:
+    """The path of a program, which apt-get installs where it may. Raises NoServerError where there is no way to it."""
+    found = machine.program(name) or (apt_installs(package, machine) and machine.program(name))
+    if not found:
+        raise NoServerError(
+            f"These tests need {name}: install it (Debian and Ubuntu: apt-get install {package})."
+        )
+    return found
+
+
+def may_have(name: str, machine: Machine) -> bool:
+    """Whether there is a way to a program, tried or not."""
+    return machine.program(name) is not None or _may_install(machine)
 
 
 def apt_installs(package: str, machine: Machine) -> bool:
