@@ -19,7 +19,7 @@ from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.held import model_directory
+from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.paths import cache_dir
@@ -139,7 +139,7 @@ def whole(path: Path, engine: str) -> Iterator[None]:
 def _directory(reference: ModelReference) -> str | None:
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
-    return str(model_directory(reference.name)) if reference.kind == "path" else None
+    return str(sound_directory(reference)) if reference.kind == "path" else None
 
 
 def _last_line(text: str) -> str:

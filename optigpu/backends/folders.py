@@ -8,7 +8,8 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import model_arguments
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.files import sound_directory
+from optigpu.models.held import CONFIGURATION
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
 
@@ -22,7 +23,7 @@ def folder_of(engine: str, order: Order, progress: Callable[[str], None]) -> Pat
     if reference.kind == "bundled":
         return BUNDLED[reference.name]
     if reference.kind == "path":
-        return model_directory(reference.name)
+        return sound_directory(reference)
     if reference.kind == "preset":
         doing = "writing the model's folder"
         return _converter(engine).made(order, "safetensors", model_arguments(order), progress, doing)

@@ -1,5 +1,6 @@
 """JSON documents that people write, in files and in requests."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import NoReturn, TypeGuard
@@ -34,13 +35,21 @@ def is_report(document: object) -> TypeGuard[Document]:
     )
 
 
-def parse_json(content: bytes, what: str) -> object:
+def parse_json(content: bytes, what: str, *, strict: bool = True) -> object:
     """What the JSON says; `what` is its name in the error's sentence.
 
-    Raises SpecError also for what a lenient parser accepts: NaN, a key that occurs twice, text that is not UTF-8.
+    Raises SpecError also for text that is not UTF-8 or begins with a byte order mark, and, where it is `strict`, for
+    what a lenient parser accepts: NaN, and a key that occurs twice.
     """
+    if content.startswith(codecs.BOM_UTF8):
+        raise SpecError(
+            f"{what} begins with a byte order mark, which JSON does not have; save it as UTF-8 without one."
+        )
     try:
-        return json.loads(content.decode(), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
+        text = content.decode()
+        if not strict:
+            return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
     except UnicodeDecodeError as error:
         why = f"{what} is not UTF-8 at byte {error.start}."
     except json.JSONDecodeError as error:

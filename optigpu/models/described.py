@@ -13,6 +13,7 @@ from typing import NoReturn
 from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models import families
+from optigpu.models.files import read_configuration
 from optigpu.models.held import CONFIGURATION, model_directory
 from optigpu.models.packaged import packaged
 from optigpu.models.presets import PRESETS
@@ -87,14 +88,10 @@ def _refuse(reference: ModelReference, found: Described) -> NoReturn:
 
 
 def _described(reference: ModelReference) -> Described:
-    file = _config_file(reference)
+    file = configuration_file(reference)
+    read_configuration(file, reference)
     folder = BoundedFolder(cache_dir() / "described", ".json", MOST_BYTES)
-    try:
-        path = folder.path / f"{_digest(file)}.json"
-    except OSError as error:
-        raise UnsupportedError(
-            f"The configuration of {reference} cannot be read ({error.strerror}); check its {CONFIGURATION}."
-        ) from error
+    path = folder.path / f"{_digest(file)}.json"
     if path.is_file():
         return Described.model_validate_json(path.read_bytes())
     answer = _asked(reference, file)
@@ -122,7 +119,8 @@ def _digest(file: Path) -> str:
     return found.hexdigest()
 
 
-def _config_file(reference: ModelReference) -> Path:
+def configuration_file(reference: ModelReference) -> Path:
+    """The config.json of a folder or of the hub's cache. Raises UnsupportedError where it is not on this machine."""
     if reference.kind == "path":
         return model_directory(reference.name) / CONFIGURATION
     from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it

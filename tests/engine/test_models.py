@@ -1,11 +1,17 @@
 """Presets and loading: published sizes, weights made in place, and references that cannot be loaded."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of, image_facts_from_config, known_facts
+from optigpu.models.files import TOKENIZER, TOKENIZER_CONFIGURATION
+from optigpu.models.held import CONFIGURATION
 from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import (
     MODELS_DIR,
@@ -13,6 +19,7 @@ from optigpu.models.loading.load import (
     count_weights,
     load_image_model,
     load_model,
+    load_tokenizer,
     loaded_image_facts,
 )
 from optigpu.models.packaged import packaged
@@ -174,6 +181,72 @@ def test_pickled_weights_are_never_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(MODELS_DIR, str(tmp_path))
     with pytest.raises(UnsupportedError, match="safetensors"):
         load_model(parse_reference("path:pickled"), device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a tiny Llama to damage, which `path:damaged` names; it has the tokenizer of bundled:tiny."""
+    shutil.copytree(models_dir / "llama", tmp_path / "damaged")
+    for name in (TOKENIZER, TOKENIZER_CONFIGURATION):
+        shutil.copy(BUNDLED["tiny"] / name, tmp_path / "damaged")
+    monkeypatch.setenv(MODELS_DIR, str(tmp_path))
+    return tmp_path / "damaged"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "its configuration names 'spiral'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys in `rope_parameters`"),
+        ({"hidden_act": "sneeze"}, "its configuration names 'sneeze', which transformers does not know"),
+        (
+            {"num_attention_heads": 7},
+            "The hidden size (64) is not a multiple of the number of attention heads (7)",
+        ),
+        ({"dtype": "float17"}, "module 'torch' has no attribute 'float17'"),
+        ({"model_type": "sonnet"}, "has model type `sonnet`"),
+    ],
+)
+def test_what_transformers_cannot_make_of_a_configuration_is_one_sentence(
+    damaged: Path, fields: dict[str, Any], said: str
+) -> None:
+    path = damaged / CONFIGURATION
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UnsupportedError) as refused:
+        load_model(parse_reference("path:damaged"), device="cpu", dtype="float32")
+    sentence = str(refused.value)
+    assert sentence.startswith("path:damaged cannot be loaded here: ")
+    assert said in sentence
+    assert sentence.endswith("; check its config.json.")
+    assert "\n" not in sentence
+
+
+def test_a_file_that_is_not_needed_may_be_damaged(damaged: Path) -> None:
+    (damaged / "generation_config.json").write_text("[]")
+    (damaged / TOKENIZER).write_text("{")
+    load_model(parse_reference("path:damaged"), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (TOKENIZER, "{", f"{TOKENIZER} of path:damaged is not JSON: "),
+        (TOKENIZER, "[]", f"{TOKENIZER} of path:damaged holds no JSON object"),
+        (TOKENIZER, "{}", "path:damaged cannot be loaded here: "),
+        (TOKENIZER_CONFIGURATION, "[]", f"{TOKENIZER_CONFIGURATION} of path:damaged holds no JSON object"),
+        (CONFIGURATION, "[]", f"{CONFIGURATION} of path:damaged holds no JSON object"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_sentence(damaged: Path, file: str, content: str, said: str) -> None:
+    load_tokenizer(parse_reference("path:damaged"))
+    (damaged / file).write_text(content)
+    with pytest.raises(UnsupportedError) as refused:
+        load_tokenizer(parse_reference("path:damaged"))
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+    if file == TOKENIZER:
+        with pytest.raises(UnsupportedError, match=f"^{TOKENIZER} of path:damaged "):
+            tokenizer_of(parse_reference("path:damaged"))
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,27 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from optigpu.models.bundled import BUNDLED
+from optigpu.models.files import TOKENIZER, read_object
 from optigpu.models.held import model_directory
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import UnsupportedError
 
-FILE = "tokenizer.json"
 CHANGES = 8
 """How often a text is changed before another beginning is tried; each change moves its length by a token or two."""
 
 
 def tokenizer_of(reference: ModelReference) -> Tokenizer | None:
-    """The model's tokenizer, None where this machine has none."""
+    """The model's tokenizer, None where this machine has none. Raises UnsupportedError for a damaged file."""
     file = _file_of(reference)
-    return Tokenizer.from_file(str(file)) if file is not None and file.is_file() else None
+    if file is None or not file.is_file():
+        return None
+    read_object(file, reference)
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own
+        raise UnsupportedError(
+            f"{file.name} of {reference} holds no tokenizer: {error}; copy or download it again."
+        ) from error
 
 
 class Speller:
@@ -56,12 +64,12 @@ class Speller:
 
 def _file_of(reference: ModelReference) -> Path | None:
     if reference.kind == "bundled":
-        return BUNDLED[reference.name] / FILE
+        return BUNDLED[reference.name] / TOKENIZER
     if reference.kind == "path":
-        return model_directory(reference.name) / FILE
+        return model_directory(reference.name) / TOKENIZER
     if reference.kind == "hub":
         from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
 
-        found = try_to_load_from_cache(reference.name, FILE, revision=reference.revision or "main")
+        found = try_to_load_from_cache(reference.name, TOKENIZER, revision=reference.revision or "main")
         return Path(found) if isinstance(found, str) else None
     return None

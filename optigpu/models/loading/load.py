@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.nn import Module, init
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -24,15 +26,23 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, whi
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
+from optigpu.models.described import configuration_file
 from optigpu.models.facts import image_facts_from_config
 from optigpu.models.families import family_of
+from optigpu.models.files import (
+    TOKENIZER,
+    TOKENIZER_CONFIGURATION,
+    require_objects,
+    require_sound,
+    sound_directory,
+)
+from optigpu.models.held import CONFIGURATION, model_directory
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
-from optigpu.models.held import model_directory
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import ModelReference, preset_of
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")
@@ -60,8 +70,7 @@ def load_model(
     preset = preset_of(reference)
     options = (AutoModelForCausalLM, device, dtype, attention)
     model = _create(preset, *options, seed) if preset else _read(reference, *options, packed)
-    # A repository's own decoding settings (an end token, a repetition penalty) would change what is measured.
-    model.generation_config = GenerationConfig(do_sample=False)
+    model.generation_config = _greedy()
     model.eval().requires_grad_(False)
     return model
 
@@ -124,7 +133,11 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
         raise UnsupportedError(
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
-    with _one_sentence(reference):
+    with _one_sentence(reference, f"{CONFIGURATION} and {TOKENIZER}"):
+        if reference.kind == "path":
+            require_objects(
+                Path(source_of(reference)), (CONFIGURATION, TOKENIZER, TOKENIZER_CONFIGURATION), reference
+            )
         return AutoTokenizer.from_pretrained(source_of(reference), **reading_of(reference))
 
 
@@ -198,6 +211,11 @@ def count_weights(model: Module) -> int:
     return plain + count_packed(model)
 
 
+def _greedy() -> GenerationConfig:
+    """What replaces a repository's own settings: an end token or a repetition penalty would change the figures."""
+    return GenerationConfig(do_sample=False)
+
+
 def _create(
     preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int
 ) -> PreTrainedModel:
@@ -254,11 +272,14 @@ def _read(
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         chosen = {"config": config, "dtype": dtype, "attn_implementation": attention}
+        chosen["generation_config"] = _greedy()
         model = read_whole(kind, str(reference), source, **chosen, **reading)
         torch.nn.Module.to(model, device)
         return model
 
     with _one_sentence(reference):
+        if reference.kind == "path":
+            sound_directory(reference)
         config = AutoConfig.from_pretrained(source, **reading)
         reason = why_no_decoder(config) if kind is AutoModelForCausalLM else _why_no_classifier(config)
         if reason:
@@ -293,19 +314,40 @@ def reading_of(reference: ModelReference) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_sentence(reference: ModelReference) -> Iterator[None]:
-    """The library's long errors as one sentence with advice."""
+def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iterator[None]:
+    """The library's errors as one sentence with advice: whatever it raises, the model's files are not what it reads.
+
+    `files` are those to look at. An error of memory or of a device says nothing of the files, and stays as it is.
+    """
     try:
         yield
-    except (OSError, ValueError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedError(f"{reference} cannot be loaded here: {why}{_advice(reference)}.") from error
+    except (OptiGPUError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "memory" in str(error):
+            raise
+        if isinstance(error, SafetensorError) and reference.kind == "hub":
+            require_sound(configuration_file(reference).parent, reference)
+        raise UnsupportedError(
+            f"{reference} cannot be loaded here: {_said(error)}{_advice(reference, files)}."
+        ) from error
 
 
-def _advice(reference: ModelReference) -> str:
-    """What else may be asked for."""
+def _said(error: Exception) -> str:
+    """What an error says, in one line without a full stop."""
+    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError) and len(text.split()) == 1:
+        return f"its configuration names {text!r}, which transformers does not know"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    line = (" ".join(lines[:2]) if lines[0].endswith(":") else lines[0]).rstrip(".!")
+    of_its_own = (OSError, ValueError, RuntimeError, KeyError)
+    return line if isinstance(error, of_its_own) else f"{type(error).__name__}: {line}"
+
+
+def _advice(reference: ModelReference, files: str) -> str:
+    """What to look at, or what else may be asked for."""
     if reference.kind != "hub":
-        return ""
+        return f"; check its {files}"
     name = reference.name.rpartition("/")[2].lower()
     known = name in PRESETS or name in IMAGE_PRESETS
     preset = f"; preset:{name} has its shapes, random weights, and needs no network" if known else ""

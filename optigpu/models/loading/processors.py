@@ -1,12 +1,14 @@
 """What makes a model's inputs of pictures: its own processor, or the usual steps of classifiers of ImageNet."""
 
 import json
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoImageProcessor
 
+from optigpu.models.files import PROCESSOR, require_objects
 from optigpu.models.loading.load import reading_of, source_of
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import UnsupportedError
@@ -74,8 +76,10 @@ class UsualProcessor:
 def load_processor(reference: ModelReference, side: int, channels: int) -> PictureProcessor:
     """The processor beside the model's files; where there is none, the usual one for squares of `side` pixels.
 
-    Raises UnsupportedError where images of so many channels have no usual one.
+    Raises UnsupportedError where images of so many channels have no usual one, and for a damaged file.
     """
+    if reference.kind == "path":
+        require_objects(Path(source_of(reference)), (PROCESSOR,), reference)
     try:
         own = AutoImageProcessor.from_pretrained(source_of(reference), **reading_of(reference))
     except (OSError, ValueError):

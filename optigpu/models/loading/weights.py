@@ -1,7 +1,6 @@
 """Identifies a loaded model's weights by the hash of their files, or of the recipe that drew random ones."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -10,12 +9,10 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from optigpu.documents.facts import WeightFacts
+from optigpu.models.files import weight_files
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import canonical_json
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""What transformers looks for, in this order: all weights in one file, or the list of several."""
 
 
 def origin_of(
@@ -40,7 +37,7 @@ def origin_of(
         source = _source(reference, name_or_path)
         if reference.kind == "hub":
             revision, reasons = source.name, {}
-        files = {path.name: hash_of(path, folder) for path in _weight_files(source, named)}
+        files = {path.name: hash_of(path, folder) for path in weight_files(source, reference, named)}
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
         return WeightFacts(revision=revision, reasons=reasons | {"hash": why})
@@ -76,19 +73,6 @@ def _source(reference: ModelReference, name_or_path: str | None) -> Path:
     if not isinstance(found, str):
         raise FileNotFoundError(f"the hub's local cache does not hold {reference}")
     return Path(found).parent
-
-
-def _weight_files(folder: Path, named: str | None) -> list[Path]:
-    """The files that transformers reads from a directory, sorted by name."""
-    first = next(
-        (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
-    )
-    if first is None:
-        raise FileNotFoundError(f"there is no {SINGLE} and no {INDEX}")
-    if not first.name.endswith(".index.json"):
-        return [first]
-    index: Mapping[str, Mapping[str, str]] = json.loads(first.read_text("utf-8"))
-    return sorted({first.parent / name for name in index["weight_map"].values()})
 
 
 def hash_of(path: Path, folder: Path) -> str:

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from optigpu.quality.text import SELF_WRITTEN, read_source
 from optigpu.surgery.gptqmodel.recipe import Calibration
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 
 
 def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique: str) -> list[list[int]]:
@@ -48,7 +48,7 @@ def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str)
         revision = getattr(model.config, "_commit_hash", None) or "main"
         local = Path(name).is_dir()
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, local_files_only=local)
-    except (OptiGPUError, OSError, ValueError) as error:
+    except Exception as error:  # of a damaged tokenizer the library raises whatever it stumbles over
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UnsupportedError(f"{technique} cannot calibrate with {text}: {why}.") from error
     ids: list[int] = tokenizer.encode(words, add_special_tokens=False)

@@ -1,0 +1,125 @@
+"""The files of a model's folder, looked at before a library reads them: an error names the file. Loads no torch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from optigpu.documents.files import parse_json
+from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.reference import ModelReference
+from optigpu.vocabulary import SpecError, UnsupportedError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What transformers looks for, in this order: all weights in one file, or the list of several."""
+TOKENIZER, TOKENIZER_CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
+PROCESSOR = "preprocessor_config.json"
+_SIZES = frozenset(
+    (
+        *("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"),
+        *("n_embd", "n_positions", "n_head", "n_layer"),  # GPT-2, GPT-J, Bloom
+        *("d_model", "max_seq_len", "n_heads", "n_layers"),  # MPT
+        *("num_heads", "num_layers"),  # GPT-Neo
+    )
+)
+"""Fields of a configuration that must be positive, by transformers' usual names and the families' own."""
+
+
+def read_object(path: Path, reference: ModelReference) -> dict[str, Any]:
+    """The JSON object of a file, as leniently as transformers reads it. Raises UnsupportedError where it is none."""
+    what = f"{path.name} of {reference}"
+    try:
+        found = parse_json(path.read_bytes(), what, strict=False)
+    except OSError as error:
+        raise UnsupportedError(f"{what} cannot be read: {error.strerror}.") from error
+    except SpecError as error:
+        raise UnsupportedError(str(error)) from error
+    if not isinstance(found, dict):
+        raise UnsupportedError(f"{what} holds no JSON object; copy or download the file again.")
+    return found
+
+
+def require_objects(folder: Path, names: Sequence[str], reference: ModelReference) -> None:
+    """Raises UnsupportedError for the first of the files that is there and holds no JSON object."""
+    for path in (folder / name for name in names):
+        if path.exists():
+            read_object(path, reference)
+
+
+def read_configuration(path: Path, reference: ModelReference) -> dict[str, Any]:
+    """A config.json. Raises UnsupportedError also for one with a size that is not a positive whole number."""
+    config = read_object(path, reference)
+    for name in sorted(_SIZES & config.keys()):
+        size = config[name]
+        if not isinstance(size, int | list | dict) or (isinstance(size, int) and size < 1):
+            raise UnsupportedError(
+                f"{path.name} of {reference} has {name} {size!r}, which is not a positive whole number; correct it."
+            )
+    return config
+
+
+def weight_files(folder: Path, reference: ModelReference, named: str | None = None) -> list[Path]:
+    """The files that transformers reads weights from, sorted by name; `named` is one that a configuration names.
+
+    Raises FileNotFoundError if there are none, and UnsupportedError for an index that does not say which they are.
+    """
+    first = next(
+        (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
+    )
+    if first is None:
+        raise FileNotFoundError(f"there is no {SINGLE} and no {INDEX}")
+    if not first.name.endswith(".index.json"):
+        return [first]
+    return sorted(first.parent / name for name in _listed(read_object(first, reference), first, reference))
+
+
+def _listed(index: Mapping[str, Any], path: Path, reference: ModelReference) -> set[str]:
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
+        raise UnsupportedError(
+            f"{path.name} of {reference} has no weight_map of tensors to files; copy or download it again."
+        )
+    for name in sorted(set(files.values())):
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise UnsupportedError(
+                f"{path.name} of {reference} names {name!r}, which is outside of the model's folder; put the file "
+                "into the folder."
+            )
+    return set(files.values())
+
+
+def sound_directory(reference: ModelReference) -> Path:
+    """The directory of a `path:` reference. Raises UnsupportedError if there is none, and what `require_sound` does."""
+    folder = model_directory(reference.name)
+    require_sound(folder, reference)
+    return folder
+
+
+def require_sound(folder: Path, reference: ModelReference) -> None:
+    """Raises UnsupportedError where a folder's configuration or files of weights are missing or damaged.
+
+    Of safetensors the header is read and held against the file's size.
+    """
+    named = read_configuration(folder / CONFIGURATION, reference).get("transformers_weights")
+    try:
+        files = weight_files(folder, reference, named if isinstance(named, str) else None)
+    except FileNotFoundError as error:
+        raise UnsupportedError(f"{reference} cannot be loaded here: {error}.") from error
+    for path in files:
+        _require_header(path, reference)
+
+
+def _require_header(path: Path, reference: ModelReference) -> None:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        why = f"it is damaged ({error})" if isinstance(error, SafetensorError) else _reason(path, error)
+        raise UnsupportedError(
+            f"{path.name} of {reference} cannot be read: {why}; copy or download it again."
+        ) from error
+
+
+def _reason(path: Path, error: OSError) -> str:
+    return (error.strerror or "it is not a file").lower() if path.exists() else "there is no such file"
