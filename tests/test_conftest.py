@@ -100,7 +100,6 @@ def test_a_test_that_needs_a_server_is_deselected_where_there_is_no_way_to_one(
     ran = pytester.runpytest_inprocess()
     ran.assert_outcomes(**outcomes)
     for line in ("Tests that need PostgreSQL were left out", "Tests that need nginx were left out"):
-):
         assert (line in ran.stdout.str()) is not possible
 
 
