@@ -32,6 +32,7 @@ from optigpu.models.families import family_of
 from optigpu.models.files import (
     TOKENIZER,
     TOKENIZER_CONFIGURATION,
+    read_configuration,
     require_objects,
     require_sound,
     sound_directory,
@@ -279,11 +280,13 @@ def _read(
 
     with _one_sentence(reference):
         if reference.kind == "path":
-            sound_directory(reference)
+            read_configuration(configuration_file(reference), reference)
         config = AutoConfig.from_pretrained(source, **reading)
         reason = why_no_decoder(config) if kind is AutoModelForCausalLM else _why_no_classifier(config)
         if reason:
             raise UnsupportedError(f"{reference} {reason}")
+        if reference.kind == "path":
+            sound_directory(reference)
         packing = packing_of(config)
         if packing is None:
             return read()
