@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.kept_pages import FROM_MEMORY
 from api.metrics import Metrics
 from api.problems import ProblemError, problem_response
-from api.settings import is_loopback
 from api.sign_in import SAFE_METHODS
+from optigpu.proxies import is_loopback
 from optigpu.tracing import Span, SpanKind, Tracing
 from optigpu.vocabulary import new_id
 

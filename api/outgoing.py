@@ -13,9 +13,10 @@ import httpx
 
 from api.destinations import DestinationError, Resolve, addresses_of, checked_url, resolve
 from optigpu import __version__
+from optigpu.http_clients import certificates, direct_http_client, none_trusted
 from optigpu.store.outbox import Delivery
 from optigpu.store.webhooks import SECRET_PREFIX
-from optigpu.vocabulary import OptiGPUError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 WITHIN_S = 10.0
 """For the whole delivery, its redirects included."""
@@ -48,7 +49,7 @@ class Sender:
                 await self._follow(delivery.url, headers, body)
         except TimeoutError:
             raise DeliveryError(f"There was no answer within {WITHIN_S:g} s.") from None
-        except DestinationError as error:
+        except (DestinationError, UnsupportedError) as error:
             raise DeliveryError(str(error)) from None
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, OSError) as error:
             raise DeliveryError(f"{type(error).__name__}: {error}"[:500]) from None
@@ -81,10 +82,9 @@ class Sender:
     ) -> httpx.Response:
         """Connects to the address; the certificate must be that of the URL's host."""
         host = url.raw_host.decode("ascii")
+        trusted = self._certificates if url.scheme == "https" else none_trusted()
         # No proxy of the environment: it would look the name up again. No connection is kept for another host.
-        async with httpx.AsyncClient(
-            verify=self._certificates, trust_env=False, follow_redirects=False, timeout=WITHIN_S
-        ) as http:
+        async with direct_http_client(trusted, timeout=WITHIN_S) as http:
             request = http.build_request(
                 "POST",
                 url.copy_with(host=address),
@@ -99,7 +99,7 @@ class Sender:
     @cached_property
     def _certificates(self) -> ssl.SSLContext:
         """The authorities that this host trusts."""
-        return ssl.create_default_context()
+        return certificates(ssl.create_default_context)
 
 
 def signature(delivery_id: str, secret: str, at: datetime, body: bytes) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The service's settings: environment variables that begin with OPTIGPU_."""
 
-import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
@@ -9,6 +8,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from optigpu.documents.fields import describe_settings
 from optigpu.paths import data_dir
+from optigpu.proxies import is_loopback
 from optigpu.store.database import default_url
 from optigpu.store.keys import LEAST_CHARACTERS
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -115,13 +115,3 @@ def read_settings(**given: Any) -> ServiceSettings:
         raise SettingsError(describe_settings(error, PREFIX)) from None
     except UnsupportedError as error:  # there is no data folder
         raise SettingsError(str(error)) from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own and no other's."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

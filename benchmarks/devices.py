@@ -25,6 +25,7 @@ from optigpu.cli.device_sim import audited, fleet_grid, register_model
 from optigpu.client import Client
 from optigpu.edge.simulation.documents import FleetResult
 from optigpu.edge.simulation.fleet import FleetPlan, read_faults, run_fleet
+from optigpu.http_clients import http_client
 from optigpu.report import console, terminal
 from tests.servers.process import NoServerError, free_port, scratch_folder
 from tests.servers.restartable import Program, postgres
@@ -72,7 +73,8 @@ def service(database_url: str, folder: Path) -> Iterator[tuple[Program, str]]:
 
     def answers() -> bool:
         try:
-            return httpx.get(f"{url}/readyz", timeout=5).is_success
+            with http_client(url, timeout=5) as http:
+                return http.get("/readyz").is_success
         except httpx.TransportError:
             return False
 

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-import httpx
 import psycopg
 from rich.table import Table
 
@@ -29,6 +28,7 @@ from benchmarks.http_load import Ask, Order, Served, load
 from benchmarks.made_up import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made
 from benchmarks.many_results import fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
+from optigpu.http_clients import http_client
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 
@@ -132,7 +132,7 @@ def _common(made: Made) -> tuple[Ask, ...]:
 def _with_tags(address: str, asks: Sequence[Ask]) -> tuple[Ask, ...]:
     """The same with the tag of the answer that the client has."""
     tagged = []
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with http_client(address, timeout=60) as client:
         for ask in asks:
             headers = {"Accept-Encoding": "identity", "Accept": ""} | ask.headers
             tag = client.get(ask.path, headers=headers).headers["etag"]

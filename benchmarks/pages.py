@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import httpx
 from rich.table import Table
 
 from benchmarks.made_up import Made
 from benchmarks.many_results import fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
+from optigpu.http_clients import http_client
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 
@@ -101,7 +101,7 @@ def _row(what: str, address: str, asked: Mapping[str, Mapping[str, str | int]]) 
     ((path, query),) = asked.items()
     filtered = path in ("/", "/pareto") and what != "a bare endpoint, 50 kB"
     sizes, seconds = [], []
-    with httpx.Client(base_url=address, timeout=60, headers=GZIP) as client:
+    with http_client(address, headers=GZIP, timeout=60) as client:
         client.get(path, params=query)
         for number in range(TIMES):
             asked_now = {**query, "max_kld": 1000 + number} if filtered else query
@@ -116,7 +116,7 @@ def _row(what: str, address: str, asked: Mapping[str, Mapping[str, str | int]]) 
 
 def _first_page(address: str) -> int:
     """The bytes of the first page and of the files that it loads, as they are sent."""
-    with httpx.Client(base_url=address, timeout=60, headers=GZIP) as client:
+    with http_client(address, headers=GZIP, timeout=60) as client:
         files = sorted(set(re.findall(r'(?:href|src)="(/static/[^"]+)"', client.get("/").text)))
         total = 0
         for path in ("/", *files):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from optigpu.http_clients import http_client
 from optigpu.vocabulary import OptiGPUError
 
 STARTS_WITHIN_S = 600.0
@@ -53,8 +54,9 @@ def _wait(process: "subprocess.Popen[bytes]", page: str, log: Path) -> None:
     until = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < until and process.poll() is None:
         try:
-            if httpx.get(page, timeout=5.0, trust_env=False).is_success:
-                return
+            with http_client(page, timeout=5.0) as http:
+                if http.get(page).is_success:
+                    return
         except httpx.TransportError:
             pass
         time.sleep(0.2)

@@ -21,6 +21,7 @@ from optigpu.conductor.proof import prove
 from optigpu.documents.result import Attribution, Environment
 from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
+from optigpu.http_clients import http_client
 from optigpu.job.plan import default_beside, default_stack
 from optigpu.job.spec import JobSpec
 from optigpu.paths import data_dir, without_home
@@ -191,8 +192,8 @@ def _measure(
         return [_follow(screen, client, job, interruption) for job in jobs]
     except BaseException:
         for job in jobs:
-            with suppress(httpx.HTTPError):
-                httpx.post(f"{client.base_url}/v1/jobs/{job.id}/cancel", timeout=2)
+            with suppress(httpx.HTTPError), http_client(client.base_url, timeout=2) as http:
+                http.post(f"/v1/jobs/{job.id}/cancel")
         raise
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from optigpu.http_clients import http_client
 from optigpu.vocabulary import OptiGPUError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,7 +81,8 @@ def _address_when_ready(process: subprocess.Popen, log: Path) -> str:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", timeout=5).is_success
+        with http_client(url, timeout=5) as http:
+            return http.get("/readyz").is_success
     except httpx.TransportError:
         return False
 

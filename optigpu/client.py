@@ -35,6 +35,7 @@ from optigpu.documents.views import (
     WithdrawalView,
     WorkerView,
 )
+from optigpu.http_clients import http_client
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, SpecError, UnreachableError, new_id
 
@@ -61,14 +62,15 @@ _Document = RootModel[dict[str, Any]]
 class Client:
     """Calls one service; retries a few times if the connection or the service fails for a moment.
 
-    Raises SpecError for what is no address or no key. Methods raise ServiceError when the service answers with a
+    Raises SpecError for what is no address or no key, UnsupportedError for a proxy or certificates of the environment
+    that cannot be used. Methods raise ServiceError when the service answers with a
     problem, UnreachableError when none answers.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {_key(api_key)}"} if api_key else {}
         self.base_url = _address(base_url)
-        self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT)
+        self._http = http_client(self.base_url, headers=headers, timeout=TIMEOUT)
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,10 @@
 """Calls to the service by HTTP, with the token of one job."""
 
-from ipaddress import ip_address
-
 import httpx
 from pydantic import BaseModel
 
+from optigpu.http_clients import http_client
+from optigpu.proxies import is_loopback
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import LeaseLostError, OptiGPUError
 
@@ -14,12 +14,12 @@ GONE = (401, 404, 409, 410)
 
 
 class ServiceCalls:
-    """Raises OptiGPUError for an address that would show the token to the network."""
+    """Raises OptiGPUError for an address that would show the token to the network, or a proxy that cannot be used."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url = confidential(url)
         headers = {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT)
+        self._http = http_client(self._url, headers=headers, timeout=TIMEOUT)
 
     def close(self) -> None:
         self._http.close()
@@ -52,19 +52,12 @@ def confidential(url: str) -> str:
         parsed = httpx.URL(url.rstrip("/"))
     except httpx.InvalidURL:
         parsed = httpx.URL()
-    if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and _is_loopback(parsed.host))):
+    if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host))):
         return str(parsed)
     raise OptiGPUError(
         f"Pilots send their tokens to OPTIGPU_URL, which is {url!r}; set it to https://HOST. "
         "Only a service on the same machine may have http://."
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _detail(answer: httpx.Response) -> str:

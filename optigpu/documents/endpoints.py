@@ -5,9 +5,9 @@ http://127.0.0.1:8000         the only model that it serves
 """
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
+from optigpu.proxies import is_loopback
 from optigpu.vocabulary import SpecError
 
 ENDPOINT = "endpoint"
@@ -45,12 +45,7 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """Whether the server runs on the machine that asks it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"{self.url}#{self.model}" if self.model else self.url

@@ -88,6 +88,16 @@ def test_the_next_address_is_tried_where_one_cannot_be_reached(receiver: Receive
     assert len(receiver.received) == 1
 
 
+def test_certificates_that_cannot_be_read_are_named_where_they_are_needed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    send(Sender((NAME,), Names(("127.0.0.1",))), receiver.url(NAME))
+    with pytest.raises(DeliveryError, match=r"SSL_CERT_FILE is '/nowhere\.pem', which cannot be read"):
+        send(Sender((NAME,), Names(("127.0.0.1",))), receiver.url(NAME, "https"))
+
+
 def test_a_redirect_is_followed_to_where_it_may_lead(receiver: Receiver) -> None:
     receiver.answers, receiver.location = [307], "/moved"
     send(Sender(("127.0.0.1",)), receiver.url())

@@ -17,6 +17,7 @@ import httpx
 from optigpu.backends.endpoint.chunks import chunks_of
 from optigpu.backends.endpoint.errors import RefusedError, StreamError, require_stream, transport_error
 from optigpu.backends.endpoint.streamed import Streamed, Watched
+from optigpu.http_clients import direct_http_client, trusted_for
 
 __all__ = ["Completions", "Options", "Server", "Spelling", "Streamed", "no_options"]
 
@@ -60,8 +61,8 @@ class Completions:
         """`connections` bounds those that are open at once; None bounds nothing, so that no request waits here."""
         self._server = server
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self._http = httpx.AsyncClient(
-            headers=server.headers, limits=limits, timeout=None, follow_redirects=False, trust_env=False
+        self._http = direct_http_client(
+            trusted_for(server.url), headers=server.headers, limits=limits, timeout=None
         )
 
     async def __aenter__(self) -> Self:

@@ -15,12 +15,13 @@ from optigpu.backends.endpoint.client import Completions, Server, Spelling, Stre
 from optigpu.backends.endpoint.dialects import Dialect, spoken
 from optigpu.backends.endpoint.gaps import gaps_of
 from optigpu.backends.endpoint.metrics import ServerMetrics, server_metrics
-from optigpu.backends.endpoint.pages import ServerAbout, about
+from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about
 from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
+from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
@@ -88,7 +89,7 @@ def _served_model(endpoint: Endpoint, said: ServerAbout) -> str:
 def _pages(endpoint: Endpoint) -> httpx.AsyncClient:
     key = key_of(endpoint)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(headers=headers, follow_redirects=False, trust_env=False)
+    return direct_http_client(trusted_for(endpoint.url), headers=headers, timeout=TIME_LIMIT_S)
 
 
 class EndpointRuntime:

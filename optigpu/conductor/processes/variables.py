@@ -12,6 +12,7 @@ from pathlib import Path
 import optigpu
 from optigpu.job.spec import Variant
 from optigpu.paths import cache_dir, data_dir, home_dir, without_home
+from optigpu.proxies import common_exceptions
 
 _PLAIN = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
@@ -50,19 +51,23 @@ _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str, str]:
     """The variables for a process that computes with `threads` threads, with the `secrets` that it needs."""
     passed = {name: value for name, value in os.environ.items() if _is_passed(name, secrets)}
-    return passed | {
-        "HOME": str(home_dir()),  # where libraries keep files of their own
-        "OPTIGPU_DATA_DIR": str(data_dir()),
-        _IMPORT_PATH: os.pathsep.join([str(_source()), *_import_path()]),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(data_dir() / "inductor"),
-        "TRITON_CACHE_DIR": str(cache_dir() / "triton"),
-        # NVML counts in this order; torch must mean the same GPU by the same number.
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
+    return (
+        passed
+        | common_exceptions(passed)
+        | {
+            "HOME": str(home_dir()),  # where libraries keep files of their own
+            "OPTIGPU_DATA_DIR": str(data_dir()),
+            _IMPORT_PATH: os.pathsep.join([str(_source()), *_import_path()]),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(data_dir() / "inductor"),
+            "TRITON_CACHE_DIR": str(cache_dir() / "triton"),
+            # NVML counts in this order; torch must mean the same GPU by the same number.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+    )
 
 
 def recorded_variables() -> dict[str, str]:

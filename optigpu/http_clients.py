@@ -1,0 +1,96 @@
+"""The clients of HTTP: which proxy they go by, and whose certificates they trust. Every client of ours is made here.
+
+A client has one host, so that what is wrong with the environment is known when it is made, and said in a sentence:
+httpx itself raises errors of several kinds, also for settings that the host has no use for.
+"""
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import httpx
+
+from optigpu.proxies import Proxy, proxy_to
+from optigpu.vocabulary import UnsupportedError
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+NO_LIMITS = httpx.Limits()
+MOST_PORT = 65535
+
+
+def http_client(
+    url: str, *, headers: Mapping[str, str] = NO_HEADERS, timeout: httpx.Timeout | float | None
+) -> httpx.Client:
+    """Calls what is under `url`, by the proxy that the environment names for its host; redirects are not followed.
+
+    Raises UnsupportedError for a proxy or certificates of the environment that cannot be used.
+    """
+    host = httpx.URL(url)
+    proxy = proxy_to(host.scheme, host.host, host.port)
+    trusted = trusted_for(url)
+    try:
+        by = _usable(proxy) if proxy else None
+        return httpx.Client(
+            base_url=url, headers=headers, timeout=timeout, verify=trusted, proxy=by, trust_env=False
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        if proxy is None:
+            raise
+        raise UnsupportedError(_why_not(proxy, error)) from None
+
+
+def direct_http_client(
+    trusted: ssl.SSLContext,
+    *,
+    headers: Mapping[str, str] = NO_HEADERS,
+    timeout: httpx.Timeout | float | None,
+    limits: httpx.Limits = NO_LIMITS,
+) -> httpx.AsyncClient:
+    """Goes by no proxy, since it is for addresses that were chosen before; redirects are not followed."""
+    return httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, verify=trusted, trust_env=False)
+
+
+def trusted_for(url: str) -> ssl.SSLContext:
+    """Whose certificates a direct client of `url` trusts. Raises UnsupportedError as `certificates` does."""
+    return certificates() if url.startswith("https:") else none_trusted()
+
+
+def certificates(otherwise: Callable[[], ssl.SSLContext] = httpx.create_ssl_context) -> ssl.SSLContext:
+    """The authorities of SSL_CERT_FILE, else of SSL_CERT_DIR, else those that `otherwise` makes: by default certifi's.
+
+    Raises UnsupportedError for a file or folder that cannot be read.
+    """
+    named = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
+    if named is None:
+        return otherwise()
+    try:
+        if named == "SSL_CERT_DIR":
+            os.listdir(os.environ[named])  # OpenSSL takes a missing folder for an empty one
+        return httpx.create_ssl_context()
+    except OSError as error:  # also ssl.SSLError
+        why = error.strerror or str(error)
+        raise UnsupportedError(
+            f"{named} is {os.environ[named]!r}, which cannot be read as certificates ({why}); correct it, or unset it."
+        ) from None
+
+
+def none_trusted() -> ssl.SSLContext:
+    """For what is not encrypted: loading authorities takes longer than a call."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _usable(proxy: Proxy) -> httpx.Proxy:
+    encrypted = proxy.url.startswith("https:")
+    made = httpx.Proxy(proxy.url, ssl_context=certificates() if encrypted else None)
+    if not made.url.host or (made.url.port or 0) > MOST_PORT:
+        raise ValueError(proxy.url)
+    return made
+
+
+def _why_not(proxy: Proxy, error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return f"{proxy.variable} names a SOCKS proxy, which needs a package: pip install 'httpx[socks]'."
+    return (
+        f"{proxy.variable} is {proxy.shown!r}, which is not the address of a proxy; write http://HOST:PORT."
+    )

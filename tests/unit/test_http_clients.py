@@ -1,0 +1,179 @@
+"""Which proxy and whose certificates our clients of HTTP use, and what is said of those that cannot be used."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from optigpu.client import Client
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.http_clients import certificates, direct_http_client, http_client, none_trusted, trusted_for
+from optigpu.proxies import VARIABLES, is_excepted, is_loopback, proxy_to
+from optigpu.vocabulary import UnsupportedError
+from tests.unit.scripted_service import Answer, scripted_service
+from worker.service_calls import ServiceCalls
+
+ROOT = Path(__file__).resolve().parents[2]
+DEAD = "http://127.0.0.1:1"
+"""Nothing listens there."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.lower() in VARIABLES or name.startswith("SSL_CERT"):
+            monkeypatch.delenv(name)
+
+
+def test_every_client_is_made_in_one_place() -> None:
+    made = re.compile(r"httpx\.(Client|AsyncClient|get|post|put|delete|request|stream)\(|urlopen\(")
+    folders = ("optigpu", "api", "worker", "esp32_agent", "examples", "benchmarks", "migrations", "tools")
+    files = [
+        file for folder in folders for file in (ROOT / folder).rglob("*.py") if made.search(file.read_text())
+    ]
+    assert files == [ROOT / "optigpu" / "http_clients.py"]
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
+def test_a_proxy_of_the_environment_leads_to_other_hosts(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with scripted_service(lambda _: Answer(200, {"workers": []})) as (proxy, calls):
+        monkeypatch.setenv(name, proxy.removeprefix("http://"))
+        with Client("http://service.invalid") as client:
+            assert client.workers() == []
+    assert [call.path for call in calls] == ["http://service.invalid/v1/workers"]
+
+
+@pytest.mark.parametrize("excepted", [None, "", "fd00::/8", "localhost,fd00::/8, [::1]:8000,*.example.org"])
+def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch, excepted: str | None) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "socks5://127.0.0.1:1" if name == "HTTPS_PROXY" else DEAD)
+    if excepted is not None:
+        monkeypatch.setenv("NO_PROXY", excepted)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    with scripted_service(lambda _: Answer(200, {"workers": []})) as (url, calls):
+        for address in (url, url.replace("127.0.0.1", "localhost")):
+            with Client(address) as client:
+                assert client.workers() == []
+        calling = ServiceCalls(url, "token")
+        assert calling.call("GET", "job") == b'{"workers": []}'
+        calling.close()
+        assert asyncio.run(asked_directly(url)) == 200
+    assert len(calls) == 4
+
+
+async def asked_directly(url: str) -> int:
+    async with direct_http_client(trusted_for(url), timeout=10) as http:
+        return (await http.get(url)).status_code
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "LOCALHOST", "::ffff:127.0.0.1"])
+def test_addresses_of_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "a.localhost", ""])
+def test_addresses_that_others_may_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_an_address_of_every_interface_is_called_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", DEAD)
+    assert [proxy_to("http", host, 8000) for host in ("0.0.0.0", "::", "a.localhost")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "host", "port", "excepted"),
+    [
+        ("*", "example.org", 80, True),
+        ("example.org", "example.org", 80, True),
+        ("example.org", "a.Example.org", 80, True),
+        (".example.org", "a.example.org", 80, True),
+        ("*.example.org", "a.example.org", 80, True),
+        ("example.org", "anexample.org", 80, False),
+        ("http://example.org", "example.org", 80, True),
+        ("example.org:8000", "example.org", 8000, True),
+        ("example.org:8000", "example.org", 80, False),
+        ("10.0.0.0/8", "10.1.2.3", 80, True),
+        ("10.0.0.0/8", "11.1.2.3", 80, False),
+        ("10.1.2.3:80", "10.1.2.3", 80, True),
+        ("fd00::/8", "fd12::1", 80, True),
+        ("[fd00::/8]", "fd12::1", 80, True),
+        ("[fd12::1]:80", "fd12::1", 80, True),
+        ("[fd12::1]:80", "fd12::1", 81, False),
+        ("fd12::1:80", "fd12::1", 80, False),
+        ("fd00::/8", "10.1.2.3", 80, False),
+        ("0.1", "10.1.0.1", 80, False),
+        ("", "example.org", 80, False),
+        (":80", "example.org", 80, False),
+        ("10.0.0.0/99", "10.0.0.1", 80, False),
+    ],
+)
+def test_what_no_proxy_excepts(entry: str, host: str, port: int, excepted: bool) -> None:
+    assert is_excepted(host, port, entry) is excepted
+    assert is_excepted(host, port, f"other.org , {entry},fe00::/16") is excepted
+
+
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        ("socks5://me:secret@proxy:1080", "HTTPS_PROXY names a SOCKS proxy, which needs a package"),
+        ("socks4://me:secret@proxy:1080", "HTTPS_PROXY is 'socks4://proxy:1080', which is not the address"),
+        ("ftp://me:secret@proxy", "HTTPS_PROXY is 'ftp://proxy', which is not the address of a proxy"),
+        ("http://me:secret@proxy:99999", "HTTPS_PROXY is 'http://proxy:99999', which is not the address"),
+        ("http://me:secret@[fd00::/8]", "write http://HOST:PORT"),
+        ("http://", "write http://HOST:PORT"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, said: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    for make in (
+        lambda: Client("https://service.invalid"),
+        lambda: ServiceCalls("https://service.invalid", "x"),
+    ):
+        with pytest.raises(UnsupportedError) as raised:
+            make()
+        assert said in str(raised.value)
+        assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_certificates_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    for wrong in (tmp_path / "missing", empty):
+        monkeypatch.setenv(name, str(wrong))
+        with pytest.raises(
+            UnsupportedError, match=f"{name} is .*{wrong.name}.* cannot be read as certificates"
+        ):
+            http_client("https://service.invalid", timeout=1)
+    with http_client("http://service.invalid", timeout=1) as http:
+        assert isinstance(http, httpx.Client)
+
+
+def test_what_is_not_encrypted_trusts_nobody_and_what_is_has_authorities() -> None:
+    assert none_trusted().get_ca_certs() == []
+    assert certificates().get_ca_certs()
+
+
+def test_a_measuring_process_gets_exceptions_that_every_library_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "example.org,fd00::/8,[::1]:80,10.0.0.0/8,::2")
+    given = child_variables(1)
+    assert given["no_proxy"] == given["NO_PROXY"] == "localhost,127.0.0.1,::1,example.org,10.0.0.0/8,::2"
+    for name in list(os.environ):
+        monkeypatch.delenv(name) if name.lower() in VARIABLES else None
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, given[name])
+    with httpx.Client() as http:  # as the hub's own client is
+        assert http.trust_env
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy")
+    assert not {"NO_PROXY", "no_proxy"} & set(child_variables(1))
