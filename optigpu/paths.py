@@ -1,7 +1,11 @@
 """The directories of OptiGPU's files."""
 
+import hashlib
 import os
 import re
+import stat
+import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +13,8 @@ from optigpu.vocabulary import UnsupportedError
 
 DATA_DIR, LOCK_DIR = "OPTIGPU_DATA_DIR", "OPTIGPU_LOCK_DIR"
 """The environment variables of the data folder and of the folder of locks."""
+_PLAIN = re.compile(r"[A-Za-z0-9/._+@%=,~-]*")
+"""A path that means the same on every command line."""
 _ENDS = r"\s:;,=\"'"
 """What stands between the paths of a text."""
 
@@ -56,6 +62,28 @@ def lock_dir() -> Path:
     return expanded(chosen, LOCK_DIR) if chosen else data_dir() / "locks"
 
 
+def plain_path(folder: Path) -> Path:
+    """The folder by a path that a compiler's command line can hold: its own, or else that of a link to it.
+
+    torch.compile writes such lines without quotes, so that a space, a quote or a backslash breaks them. A folder that
+    is linked is made first. Raises UnsupportedError where no link can be made.
+    """
+    whole = folder.absolute()
+    if _PLAIN.fullmatch(str(whole)):
+        return folder
+    try:
+        whole.mkdir(parents=True, exist_ok=True)
+        link = _folder_of_links() / hashlib.sha256(os.fsencode(whole)).hexdigest()[:16]
+        with suppress(FileExistsError):
+            link.symlink_to(whole)
+        return link
+    except OSError as error:
+        raise UnsupportedError(
+            f"Compilers cannot use {str(folder)!r}, and no link to it can be made ({error}); set {DATA_DIR} and "
+            "XDG_CACHE_HOME to paths without spaces and quotes."
+        ) from None
+
+
 def expanded(text: str, variable: str) -> Path:
     """The path that an environment variable holds, in which ~ is a home folder. Raises UnsupportedError for none."""
     try:
@@ -91,6 +119,17 @@ def _usable_home(folder: str) -> Path | None:
 def _is_or_can_be(folder: Path) -> bool:
     there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
     return there == folder or (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK))
+
+
+def _folder_of_links() -> Path:
+    """A folder of this user's alone: in one that others may write, they could have made it before, or the links."""
+    roots = filter(_PLAIN.fullmatch, (tempfile.gettempdir(), "/tmp", "/var/tmp"))
+    folder = Path(next(roots)) / f"optigpu-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"others may write {folder}; remove it")
+    return folder
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from optigpu.paths import data_dir
+from optigpu.paths import data_dir, plain_path
 from optigpu.vocabulary import ReplicateError
 
 ABANDONED_S = 2 * 86400.0
@@ -17,8 +17,7 @@ ABANDONED_S = 2 * 86400.0
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder for one job, removed after it. It is on disk, because the logits in it may not fit into memory."""
-    root = data_dir() / "scratch"
-    root.mkdir(parents=True, exist_ok=True)
+    root = _root()
     for folder in root.iterdir():
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S:
@@ -33,11 +32,15 @@ def temporary_folder() -> Path:
     It lies beside the jobs' folders, so that one which a killed worker left is removed as theirs are. Raises
     ReplicateError when it cannot be made.
     """
-    root = data_dir() / "scratch"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="tmp-", dir=root))
+        return Path(tempfile.mkdtemp(prefix="tmp-", dir=_root()))
     except OSError as error:
         raise ReplicateError(
-            f"No temporary directory for the measuring process can be made in {root} ({error.strerror})."
+            f"No temporary directory for the measuring process can be made in {data_dir()} ({error.strerror})."
         ) from error
+
+
+def _root() -> Path:
+    root = plain_path(data_dir()) / "scratch"
+    root.mkdir(parents=True, exist_ok=True)
+    return root

@@ -1,12 +1,14 @@
 """The directories, by the environment."""
 
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from optigpu.paths import cache_dir, data_dir, home_dir, lock_dir, without_home
+from optigpu.paths import cache_dir, data_dir, home_dir, lock_dir, plain_path, without_home
 from optigpu.vocabulary import UnsupportedError
 
 NAMELESS = ("unshare", "--user", "--map-user=54321")
@@ -96,3 +98,39 @@ def test_only_whole_names_of_a_path_are_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", home)
     assert without_home(text) == shown
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where links are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a\\b", "$HOME", "a;b", "ü", "a\nb", "a:b", "*"])
+def test_a_folder_that_a_command_line_breaks_has_a_link_that_stays(
+    tmp_path: Path, temporary: Path, name: str
+) -> None:
+    folder = tmp_path / name / "data"
+    plain = plain_path(folder)
+    assert plain.is_relative_to(temporary)
+    assert plain.samefile(folder)
+    assert shlex.split(str(plain)) == [str(plain)]
+    assert plain_path(folder) == plain
+    assert plain_path(tmp_path / name / "other") != plain
+
+
+def test_a_plain_folder_is_itself_and_is_not_made(tmp_path: Path, temporary: Path) -> None:
+    assert plain_path(tmp_path / "a-b_c.d" / "1") == tmp_path / "a-b_c.d" / "1"
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "a-b_c.d").exists()
+
+
+def test_no_link_is_made_where_others_could_have_made_it(tmp_path: Path, temporary: Path) -> None:
+    plain_path(tmp_path / "a b").parent.chmod(0o777)
+    with pytest.raises(
+        UnsupportedError, match=r"a b.*others may write .*set OPTIGPU_DATA_DIR and XDG_CACHE_HOME"
+    ):
+        plain_path(tmp_path / "a b")

@@ -1,12 +1,15 @@
 """Which environment variables a measuring process gets, and which of them its result records."""
 
 import os
+import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import optigpu
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
+from optigpu.conductor.scratch import temporary_folder
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 
@@ -125,3 +128,19 @@ def test_without_a_home_folder_a_process_has_one_in_the_data_folder(
     assert (given["HOME"], given["OPTIGPU_DATA_DIR"]) == (str(tmp_path / "home"), str(tmp_path))
     assert given["TRITON_CACHE_DIR"] == str(tmp_path / "home" / ".cache" / "optigpu" / "triton")
     assert recorded_variables() == {"LD_LIBRARY_PATH": "/usr/local/lib"}
+
+
+def test_compilers_get_paths_that_their_command_lines_can_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch.compile quotes none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "my 'data'"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / 'my "cache"'))
+    given = child_variables(1)
+    temporary = temporary_folder()
+    for path in (given["TORCHINDUCTOR_CACHE_DIR"], given["TRITON_CACHE_DIR"], str(temporary)):
+        assert shlex.split(path) == [path]
+    assert temporary.resolve().parent == tmp_path / "my 'data'" / "scratch"
+    assert Path(given["TRITON_CACHE_DIR"]).parent.samefile(tmp_path / 'my "cache"' / "optigpu")
+    temporary.rmdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import optigpu
 from optigpu.job.spec import Variant
-from optigpu.paths import cache_dir, data_dir, home_dir, without_home
+from optigpu.paths import cache_dir, data_dir, home_dir, plain_path, without_home
 from optigpu.proxies import common_exceptions
 
 _PLAIN = {
@@ -62,8 +62,8 @@ def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str,
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(data_dir() / "inductor"),
-            "TRITON_CACHE_DIR": str(cache_dir() / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(plain_path(data_dir()) / "inductor"),
+            "TRITON_CACHE_DIR": str(plain_path(cache_dir()) / "triton"),
             # NVML counts in this order; torch must mean the same GPU by the same number.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
