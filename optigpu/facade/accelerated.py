@@ -28,10 +28,11 @@ def accelerate(
 ) -> "PreTrainedModel":
     """Packs a loaded transformers model in place for the native decoder and returns it: the fastest way to decode.
 
-    `model.generate` takes and returns what it did. Greedy decoding runs by one operator (the technique native_decode),
-    with end tokens, left padding and a streamer; for every other setting transformers' own loop runs on the packed
-    weights, slower than before, with a UserWarning that says why. The parameters are those of native_decode. `weights`
-    None takes 4 bits, which read an eighth of the float32 bytes for each token; a model whose bfloat16 weights fit into
+    `model.generate` takes and returns what it did. Greedy decoding and sampling run by one operator (the technique
+    native_decode), with everything that looks at logits and tokens alone: processors, stopping criteria, a streamer,
+    scores. For every other setting, such as beams, transformers' own loop runs with a UserWarning that says why; it
+    unpacks the weights once, and is as fast as before. The parameters are those of native_decode. `weights` None takes
+    4 bits, which read an eighth of the float32 bytes for each token; a model whose bfloat16 weights fit into
     the last cache gains little from fewer bits and gets bfloat16, with the float model's greedy text. `calibration`
     "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights; "sequential" leaves a tenth
     less again, for five to six times the time.
@@ -48,16 +49,16 @@ def accelerate(
     >>> model.generate(**prompt, max_new_tokens=20).shape[1] - prompt["input_ids"].shape[1]
     20
     """
-    from optigpu.techniques.decoding.native_decode.generating import NativeGenerate
+    from optigpu.techniques.decoding.native_decode.generating import NativeGenerate, generate_natively
 
-    if isinstance(vars(model).get("generate"), NativeGenerate):
+    if isinstance(model, NativeGenerate):
         raise SpecError("accelerate: this model is accelerated already; call model.generate.")
     with refusing(NativeDecode):
         technique = NativeDecode(
             weights=weights or _weights_for(model), group=group, kv=kv, head=head, calibration=calibration
         )
     technique.modules(model, Notes())
-    vars(model)["generate"] = NativeGenerate(model, technique.kv)
+    generate_natively(model, technique.kv)
     return model
 
 

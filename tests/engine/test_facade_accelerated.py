@@ -56,7 +56,7 @@ def test_the_text_is_the_float_models(fast: Any, tokenizer: Any, greedy: list[in
     length = prompt["input_ids"].shape[1]
     assert tokens[:, :length].equal(prompt["input_ids"])
     assert tokens[0, length:].tolist() == greedy
-    assert isinstance(fast.generate, NativeGenerate)
+    assert isinstance(fast, NativeGenerate)
 
 
 def test_it_is_the_native_decoder_that_decodes(
@@ -110,14 +110,36 @@ def test_a_streamer_gets_the_prompt_and_each_token(fast: Any, tokenizer: Any, gr
     assert kept.ended
 
 
+def test_a_stop_string_ends_the_text(plain: Any, fast: Any, tokenizer: Any, greedy: list[int]) -> None:
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    stop = tokenizer.decode(greedy[4:6])
+    asked = {"max_new_tokens": NEW, "stop_strings": [stop], "tokenizer": tokenizer}
+    found = fast.generate(ids, **asked)
+    assert found.equal(plain.generate(ids, **asked))
+    assert ids.shape[1] < found.shape[1] < ids.shape[1] + NEW
+
+
+def test_a_healed_prompt_goes_on(plain: Any, fast: Any, tokenizer: Any) -> None:
+    ids = tokenizer("The future of A", return_tensors="pt")["input_ids"]
+    asked = {"max_new_tokens": 4, "token_healing": True, "tokenizer": tokenizer}
+    assert fast.generate(ids, **asked).equal(plain.generate(ids, **asked))
+
+
+def test_a_streamer_gets_the_tokens_of_padded_prompts(plain: Any, fast: Any, tokenizer: Any) -> None:
+    prompts = tokenizer(["Water is", PROMPT], return_tensors="pt", padding=True)
+    asked = prompts | {"max_new_tokens": 5, "pad_token_id": 0}
+    found = []
+    for model in (plain, fast):
+        found.append(Kept())
+        model.generate(**asked, streamer=found[-1])
+    assert found[0].parts == found[1].parts
+    assert len(found[0].parts) == 6
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"do_sample": True}, "sample"),
         ({"num_beams": 2}, "beam search"),
-        ({"repetition_penalty": 1.5}, "RepetitionPenaltyLogitsProcessor"),
-        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"max_time": 60.0}, "MaxTimeCriteria"),
         ({"attention_mask": torch.tensor([[1, 0, 1]])}, "a mask that hides more"),
         ({"position_ids": torch.tensor([[1, 2, 3]])}, "position_ids of its own"),
         ({"prompt_lookup_num_tokens": 2}, "assisted"),
@@ -127,11 +149,8 @@ def test_a_streamer_gets_the_prompt_and_each_token(fast: Any, tokenizer: Any, gr
 def test_other_settings_run_by_transformers_with_a_warning(
     fast: Any, options: dict[str, Any], named: str
 ) -> None:
-    streamer = Kept() if named == "sample" else None
     with pytest.warns(UserWarning, match=f"accelerate: the native decoder does not support .*{named}"):
-        found = fast.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, streamer=streamer, **options)
-    assert getattr(found, "sequences", found).shape == (1, 5)
-    assert streamer is None or len(streamer.parts) == 3
+        assert fast.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, **options).shape == (1, 5)
 
 
 def test_a_text_beyond_the_context_is_left_to_transformers(fast: Any) -> None:

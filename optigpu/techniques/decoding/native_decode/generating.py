@@ -1,244 +1,151 @@
-"""transformers' `generate` with the native decoder in the place of its greedy loop.
+"""transformers' `generate` with the native decoder in the place of its greedy and sampling loop.
 
-transformers prepares a request as ever: the prompt, the lengths, the end tokens, the mask of padded prompts. Then it
-calls `NativeGenerate.decode` by its own argument `custom_generate`. What that cannot do goes to the library's loop.
+`generate` stays transformers' own: it checks its arguments and makes of them the prompt, the lengths, the logits
+processors and the stopping criteria. Then it calls a method of the model's class by name, the loop: `_sample` is the
+decoder's here, and every other loop runs as ever, on the model itself.
 """
 
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, cast
 
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
-from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers import (
+    Cache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from optigpu.ops.decode.calls import ProgramDecoder
 from optigpu.ops.decode.program import CacheKind
+from optigpu.surgery.places import become
 from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+from optigpu.techniques.decoding.native_decode.filled_later import FilledLater
 from optigpu.techniques.decoding.native_decode.programs import attached
-
-TOKENS_A_CALL = 16
-"""With end tokens the decoder stops to look for one after so many, and at most one fewer are decoded in vain."""
-_OUTPUTS = (
-    "return_dict_in_generate",
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
+from optigpu.techniques.decoding.native_decode.request import NotNativeError, Request, prepared_request
+from optigpu.techniques.decoding.native_decode.stepping import (
+    Done,
+    greedy,
+    stepping,
+    stepwise,
 )
-_LOOP_ARGUMENTS = ("assistant_model", "custom_generate", "synced_gpus")
-"""Arguments of `generate` that choose another loop; transformers does not hand them to a custom one."""
-_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
-"""What transformers prepares besides the prompt."""
+from optigpu.techniques.decoding.native_decode.unpacking import unpack, unpack_when_called
+
+Generated = GenerateDecoderOnlyOutput | torch.Tensor
 
 
-class Streamer(Protocol):
-    """What `generate` sends its tokens to: the prompt, then each token, then the end."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class _NotNativeError(Exception):
-    """The request asks for something that the native loop cannot do; the text is a part of a sentence."""
+def generate_natively(model: PreTrainedModel, kv: CacheKind) -> None:
+    """Has the `generate` of a model that keeps a program run by a native decoder, and the model itself unpack once."""
+    name = type(model).__name__
+    become(model, NativeGenerate).native = _Native(model, kv)
+    type(model).__name__ = name  # by which transformers knows what a model does
+    unpack_when_called(model)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """Greedy decoding of prompts, int64 [batch, length], whose first tokens may be padding.
-
-    lengths: of the prompts without padding; `limit` is the most new tokens of each, `ends` the end tokens, int64 [n],
-    and `pad` what stands after one.
-    """
-
-    prompts: torch.Tensor
-    lengths: tuple[int, ...]
-    limit: int
-    ends: torch.Tensor | None
-    pad: int
-
-
-class NativeGenerate:
-    """`model.generate` by a native decoder: greedy, with end tokens, left padding and a streamer.
-
-    Every other setting (sampling, beams, penalties, scores) runs by transformers' own loop on the packed weights, which
-    is slower than the model was before; a UserWarning says why.
-    """
+class _Native:
+    """The decoder of a model, whose cache has room for one request."""
 
     def __init__(self, model: PreTrainedModel, kv: CacheKind) -> None:
-        self._model = model
-        self._program = attached(model)
-        self._decoder: ProgramDecoder = new_decoder(self._program, kv)
+        self.program = attached(model)
+        self._decoder: ProgramDecoder = new_decoder(self.program, kv)
+        self._lock = Lock()
 
-    def __call__(self, *arguments: object, streamer: Streamer | None = None, **options: object) -> object:
-        """As transformers' `generate`, with its arguments and what it returns."""
-        reason = _other_loop(arguments, options)
-        if reason is None:
-            try:
-                return self._by_library(*arguments, custom_generate=_Loop(self, streamer), **options)
-            except _NotNativeError as error:
-                reason = str(error)
-        warnings.warn(
-            f"accelerate: the native decoder does not support {reason}, so transformers' own loop runs on the packed "
-            "weights, slowly; leave that out, or generate with the model as it was loaded.",
-            stacklevel=2,
-        )
-        return self._by_library(*arguments, streamer=streamer, **options)
-
-    def decode(self, request: _Request, streamer: Streamer | None) -> torch.Tensor:
-        """New tokens int64 [batch, the longest]; where prompts differ in length, those of one length at a time."""
-        batch = len(request.lengths)
-        found = request.prompts.new_full((batch, request.limit), request.pad)
-        longest = 0
-        for length in sorted(set(request.lengths)):
-            rows = [row for row in range(batch) if request.lengths[row] == length]
-            done = 0
-            for part in self._parts(request.prompts[rows, -length:], request, streamer):
-                found[rows, done : done + part.shape[1]] = part
-                done += part.shape[1]
-            longest = max(longest, done)
-        return found[:, :longest]
-
-    def _parts(
-        self, prompts: torch.Tensor, request: _Request, streamer: Streamer | None
-    ) -> Iterator[torch.Tensor]:
-        """The tokens of a batch, some at a time, until every sequence has ended."""
-        at_once = 1 if streamer else TOKENS_A_CALL if request.ends is not None else request.limit
-        ended = torch.zeros(prompts.shape[0], 1, dtype=torch.bool, device=prompts.device)
-        self._decoder.begin(prompts.shape[0], prompts.shape[1] + request.limit)
-        chosen = self._decoder.extend(prompts).argmax(dim=1, keepdim=True)
-        left = request.limit
-        while True:
-            part, ended = _until_end(chosen, ended, request)
-            if streamer:
-                streamer.put(part[:, 0].cpu())
-            yield part
-            left -= part.shape[1]
-            if not left or bool(ended.all()):
-                return
-            chosen = self._decoder.decode(chosen[:, -1:], min(at_once, left))
-
-    def request(
+    def run(
         self,
-        prompts: torch.Tensor,
-        criteria: Sequence[object],
-        config: GenerationConfig,
-        inputs: Mapping[str, object],
-    ) -> _Request:
-        """What transformers prepared, as the decoder needs it. Raises _NotNativeError where that is not possible."""
-        limit, ends, other = None, None, []
-        for criterion in criteria:
-            if isinstance(criterion, MaxLengthCriteria):
-                limit = criterion.max_length - prompts.shape[1]
-            elif isinstance(criterion, EosTokenCriteria):
-                ends = criterion.eos_token_id.to(self._model.device)
-            else:
-                other.append(type(criterion).__name__)
-        if other or limit is None:
-            raise _NotNativeError(
-                f"the stopping criterion {' + '.join(other)}" if other else "an endless text"
-            )
-        if prompts.shape[1] + limit - 1 > self._program.context:
-            raise _NotNativeError(f"a text beyond the model's context of {self._program.context} tokens")
-        lengths = _prompt_lengths(prompts, inputs)
-        pad = config.pad_token_id
-        if pad is None:
-            pad = 0 if ends is None else int(ends[0])
-        return _Request(prompts.to(self._model.device, torch.int64), lengths, limit, ends, int(pad))
+        request: Request,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+    ) -> Done:
+        """Raises NotNativeError, with nothing sent to the streamer, where the decoder cannot serve the request."""
+        if not self._lock.acquire(blocking=False):
+            raise NotNativeError("a second request at the same time")
+        try:
+            if request.is_plain and streamer is None:
+                return greedy(self._decoder, request, self.program.device)
+            steps = stepping(self._decoder, request, self.program.device)
+            return stepwise(steps, request, processors, criteria, streamer)
+        finally:
+            self._lock.release()
 
-    def _by_library(self, *arguments: object, **options: object) -> object:
-        kind: Any = type(self._model)
-        found: object = kind.generate(self._model, *arguments, **options)
+
+def _left_to_transformers(method: str, what: str) -> Callable[..., object]:
+    """The method of transformers with that name, after a warning; with its parameters, which transformers looks at."""
+
+    @functools.wraps(getattr(GenerationMixin, method))
+    def run(model: "NativeGenerate", *arguments: object, **options: object) -> object:
+        _warn(model, what)
+        found: object = getattr(super(NativeGenerate, model), method)(*arguments, **options)
         return found
 
-
-class _Loop:
-    """What transformers calls, by `custom_generate`, with the request that it prepared."""
-
-    def __init__(self, generate: NativeGenerate, streamer: Streamer | None) -> None:
-        self._generate = generate
-        self._streamer = streamer
-
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        logits_processor: Sequence[object],
-        stopping_criteria: Sequence[object],
-        generation_config: GenerationConfig,
-        **model_kwargs: object,
-    ) -> torch.Tensor:
-        """Prompts and new tokens, int64 [batch, length]."""
-        _require_greedy(generation_config, logits_processor)
-        request = self._generate.request(input_ids, stopping_criteria, generation_config, model_kwargs)
-        if self._streamer and len(set(request.lengths)) > 1:
-            raise _NotNativeError("a streamer for prompts of several lengths")
-        if self._streamer:
-            self._streamer.put(input_ids.cpu())
-        tokens = self._generate.decode(request, self._streamer)
-        if self._streamer:
-            self._streamer.end()
-        return torch.cat([input_ids, tokens.to(input_ids)], dim=1)
+    return run
 
 
-def _other_loop(arguments: Sequence[object], options: Mapping[str, object]) -> str | None:
-    """The argument that asks for another loop, or None."""
-    named = next((name for name in _LOOP_ARGUMENTS if options.get(name)), None)
-    if named is None and len(arguments) > 2:
-        return "more than two positional arguments of generate"
-    return f"the argument {named}" if named else None
+class NativeGenerate(torch.nn.Module):
+    """Mixed into a model: its `generate` decodes greedily, and samples, by a native decoder.
 
-
-def _require_greedy(config: GenerationConfig, processors: Sequence[object]) -> None:
-    mode = config.get_generation_mode()
-    if mode is not GenerationMode.GREEDY_SEARCH:
-        raise _NotNativeError(
-            f"{mode.value.replace('_', ' ')} (greedy decoding is do_sample=False, num_beams=1)"
-        )
-    if processors:
-        raise _NotNativeError(f"the logits processor {type(processors[0]).__name__}")
-    asked = [name for name in _OUTPUTS if getattr(config, name, None)]
-    if asked:
-        raise _NotNativeError(asked[0])
-
-
-def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, object]) -> tuple[int, ...]:
-    """The lengths of left-padded prompts. Raises _NotNativeError for any other mask, position, cache or input."""
-    other = [name for name, value in inputs.items() if name not in _INPUTS and value is not None]
-    if other:
-        raise _NotNativeError(f"the input {other[0]}")
-    cache = inputs.get("past_key_values")
-    if isinstance(cache, Cache) and cache.get_seq_length():
-        raise _NotNativeError("a cache that holds tokens already")
-    batch, length = prompts.shape
-    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    lengths, hidden = torch.full((batch, 1), length), torch.zeros(batch, length, dtype=torch.bool)
-    if isinstance(mask, torch.Tensor):
-        lengths, hidden = mask.sum(dim=1, keepdim=True).cpu(), mask.cpu() == 0
-    left_padding = torch.arange(length) < length - lengths
-    if not bool(lengths.all()) or not hidden.equal(left_padding.expand_as(hidden)):
-        raise _NotNativeError("a mask that hides more than padding on the left")
-    expected = torch.arange(length) - (length - lengths)
-    if isinstance(positions, torch.Tensor) and not bool(((positions.cpu() == expected) | left_padding).all()):
-        raise _NotNativeError("position_ids of its own")
-    return tuple(lengths.flatten().tolist())
-
-
-def _until_end(
-    chosen: torch.Tensor, ended: torch.Tensor, request: _Request
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens up to where the last sequence ends, with padding after each end, and which sequences have ended.
-
-    chosen: int64 [batch, tokens]; ended: bool [batch, 1], those that ended before.
+    Logits processors and stopping criteria, of settings and of the caller, get the logits of native steps. What needs
+    more of a step than its logits, as beam search does, runs by transformers' own loop on the model itself, with a
+    UserWarning that says why.
     """
-    if request.ends is None:
-        return chosen, ended
-    hits = torch.isin(chosen, request.ends)
-    over = ended | (hits.int().cumsum(dim=1) - hits.int() > 0)  # after an end
-    part = chosen.masked_fill(over, request.pad)
-    ended_at = ended | (hits.int().cumsum(dim=1) > 0)
-    running = int((~ended_at.all(dim=0)).sum())
-    return part[:, : running + 1], ended_at[:, -1:]
+
+    native: _Native
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
+    ) -> Generated:
+        """As transformers' own, which `generate` calls for one sequence of each prompt."""
+        about = logits_processor, stopping_criteria, generation_config
+        try:
+            if synced_gpus:
+                raise NotNativeError("synced_gpus")
+            request = prepared_request(input_ids, *about, model_kwargs, self.native.program)
+            done = self.native.run(request, logits_processor, stopping_criteria, streamer)
+        except NotNativeError as error:
+            _warn(self, str(error))
+        else:
+            return self._output(done, request, model_kwargs) if request.is_dict else done.sequences
+        library: Any = super()
+        return cast(Generated, library._sample(input_ids, *about, synced_gpus, streamer, **model_kwargs))
+
+    def _output(self, done: Done, request: Request, inputs: Mapping[str, Any]) -> GenerateDecoderOnlyOutput:
+        """As transformers' own; a cache is among it where transformers had prepared one."""
+        cache = None
+        if isinstance(inputs.get("past_key_values"), Cache):
+            model = cast(PreTrainedModel, self)
+            cache = FilledLater(model, done.sequences[:, :-1], inputs.get("attention_mask"))
+        found: dict[str, Any] = {
+            "sequences": done.sequences,
+            "scores": done.scores if request.keeps_scores else None,
+            "logits": done.logits if request.keeps_logits else None,
+            "past_key_values": cache,
+        }
+        return GenerateDecoderOnlyOutput(**found)
+
+    _beam_search = _left_to_transformers("_beam_search", "beam search")
+    _assisted_decoding = _left_to_transformers("_assisted_decoding", "assisted generation")
+    generate_batch = _left_to_transformers("generate_batch", "continuous batching")
+
+
+def _warn(model: NativeGenerate, reason: str) -> None:
+    speed = "as fast as the model was before"
+    if not unpack(cast(PreTrainedModel, model)):
+        speed = "slowly, as there is not enough free memory to keep the weights unpacked"
+    warnings.warn(
+        f"accelerate: the native decoder does not support {reason}, so transformers' own loop runs, {speed}.",
+        stacklevel=5,
+    )

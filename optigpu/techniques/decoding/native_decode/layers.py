@@ -1,7 +1,7 @@
 """Layers with a decoder's packed weights, that take the place of a model's own, and how many bits each of them has.
 
 The decoder reads the packed weights by itself. The layers hold them, so that a count of the model's bytes includes
-them, and compute with them, slowly, when the model itself is called.
+them, and compute with unpacked ones when the model itself is called: slowly, unless these are kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,14 @@ from optigpu.vocabulary import DeviceKind
 
 
 class HoldsMatrix(torch.nn.Module):
-    """Has the tensors of a packed matrix as buffers."""
+    """Has the tensors of a packed matrix as buffers, and once they are `kept` the unpacked weights."""
 
     kind: WeightKind
     numbers: torch.Tensor
     scale: torch.Tensor | None
     bias: torch.Tensor | None
     unit: torch.Tensor | None
+    kept: torch.Tensor | None
     finer: "HeldFinerRows | None"
 
     def hold(self, matrix: Matrix) -> None:
@@ -40,6 +41,7 @@ class HoldsMatrix(torch.nn.Module):
         self.register_buffer("scale", matrix.scale)
         self.register_buffer("bias", matrix.bias)
         self.register_buffer("unit", matrix.unit)
+        self.register_buffer("kept", None, persistent=False)
         self.finer = None if matrix.finer is None else HeldFinerRows(matrix.finer)
 
     @property
@@ -49,7 +51,9 @@ class HoldsMatrix(torch.nn.Module):
         return Matrix(*about, self.numbers, self.scale, self.bias, self.unit, finer)
 
     def unpacked(self) -> torch.Tensor:
-        """The weights, float32 [outputs, inputs]."""
+        """The weights, float32 [outputs, inputs], or in the dtype that they are kept in."""
+        if self.kept is not None:
+            return self.kept
         matrix = self.matrix
         return unpack(matrix) if matrix.numbers.device.type == "cpu" else unpack_from_cuda(matrix)
 
@@ -116,7 +120,7 @@ class DecodeTable(HoldsMatrix):
     @property
     def weight(self) -> torch.Tensor:
         rows = self.unpacked().to(self.dtype)
-        return torch.nn.functional.pad(rows, (0, 0, self.unused, 0))
+        return torch.nn.functional.pad(rows, (0, 0, self.unused, 0)) if self.unused else rows
 
 
 def exchange_table(embedding: torch.nn.Embedding, matrix: Matrix) -> None:
