@@ -175,8 +175,8 @@ def another_model(variant: Variant, evidence: Evidence) -> Disturbance | None:
     if not found or max(found) <= FLOAT_ERROR:
         return None
     return Disturbance(
-        f"Predictions diverged by {max(found):.2g} nat from those of the same weights in float32, where another "
-        f"order of sums makes less than {FLOAT_ERROR:g}, and no technique of the stack rounds",
+        f"No technique of the stack rounds, and predictions diverged by {max(found):.2g} nat, where another order of "
+        f"sums makes at most {FLOAT_ERROR:g}, from those of the same weights in float32",
         "leave out the technique or the engine that computes another model, or report it",
     )
 
