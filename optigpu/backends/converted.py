@@ -1,7 +1,7 @@
 """Models in an engine's own format, written once from a reference and kept: a large one takes minutes.
 
-They lie in `converted/ENGINE` of the cache folder. A name changes with the weights, the writer's sources and the
-libraries' versions. The least recently used are removed when the folder holds more than the bound.
+They lie in `converted/ENGINE` of the cache folder. A name changes with the weights, the configuration, the writer's
+sources and the libraries' versions. The least recently used are removed when the folder holds more than the bound.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
 from optigpu.models.bundled import BUNDLED
+from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import ModelReference, parse_reference
@@ -28,7 +29,8 @@ from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""
-_COMMON = (Path(families.__file__), Path(families.__file__).parent / "loading" / "load.py")
+_LOADING = Path(families.__file__).parent / "loading"
+_COMMON = (Path(families.__file__), _LOADING / "load.py", _LOADING / "expressed.py")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Converter:
         if origin.hash is None:
             raise UnsupportedError(origin.reasons["hash"])
         versions = [version(name) for name in self.libraries]
-        found.update(canonical_json([origin.hash, versions]).encode())
+        # What may be written of the same weights.
+        found.update(canonical_json([origin.hash, _configuration(reference), versions]).encode())
         for path in (*self.sources, *_COMMON):
             found.update(path.read_bytes())
         name = reference.name.replace("/", "_")
@@ -134,6 +137,11 @@ def whole(path: Path, engine: str) -> Iterator[None]:
         raise OptiGPUError(
             f"{engine} cannot load {path.name}: {why}. The file was damaged and has been removed; run the job again."
         ) from error
+
+
+def _configuration(reference: ModelReference) -> str:
+    """The text of config.json where it may change beside the same weights."""
+    return configuration_file(reference).read_text("utf-8") if reference.kind in ("path", "hub") else ""
 
 
 def _directory(reference: ModelReference) -> str | None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optigpu.backends.attention_window import window_of
 from optigpu.backends.converted import weights_of
 from optigpu.backends.coreml.convert import PACKAGE
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGES
 from optigpu.backends.coreml.whole_pass import WholePass, traced
 from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.traced import window_of
 from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes

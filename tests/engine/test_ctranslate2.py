@@ -57,23 +57,8 @@ def test_scored_logits_are_transformers_logits(models_dir: Path, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.ctranslate2
-def test_a_rotary_embedding_keeps_its_base_and_its_scaling(models_dir: Path, tmp_path: Path) -> None:
-    scaled_llama(models_dir, 8192)
-    tokens = prompts(1, 60, VOCABULARY)
-    found = scored(prepared("ctranslate2", tmp_path, model="path:scaled-8192"), tokens)
-    assert error(found, transformers_logits("path:scaled-8192", tokens)) <= EXACT
-
-
-@pytest.mark.slow
-@pytest.mark.ctranslate2
 def test_a_scaling_that_it_would_compute_wrongly_is_refused(models_dir: Path, tmp_path: Path) -> None:
-    scaled_llama(models_dir, 16)
-    with pytest.raises(UnsupportedError, match="a first context of 8192 tokens, and this model's is 16"):
-        prepared("ctranslate2", tmp_path, model="path:scaled-16")
-
-
-def scaled_llama(models_dir: Path, context: int) -> None:
-    """A Llama that was trained with that context and then scaled, as Llama 3.1 was."""
+    """A Llama of the same weights that was scaled as Llama 3.1 was, after one that was not is kept already."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -83,11 +68,17 @@ def scaled_llama(models_dir: Path, context: int) -> None:
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
-        "original_max_position_embeddings": context,
+        "original_max_position_embeddings": 8192,
     }
-    config = AutoConfig.from_pretrained(models_dir / "llama", rope_parameters=scaling)
+    config = AutoConfig.from_pretrained(models_dir / "llama")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / f"scaled-{context}")
+    AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / "scaled")
+    prepared("ctranslate2", tmp_path, model="path:scaled")
+    AutoConfig.from_pretrained(models_dir / "llama", rope_parameters=scaling).save_pretrained(
+        models_dir / "scaled"
+    )
+    with pytest.raises(UnsupportedError, match="rope_type = 'llama3', only 'default' or 'linear'; ask"):
+        prepared("ctranslate2", tmp_path, model="path:scaled")
 
 
 @pytest.mark.ctranslate2
@@ -189,7 +180,7 @@ def test_a_family_without_a_converter_is_refused(models_dir: Path, tmp_path: Pat
     config = AutoConfig.for_model("smollm3", vocab_size=96, pad_token_id=0, **sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / "smollm3")
     with pytest.raises(
-        UnsupportedError, match=r"cannot convert smollm3 models: No conversion .* backend torch"
+        UnsupportedError, match=r"not known to compute smollm3 models as transformers does, .* backend torch"
     ):
         prepared("ctranslate2", tmp_path, model="path:smollm3")
 

@@ -96,28 +96,34 @@ PARTIAL = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0, "partial
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "other family": (lambda: family_of_phi3(), "supports GPT2LMHeadModel, .*, not Phi3ForCausalLM"),
     "no causal language model": (classifier, "not GPT2ForSequenceClassification"),
-    "norms after": (lambda: configured("opt", do_layer_norm_before=False), "do_layer_norm_before is false"),
+    "norms after": (
+        lambda: configured("opt", do_layer_norm_before=False),
+        "does not support do_layer_norm_before = False",
+    ),
     "projections": (
         lambda: configured("opt", word_embed_proj_dim=32),
-        "an embedding that is projected to another width",
+        "word_embed_proj_dim = 32, only hidden_size",
     ),
-    "cross-attention": (lambda: configured("gpt2", add_cross_attention=True), "cross-attention"),
+    "cross-attention": (lambda: configured("gpt2", add_cross_attention=True), "add_cross_attention = True"),
     "angles by length": (
         lambda: configured("llama", rope_parameters=DYNAMIC),
-        "of the kind dynamic, whose angles may depend on the length",
+        "rope_parameters.rope_type = 'dynamic', only 'default' or 'linear'",
     ),
     "part of a head": (
         lambda: configured("llama", rope_parameters=PARTIAL),
-        "rotary embeddings of a part of a head",
+        "rope_parameters.partial_rotary_factor = 0.5, only 1.0",
     ),
-    "activation": (lambda: configured("llama", hidden_act="quick_gelu"), "the activation quick_gelu"),
+    "activation": (
+        lambda: configured("llama", hidden_act="quick_gelu"),
+        "hidden_act = 'quick_gelu', only 'gelu_new'",
+    ),
     "norms without weights": (
         lambda: configured("opt", layer_norm_elementwise_affine=False),
-        "needs norms with weights",
+        "layer_norm_elementwise_affine = False",
     ),
     "no final norm": (
         lambda: configured("opt", _remove_final_layer_norm=True),
-        "needs norms with weights",
+        "_remove_final_layer_norm = True",
     ),
     "odd heads": (
         lambda: configured("gpt2", n_embd=96, n_head=32),

@@ -34,19 +34,23 @@ def convert(model: str, output: Path, seed: int, shape: tuple[int, int], threads
     import numpy as np
     import torch
 
-    from optigpu.backends.attention_window import window_of
     from optigpu.backends.coreml.whole_pass import WholePass, traced
+    from optigpu.backends.traced import require_same, window_of
     from optigpu.models.loading.load import count_weights, load_model
     from optigpu.models.reference import parse_reference
 
     torch.set_num_threads(threads)
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="eager", seed=seed)
     whole = WholePass(loaded, shape[1], window_of(loaded, "coreml"))
+    ids = torch.linspace(0, loaded.config.vocab_size - 1, shape[1]).long().expand(shape)
     output.mkdir()
     require_space(output, torch.float32.itemsize * count_weights(loaded))
     try:
+        graph = traced(whole, *shape)
+        with torch.no_grad():
+            require_same(graph(ids), loaded(input_ids=ids, use_cache=False).logits, loaded, "coreml")
         package = coremltools.convert(
-            traced(whole, *shape),
+            graph,
             inputs=[coremltools.TensorType(name="ids", shape=shape, dtype=np.int32)],
             outputs=[coremltools.TensorType(name="logits", dtype=np.float32)],
             compute_precision=coremltools.precision.FLOAT32,

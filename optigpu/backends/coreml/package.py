@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from optigpu.backends import traced
 from optigpu.backends.converted import Converter
 from optigpu.backends.coreml import convert
 from optigpu.backends.fixed_shapes import FixedShapes
@@ -17,7 +18,11 @@ CONVERTER = Converter(
     engine="coreml",
     program=convert.__name__,
     suffix=".coreml",
-    sources=(Path(convert.__file__), Path(convert.__file__).with_name("whole_pass.py")),
+    sources=(
+        Path(convert.__file__),
+        Path(convert.__file__).with_name("whole_pass.py"),
+        Path(traced.__file__),
+    ),
     libraries=("torch", "transformers", "coremltools"),
 )
 PACKAGES = FixedShapes(CONVERTER, "converting the model")

@@ -27,7 +27,7 @@ CONVERTER = Converter(
     engine="ctranslate2",
     program=convert.__name__,
     suffix=".ctranslate2",
-    sources=tuple(Path(__file__).with_name(f"{name}.py") for name in ("convert", "written")),
+    sources=tuple(Path(__file__).with_name(f"{name}.py") for name in ("convert", "families", "written")),
     libraries=("torch", "transformers", PACKAGE),
 )
 

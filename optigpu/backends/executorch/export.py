@@ -30,12 +30,14 @@ def export(model: str, output: Path, seed: int, shape: tuple[int, int], threads:
     from torch.export import Dim
 
     from optigpu.backends.executorch.cached import Cached
+    from optigpu.backends.traced import require_traceable
     from optigpu.models.loading.load import load_model
     from optigpu.models.reference import parse_reference
 
     torch.set_num_threads(threads)
     rows, length = shape
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="eager", seed=seed)
+    require_traceable(loaded.config, "executorch")
     tokens = Dim("tokens", min=1, max=length - 1)
     example = (torch.zeros((rows, 4), dtype=torch.long), torch.arange(4))
     try:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from optigpu.backends import traced
 from optigpu.backends.converted import Converter
 from optigpu.backends.executorch import export
 from optigpu.backends.fixed_shapes import FixedShapes
@@ -10,7 +11,7 @@ CONVERTER = Converter(
     engine="executorch",
     program=export.__name__,
     suffix=".pte",
-    sources=(Path(export.__file__), Path(export.__file__).with_name("cached.py")),
+    sources=(Path(export.__file__), Path(export.__file__).with_name("cached.py"), Path(traced.__file__)),
     libraries=("torch", "transformers", "executorch"),
 )
 PROGRAMS = FixedShapes(CONVERTER, "exporting the program")

@@ -1,9 +1,25 @@
-"""Which families of models are written as GGUF, with the parts that the writer needs of them. Imports no torch."""
+"""Which families of models are written as GGUF, with the parts that the writer needs of them, and which fields of their
+configurations a file or its engines have. Imports no torch.
+"""
 
 from dataclasses import dataclass
 
 from optigpu.models.families import FAMILIES, AttentionParts, Decoder, GgufFamily, Mlp, family_of
+from optigpu.models.loading.expressed import ROTATION, SIZES, Fields
 from optigpu.vocabulary import UnsupportedError
+
+EXPRESSED: Fields = {
+    **SIZES,
+    **ROTATION,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "attention_bias", "mlp_bias")),
+    "rope_parameters.rope_type": ("default", "llama3"),
+    # Each architecture of llama.cpp has one function.
+    "hidden_act": ("silu", "swish"),
+    "activation_function": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+    # The same products in another order.
+    "reorder_and_upcast_attn": None,
+}
+"""What a file says of a model, and what llama.cpp computes without being told."""
 
 
 @dataclass(frozen=True)

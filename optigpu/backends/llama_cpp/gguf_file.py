@@ -17,7 +17,7 @@ Matrices = Literal["float16", "float32"]
 def write(model: PreTrainedModel, path: Path, matrices: Matrices) -> None:
     """Writes matrices in that dtype and vectors as float32, as llama.cpp's own converter does, one tensor at a time.
 
-    Raises UnsupportedError for a family that cannot be written.
+    Raises UnsupportedError for a family or a field of its configuration that cannot be written.
     """
     writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).gguf.architecture)
     for key, value in metadata(model.config).items():

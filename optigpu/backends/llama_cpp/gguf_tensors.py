@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from optigpu.backends.llama_cpp.gguf_families import WrittenFamily, written_family
+from optigpu.backends.llama_cpp.gguf_families import EXPRESSED, WrittenFamily, written_family
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.loading.expressed import require_expressed
 from optigpu.models.loading.load import facts_of_config
-from optigpu.vocabulary import UnsupportedError
 
 Metadata = dict[str, int | float]
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -21,9 +21,10 @@ Named = Iterator[tuple[str, torch.Tensor]]
 def metadata(config: PretrainedConfig) -> Metadata:
     """The numbers that a GGUF file holds beside its tensors, under llama.cpp's keys.
 
-    Raises UnsupportedError for a family that is not written.
+    Raises UnsupportedError for a family that is not written, and a field of the configuration that is not expressed.
     """
     family, facts = written_family(config.model_type), facts_of_config(config)
+    require_expressed(config, EXPRESSED, "A GGUF file")
     assert facts.inner_size is not None, "the table has the width of every MLP that it has the layers of"
     norm = "layer_norm_rms_epsilon" if family.decoder.norm_kind == "RMSNorm" else "layer_norm_epsilon"
     found: Metadata = {
@@ -47,7 +48,7 @@ def metadata(config: PretrainedConfig) -> Metadata:
 def tensors(model: PreTrainedModel) -> Named:
     """llama.cpp's names and the model's tensors, one after the other; a tied head is left out, as llama.cpp expects.
 
-    Raises UnsupportedError for a family and for a rotary embedding that is not written.
+    Raises UnsupportedError for a family that is not written.
     """
     family, facts = written_family(model.config.model_type), facts_of_config(model.config)
     decoder = family.decoder
@@ -82,15 +83,11 @@ def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 def rope_factors(config: PretrainedConfig) -> list[float] | None:
     """What llama.cpp divides each pair's frequency by for Llama 3's scaling, [head_size / 2]; None without scaling.
 
-    Raises UnsupportedError for another scaling. Source: Llama 3.1's `apply_scaling`, as llama.cpp's converter has it.
+    Source: Llama 3.1's `apply_scaling`, as llama.cpp's converter has it.
     """
     rope = config.to_dict()["rope_parameters"]
     if rope["rope_type"] == "default":
         return None
-    if rope["rope_type"] != "llama3":
-        raise UnsupportedError(
-            f"The rotary scaling {rope['rope_type']!r} cannot be written as GGUF here; ask for the backend torch."
-        )
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     size = facts_of_config(config).head_size
     factors = []

@@ -17,27 +17,26 @@ from transformers import PreTrainedModel
 from optigpu.backends.onnxruntime.families import Parts, parts_of
 from optigpu.backends.onnxruntime.formats import Format
 from optigpu.backends.onnxruntime.graph import MICROSOFT, GraphWriter
-from optigpu.backends.onnxruntime.layers import Matrices, Norms, activated, numbers
+from optigpu.backends.onnxruntime.layers import ACTIVATIONS, Matrices, Norms, numbers
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.loading.expressed import DECODER, Fields, require_expressed
 from optigpu.models.loading.load import loaded_facts
 from optigpu.vocabulary import UnsupportedError
 
-_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Rotary scalings whose angles do not depend on how long a sequence is."""
+EXPRESSED: Fields = DECODER | dict.fromkeys(("hidden_act", "activation_function"), tuple(ACTIVATIONS))
+"""What a graph has of a configuration."""
+_ROTATED_UNIT = 16
+"""GroupQueryAttention rotates so many numbers of a head at once."""
 
 
 def write_decoder(model: PreTrainedModel, graph: GraphWriter, form: Format) -> None:
     """Writes every node and constant.
 
-    Raises UnsupportedError for a family, an activation or a rotary scaling that is not written.
+    Raises UnsupportedError for a family or a field of its configuration that is not written.
     """
-    parts, facts = parts_of(model.config.model_type), loaded_facts(model)
-    if facts.embedding_size != facts.hidden_size or not getattr(model.config, "do_layer_norm_before", True):
-        raise UnsupportedError(
-            "onnxruntime does not support a decoder whose embedding is projected, or whose norms come after the "
-            "layers; ask for the backend torch."
-        )
-    _DecoderWriter(model, parts, facts, graph, form).write()
+    parts = parts_of(model.config.model_type)
+    require_expressed(model.config, EXPRESSED, "An ONNX graph")
+    _DecoderWriter(model, parts, loaded_facts(model), graph, form).write()
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ class _DecoderWriter:
         """Cosines and sines of every position, as transformers computes them; nothing where positions are learned."""
         if self._parts.decoder.positions:
             return ()
-        kind = self._model.config.to_dict()["rope_parameters"]["rope_type"]
-        if kind not in _FIXED_ROTATIONS:
+        if self._facts.head_size % _ROTATED_UNIT:
             raise UnsupportedError(
-                f"onnxruntime does not support the rotary scaling {kind!r}; ask for the backend torch."
+                f"An ONNX graph does not express heads of {self._facts.head_size} numbers (head_dim, or hidden_size / "
+                f"num_attention_heads) that are rotated, only multiples of {_ROTATED_UNIT}; ask for the backend torch."
             )
         rotary = self._decoder.get_submodule("rotary_emb")
         places = torch.arange(self._facts.longest)[None]
@@ -171,11 +170,11 @@ class _DecoderWriter:
         def linear(kind: str, name: str, values: str) -> str:
             return self._matrices.linear(f"{number}.{kind}", [mlp.get_submodule(name)], values)
 
-        activation = str(getattr(self._model.config, self._parts.activation))
+        activated = ACTIVATIONS[getattr(self._model.config, self._parts.activation)]
         up = linear("up", parts.up, normed)
         if parts.gate is None:
-            return linear("down", parts.down, activated(self._graph, activation, up))
-        gate = activated(self._graph, activation, linear("gate", parts.gate, normed))
+            return linear("down", parts.down, activated(self._graph, up))
+        gate = activated(self._graph, linear("gate", parts.gate, normed))
         return linear("down", parts.down, self._graph.node("Mul", gate, up))
 
     def _finish(self, fed: str, values: str, table: str, shared: _Shared) -> None:

@@ -15,8 +15,6 @@ from optigpu.models.families import NormKind
 from optigpu.vocabulary import UnsupportedError
 
 Floats = NDArray[np.float32]
-
-
 Activation = Callable[[GraphWriter, str], str]
 
 
@@ -39,17 +37,6 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     }
 )
 """ONNX Runtime's operators by transformers' names of the functions; QuickGelu is x * sigmoid(alpha * x)."""
-
-
-def activated(graph: GraphWriter, name: str, values: str) -> str:
-    """Raises UnsupportedError for a function that has no operator."""
-    found = ACTIVATIONS.get(name)
-    if found is None:
-        raise UnsupportedError(
-            f"onnxruntime does not support the activation {name}, only {', '.join(ACTIVATIONS)}; ask for the "
-            "backend torch."
-        )
-    return found(graph, values)
 
 
 def numbers(tensor: torch.Tensor) -> Floats:

@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch.jit import ScriptModule
 from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from optigpu.backends.attention_window import window_of
 from optigpu.backends.openvino.contents import NOTES
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.stateful import cache_names, make_stateful, name_ports
+from optigpu.backends.traced import require_same, window_of
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
@@ -22,6 +23,7 @@ from optigpu.models.loading.load import (
     loaded_image_facts,
 )
 from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import UnsupportedError
 
 TOKENS = ("input_ids", "attention_mask", "position_ids")
 _ROWS, _NEW, _PAST = 2, 3, 4
@@ -81,21 +83,28 @@ class ClassLogits(Module):
 def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:
     """A decoder whose keys and values are state of an infer request.
 
-    Raises UnsupportedError for a model that cannot be loaded, and one whose layers have windows of several kinds.
+    Raises UnsupportedError for a model that cannot be loaded, and one that a trace does not express.
     """
     torch.set_num_threads(threads)
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="sdpa", seed=seed)
     facts = loaded_facts(loaded)
-    wrapped = LastLogits(loaded, window_of(loaded, "openvino")).eval()
-    past = [torch.zeros(_ROWS, facts.kv_heads, _PAST, facts.head_size) for _ in range(2 * facts.layers)]
-    positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
-    tokens = (torch.zeros(_ROWS, _NEW, dtype=torch.int64), torch.ones(_ROWS, _PAST + _NEW, dtype=torch.int64))
-    made = _traced(wrapped, (*tokens, positions, *past))
+    made = ov.convert_model(traced_decoder(loaded, facts))
     name_ports(made, TOKENS, facts.layers)
     made.reshape(_open_shapes(facts))
     make_stateful(made, facts.layers)
     _note(made, parameters=count_weights(loaded))
     return made
+
+
+def traced_decoder(model: PreTrainedModel, facts: ModelFacts) -> ScriptModule:
+    """LastLogits of a model, for any number of rows and tokens. Raises UnsupportedError as `exported_decoder`."""
+    wrapped = LastLogits(model, window_of(model, "openvino")).eval()
+    past = [torch.zeros(_ROWS, facts.kv_heads, _PAST, facts.head_size) for _ in range(2 * facts.layers)]
+    positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
+    tokens = (torch.zeros(_ROWS, _NEW, dtype=torch.int64), torch.ones(_ROWS, _PAST + _NEW, dtype=torch.int64))
+    traced = _traced(wrapped, (*tokens, positions, *past))
+    _require_same(traced, model, facts)
+    return traced
 
 
 def exported_classifier(model: str, seed: int, threads: int, side: int) -> ov.Model:
@@ -104,16 +113,35 @@ def exported_classifier(model: str, seed: int, threads: int, side: int) -> ov.Mo
     loaded = load_image_model(parse_reference(model), device="cpu", dtype="float32", seed=seed)
     facts = loaded_image_facts(loaded)
     shape = (facts.channels, side, side)
-    made = _traced(ClassLogits(loaded).eval(), (torch.zeros(_ROWS, *shape),))
+    made = ov.convert_model(_traced(ClassLogits(loaded).eval(), (torch.zeros(_ROWS, *shape),)))
     made.reshape(ov.PartialShape([-1, *shape]))
     _note(made, parameters=count_weights(loaded), flops=image_footprint_of(loaded, facts, shape).flops)
     return made
 
 
-def _traced(module: Module, inputs: tuple[torch.Tensor, ...]) -> ov.Model:
+def _traced(module: LastLogits | ClassLogits, inputs: tuple[torch.Tensor, ...]) -> ScriptModule:
+    """Raises UnsupportedError for a model that takes no such inputs."""
+    try:
+        with torch.no_grad():
+            traced: ScriptModule = torch.jit.trace(module, inputs, strict=False, check_trace=False)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        kind = module.model.config.model_type
+        raise UnsupportedError(f"openvino cannot trace {kind} models: {why[:300]}") from error
+    return traced
+
+
+def _require_same(traced: ScriptModule, model: PreTrainedModel, facts: ModelFacts) -> None:
+    """Asks the trace for other tokens, of other lengths, than it was made with: a prompt, and a step after it."""
+    count = _PAST + _NEW
+    ids = torch.linspace(0, facts.vocabulary - 1, count).long()[None]
+    past = [torch.zeros(1, facts.kv_heads, 0, facts.head_size) for _ in range(2 * facts.layers)]
     with torch.no_grad():
-        traced = torch.jit.trace(module, inputs, strict=False, check_trace=False)
-    return ov.convert_model(traced)
+        for start, end in ((0, count - 1), (count - 1, count)):
+            seen, positions = torch.ones(1, end, dtype=torch.int64), torch.arange(start, end)[None]
+            found, *past = traced(ids[:, start:end], seen, positions, *past)
+            expected = model(input_ids=ids[:, :end], use_cache=False).logits[:, -1]
+            require_same(found[:, -1], expected, model, "openvino")
 
 
 def _open_shapes(facts: ModelFacts) -> dict[str, ov.PartialShape]:

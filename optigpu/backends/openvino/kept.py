@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from optigpu.backends import traced
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import model_arguments
@@ -14,7 +15,7 @@ CONVERTER = Converter(
     engine="openvino",
     program=convert.__name__,
     suffix=".openvino",
-    sources=tuple(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
+    sources=(*(Path(__file__).with_name(f"{name}.py") for name in _WRITERS), Path(traced.__file__)),
     libraries=("torch", "transformers", "openvino", "nncf"),
 )
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from optigpu.models.families import FAMILIES
+from optigpu.models.loading.expressed import DECODER, Fields, unexpressed
 from optigpu.ops.decode.program import Activation
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.limits import LEAVE_OUT, Runnable, other_size, runnable
@@ -22,8 +23,8 @@ ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
 }
 """By transformers' names, of which it has several for one function."""
-FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embeddings whose angles do not depend on how long the sequence is."""
+EXPRESSED: Fields = DECODER | dict.fromkeys(("hidden_act", "activation_function"), tuple(ACTIVATIONS))
+"""What a program has of a configuration."""
 
 
 def has_tied_head(model: PreTrainedModel) -> bool:
@@ -40,7 +41,7 @@ def refusal(model: PreTrainedModel) -> str | None:
     if family is None or type(model).__name__ != family.decoder.model:
         kinds = ", ".join(known.decoder.model for name in FAMILIES if (known := runnable(name)))
         return f"supports {kinds}, not {type(model).__name__}; {LEAVE_OUT}"
-    reason = _other_architecture(model.config, family)
+    reason = unexpressed(model.config, EXPRESSED)
     if reason:
         return f"does not support {reason}; {LEAVE_OUT}"
     decoder = model.get_submodule(family.decoder.path)
@@ -54,41 +55,17 @@ def refusal(model: PreTrainedModel) -> str | None:
     return f"{reason}; {LEAVE_OUT}" if reason else _damage(model)
 
 
-def _other_architecture(config: PreTrainedConfig, family: Runnable) -> str | None:
-    """The feature of the configuration that a program cannot express, or None."""
-    activation = getattr(config, family.family.keys.activation)
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if getattr(config, "add_cross_attention", False):
-        return "blocks with cross-attention"
-    if not getattr(config, "do_layer_norm_before", True):
-        return "an OPT model with norms after attention and MLP (do_layer_norm_before is false)"
-    if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size:
-        return "an embedding that is projected to another width"
-    if activation not in ACTIVATIONS:
-        return f"the activation {activation}"
-    if rotary not in FIXED_ROTARY:
-        return f"rotary embeddings of the kind {rotary}, whose angles may depend on the length"
-    return None
-
-
 def _other_shapes(
     model: PreTrainedModel, family: Runnable, decoder: torch.nn.Module, blocks: list[torch.nn.Module]
 ) -> str | None:
     """The property of the model's parts that a program cannot express, or None."""
     attention: Any = blocks[0].get_submodule(family.attention.path)
-    parts = family.decoder
-    norms = [block.get_submodule(path) for block in blocks for path in (parts.first, parts.second)]
-    if any(getattr(norm, "weight", None) is None for norm in (*norms, getattr(decoder, parts.final))):
-        return "needs norms with weights, and some of this model's are missing or have none"
     reason = other_size(model.config.hidden_size, attention.head_dim)
     if reason:
         return reason
-    rotary = getattr(decoder, "rotary_emb", None)
-    if rotary is not None and 2 * rotary.inv_freq.numel() != attention.head_dim:
-        return "does not support rotary embeddings of a part of a head"
     rows, outputs = (
         weight_of(layer).shape[0]
-        for layer in (getattr(decoder, parts.embedding), model.get_submodule(HEAD_PATH))
+        for layer in (getattr(decoder, family.decoder.embedding), model.get_submodule(HEAD_PATH))
     )
     if rows != outputs:
         return f"needs a head with as many outputs as the embedding has rows; this model has {outputs} and {rows}"

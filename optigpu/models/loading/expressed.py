@@ -1,0 +1,145 @@
+"""Which fields of a configuration a writer of another engine's models expresses, and why it refuses all others.
+
+A writer lists the fields that it reads. Every other field must have the value that the configuration's class gives it,
+or be one of HARMLESS, so that a field that is new in transformers is refused until somebody has looked at it. A name
+that the class does not declare counts only where transformers' code for the family reads it. Imports no torch.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What all fields together must meet for one of them to be expressed; `words` follow "only"."""
+
+    words: str
+    holds: Callable[[Mapping[str, Any]], bool]
+
+
+Values = tuple[object, ...] | Condition | None
+"""What a field may be: one of these (of a list each of its items), what meets a condition, or anything."""
+Fields = dict[str, Values]
+"""What a writer expresses, by the names of fields; those of rope_parameters as "rope_parameters.factor"."""
+
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""The kinds of rotary embeddings whose angles do not depend on how long a sequence is."""
+SIZES: Fields = dict.fromkeys(
+    (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions",
+        "n_inner", "ffn_dim", "tie_word_embeddings",
+    )
+)  # fmt: skip
+"""What the shapes of a model's weights say as well."""
+ROTATION: Fields = dict.fromkeys(
+    f"rope_parameters.{name}"
+    for name in (
+        "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+        "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    )
+) | {"rope_parameters.rope_type": ROTATIONS, "rope_parameters.partial_rotary_factor": (1.0,)}  # fmt: skip
+"""What a table of angles holds that transformers' own rotary embedding is asked for."""
+DECODER: Fields = (
+    SIZES
+    | ROTATION
+    | {
+        "word_embed_proj_dim": Condition(
+            "hidden_size", lambda values: values["word_embed_proj_dim"] == values["hidden_size"]
+        )
+    }
+    | dict.fromkeys(
+        (
+            "rms_norm_eps", "layer_norm_epsilon", "attention_bias", "mlp_bias", "enable_bias", "sliding_window",
+            "layer_types", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
+        )
+    )
+)  # fmt: skip
+"""What the layers of a loaded decoder of the table's families say themselves; no activations."""
+HARMLESS = frozenset(
+    (
+        "transformers_version", "architectures", "model_type", "_name_or_path", "dtype", "quantization_config",
+        "id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id",
+        "initializer_range", "init_std", "use_cache", "output_hidden_states", "pretraining_tp",
+        "attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout", "layerdrop",
+        "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+        "use_sliding_window", "max_window_layers", "rope_parameters.type",
+    )
+)  # fmt: skip
+"""Fields that change no logit of a loaded model: names, token ids, first weights, dropout, what is returned beside the
+logits, and what transformers has read into other fields (`sliding_window`, `layer_types`, `rope_type`)."""
+_SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
+"""Files of transformers that read configurations of all families."""
+
+
+def require_expressed(config: "PretrainedConfig", fields: Fields, writer: str) -> None:
+    """Raises UnsupportedError, naming the field and its value, for what a writer does not express.
+
+    `writer` begins the sentence: "A GGUF file".
+    """
+    found = unexpressed(config, fields)
+    if found:
+        raise UnsupportedError(f"{writer} does not express {found}; ask for the backend torch.")
+
+
+def unexpressed(config: "PretrainedConfig", fields: Fields) -> str | None:
+    """The first field whose value is not expressed, with that value and those that are, or None."""
+    values, declared = _values(config), _values(type(config)())
+    for name, value in values.items():
+        if name in fields:
+            allowed = fields[name]
+            if not _allows(allowed, value, values):
+                return f"{name} = {value!r}{_only(allowed)}"
+        elif (
+            name not in HARMLESS
+            and value != declared.get(name)
+            and (name in declared or _is_read(config, name))
+        ):
+            return f"{name} = {value!r}"
+    return None
+
+
+def _values(config: "PretrainedConfig") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in config.to_dict().items():
+        if name == "rope_parameters" and isinstance(value, dict):
+            found |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _allows(allowed: Values, value: object, values: Mapping[str, object]) -> bool:
+    if allowed is None:
+        return True
+    if isinstance(allowed, Condition):
+        return allowed.holds(values)
+    return all(each in allowed for each in (value if isinstance(value, list) else [value]))
+
+
+def _only(allowed: Values) -> str:
+    if isinstance(allowed, tuple):
+        return f", only {' or '.join(map(repr, allowed))}"
+    return f", only {allowed.words}" if allowed else ""
+
+
+def _is_read(config: "PretrainedConfig", name: str) -> bool:
+    """Whether code of transformers that computes this family's models reads a field that its class does not declare."""
+    own = name.partition(".")[2] or name
+    reading = re.compile(rf"config\.{re.escape(own)}\b|[\"']{re.escape(own)}[\"']")
+    return any(reading.search(path.read_text("utf-8")) for path in _code(config))
+
+
+def _code(config: "PretrainedConfig") -> Iterator[Path]:
+    package = Path(str(sys.modules["transformers"].__file__)).parent
+    yield from (package / name for name in _SHARED)
+    yield from Path(str(sys.modules[type(config).__module__].__file__)).parent.glob("modeling_*.py")
