@@ -85,13 +85,14 @@ def changed(model: Module, change: Changed) -> Iterator[None]:
 
 
 def _sums(scale: float) -> Changed:
-    def moved(layer: Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def with_error(layer: Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         weight = layer.get_parameter("weight")
         matrix = weight if type(layer).__name__ == "Conv1D" else weight.T
         spread = (inputs**2 @ matrix**2).sqrt() * (UNIT * matrix.shape[0] ** 0.5 * scale)
-        return output + spread * torch.randn_like(spread)
+        moved: torch.Tensor = output + spread * torch.randn_like(spread)
+        return moved
 
-    return moved
+    return with_error
 
 
 def _rounded(dtype: torch.dtype) -> Changed:

@@ -50,6 +50,8 @@ def require_objects(folder: Path, names: Sequence[str], reference: ModelReferenc
 def read_configuration(path: Path, reference: ModelReference) -> dict[str, Any]:
     """A config.json. Raises UnsupportedError also for one with a size that is not a positive whole number."""
     config = read_object(path, reference)
+    if not isinstance(config.get("model_type"), str):
+        raise UnsupportedError(f"{path.name} of {reference} has no model_type that is text; correct it.")
     for name in sorted(_SIZES & config.keys()):
         size = config[name]
         if not isinstance(size, int | list | dict) or (isinstance(size, int) and size < 1):

@@ -61,7 +61,7 @@ LONG_BYTES = 1_200_000
 def block(beginning: str) -> str:
     """The page's block that begins so."""
     (found,) = (each for each in BLOCKS if each.startswith(beginning))
-    return found
+    return str(found)
 
 
 def settings() -> list[str]:

@@ -105,7 +105,7 @@ def figures(run: Document) -> dict[tuple[str, str], float]:
 def with_result(run: Document, **changes: Any) -> Document:
     """The run with fields of its first result changed."""
     first, *others = run["results"]
-    return run | {"results": [first | changes, *others]}
+    return {**run, "results": [first | changes, *others]}
 
 
 def with_variant(run: Document, **changes: Any) -> Document:
@@ -289,7 +289,7 @@ def test_weights_are_those_of_the_digests_and_of_this_machine_where_it_has_them(
 def test_parts_that_do_not_tell_of_the_same_variants_are_refused(
     changes: Document, field: str, words: str, any_service: Served, run: Document
 ) -> None:
-    answer = imported(any_service, run | changes)
+    answer = imported(any_service, {**run, **changes})
     assert answer.status_code == 422
     assert answer.json()["errors"] == [{"field": field, "message": words}]
 

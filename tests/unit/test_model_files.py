@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from optigpu.models.facts import config_of, facts_from_config
-from optigpu.models.files import INDEX, SINGLE, sound_directory
+from optigpu.models.described import decoder_shape
+from optigpu.models.files import INDEX, SINGLE, read_configuration, sound_directory
 from optigpu.models.held import CONFIGURATION, MODELS_DIR
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import decoder_shape
 from optigpu.vocabulary import UnsupportedError
 
 REFERENCE = parse_reference("path:model")
@@ -60,7 +59,7 @@ def with_header(change: Callable[[dict[str, Any]], None]) -> Change:
 
 def test_a_sound_folder_is_read_with_one_file_or_several(folder: Path) -> None:
     assert sound_directory(REFERENCE) == folder
-    assert config_of(REFERENCE) == (PRESET.model_type, CONFIG)
+    assert read_configuration(folder / CONFIGURATION, REFERENCE) == CONFIG
     in_shards(folder, {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}})
     assert sound_directory(REFERENCE) == folder
 
@@ -68,8 +67,7 @@ def test_a_sound_folder_is_read_with_one_file_or_several(folder: Path) -> None:
 def test_a_configuration_may_hold_what_strict_json_does_not(folder: Path) -> None:
     text = configured(time_step_limit=[0.0, float("inf")]).replace(b"{", b'{"vocab_size": 5, ', 1)
     (folder / CONFIGURATION).write_bytes(text)
-    family, config = config_of(REFERENCE)
-    assert facts_from_config(family, config).vocabulary == CONFIG["vocab_size"]
+    assert read_configuration(folder / CONFIGURATION, REFERENCE)["vocab_size"] == CONFIG["vocab_size"]
     assert sound_directory(REFERENCE) == folder
 
 

@@ -272,8 +272,12 @@ def _read(
     source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
-        chosen = {"config": config, "dtype": dtype, "attn_implementation": attention}
-        chosen["generation_config"] = _greedy()
+        chosen = {
+            "config": config,
+            "dtype": dtype,
+            "attn_implementation": attention,
+            "generation_config": _greedy(),
+        }
         model = read_whole(kind, str(reference), source, **chosen, **reading)
         torch.nn.Module.to(model, device)
         return model
