@@ -8,6 +8,7 @@ from api.commands import run_command
 from optigpu.documents.administration import AuditView
 from optigpu.store import audit
 from optigpu.store.database import Database
+from optigpu.vocabulary import harmless
 
 PAGE = 200
 MOST = 100_000
@@ -42,7 +43,7 @@ def _print(database: Database, given: argparse.Namespace) -> None:
         while left:
             page = audit.list_(session, target=given.target, limit=min(left, PAGE), cursor=cursor)
             for change in page.changes:
-                print(_line(change))
+                print(harmless(_line(change)))
             left, cursor = left - len(page.changes), page.next_cursor
             if cursor is None:
                 return

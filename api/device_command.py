@@ -11,7 +11,7 @@ from optigpu.documents.devices import DeviceSource, DeviceView
 from optigpu.edge.codes import InviteCode, new_code
 from optigpu.store import audit, device_invites, devices
 from optigpu.store.database import Database
-from optigpu.vocabulary import StoreError
+from optigpu.vocabulary import StoreError, harmless
 
 LONGEST = timedelta(days=7)
 ATTEMPTS = 20
@@ -94,12 +94,11 @@ def _list(database: Database, _: argparse.Namespace) -> None:
         while more:
             page = devices.list_(session, limit=PAGE, cursor=cursor)
             for device in page.devices:
-                print(_line(device))
+                print(harmless(_line(device)))
             cursor, more = page.next_cursor, page.next_cursor is not None
     for each in invites:
-        print(
-            f"invitation {each.code}-...  {each.source}  until {each.expires_at:%Y-%m-%d %H:%M:%S}  {each.name or ''}"
-        )
+        until = f"{each.expires_at:%Y-%m-%d %H:%M:%S}"
+        print(harmless(f"invitation {each.code}-...  {each.source}  until {until}  {each.name or ''}"))
 
 
 def _line(device: DeviceView) -> str:

@@ -10,7 +10,7 @@ from optigpu.documents.administration import AuditAction
 from optigpu.store import audit, keys
 from optigpu.store.database import Database, Session
 from optigpu.store.keys import KeyInfo, Scope
-from optigpu.vocabulary import Document, utc_now
+from optigpu.vocabulary import Document, harmless, utc_now
 
 LONGEST_LIFE = timedelta(days=3650)
 LONGEST_GRACE = timedelta(days=30)
@@ -70,7 +70,8 @@ def _list(database: Database, _: argparse.Namespace) -> None:
     for key in known:
         used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
         scopes = f"{','.join(key.scopes):<12}"
-        print(f"{key.id}  {key.prefix}...  {scopes}  last used {used:<16}  {_ends(key):<24}  {key.name}")
+        line = f"{key.id}  {key.prefix}...  {scopes}  last used {used:<16}  {_ends(key):<24}  {key.name}"
+        print(harmless(line))
 
 
 def _revoke(database: Database, given: argparse.Namespace) -> None:

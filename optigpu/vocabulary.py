@@ -9,6 +9,7 @@ Errors, as a tree::
     ├── ReplicateError          a measuring process failed; the variant ends `failed`
     │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
     │   │   └── HostMemoryError ... because the kernel ended it: the host had no memory left
+    │   ├── CrashError          ... because it crashed: a signal that a fault of its own raises
     │   └── OverdueError        ... because it took more than its share of the job's time
     ├── StoppedError            the job stops before everything is measured; what is finished is kept
     │   ├── CancelledError      ... because somebody asked for it
@@ -26,6 +27,7 @@ Errors, as a tree::
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -64,6 +66,10 @@ class OutOfMemoryError(ReplicateError):
 
 class HostMemoryError(OutOfMemoryError):
     """The kernel killed a measuring process because the host had no memory left."""
+
+
+class CrashError(ReplicateError):
+    """A measuring process ended by a signal that a fault of its own raises."""
 
 
 class OverdueError(ReplicateError):
@@ -411,6 +417,14 @@ Document = Mapping[str, Any]
 def utc_now() -> datetime:
     """The current time in UTC, with its time zone."""
     return datetime.now(UTC)
+
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """The text without characters that steer a terminal (ESC, a change of direction); tabs and line ends stay."""
+    return _STEERING.sub("", text)
 
 
 def canonical_json(document: object) -> str:

@@ -34,6 +34,9 @@ from optigpu.job.spec import Measure, Variant
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest
 from optigpu.vocabulary import DeviceKind, Frozen
 
+LOADING = "loading"
+"""What the child says it does while it reads its model; it begins with that."""
+
 WARMING_UP = "warming up"
 """What the child says it does when nothing but requests is left before Ready."""
 

@@ -25,6 +25,7 @@ from optigpu.cli import (
     selftest,
     tiny,
 )
+from optigpu.cli.output import checked_stderr, checked_stdout, echo
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 EXIT_STATUS = (
@@ -59,7 +60,7 @@ batch_scaling.add_commands(app)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"optigpu {__version__}")
+        echo(f"optigpu {__version__}")
         raise typer.Exit
 
 
@@ -80,11 +81,13 @@ def bench_main() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point; EXIT_STATUS says how it ends."""
-    try:
-        app(arguments)
-    except OptiGPUError as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(2 if _is_wrong_request(error) else 1)
+    with checked_stderr():
+        try:
+            with checked_stdout():
+                app(arguments)
+        except OptiGPUError as error:
+            echo(f"Error: {error}", err=True)
+            sys.exit(2 if _is_wrong_request(error) else 1)
 
 
 def _is_wrong_request(error: OptiGPUError) -> bool:

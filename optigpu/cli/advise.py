@@ -8,7 +8,7 @@ import typer
 
 from optigpu.cli.claims import MaybeUrl
 from optigpu.cli.measuring import default_device
-from optigpu.cli.output import FormatOption, JsonToo, OutputFormat
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, echo
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import DeviceKind, StoreError
 
@@ -80,7 +80,7 @@ def _of_database(spec: "JobSpec") -> "list[Evidence]":
         with closing(database), database.read() as session:
             found = results.of_workload(session, spec.workload.kind, spec.model)
     except StoreError as error:
-        typer.echo(f"The local database was not asked. {error}", err=True)
+        echo(f"The local database was not asked. {error}", err=True)
         return []
     return evidence_of(found, spec, "the database of this machine")
 
@@ -138,8 +138,8 @@ def _predicted(
 
 def _show(advice: "Advice", as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(advice.model_dump(mode="json"), indent=2))
+        echo(json.dumps(advice.model_dump(mode="json"), indent=2))
         return
-    typer.echo(f"{advice.label} ({advice.basis})")
-    typer.echo(advice.reason)
-    typer.echo(f"\n{advice.code}", nl=False)
+    echo(f"{advice.label} ({advice.basis})")
+    echo(advice.reason)
+    echo(f"\n{advice.code}", nl=False)

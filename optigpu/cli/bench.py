@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from optigpu.cli.measuring import default_device, measure, show
-from optigpu.cli.output import FormatOption, OutputFormat
+from optigpu.cli.output import FormatOption, OutputFormat, echo
 from optigpu.vocabulary import BenchMode, DeviceKind, Precision
 
 
@@ -41,9 +41,9 @@ def bench(
             break
     line = bench_line([(done.document["results"], done.report.attribution) for done in measured])
     if format_ is OutputFormat.JSON:
-        typer.echo(json.dumps({"summary": line, "runs": [done.document for done in measured]}, indent=2))
+        echo(json.dumps({"summary": line, "runs": [done.document for done in measured]}, indent=2))
     else:
-        typer.echo(line)
+        echo(line)
     status = next((done.status for done in measured if done.status), 0)
     if status:
         raise typer.Exit(status)

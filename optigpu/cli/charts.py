@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from optigpu.cli.output import echo
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url
 from optigpu.cli.runs import Which, find_run
 
@@ -53,7 +54,7 @@ def chart(
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
     CHARTS[kind](title, results, output, found[0].attribution if len(found) == 1 else None)
-    typer.echo(str(output))
+    echo(str(output))
 
 
 def charts(
@@ -71,6 +72,6 @@ def charts(
     title, results = combined([run.document])
     for each in write_charts(Report(title, results, run.attribution), out):
         for file in each.files:
-            typer.echo(str(file))
+            echo(str(file))
         if each.reason:
-            typer.echo(f"{each.name}: not drawn. {each.reason}", err=True)
+            echo(f"{each.name}: not drawn. {each.reason}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, Document, ServiceError, SpecError
 
@@ -64,9 +64,9 @@ def claims(
     founding = compare_founding(book, boards)
     match format_:
         case OutputFormat.JSON:
-            typer.echo(json.dumps(claims_document(rows, thesis, founding), indent=2))
+            echo(json.dumps(claims_document(rows, thesis, founding), indent=2))
         case OutputFormat.CSV:
-            typer.echo(claims_csv(rows), nl=False)
+            echo(claims_csv(rows), nl=False)
         case form:
             show_grid(claims_grid(rows, thesis, founding), form)
 

@@ -9,7 +9,7 @@ import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.interrupt import Stop, stoppable
-from optigpu.cli.output import FormatOption, OutputFormat, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
@@ -169,8 +169,8 @@ def _run(spec: "JobSpec", stop: Stop) -> "Report":
         report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=stop)
     for outcome in report.outcomes:
         if outcome.result is None:
-            typer.echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
+            echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
             raise typer.Exit(stop.status if report.cancelled else 1)
     if report.stopped:
-        typer.echo(report.stopped, err=True)
+        echo(report.stopped, err=True)
     return report

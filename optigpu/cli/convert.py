@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optigpu.cli.interrupt import stoppable
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show_list
 from optigpu.cli.quantities import DURATION, SIZE, read_quantity
 from optigpu.vocabulary import CancelledError, SpecError
 
@@ -120,7 +120,7 @@ def convert(
         try:
             converted = run(request, progress.doing, stop)
         except CancelledError:
-            typer.echo("The conversion was stopped, and nothing was written.", err=True)
+            echo("The conversion was stopped, and nothing was written.", err=True)
             raise typer.Exit(stop.status) from None
     _show_converted(converted.manifest, [str(converted.folder / each) for each in converted.files], format_)
 
@@ -136,14 +136,14 @@ def _show_converted(manifest: "ModelManifest", files: list[str], form: OutputFor
             "manifest": manifest.model_dump(mode="json"),
             "fit": found.model_dump(mode="json"),
         }
-        typer.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
         return
     if form is OutputFormat.CSV:
         show_list(fit_grid(found), fit_records(found), None, form)
         return
     show_grid(manifest_grid(manifest), form)
     show_grid(fit_grid(found), form)
-    typer.echo(f"Wrote {', '.join(files)}.", err=True)
+    echo(f"Wrote {', '.join(files)}.", err=True)
 
 
 def _network(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def install(name: Name, jobs: Jobs = None) -> None:
     from optigpu.hardware.cpu import cpu_cores
 
     recipe = _recipe(name)
-    environment = make(recipe, lambda doing: typer.echo(f"{name}: {doing}", err=True), jobs or cpu_cores())
-    typer.echo(f"{name} is installed in {environment.folder}.")
+    environment = make(recipe, lambda doing: echo(f"{name}: {doing}", err=True), jobs or cpu_cores())
+    echo(f"{name} is installed in {environment.folder}.")
 
 
 def remove(name: Name) -> None:
@@ -46,7 +46,7 @@ def remove(name: Name) -> None:
     from optigpu.engines.install import remove as remove_environment
 
     was_there = remove_environment(_recipe(name))
-    typer.echo(f"{name} is removed." if was_there else f"{name} was not installed.")
+    echo(f"{name} is removed." if was_there else f"{name} was not installed.")
 
 
 def _recipe(name: str) -> "Recipe":

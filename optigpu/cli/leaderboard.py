@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError
 
@@ -134,9 +134,9 @@ def _show_workers(client: "Client", asked: Asked, form: OutputFormat) -> None:
 
     page = client.leaderboard(**asked)
     if form is OutputFormat.JSON:
-        typer.echo(page.model_dump_json(indent=2))
+        echo(page.model_dump_json(indent=2))
     elif form is OutputFormat.CSV:
-        typer.echo(leaderboard_csv(page), nl=False)
+        echo(leaderboard_csv(page), nl=False)
     else:
         for grid in leaderboard_grids(page):
             show_grid(grid, form)
@@ -147,9 +147,9 @@ def _show_devices(client: "Client", asked: Asked, form: OutputFormat) -> None:
 
     page = client.edge_leaderboard(**asked)
     if form is OutputFormat.JSON:
-        typer.echo(page.model_dump_json(indent=2))
+        echo(page.model_dump_json(indent=2))
     elif form is OutputFormat.CSV:
-        typer.echo(edge_csv(page), nl=False)
+        echo(edge_csv(page), nl=False)
     else:
         for grid in edge_grids(page):
             show_grid(grid, form)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optigpu.cli.interrupt import stoppable
-from optigpu.cli.output import NOTHING_RANKED, OutputFormat, show_job
+from optigpu.cli.output import NOTHING_RANKED, OutputFormat, echo, show_job
 from optigpu.vocabulary import DeviceKind, Document, VariantStatus
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def measure(spec: "JobSpec") -> Measured:
         report = run(spec, listen, cancelled=stop)
     if report.results:
         kept = keeper.keep(report)
-        typer.echo(f"Kept as {kept.path}; `optigpu show last` shows it again.", err=True)
+        echo(f"Kept as {kept.path}; `optigpu show last` shows it again.", err=True)
     document = report.document()
     unranked = why_none_ranks(document["results"])
     if report.cancelled:
@@ -82,4 +82,4 @@ def show(measured: Measured, form: OutputFormat) -> None:
 def explain(measured: Measured) -> None:
     """Prints on stderr why the job ended early and why nothing can be ranked."""
     for reason in filter(None, (measured.report.stopped, measured.unranked)):
-        typer.echo(reason, err=True)
+        echo(reason, err=True)

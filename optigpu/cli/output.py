@@ -1,13 +1,16 @@
 """Prints tables and JSON on stdout, in the form that `--format` names."""
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
-from optigpu.vocabulary import Document
+from optigpu.vocabulary import Document, OptiGPUError, harmless
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Attribution
@@ -31,15 +34,81 @@ JsonToo = Annotated[bool, typer.Option("--json", hidden=True)]
 """What other programs call `--format json`; the help names one of the two."""
 
 
+class _Checked:
+    """A stream whose errors are OptiGPUErrors; where nobody needs to read it, they are passed over."""
+
+    def __init__(self, stream: TextIO, *, needed: bool) -> None:
+        self._stream, self._needed = stream, needed
+
+    def write(self, text: str) -> int:
+        with self._one_sentence():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._one_sentence():
+            self._stream.flush()
+
+    def drop(self) -> None:
+        """Lets go of what could not be written: else the end of Python tries once more, and says so."""
+        with suppress(OSError):  # it is in memory
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._needed:
+                raise OptiGPUError(
+                    f"The output cannot be written: {error.strerror}; name another place for it."
+                ) from error
+
+
+@contextmanager
+def checked_stderr() -> Iterator[None]:
+    """Within it an error of stderr says nothing: a job goes on without it."""
+    with redirect_stderr(cast(TextIO, _Checked(sys.stderr, needed=False))):
+        yield
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Within it an error of stdout is an OptiGPUError, at its end at the latest."""
+    if sys.stdout is None:  # it was closed before the command began
+        yield
+        return
+    checked = _Checked(sys.stdout, needed=True)
+    with redirect_stdout(cast(TextIO, checked)):
+        try:
+            yield
+        finally:
+            try:
+                checked.flush()
+            except OptiGPUError:
+                checked.drop()
+                raise
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints a text, of which nothing steers the terminal, with a line end where `nl` says so."""
+    typer.echo(harmless(text), err=err, nl=nl)
+
+
 def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
     from optigpu.report import job_title, ladder_csv, ladder_grid
 
     results = document["results"]
     if form is OutputFormat.JSON:
-        typer.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
     elif form is OutputFormat.CSV:
-        typer.echo(ladder_csv(attribution, results), nl=False)
+        echo(ladder_csv(attribution, results), nl=False)
     else:
         show_grid(ladder_grid(job_title(document["spec"], results), attribution, results), form)
 
@@ -55,7 +124,7 @@ def end_unranked(results: Sequence[Document], said: str | None = None) -> None:
     if why is None:
         return
     if why not in (said or ""):
-        typer.echo(why, err=True)
+        echo(why, err=True)
     raise typer.Exit(NOTHING_RANKED)
 
 
@@ -64,10 +133,10 @@ def show_list(grid: "Grid", records: Sequence[Document], document: object, form:
     from optigpu.report import csv_text
 
     if form is OutputFormat.JSON:
-        typer.echo(json.dumps(document, indent=2))
+        echo(json.dumps(document, indent=2))
     elif form is OutputFormat.CSV:
         flat = [{name: _cell(value) for name, value in record.items()} for record in records]
-        typer.echo(csv_text(list(flat[0]) if flat else [], flat), nl=False)
+        echo(csv_text(list(flat[0]) if flat else [], flat), nl=False)
     else:
         show_grid(grid, form)
 
@@ -84,8 +153,8 @@ def show_grid(grid: "Grid", form: OutputFormat) -> None:
     from optigpu.report import console, latex, markdown, terminal
 
     if form is OutputFormat.MARKDOWN:
-        typer.echo(markdown(grid), nl=False)
+        echo(markdown(grid), nl=False)
     elif form is OutputFormat.LATEX:
-        typer.echo(latex(grid), nl=False)
+        echo(latex(grid), nl=False)
     else:
         console().print(terminal(grid))

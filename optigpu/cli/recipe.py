@@ -9,7 +9,7 @@ import typer
 
 from optigpu.cli.interrupt import stoppable
 from optigpu.cli.measuring import default_device, measure, show
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
 from optigpu.cli.quantities import DURATION, read_quantity
 from optigpu.vocabulary import CancelledError, RecipeName
 
@@ -97,7 +97,7 @@ def _made(request: "RecipeRequest", limit_s: float) -> "RecipeOutcome":
         try:
             return make_smaller(request, progress.doing, stop, limit_s)
         except CancelledError:
-            typer.echo("The recipe was stopped, and nothing was written.", err=True)
+            echo("The recipe was stopped, and nothing was written.", err=True)
             raise typer.Exit(stop.status) from None
 
 
@@ -105,7 +105,7 @@ def _show(outcome: "RecipeOutcome", form: OutputFormat) -> None:
     from optigpu.report.recipe import recipe_grid
 
     if form is OutputFormat.JSON:
-        typer.echo(json.dumps(outcome.model_dump(mode="json"), indent=2))
+        echo(json.dumps(outcome.model_dump(mode="json"), indent=2))
         return
     show_grid(recipe_grid(outcome), OutputFormat.TABLE if form is OutputFormat.CSV else form)
 

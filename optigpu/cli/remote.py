@@ -8,7 +8,7 @@ import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import FormatOption, OutputFormat, end_unranked, show_job, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, end_unranked, show_job, show_list
 from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
 from optigpu.vocabulary import DeviceKind, JobState, SpecError
 
@@ -47,14 +47,14 @@ def submit(
     with connect(url, api_key) as client:
         spec = spec_of(given, lambda: _usual_device(given, client), spec_file)
         if dry_run:
-            typer.echo(_script(spec), nl=False)
+            echo(_script(spec), nl=False)
             return
         job = client.submit(spec)
-        typer.echo(job.id)
+        echo(job.id)
         if watch_:
             _follow(client, job.id, OutputFormat.TABLE)
         elif job.unserved:
-            typer.echo(job.unserved.sentence, err=True)
+            echo(job.unserved.sentence, err=True)
 
 
 def watch(
@@ -91,7 +91,7 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> Non
     with connect(url, api_key) as client:
         job = client.cancel(job_id)
     asked = "" if job.state.is_final else ", and its worker was asked to stop it"
-    typer.echo(f"The job is {job.state}{asked}.")
+    echo(f"The job is {job.state}{asked}.")
 
 
 def withdraw(
@@ -104,7 +104,7 @@ def withdraw(
     """Withdraw a result, or a job with its results, from a service. Needs a key with the scope admin."""
     with connect(url, api_key) as client:
         withdrawn = client.withdraw_job(id_, reason) if job else client.withdraw_result(id_, reason)
-    typer.echo(f"The {withdrawn.kind} was withdrawn by {withdrawn.withdrawn_by}: {withdrawn.reason}")
+    echo(f"The {withdrawn.kind} was withdrawn by {withdrawn.withdrawn_by}: {withdrawn.reason}")
 
 
 def connect(url: str, api_key: str | None) -> "Client":
@@ -150,7 +150,7 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
         with RunProgress(console(stderr=True)) as progress:
             job = client.wait(job_id, partial(_show, client, job_id, progress))
     except KeyboardInterrupt:
-        typer.echo(
+        echo(
             f"The job continues. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
             err=True,
         )
@@ -160,10 +160,10 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
         show_job(report, Attribution.model_validate(job.attribution, extra="ignore"), form)
     if job.state is not JobState.SUCCEEDED:
         ended = "was cancelled" if job.state is JobState.CANCELLED else job.state
-        typer.echo(f"The job {ended}: {job.reason or 'no reason was given'}", err=True)
+        echo(f"The job {ended}: {job.reason or 'no reason was given'}", err=True)
         raise typer.Exit(1)
     if job.reason:
-        typer.echo(job.reason, err=True)
+        echo(job.reason, err=True)
     end_unranked(report["results"], said=job.reason)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, show_job, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_job, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
@@ -40,7 +40,7 @@ def runs(
 
     newest = [run.summary for run in islice(kept_runs(), limit)]
     if not newest and format_ is OutputFormat.TABLE:
-        typer.echo(f"No run is kept in {folder()} yet; `optigpu run` and `optigpu ladder` keep theirs there.")
+        echo(f"No run is kept in {folder()} yet; `optigpu run` and `optigpu ladder` keep theirs there.")
         return
     show_list(runs_grid(newest), newest, newest, format_)
 
@@ -55,7 +55,7 @@ def show(
     run = find_run(which, url, api_key)
     show_job(run.document, run.attribution, format_)
     if run.stopped:
-        typer.echo(run.stopped, err=True)
+        echo(run.stopped, err=True)
 
 
 def export(
@@ -72,7 +72,7 @@ def export(
     run = find_run(which, url, api_key)
     files = (run.samples, run.artifacts) if _is_kept(which) else _files_at_the_service(run, url, api_key)
     write_bundle(Contents(run.spec, run.results, run.attribution, *files), output)
-    typer.echo(str(output))
+    echo(str(output))
 
 
 def import_(which: Which, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
@@ -80,7 +80,7 @@ def import_(which: Which, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> Non
     from optigpu.runs import find
 
     with connect(url, api_key) as client:
-        typer.echo(client.import_run(find(which).document).id)
+        echo(client.import_run(find(which).document).id)
 
 
 def _files_at_the_service(

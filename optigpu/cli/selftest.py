@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.interrupt import stoppable
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
 from optigpu.vocabulary import CancelledError, DeviceKind, OptiGPUError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def selftest(
             progress.expect(len(checks))
             outcomes += tester.run(checks)
         except CancelledError as error:
-            typer.echo(f"{error} Nothing of it was kept.", err=True)
+            echo(f"{error} Nothing of it was kept.", err=True)
             raise typer.Exit(stop.status) from None
     _show(outcomes, format_)
     _keep(outcomes)
@@ -56,9 +56,9 @@ def _show(outcomes: "list[SelfTest]", form: OutputFormat) -> None:
     from optigpu.report import selftest_csv, selftest_grid
 
     if form is OutputFormat.JSON:
-        typer.echo(json.dumps([outcome.model_dump(mode="json") for outcome in outcomes], indent=2))
+        echo(json.dumps([outcome.model_dump(mode="json") for outcome in outcomes], indent=2))
     elif form is OutputFormat.CSV:
-        typer.echo(selftest_csv(outcomes), nl=False)
+        echo(selftest_csv(outcomes), nl=False)
     else:
         there = [environment_for(outcome.device) for outcome in outcomes]
         present = [each for each, outcome in zip(there, outcomes, strict=True) if each.has(outcome.device)]
@@ -75,6 +75,6 @@ def _keep(outcomes: "list[SelfTest]") -> None:
         if not environment.has(outcome.device):
             continue
         try:
-            typer.echo(f"Kept as {keep(outcome, environment)}.", err=True)
+            echo(f"Kept as {keep(outcome, environment)}.", err=True)
         except OptiGPUError as error:
-            typer.echo(str(error), err=True)
+            echo(str(error), err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, show_list
+from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, echo, show_list
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _performance(session: "Session", inputs: Path | None, rules: "Rules", form: 
     def say(_: object) -> None:
         nonlocal done
         done += 1
-        typer.echo(f"run {done} of {rules.runs}", err=True)
+        echo(f"run {done} of {rules.runs}", err=True)
 
     found = measure_performance(session, sample, rules, say)
     document = found.model_dump(mode="json")

@@ -23,6 +23,9 @@ MOST_TOOLS = 32
 LARGEST_TENSOR = 16 * 2**20
 """The most bytes of an input or an output."""
 
+LARGEST_SCALE = 1e30
+"""Of a quantized input or output."""
+
 LARGEST_OUTPUT = 2**16
 """The most bytes of an output, of which a manifest holds several."""
 
@@ -73,7 +76,7 @@ class TensorFormat(Frozen):
 
     shape: tuple[Dimension, ...] = Field(min_length=1, max_length=6)
     dtype: Literal["int8"]
-    scale: float = Field(gt=0, le=1e30)
+    scale: float = Field(gt=0, le=LARGEST_SCALE)
     zero_point: int = Field(ge=-128, le=127)
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from optigpu.documents.manifest import LARGEST_OUTPUT, TensorFormat
+from optigpu.documents.manifest import LARGEST_OUTPUT, LARGEST_SCALE, TensorFormat
 from optigpu.edge.macs import macs_of
 from optigpu.edge.operators import operators
 from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor
@@ -18,6 +18,7 @@ def check_model(model: Model, *, allow_unaccelerated: bool = False) -> None:
     _check_graph(model)
     _check_shapes(model)
     _check_integers(model)
+    _check_scales(model)
     _check_runs(model)
     if not allow_unaccelerated:
         _check_accelerated(model)
@@ -83,6 +84,15 @@ def _check_integers(model: Model) -> None:
         if tensor.dtype != "int8" or len(tensor.scales) != 1 or len(tensor.zero_points) != 1:
             raise UnsupportedError(
                 f"The {what} is {tensor.dtype} and must be int8 with one scale; convert with full INT8 quantization."
+            )
+
+
+def _check_scales(model: Model) -> None:
+    for what, tensor in (("input", model.inputs[0]), ("output", model.outputs[0])):
+        if not 0 < tensor.scales[0] <= LARGEST_SCALE:
+            raise UnsupportedError(
+                f"The {what}'s scale is {tensor.scales[0]:g}, and the largest is {LARGEST_SCALE:g}; scale the data and "
+                "the weights so that their numbers are near 1."
             )
 
 

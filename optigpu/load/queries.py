@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from optigpu.documents.fields import FieldsError, refusing
+from optigpu.documents.fields import refusing
+from optigpu.documents.files import parse_json
 from optigpu.documents.load import ScenarioName
 from optigpu.vocabulary import Frozen, SpecError
 
@@ -79,9 +80,10 @@ def read_trace(text: str) -> tuple[Query, ...]:
 
 def _read_line(number: int, line: str) -> TraceLine:
     try:
+        document = parse_json(line.encode(), "it")
         with refusing(TraceLine):
-            return TraceLine.model_validate_json(line)
-    except FieldsError as error:
+            return TraceLine.model_validate(document)
+    except SpecError as error:
         raise SpecError(
             f"line {number} of the trace is wrong: {'; '.join(str(error).splitlines())}"
         ) from None

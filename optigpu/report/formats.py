@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from html import escape
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from optigpu.vocabulary import harmless
 
 TEXT_WIDTH = 23
 """Characters of the longest name of a technique with a space and a plus after it."""
@@ -199,9 +202,17 @@ def _inert(value: object) -> object:
     return f"'{value}" if runs else value
 
 
+class _Harmless(Console):
+    """Leaves out what texts hold beside characters; the control codes of rich itself stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
 def console(*, stderr: bool = False) -> Console:
-    """A console; 140 columns wide if the output is not a terminal."""
-    made = Console(stderr=stderr, highlight=False)
+    """A console; 140 columns wide if the output is not a terminal. What it shows cannot steer the terminal."""
+    made = _Harmless(stderr=stderr, highlight=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 140
     return made

@@ -9,7 +9,7 @@ from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
 from optigpu.documents.events import Event, Progressed, VariantStarted
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import CancelledError, OutOfMemoryError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import CancelledError, CrashError, OutOfMemoryError, ReplicateError, UnsupportedError
 from tests.engine.sessions import session_with
 
 Started = Callable[[], frozenset[int]]
@@ -150,3 +150,24 @@ def test_one_that_fails_while_others_stay_is_not_resident_any_more(tmp_path: Pat
         residents.measure_on(variants_of(spec)[:4])
         assert residents.indexes == {0, 3}
         assert set(residents.errors) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "doing", "kind"),
+    [
+        ("path:damaged", "loading", UnsupportedError),
+        ("path:damaged", "warming up", CrashError),
+        ("preset:tiny-llama-test", "loading", CrashError),
+    ],
+)
+def test_a_process_that_crashes_while_it_loads_a_model_s_own_files_is_unsupported(
+    tmp_path: Path, model: str, doing: str, kind: type[Exception]
+) -> None:
+    document = {"workload": {"kind": "generate"}, "model": model, "measure": MEASURE}
+    spec = JobSpec.model_validate(document)
+    session, _ = session_with(spec, tmp_path, "crashing", doing)
+    turn = Residents(session, 0).measure(variants_of(spec))
+    assert type(turn.errors[0]) is kind
+    said = "The measuring process was killed by signal 6 (Aborted) before it answered. Its last output: last words"
+    damaged = f"{model} is damaged or not supported: " if kind is UnsupportedError else ""
+    assert str(turn.errors[0]) == f"{damaged}{said}"

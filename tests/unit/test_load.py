@@ -215,6 +215,15 @@ def test_a_trace_is_replayed_as_it_is_written() -> None:
             "line 4 of the trace arrives at 0.4 s",
         ),
         ("[]", "line 4 of the trace is wrong"),
+        (
+            '{"arrival_s": 1, "prompt_tokens": 3, "prompt_tokens": 5, "output_tokens": 2}',
+            "line 4 of the trace is wrong: it is not JSON: the key 'prompt_tokens' occurs twice.",
+        ),
+        (
+            '\ufeff{"arrival_s": 1, "prompt_tokens": 3, "output_tokens": 2}',
+            "line 4 of the trace is wrong: it begins with a byte order mark, which JSON does not have",
+        ),
+        ("[" * 100_000, "line 4 of the trace is wrong: it is nested too deeply."),
     ],
 )
 def test_a_broken_line_of_a_trace_is_named(line: str, words: str) -> None:

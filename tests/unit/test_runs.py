@@ -1,16 +1,21 @@
 """Reports are kept whole, found again by name, and shown as they were."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from optigpu.cli import app
+from optigpu.cli import app, main
 from optigpu.documents.events import VariantFinished
 from optigpu.documents.result import MetricSummary, Outcome
 from optigpu.documents.runs import RUN_FORMAT
@@ -237,3 +242,51 @@ def test_a_bundle_that_does_not_fit_the_disk_leaves_no_half(tmp_path: Path) -> N
         == f"Error: {path} cannot be written (File too large); free space there, or name another file.\n"
     )
     assert not [each for each in tmp_path.iterdir() if each.name.startswith("bundle")]
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv"])
+def test_a_name_cannot_steer_the_terminal(form: str) -> None:
+    made = report("\x1b]0;stopped\x07 by a key")
+    named = made.spec.model_copy(update={"name": "quick\x1b[2J\x9b1A\u202efox"})
+    Keeper().keep(made.model_copy(update={"spec": named}))
+    listed = shown("runs", "--format", form)
+    assert "quick[2J1Afox" in listed
+    again = CliRunner().invoke(app, ["show", "last", "--format", form])
+    assert "]0;stopped by a key" in again.stderr
+    for text in (listed, again.stdout, again.stderr):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+
+
+@pytest.fixture
+def full() -> Iterator[TextIO]:
+    """A stream to a device without space."""
+    with Path("/dev/full").open("wb", buffering=0) as device:
+        yield io.TextIOWrapper(device, write_through=True)
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["models", "--format", "csv"], ["--version"], ["--help"]])
+def test_output_that_cannot_be_written_is_one_sentence(
+    arguments: list[str], full: TextIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with redirect_stdout(full), pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "Error: The output cannot be written: No space left on device; name another place for it.\n"
+    )
+
+
+def test_a_reader_that_has_gone_is_one_sentence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "optigpu", "--version"]
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    said = "Error: The output cannot be written: Broken pipe; name another place for it.\n"
+    assert (ran.returncode, ran.stderr) == (1, said)
+
+
+def test_what_is_printed_on_stderr_may_be_lost(full: TextIO) -> None:
+    with redirect_stderr(full), pytest.raises(SystemExit) as ended:
+        main(["show", "last"])
+    assert ended.value.code == 2

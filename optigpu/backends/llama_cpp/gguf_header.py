@@ -17,6 +17,8 @@ ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
 _USUAL_ALIGNMENT = 32
 _MOST = 2**24
 """No count and no text of a sound file is longer."""
+_DEEPEST = 8
+"""How many arrays a sound file has within each other, at most."""
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 Value = int | float | bool | str
@@ -49,11 +51,17 @@ class Header:
         """llama.cpp's name of it."""
         return str(self.values.get(ARCHITECTURE, ""))
 
-    def number(self, key: str) -> int:
-        """A number of the architecture, such as "block_count". Raises ValueError where the file has none."""
-        found = self.values.get(f"{self.architecture}.{key}")
-        if not isinstance(found, int):
-            raise ValueError(f"it has no number {self.architecture}.{key}")
+    def number(self, key: str, default: int | None = None) -> int:
+        """A size of the architecture, such as "block_count"; `default` is that of a file which leaves it out.
+
+        Raises ValueError where the file has none, or one that is not positive.
+        """
+        name = f"{self.architecture}.{key}"
+        found = self.values.get(name, default)
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise ValueError(f"it has no number {name}")
+        if found < 1:
+            raise ValueError(f"its {name} is {found}, which is not positive")
         return found
 
 
@@ -78,13 +86,18 @@ def _read(file: BinaryIO, size: int) -> Header:
     tensors, keys = _count(file), _count(file)
     values = dict(_pair(file) for _ in range(keys))
     listed = [_tensor(file) for _ in range(tensors)]
-    alignment = int(values.get(ALIGNMENT, _USUAL_ALIGNMENT))
+    alignment = values.get(ALIGNMENT, _USUAL_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
+        raise ValueError(f"its {ALIGNMENT} is {alignment}, which is not a positive multiple of 8")
     start = -(-file.tell() // alignment) * alignment
     ends = [*sorted({offset for _, offset in listed}), size - start]
     after = dict(pairwise(ends))
     placed = tuple(Placed(*what, after[offset] - offset) for what, offset in listed)
     if any(each.bytes <= 0 for each in placed):
         raise ValueError("it ends before its last tensor")
+    for each in placed:
+        if each.elements > 8 * each.bytes:
+            raise ValueError(f"its tensor {each.name} of {each.elements} numbers has only {each.bytes} bytes")
     return Header(values, placed)
 
 
@@ -92,13 +105,15 @@ def _pair(file: BinaryIO) -> tuple[str, Value]:
     return _text(file), _value(file, _number(file, "I"))
 
 
-def _value(file: BinaryIO, kind: int) -> Value:
+def _value(file: BinaryIO, kind: int, depth: int = 0) -> Value:
     if kind == _TEXT:
         return _text(file)
     if kind == _ARRAY:
+        if depth == _DEEPEST:
+            raise ValueError(f"it has more than {_DEEPEST} arrays within each other")
         inner, count = _number(file, "I"), _count(file)
         for _ in range(count):
-            _value(file, inner)
+            _value(file, inner, depth + 1)
         return count
     if kind not in _NUMBERS:
         raise ValueError(f"it has a value of the unknown kind {kind}")
@@ -108,9 +123,11 @@ def _value(file: BinaryIO, kind: int) -> Value:
 
 def _tensor(file: BinaryIO) -> tuple[tuple[str, int, tuple[int, ...]], int]:
     name, dimensions = _text(file), _number(file, "I")
-    if dimensions > 8:
+    if not 1 <= dimensions <= 8:
         raise ValueError(f"it has a tensor of {dimensions} dimensions")
     shape = tuple(_number(file, "Q") for _ in range(dimensions))
+    if 0 in shape:
+        raise ValueError(f"its tensor {name} has the shape {list(shape)}, and so no numbers")
     kind, offset = _number(file, "I"), _number(file, "Q")
     return (name, kind, shape), offset
 

@@ -92,7 +92,7 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
     path = model_file(reference.name)
     try:
         header = read_header(path)
-        facts = _facts_of(header)
+        facts = facts_of(header)
         contents = contents_of(path, library.type_name)
     except ValueError as error:
         raise UnsupportedError(
@@ -113,25 +113,23 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
     return Source(path, facts, contents, kind, weights, written=False)
 
 
-def _facts_of(header: Header) -> ModelFacts:
+def facts_of(header: Header) -> ModelFacts:
     """Raises ValueError for another architecture, and for a file that leaves out what is asked for."""
     family = family_of_architecture(header.architecture)
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if _EMBEDDING not in shapes:
         raise ValueError(f"it has no tensor {_EMBEDDING}")
     heads, width = header.number("attention.head_count"), header.number("embedding_length")
-    usual = {"attention.key_length": width // heads, "attention.head_count_kv": heads}
-    known = {key: header.values.get(f"{header.architecture}.{key}", value) for key, value in usual.items()}
     return ModelFacts(
         family=family,
         hidden_size=width,
         layers=header.number("block_count"),
         heads=heads,
-        kv_heads=int(known["attention.head_count_kv"]),
+        kv_heads=header.number("attention.head_count_kv", heads),
         vocabulary=shapes[_EMBEDDING][-1],
         context=header.number("context_length"),
         tied_head=_HEAD not in shapes,
-        head_size=int(known["attention.key_length"]),
+        head_size=header.number("attention.key_length", width // heads),
         inner_size=shapes[_UP][-1] if _UP in shapes else None,
         gated_mlp=_GATE in shapes,
         embedding_size=shapes[_EMBEDDING][0],

@@ -22,7 +22,7 @@ from optigpu.child.messages import ANSWER, Answer
 from optigpu.conductor.processes.confinement import confined_program
 from optigpu.conductor.scratch import temporary_folder
 from optigpu.hardware.cgroup import oom_kills
-from optigpu.vocabulary import Frozen, HostMemoryError, ReplicateError
+from optigpu.vocabulary import CrashError, Frozen, HostMemoryError, ReplicateError
 
 TICK_S = 0.25
 END_GRACE_S = 5.0
@@ -33,6 +33,7 @@ KILL_GRACE_S = 30.0
 LONGEST_LINE = 64 * 2**20
 LONGEST_TAIL = 4 * 2**10
 _CHUNK = 2**18
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 
 
 class Child:
@@ -111,7 +112,7 @@ class Child:
         """The next answer, or None after a quarter of a second of silence.
 
         Raises ReplicateError, with the end of what the process printed, if it has died or sends something that is not a
-        message, and HostMemoryError if the kernel killed it because memory was short.
+        message, CrashError if it crashed, and HostMemoryError if the kernel killed it because memory was short.
         """
         until = time.monotonic() + TICK_S
         while True:
@@ -210,7 +211,8 @@ class Child:
             how = f"was killed by signal {-status} ({signal.strsignal(-status)})"
         else:
             how = f"ended with status {status}"
-        return ReplicateError(f"The measuring process {how} before it answered. {self._last_output()}")
+        kind = CrashError if -status in _CRASHES else ReplicateError
+        return kind(f"The measuring process {how} before it answered. {self._last_output()}")
 
     def _last_output(self) -> str:
         return f"Its last output: {self.printed}" if self.printed else "It printed nothing."

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.messages import Begin, Ready, Started
+from optigpu.child.messages import Assignment, Begin, Ready, Started
 from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
@@ -24,7 +24,8 @@ from optigpu.documents.events import VariantStarted
 from optigpu.job.estimate import IMPORT, SAMPLE, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
-from optigpu.vocabulary import ReplicateError, UnsupportedError
+from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import CrashError, ReplicateError, UnsupportedError
 
 MOST_RESIDENT = 8
 """The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""
@@ -165,7 +166,7 @@ class Residents:
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
                 watch = WarmUpWatch(progress, session.monitor)
-                ready = ask(child, assignment, Ready, watch)
+                ready = _ready(child, assignment, watch)
                 warm_up = watch.sample()
             self._judge_rate(variant, child, ready)
             progress.compiled(ready.compile_s)
@@ -286,3 +287,14 @@ class Residents:
             self.errors[variant.index] = error
             self._started.pop(variant.index, None)
             self._ends[variant.index].close()
+
+
+def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch) -> Ready:
+    """Waits until the process is ready. One that crashes on a model's own files ends as unsupported."""
+    try:
+        return ask(child, assignment, Ready, watch)
+    except CrashError as error:
+        model = assignment.variant.model
+        if not watch.is_loading or model is None or parse_reference(model).kind not in ("path", "hub"):
+            raise
+        raise UnsupportedError(f"{model} is damaged or not supported: {error}") from error

@@ -1,6 +1,6 @@
-"""Watches the machine while a process warms up."""
+"""Watches what a process does until it is ready, and the machine while it warms up."""
 
-from optigpu.child.messages import WARMING_UP
+from optigpu.child.messages import LOADING, WARMING_UP
 from optigpu.conductor.processes.asking import Watch
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 
@@ -11,6 +11,7 @@ class WarmUpWatch:
     def __init__(self, progress: Watch, monitor: HostMonitor) -> None:
         self._progress, self._monitor = progress, monitor
         self._before: HostReading | None = None
+        self._doing = LOADING
 
     def check(self) -> None:
         self._progress.check()
@@ -18,8 +19,14 @@ class WarmUpWatch:
     def show(self, doing: str) -> None:
         """The last time that it says so counts: what compiles comes before."""
         self._progress.show(doing)
+        self._doing = doing
         if doing == WARMING_UP:
             self._before = self._monitor.read()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the process has not gone on from reading its model."""
+        return self._doing == LOADING
 
     def sample(self) -> HostSample | None:
         """What happened since then; None for a process that never said so. To be asked when it is ready."""

@@ -40,6 +40,15 @@ def constant() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), layers.Dense(3, bias_initializer=bias, activation="softmax")])
 
 
+def weights_of(value: float) -> keras.Model:
+    """With one weight of that value."""
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    kernel, bias = model.get_weights()
+    kernel[0, 0] = value
+    model.set_weights([kernel, bias])
+    return model
+
+
 def main(folder: Path) -> None:
     keras.utils.set_random_seed(1)
     models = {
@@ -59,6 +68,8 @@ def main(folder: Path) -> None:
         "floating": with_layer(layers.ELU(), layers.GlobalAveragePooling2D()),
         "bicubic": with_layer(layers.UpSampling2D(interpolation="bicubic"), layers.GlobalAveragePooling2D()),
         "exponential": with_layer(layers.Activation("exponential"), layers.GlobalAveragePooling2D()),
+        "not_a_number": weights_of(float("nan")),
+        "largest": weights_of(3e38),
         "sequence": keras.Sequential([keras.Input((6, 4)), layers.LSTM(5), layers.Dense(2)]),
     }
     for name, model in models.items():

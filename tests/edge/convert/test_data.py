@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from optigpu.edge.convert.child.answers import RefusalError
-from optigpu.edge.convert.child.data import chosen, image_paths, npz_inputs, random_inputs, split
+from optigpu.edge.convert.child.data import (
+    chosen,
+    image_paths,
+    npz_inputs,
+    random_inputs,
+    require_different,
+    split,
+)
 
 SHAPE = (4, 4, 3)
 
@@ -127,3 +134,12 @@ def test_random_pictures_differ_and_stay_in_the_range(pixels: str, low: float, h
     means = made.mean(axis=(1, 2))
     assert np.ptp(means) > 0.05 * (high - low)
     assert np.array_equal(made, random_inputs(8, (16, 16, 3), pixels, np.random.default_rng(3)))
+
+
+def test_samples_that_are_all_equal_are_refused() -> None:
+    require_different(np.arange(2, dtype=np.float32))
+    require_different(np.ones((1, 3), np.float32))
+    with pytest.raises(
+        RefusalError, match=r"^All 4 samples are equal, so they say nothing of the data's range"
+    ):
+        require_different(np.ones((4, 3), np.float32))

@@ -31,6 +31,8 @@ REFUSED = {
     "floating": "The model has floating-point operators left: ELU. Replace them by operators that",
     "bicubic": "TensorFlow cannot convert the operator ResizeBicubic to INT8; replace it",
     "exponential": "TFLite Micro cannot run the model: Node EXP (number 1) failed to prepare",
+    "sequence": "The network has a loop, as recurrent layers (LSTM, GRU) have, and TensorFlow cannot convert loops",
+    "not_a_number": "The network's outputs hold NaN or infinity, and its weights dense",
     "constant": "The model answers the same to 8 different inputs, so golden vectors would prove nothing",
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from .answers import Answers, RefusalError, Request
-from .data import PIXELS, Inputs, chosen, image_paths, npz_inputs, random_inputs, split
+from .data import PIXELS, Inputs, chosen, image_paths, npz_inputs, random_inputs, require_different, split
 from .networks import Network, first_line, keras_file, mobilenet_v2, saved_model, settle_statistics
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy")
@@ -26,14 +26,16 @@ def build(request: Request, answers: Answers) -> Request:
     tf.config.experimental.enable_op_determinism()
     answers.doing("building the network")
     network = _network(request)
+    network.require_no_loop()
     answers.doing("reading the data")
     random = np.random.default_rng(seed)
-    calibration, held_out = split(
-        _inputs(request, network.shape, random), int(str(request["samples"])), random
-    )
+    inputs = _inputs(request, network.shape, random)
+    require_different(inputs)
+    calibration, held_out = split(inputs, int(str(request["samples"])), random)
     if request["weights"] == "random" and request["family"] != "file":
         settle_statistics(network, calibration)
     outputs = network.outputs(held_out)
+    network.require_finite(outputs)
     answers.doing(f"quantizing with {len(calibration)} samples")
     (folder / "model.tflite").write_bytes(_quantized(network, calibration))
     np.savez(folder / "held_out.npz", inputs=held_out, outputs=outputs)

@@ -75,6 +75,16 @@ def random_inputs(count: int, shape: Sequence[int], pixels: str, random: np.rand
     return (noisy * factor + offset).astype(np.float32)
 
 
+def require_different(inputs: Inputs) -> None:
+    """Raises RefusalError where all samples are equal."""
+    if len(inputs) > 1 and (inputs == inputs[0]).all():
+        raise RefusalError(
+            f"All {len(inputs)} samples are equal, so they say nothing of the data's range; give samples as the "
+            "network will see them.",
+            wrong=True,
+        )
+
+
 def split(inputs: Inputs, most: int, random: np.random.Generator) -> tuple[Inputs, Inputs]:
     """Those to calibrate with, at most so many, and those that are held out: a fifth, 1 to 64."""
     if len(inputs) < 2:

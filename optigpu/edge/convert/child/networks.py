@@ -17,6 +17,8 @@ STEPS, STEP_SAMPLES = 24, 16
 SPREAD = 4.0
 """Standard deviation of the logits of random weights. Else 1,000 classes have 0.001 each, which INT8 takes for 0."""
 
+LOOPS = ("While", "StatelessWhile")
+
 Outputs = Inputs
 
 
@@ -36,6 +38,26 @@ class Network:
         """(samples, *output), one sample at a time."""
         found = [_only(self.function(tf.constant(inputs[n : n + 1]))) for n in range(len(inputs))]
         return np.concatenate([np.asarray(each, dtype=np.float32) for each in found])
+
+    def require_no_loop(self) -> None:
+        """Raises RefusalError for a graph with a loop, in which TensorFlow's quantizer dies."""
+        graph = self.function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+        if any(node.op in LOOPS for node in nodes):
+            raise RefusalError(
+                "The network has a loop, as recurrent layers (LSTM, GRU) have, and TensorFlow cannot convert loops to "
+                "INT8; build these layers with unroll=True, or replace them."
+            )
+
+    def require_finite(self, outputs: Outputs) -> None:
+        """Raises RefusalError where an output is NaN or infinite, and names the first weights that are."""
+        if np.isfinite(outputs).all():
+            return
+        wrong = [each.name for each in self.function.variables if not np.isfinite(each.numpy()).all()]
+        where = f"its weights {wrong[0]} do too" if wrong else "its weights are too large for the data"
+        raise RefusalError(
+            f"The network's outputs hold NaN or infinity, and {where}; train it anew, or convert another checkpoint."
+        )
 
 
 def mobilenet_v2(request: Request) -> Network:
