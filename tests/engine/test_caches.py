@@ -18,6 +18,8 @@ from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
 STEPS = 12
 EXACT = 1e-9
 """What two orders of the same float64 sums may differ by in a logit, with room to spare; int8 rounding is 1e-3."""
+FLOAT32 = 1e-6
+"""The same for a model whose states are float32 whatever its weights are, as Mamba's."""
 WINDOWS = [(4, 2), (5, 0), (1, 3)]
 KINDS = ["dynamic", "static"]
 OTHERS: dict[str, dict[str, Any]] = {
@@ -189,10 +191,10 @@ def test_steps_with_the_cache_of_any_family_give_the_logits_of_whole_passes(fami
     cache = new_cache(model, CacheOptions(), 8 + STEPS)
     with torch.no_grad():
         whole = model(input_ids=tokens).logits
-        assert float((step.prefill(tokens[:, :8], cache)[1] - whole[:, 7]).abs().max()) < EXACT
+        assert float((step.prefill(tokens[:, :8], cache)[1] - whole[:, 7]).abs().max()) < FLOAT32
         for index in range(8, 8 + STEPS):
             _, logits = step(tokens[:, index : index + 1], torch.full((1, 1), index), cache)
-            assert float((logits - whole[:, index]).abs().max()) < EXACT
+            assert float((logits - whole[:, index]).abs().max()) < FLOAT32
 
 
 def cache_of(model: Any, kind: Any, **options: Any) -> Any:
