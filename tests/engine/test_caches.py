@@ -10,7 +10,8 @@ from optigpu.backends.torch.decoding import DecodeStep
 from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
 from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
 from optigpu.models.loading.load import loaded_facts
-from optigpu.techniques.base import CacheOptions
+from optigpu.techniques.base import CacheOptions, Notes
+from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.rounding import in_float64
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
@@ -296,3 +297,60 @@ def held_bytes(cache: Any) -> int:
 
 def difference(one: Any, other: Any) -> float:
     return float((one - other).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("family", "shapes", "said"),
+    [
+        (
+            "gpt_neo",
+            {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+            "unfit",
+        ),
+        ("falcon", {"num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}, "does not run"),
+    ],
+    ids=["gpt_neo", "falcon"],
+)
+def test_a_static_cache_is_refused_where_it_would_change_the_model(
+    family: str, shapes: dict[str, Any], said: str
+) -> None:
+    model = of_family(family, shapes)
+    require_cacheable(model, CacheOptions())
+    for options in (CacheOptions(kind="static"), CacheOptions(kind="static", window=8)):
+        with pytest.raises(UnsupportedError, match=f"{said}.* static cache.* leave out static_kv_cache"):
+            require_cacheable(model, options)
+
+
+def test_a_static_cache_that_gives_other_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_family(
+        "gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 4}
+    )
+    monkeypatch.setattr(type(model), "_can_compile_fullgraph", True)
+    with pytest.raises(
+        UnsupportedError, match="static_kv_cache would change what this gpt_neo model computes"
+    ):
+        require_cacheable(model, CacheOptions(kind="static"))
+
+
+def test_eager_attention_is_refused_where_it_adds_position_biases_twice() -> None:
+    shapes = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    plain, biased = (of_family("falcon", shapes | {"alibi": alibi}, "eager") for alibi in (False, True))
+    EagerAttention().modules(plain, Notes())
+    with pytest.raises(
+        UnsupportedError, match="eager_attention would change what this falcon model computes"
+    ):
+        EagerAttention().modules(biased, Notes())
+    assert biased.config._attn_implementation == "eager"
+
+
+def of_family(family: str, shapes: dict[str, Any], attention: str | None = None) -> Any:
+    """A model with larger random weights than usual, so that its attention matters."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, hidden_size=64, **shapes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    for parameter in model.requires_grad_(False).parameters():
+        parameter.mul_(5 if parameter.dim() > 1 else 1)
+    return model

@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from optigpu.backends.torch.int8_cache import int8_token_bytes
 from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
 from optigpu.documents.shapes import ModelFacts
+from optigpu.surgery.sameness import STEPS, TEXT, decoded, require_same
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
@@ -46,7 +47,13 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
-    """Raises UnsupportedError for a model whose layers do not all keep the keys and values of the whole sequence."""
+    """Raises UnsupportedError for a model that computes something else with such a cache.
+
+    A static cache must give what the growing one gives; a cache of ours needs layers that all keep the keys and values
+    of the whole sequence.
+    """
+    if options.kind == "static":
+        _require_static(model)
     if not _is_own(options):
         return
     others = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
@@ -68,6 +75,25 @@ def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
     if options.window is not None:
         facts |= {"kv_cache_tokens": options.sinks + options.window, "kv_cache_sinks": options.sinks}
     return facts
+
+
+def _require_static(model: PreTrainedModel) -> None:
+    """Asks transformers, and then the model itself: a mark says little of one model's position biases."""
+    family = model.config.model_type
+    if not model._can_compile_fullgraph:
+        raise UnsupportedError(
+            f"transformers marks {family} models as unfit for a static cache; leave out static_kv_cache and what needs "
+            "it."
+        )
+    try:
+        found = decoded(model, StaticCache(config=model.config, max_cache_len=2 * (TEXT + STEPS)))
+    except (RuntimeError, ValueError, IndexError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        raise UnsupportedError(
+            f"This {family} model does not run with a static cache ({why}); leave out static_kv_cache and what needs "
+            "it."
+        ) from error
+    require_same("static_kv_cache", model, decoded(model, DynamicCache(config=model.config)), found)
 
 
 def _is_own(options: CacheOptions) -> bool:

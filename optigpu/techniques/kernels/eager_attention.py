@@ -1,10 +1,22 @@
 """eager_attention: attention as separate operators, the reference for fused_attention."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Basis, Expected, LoadOptions, Phase, Technique
+from optigpu.techniques.base import (
+    IN_TRAINING,
+    ON_MODELS,
+    Basis,
+    Expected,
+    LoadOptions,
+    Notes,
+    Phase,
+    Technique,
+)
 from optigpu.vocabulary import Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class EagerAttention(Technique):
@@ -29,3 +41,9 @@ class EagerAttention(Technique):
     def load(self, options: LoadOptions) -> LoadOptions:
         """The library's eager attention."""
         return options.but(attention="eager")
+
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+        """Changes nothing. Raises UnsupportedError where transformers' eager attention computes something else."""
+        from optigpu.surgery.sameness import require_same_attention
+
+        require_same_attention(self.name, model)
