@@ -318,6 +318,9 @@ METRICS: dict[str, Metric] = {
         "1", Better.LOWER, "number of weights that training changes, with the stack applied"
     ),
     "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),
+    "quantized_share": Metric(
+        "1", Better.HIGHER, "share of the model's weights that the stack's technique of weights quantized"
+    ),
     "energy_j": Metric("J", Better.LOWER, "energy of one request above that of the idle device"),
     "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle power included"),
     "j_per_token": Metric("J", Better.LOWER, "energy above idle per generated token"),
@@ -393,7 +396,9 @@ METRICS: dict[str, Metric] = {
 }
 """Every metric name with its unit and direction."""
 
-COUNTED_METRICS = frozenset({"weight_bytes", "params_total", "params_trainable", "bytes_per_param"})
+COUNTED_METRICS = frozenset(
+    {"weight_bytes", "params_total", "params_trainable", "bytes_per_param", "quantized_share"}
+)
 """What is counted on the model and not measured: its value is exact without an interval."""
 
 

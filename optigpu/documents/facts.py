@@ -28,6 +28,9 @@ class WeightFacts(Frozen):
     bytes: int | None = None
     # Number of weights before the stack changed them.
     parameters: int | None = None
+    # Share of these that the stack's technique of weights quantized, or that a file holds in 8 bits and fewer; a table
+    # counts where its product is quantized. Null: nothing is quantized, or the engine does not say.
+    quantized: float | None = None
     # Number of weights that training changes, with the stack applied; null: the workload trains nothing.
     trainable: int | None = None
     # SHA-256 of the files that the weights came from, or of the recipe that drew random ones.

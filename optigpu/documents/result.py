@@ -134,6 +134,7 @@ class VerdictWarning(StrEnum):
     CLOCK_UNSTABLE = "clock_unstable"
     SHARED_HOST = "shared_host"
     HANDICAPPED_BUILD = "handicapped_build"
+    PARTLY_QUANTIZED = "partly_quantized"
     SATURATED = "saturated"
     SATURATION_UNDECIDED = "saturation_undecided"
 

@@ -33,6 +33,7 @@ class MemoryMeter:
         "params_total",
         "params_trainable",
         "bytes_per_param",
+        "quantized_share",
         "host_peak_bytes",
         "peak_bytes",
         "peak_reserved_bytes",
@@ -86,19 +87,30 @@ class ResidentPeak:
 def _weights(runtime: Runtime) -> Reading:
     facts = runtime.weights()
     if facts is None:
-        names = ("weight_bytes", "params_total", "params_trainable", "bytes_per_param")
+        names = ("weight_bytes", "params_total", "params_trainable", "bytes_per_param", "quantized_share")
         return Reading(reasons=dict.fromkeys(names, "this workload runs no model"))
     values = {"weight_bytes": facts.bytes, "params_total": facts.parameters}
     if facts.parameters == 0:
-        return Reading(dict.fromkeys(values, 0.0), {"bytes_per_param": "the model has no weights"})
+        none = dict.fromkeys(("bytes_per_param", "quantized_share"), "the model has no weights")
+        return Reading(dict.fromkeys(values, 0.0), none)
     known = {name: float(value) for name, value in values.items() if value is not None}
     if len(known) == len(values):
         known["bytes_per_param"] = known["weight_bytes"] / known["params_total"]
     why = "the engine does not say how many bytes or weights its model has"
     reasons = {name: why for name in (*values, "bytes_per_param") if name not in known}
-    if facts.trainable is None:
-        return Reading(known, reasons | {"params_trainable": "this workload trains nothing"})
-    return Reading(known | {"params_trainable": float(facts.trainable)}, reasons)
+    others = {
+        "params_trainable": (facts.trainable, "this workload trains nothing"),
+        "quantized_share": (
+            facts.quantized,
+            "no weight is quantized, or the engine does not say how many are",
+        ),
+    }
+    for name, (value, reason) in others.items():
+        if value is None:
+            reasons[name] = reason
+        else:
+            known[name] = float(value)
+    return Reading(known, reasons)
 
 
 def _peaks(runtime: Runtime, request: Request) -> Reading:

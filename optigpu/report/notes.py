@@ -35,6 +35,7 @@ WARNINGS: dict[str, str] = {
     VerdictWarning.CLOCK_UNSTABLE: "the clock of the device changed during the measurement",
     VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
     VerdictWarning.HANDICAPPED_BUILD: "the engine's library lacks instructions that this machine has",
+    VerdictWarning.PARTLY_QUANTIZED: "less than 90% of the weights are quantized; the others are as they were loaded",
     VerdictWarning.SATURATED: "requests came faster than they were served; latencies depend on the length of a run",
     VerdictWarning.SATURATION_UNDECIDED: "the queue grew, but every round was disturbed, which lets a queue grow too",
 }

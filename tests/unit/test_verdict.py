@@ -10,7 +10,7 @@ from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.documents.facts import BuildFacts
+from optigpu.documents.facts import BuildFacts, WeightFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
 from optigpu.vocabulary import METRICS
@@ -132,6 +132,19 @@ def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
     assert judged.warnings == (VerdictWarning.CLOCK_UNSTABLE,)
     assert "between 2700 and 3100 MHz" in judged.notes[0]
     assert verdict(replicate(host_samples=tuple(host_samples[:2]), rounds=(60,) * 2)) == Verdict(valid=True)
+
+
+def test_weights_that_stayed_as_they_were_are_a_mark() -> None:
+    marks = [partly(share) for share in (None, 0.9, 0.141)]
+    assert marks[:2] == [Verdict(valid=True)] * 2
+    assert marks[2].warnings == (VerdictWarning.PARTLY_QUANTIZED,)
+    assert marks[2].notes == ("14% of the weights are quantized; the others stayed as they were loaded.",)
+
+
+def partly(share: float | None) -> Verdict:
+    one = replicate()
+    facts = one.ready.facts.model_copy(update={"weights": WeightFacts(quantized=share)})
+    return verdict(replace(one, ready=one.ready.model_copy(update={"facts": facts})))
 
 
 def test_a_library_that_lacks_what_the_machine_has_is_a_mark_with_the_command() -> None:

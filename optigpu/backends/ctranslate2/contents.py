@@ -41,6 +41,11 @@ class Contents:
         return sum(variable.bytes for variable in self.variables)
 
     @property
+    def packed(self) -> int:
+        """How many numbers have 8 bits."""
+        return sum(each.elements for each in self.variables if each.type == "int8" and each.elements > 1)
+
+    @property
     def types(self) -> dict[str, int]:
         """How many tensors there are of each type; single numbers are settings."""
         return dict(Counter(each.type for each in self.variables if each.elements > 1))

@@ -47,7 +47,12 @@ class Ctranslate2Runtime:
             self._contents = contents_of(path)
             self._generator = Generator(path, kind, order.threads)
             parameters = int((path / convert.PARAMETERS).read_text("ascii"))
-        own = {"bytes": self._contents.bytes, "parameters": parameters}
+        packed = self._contents.packed
+        own = {
+            "bytes": self._contents.bytes,
+            "parameters": parameters,
+            "quantized": packed / parameters if packed else None,
+        }
         self._weights = weights_of(order).model_copy(update=own)
         self._names = [str(number) for number in range(self.facts.vocabulary)]
         self.notes = _notes(order, self._generator, self._contents)

@@ -10,6 +10,8 @@ from optigpu.backends.llama_cpp.gguf_header import Header, Placed, read_header
 NOT_WEIGHTS = ("rope_freqs.weight",)
 """Tensors that follow from the configuration and that transformers does not count as parameters."""
 
+_FLOATS = ("F32", "F16", "BF16")
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -23,6 +25,12 @@ class Contents:
     def parameters(self) -> int:
         """How many weights there are; a tied head is stored once."""
         return sum(tensor.elements for tensor in self.tensors if tensor.name not in NOT_WEIGHTS)
+
+    @property
+    def quantized(self) -> float | None:
+        """The share of the weights that have fewer than 16 bits; None if none has."""
+        packed = sum(each.elements for each in self.tensors if self.names[each.type] not in _FLOATS)
+        return packed / self.parameters if packed else None
 
     @property
     def types(self) -> dict[str, int]:

@@ -67,7 +67,11 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
     path = gguf_of(order, engine, form, progress)
     with whole(path, library.title):
         contents = contents_of(path, library.type_name)
-    own = {"bytes": contents.file_bytes, "parameters": contents.parameters}
+    own = {
+        "bytes": contents.file_bytes,
+        "parameters": contents.parameters,
+        "quantized": contents.quantized,
+    }
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
 
 
@@ -103,6 +107,7 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
     weights = WeightFacts(
         bytes=contents.file_bytes,
         parameters=contents.parameters,
+        quantized=contents.quantized,
         hash=sha256,
         hash_of="files",
         files={path.name: sha256},

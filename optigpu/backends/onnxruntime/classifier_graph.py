@@ -8,7 +8,7 @@ import onnx
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.backends.onnxruntime.graph import Written
+from optigpu.backends.onnxruntime.graph import PACKED, Written
 from optigpu.vocabulary import UnsupportedError
 
 _OPSET = 17
@@ -59,8 +59,9 @@ def constants_of(path: Path) -> Written:
     sizes = [
         onnx.helper.tensor_dtype_to_np_dtype(each.data_type).itemsize * _elements(each) for each in tensors
     ]
-    kinds = Counter(str(onnx.helper.tensor_dtype_to_np_dtype(each.data_type)) for each in tensors)
-    return Written(sum(sizes), sum(sizes), 0, dict(kinds))
+    types = [str(onnx.helper.tensor_dtype_to_np_dtype(each.data_type)) for each in tensors]
+    packed = [size for size, kind in zip(sizes, types, strict=True) if kind in PACKED]
+    return Written(sum(sizes), sum(sizes), 0, dict(Counter(types)), sum(packed))
 
 
 def _elements(tensor: onnx.TensorProto) -> int:

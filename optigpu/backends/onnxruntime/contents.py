@@ -12,11 +12,14 @@ MODEL, DATA, CONTENTS = "model.onnx", "model.data", "contents.json"
 class Contents(Frozen):
     """`parameters` are the model's weights before they were written, `bytes` those of the constants that were.
 
+    `packed` counts the constants' numbers of 8 bits and fewer, with those that fill a row's last group.
+
     `tensor_types` counts the constants by their type, `files` has the size of each file.
     """
 
     footprint: Footprint | ImageFootprint
     parameters: int
+    packed: int
     bytes: int
     tensor_types: dict[str, int]
     files: dict[str, int]

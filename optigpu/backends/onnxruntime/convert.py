@@ -53,6 +53,7 @@ def convert_decoder(model: str, seed: int, form: Format, folder: Path) -> Conten
     return Contents(
         footprint=Footprint(facts, found.streamed_bytes, found.row_bytes, form.product_dtypes),
         parameters=count_weights(loaded),
+        packed=8 * found.packed_bytes // form.bits,
         bytes=found.bytes,
         tensor_types=found.types,
         files=file_sizes(folder),
@@ -83,6 +84,7 @@ def convert_classifier(model: str, seed: int, size: int, images: int | None, fol
             footprint, streamed_bytes=found.streamed_bytes, product_dtypes=("int8",) if images else ()
         ),
         parameters=count_weights(loaded),
+        packed=found.packed_bytes,
         bytes=found.bytes,
         tensor_types=found.types,
         files=file_sizes(folder),

@@ -12,6 +12,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, sav
 
 from optigpu.backends.onnxruntime.contents import DATA
 
+PACKED = ("int8", "uint8")
+"""What quantized weights are stored in: 4-bit numbers two in a byte."""
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 _OPSET, _IR = 20, 10
@@ -107,12 +109,16 @@ class GraphWriter:
 
 @dataclass(frozen=True)
 class Written:
-    """The sums over constants: all bytes, those that every step reads, and one token's rows of tables."""
+    """The sums over constants: all bytes, those that every step reads, and one token's rows of tables.
+
+    `packed_bytes` are those of integers of 8 bits and fewer.
+    """
 
     bytes: int
     streamed_bytes: int
     row_bytes: int
     types: dict[str, int]
+    packed_bytes: int
 
 
 def totals(constants: Sequence[Constant]) -> Written:
@@ -124,4 +130,5 @@ def totals(constants: Sequence[Constant]) -> Written:
         streamed_bytes=total - sum(each.bytes for each in tables),
         row_bytes=sum(each.bytes // each.rows for each in tables),
         types=dict(Counter(each.type for each in constants)),
+        packed_bytes=sum(each.bytes for each in constants if each.type in PACKED),
     )

@@ -119,7 +119,11 @@ def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tupl
 
 
 def _weights(order: Order, contents: Contents) -> WeightFacts:
-    own = {"bytes": contents.bytes, "parameters": contents.parameters}
+    own = {
+        "bytes": contents.bytes,
+        "parameters": contents.parameters,
+        "quantized": min(1.0, contents.packed / contents.parameters) if contents.packed else None,
+    }
     return weights_of(order).model_copy(update=own)
 
 

@@ -18,7 +18,9 @@ _ON_THE_WAY = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose")
 """What widens a quantized constant and gives it its shape."""
 _LOOKUP = ("Gather", 0)
 """The kind of layer that takes rows of a table, and its port for the table."""
-_COUNTED = ("f32", "f16", "bf16", "u8", "i8", "u4", "i4")
+_BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
+"""Of a quantized weight."""
+_COUNTED = ("f32", "f16", "bf16", *_BITS)
 """The types of weights and their scales, as the graph names them; other constants are shapes and indices."""
 
 Readers = Mapping[int, list[tuple[int, int]]]
@@ -29,7 +31,7 @@ Readers = Mapping[int, list[tuple[int, int]]]
 class Constant:
     """Numbers at `offset` of the file of constants; `rows` is their outermost dimension.
 
-    `looked_up` says that a step reads some of the rows alone.
+    `looked_up` says that a step reads some of the rows alone, `is_zero` that it is subtracted from quantized numbers.
     """
 
     offset: int
@@ -37,6 +39,7 @@ class Constant:
     bytes: int
     rows: int
     looked_up: bool
+    is_zero: bool
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class Contents:
     def bytes(self) -> int:
         """Of all constants."""
         return sum(constant.bytes for constant in self.constants)
+
+    @property
+    def figures(self) -> Mapping[str, float | None]:
+        """The fields of WeightFacts that a graph knows."""
+        return {
+            "bytes": self.bytes,
+            "parameters": self.notes["parameters"],
+            "quantized": self.quantized,
+        }
 
     @property
     def types(self) -> dict[str, int]:
@@ -69,7 +81,14 @@ class Contents:
     @property
     def is_quantized(self) -> bool:
         """Whether some are numbers of 8 bits and fewer."""
-        return any(each.type in ("u8", "i8", "u4", "i4") for each in self.constants)
+        return any(each.type in _BITS for each in self.constants)
+
+    @property
+    def quantized(self) -> float | None:
+        """The share of the model's weights that are such numbers; None if none is."""
+        weights = (each for each in self.constants if each.type in _BITS and not each.is_zero)
+        packed = sum(8 * each.bytes // _BITS[each.type] for each in weights)
+        return packed / self.notes["parameters"] if packed else None
 
 
 def contents_of(folder: Path) -> Contents:
@@ -83,7 +102,8 @@ def contents_of(folder: Path) -> Contents:
     found: dict[int, Constant] = {}
     for number, layer in layers.items():
         if layer.attrib["type"] == "Const":
-            constant = _constant(layer, _is_looked_up(number, layers, readers))
+            looked_up = _ends(number, layers, readers) == {_LOOKUP}
+            constant = _constant(layer, looked_up, _is_zero(number, layers, readers))
             known = found.get(constant.offset)
             if known is None or known.looked_up:  # what anyone reads wholly is read wholly
                 found[constant.offset] = constant
@@ -92,7 +112,7 @@ def contents_of(folder: Path) -> Contents:
     return Contents(constants, _notes(root))
 
 
-def _constant(layer: Element, looked_up: bool) -> Constant:
+def _constant(layer: Element, looked_up: bool, is_zero: bool) -> Constant:
     data = layer.find("data")
     assert data is not None, "the format has one in each constant"
     shape = [int(size) for size in data.attrib["shape"].split(",") if size.strip()]
@@ -102,6 +122,7 @@ def _constant(layer: Element, looked_up: bool) -> Constant:
         bytes=int(data.attrib["size"]),
         rows=shape[0] if shape and 0 not in shape else 1,
         looked_up=looked_up,
+        is_zero=is_zero,
     )
 
 
@@ -114,8 +135,16 @@ def _readers(root: Element) -> Readers:
     return found
 
 
-def _is_looked_up(number: int, layers: Mapping[int, Element], readers: Readers) -> bool:
-    """Whether every way from a constant leads to a lookup of its rows."""
+def _is_zero(number: int, layers: Mapping[int, Element], readers: Readers) -> bool:
+    """Whether a constant, as it is or converted, is subtracted from another."""
+    direct = readers.get(number, [])
+    converted = [reader for reader, _ in direct if layers[reader].attrib["type"] == "Convert"]
+    read = [*direct, *(each for reader in converted for each in readers.get(reader, []))]
+    return any(layers[reader].attrib["type"] == "Subtract" and port == 1 for reader, port in read)
+
+
+def _ends(number: int, layers: Mapping[int, Element], readers: Readers) -> set[tuple[str, int]]:
+    """The kinds and ports of the layers that compute with a constant."""
     ends: set[tuple[str, int]] = set()
     seen: set[int] = set()
     waiting = [number]
@@ -127,7 +156,7 @@ def _is_looked_up(number: int, layers: Mapping[int, Element], readers: Readers) 
             elif reader not in seen:
                 seen.add(reader)
                 waiting.append(reader)
-    return ends == {_LOOKUP}
+    return ends
 
 
 def _notes(root: Element) -> dict[str, int]:

@@ -33,7 +33,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     with whole(path, ENGINE):
         contents = contents_of(path)
         model = OpenVinoModel(path, properties_of(options, order.threads))
-    own = {"bytes": contents.bytes, "parameters": contents.notes["parameters"]}
+    own = contents.figures
     loaded = Loaded(
         engine=ENGINE,
         facts=facts,

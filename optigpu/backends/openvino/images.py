@@ -64,7 +64,7 @@ class OpenVinoImages:
 
     def weights(self) -> WeightFacts:
         """The bytes of the constants; the hash is that of the weights that they were converted from."""
-        own = {"bytes": self._contents.bytes, "parameters": self._contents.notes["parameters"]}
+        own = self._contents.figures
         return self._weights.model_copy(update=own)
 
     def footprint(self) -> ImageFootprint:

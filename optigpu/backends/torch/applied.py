@@ -19,11 +19,12 @@ from optigpu.backends.torch.observed import observed
 from optigpu.backends.torch.slots import ServingLoop, TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.hardware.device_kinds import torch_name
+from optigpu.models.loading.footprint import parameters_of, share_gone
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts
 from optigpu.models.loading.randomness import forked_random
 from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Step, Technique
+from optigpu.techniques.base import CacheOptions, Choice, LoadOptions, Loop, ModeOptions, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
@@ -32,7 +33,8 @@ class AppliedModel(TorchDevice):
 
     `reference` is the job's model, None for one that the caller had already loaded; `instead` is the one that a stack
     loaded in its place, if it did; `model` is the transformers model with the attributes of its family; `weights`
-    counts its weights before the stack changed them.
+    counts its weights before the stack changed them; `quantized` is the share of them that it quantized, None without
+    a technique that does.
     """
 
     reference: ModelReference | None
@@ -40,6 +42,7 @@ class AppliedModel(TorchDevice):
     model: Any
     modes: ModeOptions
     weights: int
+    quantized: float | None = None
 
     def attention_kernels(self, run: Callable[[], object]) -> list[str]:
         """Which attention kernels `run` executes; slow, and so never within a timed request. Also notes the numbers
@@ -55,7 +58,10 @@ class AppliedModel(TorchDevice):
     def _change_model(self, stack: tuple[Technique, ...]) -> None:
         """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""
         for technique in stack:
+            before = parameters_of(self.model)
             technique.modules(self.model, self.notes)
+            if Choice.WEIGHTS in technique.chosen():
+                self.quantized = share_gone(before, self.model, self.weights)
         for technique in stack:
             technique.finish(self.model, self.notes)
 

@@ -53,7 +53,12 @@ class TorchModelRuntime(TorchRuntime):
         if applied.instead:
             loaded = origin_of(applied.instead, source_of(applied.instead), self.seed, self._folder)
             self.notes.record(loaded_instead={"model": str(applied.instead), "hash": loaded.hash})
-        return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
+        now = {
+            "bytes": weight_bytes(applied.model),
+            "parameters": applied.weights,
+            "quantized": applied.quantized,
+        }
+        return origin.model_copy(update=now)
 
 
 class TorchDecodingRuntime(TorchModelRuntime):

@@ -15,6 +15,8 @@ from optigpu.meters.latency import WARMUP_AGREEMENT
 from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
 
+WHOLLY_QUANTIZED = 0.9
+"""From this share of the weights on a technique of weights needs no warning; the rest are norms, biases, routers."""
 _CONTRADICTIONS: Mapping[VerdictReason, Callable[[Variant, Evidence], Disturbance | None]] = {
     VerdictReason.CLOCK_CONTRADICTED: contradictions.clock,
     VerdictReason.WARM_UP_SLEPT: contradictions.slept,
@@ -160,7 +162,20 @@ def _doubts(
         found[VerdictWarning.FEW_SAMPLES] = (
             f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."
         )
+    partly = first(_partly_quantized, evidence)
+    if partly:
+        found[VerdictWarning.PARTLY_QUANTIZED] = partly
     return found
+
+
+def _partly_quantized(evidence: Evidence) -> str | None:
+    """Most people take a technique's name for what became of all weights."""
+    weights = evidence.replicate.ready.facts.weights
+    if weights is None or weights.quantized is None or weights.quantized >= WHOLLY_QUANTIZED:
+        return None
+    return (
+        f"{100 * weights.quantized:.0f}% of the weights are quantized; the others stayed as they were loaded."
+    )
 
 
 def _requests(count: int) -> str:

@@ -1,7 +1,7 @@
 """The bytes that a step reads of a loaded model: all of its weights, but only the used rows of lookup tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module
@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.models.loading.storages import address, storages
 
 
@@ -53,6 +54,22 @@ def product_dtypes(model: Module) -> tuple[str, ...]:
 def weight_bytes(model: Module) -> int:
     """Bytes of the storages behind a model's parameters and buffers; what is shared counts once."""
     return sum(storages([*model.parameters(), *model.buffers()]).values())
+
+
+def parameters_of(model: Module) -> dict[str, tuple[int, int]]:
+    """The address and the number of weights of each parameter by its name; what is tied has several names."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (address(parameter), parameter.numel()) for name, parameter in named}
+
+
+def share_gone(before: Mapping[str, tuple[int, int]], model: Module, weights: int) -> float:
+    """The share of a model's `weights` that are no parameters any more under one of their names, or came packed.
+
+    A layer that quantizes its weights holds them as buffers. A tied table counts where one end is quantized.
+    """
+    left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    gone = dict(found for name, found in before.items() if name not in left)
+    return (sum(gone.values()) + count_packed(model)) / weights
 
 
 def _tensors(module: Module) -> list[torch.Tensor]:
