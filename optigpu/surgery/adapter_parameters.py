@@ -7,7 +7,7 @@ from pydantic import Field
 from optigpu.vocabulary import Frozen
 
 Targets = Literal["all-linear", "attention"]
-"""Every linear layer but the head, or those within attentions."""
+"""Every linear layer but the head and the experts of a mixture, or those within attentions."""
 
 
 class AdapterParameters(Frozen):

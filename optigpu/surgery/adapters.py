@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.adapter_parameters import AdapterParameters, Targets
 from optigpu.surgery.frozen_layers import FrozenLinear
-from optigpu.surgery.places import Place
+from optigpu.surgery.places import ExpertPlace, Place
 from optigpu.vocabulary import UnsupportedError
 
 FACTOR_SEED = 0
@@ -21,11 +21,12 @@ _ATTENTION = "Attention"
 
 
 def chosen_places(model: Module, places: Sequence[Place], targets: Targets, technique: str) -> list[Place]:
-    """Those of `places` that get factors. Raises UnsupportedError if there is none."""
-    if targets == "all-linear":
-        return list(places)
+    """Those of `places` that get factors; experts get none. Raises UnsupportedError if there is no other."""
+    shared = [place for place in places if not isinstance(place, ExpertPlace)]
+    if targets == "all-linear" and shared:
+        return shared
     attentions = {path for path, module in model.named_modules() if _ATTENTION in type(module).__name__}
-    chosen = [place for place in places if _parents(place.path) & attentions]
+    chosen = [place for place in shared if targets == "attention" and _parents(place.path) & attentions]
     if not chosen:
         raise UnsupportedError(
             f"{technique} found no linear layer within an attention of this model; set targets to all-linear."

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from optigpu.surgery.experts import OpenedExperts, opened
 from optigpu.vocabulary import UnsupportedError
 
 LinearLayer = torch.nn.Linear | Conv1D
@@ -34,6 +35,22 @@ class Place:
         setattr(self.parent, self.name, layer.train(self.layer.training))
 
 
+@dataclass(frozen=True)
+class ExpertPlace(Place):
+    """The place of an expert's matrix. The model keeps its own module at `within` until a first layer is put here; then
+    that becomes `experts`, whose other layers are views of what the model had.
+    """
+
+    within: Place
+    experts: OpenedExperts
+
+    def put(self, layer: torch.nn.Module) -> None:
+        """Replaces the layer."""
+        super().put(layer)
+        if self.within.layer is not self.experts:
+            self.within.put(self.experts)
+
+
 def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> list[Place]:
     """The places of the wanted modules, in the model's own order, without the model itself."""
     return [
@@ -52,6 +69,18 @@ def linear_places(model: torch.nn.Module) -> list[Place]:
     return places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
 
 
+def expert_places(model: torch.nn.Module) -> list[Place]:
+    """Every matrix of the experts that transformers holds as tensors [experts, outputs, inner], as a linear layer."""
+    found = ((within, opened(within.layer)) for within in places_of(model, lambda _: True))
+    return [
+        ExpertPlace(f"{within.path}.{name}.{number}", layers, number, within, experts)
+        for within, experts in found
+        if experts is not None
+        for name, layers in experts.lists()
+        for number, _ in layers.named_children()
+    ]
+
+
 def weight_of(layer: torch.nn.Module) -> torch.Tensor:
     """The weight of a Linear, an Embedding or a Conv1D as [outputs, inner]; a view, so that a tied head stays
     recognisable.
@@ -67,14 +96,15 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """The linear layers that a quantization will replace; all of them are checked before any is changed.
+    """The linear layers that a quantization will replace, those of experts included; all of them are checked before any
+    is changed.
 
     `group` is what the number of inputs of each must be a multiple of. Raises UnsupportedError, with the model left as
     it was, when there is none, when the model is quantized already, when a weight is NaN or infinite, and when a
     layer's inputs are not a multiple of the group.
     """
     require_unquantized(model, technique)
-    places = linear_places(model)
+    places = [*expert_places(model), *linear_places(model)]
     if not places:
         raise UnsupportedError(f"{technique} found no linear layer in this model; leave it out of the stack.")
     for place in places:

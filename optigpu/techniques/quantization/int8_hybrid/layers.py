@@ -203,12 +203,12 @@ def _first_block(model: PreTrainedModel) -> str | None:
 def _other_bytes(parts: ModelParts) -> int:
     """Bytes of what stays, and of the replaced layers' biases, which become float32."""
     places = [place for place in (*parts.linears, parts.head, parts.embedding) if place is not None]
-    gone = {place.layer for place in places} | set(parts.tables)
+    replaced = [*(place.layer for place in places), *parts.tables]
+    gone = {storage_of(weight) for layer in replaced for weight in layer.parameters()}
     kept = {
         storage_of(tensor): tensor.untyped_storage().nbytes()
-        for module in parts.model.modules()
-        if module not in gone
-        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for tensor in [*parts.model.parameters(), *parts.model.buffers()]
+        if storage_of(tensor) not in gone
     }
     biases = [getattr(place.layer, "bias", None) for place in places]
     return int(sum(kept.values()) + sum(4 * bias.numel() for bias in biases if bias is not None))
