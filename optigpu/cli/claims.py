@@ -84,7 +84,7 @@ def read_report(path: Path) -> Document:
         gap_of(report)
     except OSError as error:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SpecError(
             f"{path} is not the report of a job; write one with `optigpu run --format json > {path.name}`."
         ) from None

@@ -115,7 +115,7 @@ def _from_file(place: str) -> Stored:
         raise SpecError(
             f"{place} is neither the id of a result nor a readable file: {error.strerror}."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{place} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")

@@ -331,7 +331,9 @@ def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iter
     except (OptiGPUError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "memory" in str(error):
+        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            raise
+        if isinstance(error, RuntimeError) and "memory" in str(error):  # torch has no class for the host's
             raise
         if isinstance(error, SafetensorError) and reference.kind == "hub":
             require_sound(configuration_file(reference).parent, reference)
