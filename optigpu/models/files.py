@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,7 +25,7 @@ _SIZES = frozenset(
 """Fields of a configuration that must be positive, by transformers' usual names and the families' own."""
 
 
-def read_object(path: Path, reference: ModelReference) -> dict[str, Any]:
+def read_object(path: Path, reference: ModelReference) -> dict[str, object]:
     """The JSON object of a file, as leniently as transformers reads it. Raises UnsupportedError where it is none."""
     what = f"{path.name} of {reference}"
     try:
@@ -47,7 +46,7 @@ def require_objects(folder: Path, names: Sequence[str], reference: ModelReferenc
             read_object(path, reference)
 
 
-def read_configuration(path: Path, reference: ModelReference) -> dict[str, Any]:
+def read_configuration(path: Path, reference: ModelReference) -> dict[str, object]:
     """A config.json. Raises UnsupportedError also for one with a size that is not a positive whole number."""
     config = read_object(path, reference)
     if not isinstance(config.get("model_type"), str):
@@ -76,7 +75,7 @@ def weight_files(folder: Path, reference: ModelReference, named: str | None = No
     return sorted(first.parent / name for name in _listed(read_object(first, reference), first, reference))
 
 
-def _listed(index: Mapping[str, Any], path: Path, reference: ModelReference) -> set[str]:
+def _listed(index: Mapping[str, object], path: Path, reference: ModelReference) -> set[str]:
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
         raise UnsupportedError(
