@@ -1,10 +1,12 @@
 """Dashboard, alerts and Prometheus's configuration speak of what /metrics serves, and of nothing else.
 
-Each expression is read by promql-parser, the parser of GreptimeDB, which follows Prometheus's own grammar.
+Prometheus's own promtool reads the configuration with its rules. What the names in an expression are is asked of
+promql-parser, the parser of GreptimeDB, which follows the same grammar.
 """
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,6 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 FILE = "docker-compose.monitoring.yml"
 OF_THE_TARGET = {"instance", "job"}
 """Labels that Prometheus itself adds to each series."""
-DURATION = re.compile(r"\d+(ms|s|m|h|d|w|y)")
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,33 @@ def test_a_wrong_name_or_a_wrong_word_is_noticed(served: dict[str, set[str]]) ->
         promql_parser.parse("sum(optigpu_jobs{state=})")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("for: ", "SUCCESS: 9 rules found"),
+        ("for: about ", "not a valid duration string"),
+        ("fro: ", "field fro not found"),
+    ],
+)
+def test_prometheus_reads_the_configuration_with_its_alerts(
+    words: str, said: str, promtool: str, tmp_path: Path
+) -> None:
+    """Its files are elsewhere in a container. What is wrong in a rule is noticed."""
+    rules, key, configuration = tmp_path / "alerts.yml", tmp_path / "key", tmp_path / "prometheus.yml"
+    rules.write_text((DEPLOY / "alerts.yml").read_text().replace("for: ", words, 1))
+    key.touch()
+    text = (DEPLOY / "prometheus.yml").read_text()
+    for inside, here in (("/etc/prometheus/alerts.yml", rules), ("/run/secrets/optigpu_key", key)):
+        assert inside in text
+        text = text.replace(inside, str(here))
+    configuration.write_text(text)
+    read = subprocess.run([promtool, "check", "config", configuration], capture_output=True, text=True)
+    assert said in read.stdout + read.stderr
+    assert (read.returncode == 0) is (words == "for: ")
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
-    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-    assert DURATION.fullmatch(rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert all(rule["annotations"][part].endswith(".") for part in ("summary", "description"))
     assert f"| {rule['alert']} |" in PAGE
