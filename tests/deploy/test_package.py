@@ -1,30 +1,30 @@
 """What `pip install optigpu` brings: the package, whole, with its data, and the other names that it is imported by."""
 
+import json
+import os
 import subprocess
-import sys
 import tomllib
 import zipfile
-from shutil import copy, copytree, ignore_patterns
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.deploy.compose import ROOT
-
-BUILD = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
+from tests.engine.test_cli_run import MEASURED, QUICK
+from tests.wheels import built, installed
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of the files in the wheel, built from a copy so that no build output lands in the checkout."""
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "LICENSE"):
-        copy(ROOT / name, source)
-    for name in ("optigpu", "names", "api", "worker", "migrations"):
-        copytree(ROOT / name, source / name, ignore=ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-c", BUILD, "."], cwd=source, check=True, capture_output=True)
-    with zipfile.ZipFile(next(source.glob("*.whl"))) as archive:
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> set[str]:
+    """The names of the files in the wheel."""
+    with zipfile.ZipFile(wheel_file) as archive:
         return set(archive.namelist())
 
 
@@ -45,6 +45,36 @@ def test_the_wheel_holds_nothing_else(wheel: set[str]) -> None:
 def test_the_wheel_holds_the_other_import_names(wheel: set[str]) -> None:
     files = (ROOT / "names").rglob("*.py")
     assert {path.relative_to(ROOT / "names").as_posix() for path in files} - wheel == set()
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_measures_outside_of_the_checkout(wheel_file: Path, tmp_path: Path) -> None:
+    """A bundled model through a ladder, whose files and tables are those of the wheel."""
+    folder = installed(wheel_file, tmp_path / "installed")
+    variables = os.environ | {"PYTHONPATH": str(folder), "OPTIGPU_DATA_DIR": str(tmp_path / "data")}
+
+    def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(folder / "bin" / "optigpu"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert optigpu("--version").stdout.split()[-1] == project["version"]
+    ladder = (
+        "ladder",
+        "--model",
+        "bundled:tiny",
+        "--stack",
+        "native_decode",
+        "--prompt-tokens",
+        "8",
+        "--new-tokens",
+        "4",
+    )
+    ran = optigpu(*ladder, "--prompt-tokens", "8", "--new-tokens", "4", *QUICK, "--format", "json")
+    assert ran.returncode in MEASURED, ran.stderr
+    results = json.loads(ran.stdout)["results"]
+    assert [result["variant"]["label"] for result in results] == ["baseline", "bf16"]
+    assert {result["provenance"]["git_revision"] for result in results} == {None}, "it is no checkout"
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.pages import ROOT
+from tests.wheels import built, installed
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LIMIT_S = 300
@@ -21,6 +22,7 @@ from tests.engine.forked import fork_children
 fork_children()
 """
 """What runs before a notebook, so that its measuring processes start sooner."""
+LAST = "import optigpu; print(optigpu.__file__)"
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -61,15 +63,26 @@ def test_the_first_cell_installs_where_the_package_is_missing(path: Path, tmp_pa
     assert "Write where it is to be installed from into SOURCE" in nowhere.stderr
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel installs."""
+    return installed(built(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("package"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
-    """nbclient raises what a cell raises."""
+def test_a_notebook_runs_from_top_to_bottom(
+    path: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nbclient raises what a cell raises. The package is the one that the wheel installs."""
+    monkeypatch.setenv("PYTHONPATH", str(package))
     notebook = read(path)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(FIRST))
+    notebook.cells.append(nbformat.v4.new_code_cell(LAST))
     NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
     cells = code(notebook)
     assert all(cell.execution_count for cell in cells)
+    assert cells[-1].outputs[0].text.strip() == str(package / "optigpu" / "__init__.py")
     said = "".join(str(output) for cell in cells for output in cell.outputs)
     assert "image/png" in said
