@@ -162,7 +162,7 @@ def _doubts(
         found[VerdictWarning.FEW_SAMPLES] = (
             f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."
         )
-    partly = first(_partly_quantized, evidence)
+    partly = next(filter(None, map(_partly_quantized, evidence)), None)
     if partly:
         found[VerdictWarning.PARTLY_QUANTIZED] = partly
     return found
