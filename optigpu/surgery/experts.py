@@ -6,6 +6,7 @@ They are known by the shapes of these tensors and by what their `forward` takes,
 import copy
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
@@ -29,7 +30,7 @@ class OpenedExperts(Module):
             self.add_module(
                 name, _layers(stack.mT if turned else stack, getattr(experts, f"{name}_bias", None))
             )
-        self.rest = _without_matrices(experts)
+        self.rest: Any = _without_matrices(experts)
         self.train(experts.training)
 
     def lists(self) -> list[tuple[str, ModuleList]]:
@@ -127,7 +128,8 @@ def _layers(stack: torch.Tensor, biases: torch.Tensor | None) -> ModuleList:
     """Linear layers around views of a tensor [experts, outputs, inner] and, if there are any, of [experts, outputs]."""
     trained, found = stack.requires_grad, ModuleList()
     for number, matrix in enumerate(stack.detach()):
-        layer = Linear(*reversed(matrix.shape), bias=False, device="meta")
+        outputs, inner = matrix.shape
+        layer = Linear(inner, outputs, bias=False, device="meta")
         layer.weight = Parameter(matrix, trained)
         if biases is not None:
             layer.bias = Parameter(biases.detach()[number], trained)

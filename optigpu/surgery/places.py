@@ -47,7 +47,8 @@ class ExpertPlace(Place):
     def put(self, layer: torch.nn.Module) -> None:
         """Replaces the layer."""
         super().put(layer)
-        if self.within.layer is not self.experts:
+        current: torch.nn.Module = self.within.layer
+        if current is not self.experts:
             self.within.put(self.experts)
 
 
