@@ -44,10 +44,15 @@ def window_of(model: "PreTrainedModel", engine: str) -> int | None:
             raise _refused(engine, f"{name} = {value!r}")
     kinds = set(getattr(config, "layer_types", None) or [_SLIDING])
     window = getattr(config, "sliding_window", None)
-    if kinds <= {_FULL, _SLIDING} and (window is None or _SLIDING not in kinds):
+    different = _refused(engine, f"layers of different attention (layer_types = {sorted(kinds)})")
+    if kinds - {_FULL, _SLIDING}:
+        raise different
+    if window is None or _SLIDING not in kinds:
         return None
-    if kinds != {_SLIDING}:
-        raise _refused(engine, f"layers of different attention (layer_types = {config.layer_types!r})")
+    if not hasattr(type(config)(), "sliding_window"):  # the layers have none, though transformers' cache has
+        raise _refused(engine, f"sliding_window = {window!r} of {config.model_type} models")
+    if len(kinds) > 1:
+        raise different
     return int(window)
 
 

@@ -59,6 +59,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "rotary_dim": (4,),
     "n_ctx": (1024,),
     "query_pre_attn_scalar": (4,),
+    "_sliding_window_pattern": (2,),
     "attn_logit_softcapping": (2.0,),
     "final_logit_softcapping": (2.0,),
     "sliding_window": (WINDOW,),

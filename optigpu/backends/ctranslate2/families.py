@@ -48,6 +48,13 @@ _USUAL_HEAD: Fields = {
 }
 _FULL: Fields = {"layer_types": ("full_attention",), "sliding_window": None}
 _GEMMA: Fields = SIZES | {"rms_norm_eps": None}
+_GEMMA_3: Fields = {
+    "layer_types": ("full_attention", "sliding_attention"),
+    "_sliding_window_pattern": None,
+    "query_pre_attn_scalar": Condition(
+        "head_dim", lambda values: values["query_pre_attn_scalar"] == values["head_dim"]
+    ),
+}
 
 FAMILIES: Mapping[str, Fields] = MappingProxyType(
     {
@@ -62,13 +69,15 @@ FAMILIES: Mapping[str, Fields] = MappingProxyType(
         | dict.fromkeys(("do_layer_norm_before", "word_embed_proj_dim", "enable_bias")),
         "bloom": SIZES | {"slow_but_exact": None},
         "falcon": SIZES
-        | dict.fromkeys(("alibi", "bias", "parallel_attn", "ffn_hidden_size", "num_kv_heads")),
+        | dict.fromkeys(
+            ("alibi", "bias", "parallel_attn", "ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn")
+        ),
         "llama": _LLAMA | _USUAL_HEAD | dict.fromkeys(("attention_bias", "mlp_bias")),
         "mistral": _LLAMA | _NO_WINDOW,
         "qwen2": _LLAMA | _USUAL_HEAD | _FULL,
         "qwen3": _LLAMA | _FULL | {"attention_bias": None},
         "gemma": _GEMMA | {"hidden_act": ("gelu", "gelu_pytorch_tanh")},
-        "gemma3_text": _GEMMA | _NO_WINDOW | {"layer_types": ("full_attention", "sliding_attention")},
+        "gemma3_text": _GEMMA | _NO_WINDOW | _GEMMA_3,
     }
 )
 """By transformers' model_type."""
