@@ -318,7 +318,6 @@ def test_the_callers_own_loop_gets_the_model(models: Models) -> None:
         {"temperature": -1.0, "do_sample": True},
         {"cache_implementation": "nonsense"},
         {"num_beams": 2, "streamer": object()},
-        {"synced_gpus": True},
     ],
     ids=lambda wrong: "+".join(wrong),
 )

@@ -120,7 +120,7 @@ def test_a_stop_string_ends_the_text(plain: Any, fast: Any, tokenizer: Any, gree
 
 
 def test_a_healed_prompt_goes_on(plain: Any, fast: Any, tokenizer: Any) -> None:
-    ids = tokenizer("The future of A", return_tensors="pt")["input_ids"]
+    ids = tokenizer("Once upon a time there w", return_tensors="pt")["input_ids"]
     asked = {"max_new_tokens": 4, "token_healing": True, "tokenizer": tokenizer}
     assert fast.generate(ids, **asked).equal(plain.generate(ids, **asked))
 
@@ -151,6 +151,11 @@ def test_other_settings_run_by_transformers_with_a_warning(
 ) -> None:
     with pytest.warns(UserWarning, match=f"accelerate: the native decoder does not support .*{named}"):
         assert fast.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, **options).shape == (1, 5)
+
+
+def test_gpus_in_step_need_transformers_loop(fast: Any) -> None:
+    with pytest.warns(UserWarning, match="synced_gpus"), pytest.raises(ValueError, match="process group"):
+        fast.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, synced_gpus=True)
 
 
 def test_a_text_beyond_the_context_is_left_to_transformers(fast: Any) -> None:

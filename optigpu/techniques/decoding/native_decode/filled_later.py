@@ -1,7 +1,5 @@
 """A cache that transformers' `generate` returns, of a text that a native decoder wrote in a cache of its own."""
 
-from typing import Any
-
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -19,28 +17,27 @@ class FilledLater(DynamicCache):
         super().__init__(config=model.config)
         del self.layers
 
-        def fill() -> list[Any]:
-            return _layers(model, tokens, mask)
+        def fill() -> DynamicCache:
+            return _filled(model, tokens, mask)
 
         self._fill = fill  # a function, so that a copy of the cache has the same model
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Only for what is missing."""
         if name != "layers":
             raise AttributeError(f"{type(self).__name__} has no attribute {name}.")
-        self.layers = self._fill()
+        self.layers = self._fill().layers
         return self.layers
 
 
 @torch.no_grad()
-def _layers(model: PreTrainedModel, tokens: torch.Tensor, mask: torch.Tensor | None) -> list[Any]:
+def _filled(model: PreTrainedModel, tokens: torch.Tensor, mask: torch.Tensor | None) -> DynamicCache:
     unpack(model)
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, torch.Tensor] = {}
     if mask is not None:
         more = mask.new_ones(mask.shape[0], tokens.shape[1] - mask.shape[1])
         whole = torch.cat([mask, more], dim=1).to(model.device)
         inputs = {"attention_mask": whole, "position_ids": (whole.long().cumsum(dim=1) - 1).clamp(min=0)}
     cache = DynamicCache(config=model.config)
     model.base_model(input_ids=tokens.to(model.device), past_key_values=cache, use_cache=True, **inputs)
-    found: list[Any] = cache.layers
-    return found
+    return cache

@@ -82,10 +82,14 @@ def _left_to_transformers(method: str, what: str) -> Callable[..., object]:
     @functools.wraps(getattr(GenerationMixin, method))
     def run(model: "NativeGenerate", *arguments: object, **options: object) -> object:
         _warn(model, what)
-        found: object = getattr(super(NativeGenerate, model), method)(*arguments, **options)
-        return found
+        return _by_library(model, method)(*arguments, **options)
 
     return run
+
+
+def _by_library(model: "NativeGenerate", method: str) -> Callable[..., object]:
+    found: Callable[..., object] = getattr(super(NativeGenerate, model), method)
+    return found
 
 
 class NativeGenerate(torch.nn.Module):
@@ -106,7 +110,7 @@ class NativeGenerate(torch.nn.Module):
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> Generated:
         """As transformers' own, which `generate` calls for one sequence of each prompt."""
         about = logits_processor, stopping_criteria, generation_config
@@ -119,15 +123,18 @@ class NativeGenerate(torch.nn.Module):
             _warn(self, str(error))
         else:
             return self._output(done, request, model_kwargs) if request.is_dict else done.sequences
-        library: Any = super()
-        return cast(Generated, library._sample(input_ids, *about, synced_gpus, streamer, **model_kwargs))
+        library = _by_library(self, "_sample")
+        return cast(Generated, library(input_ids, *about, synced_gpus, streamer, **model_kwargs))
 
-    def _output(self, done: Done, request: Request, inputs: Mapping[str, Any]) -> GenerateDecoderOnlyOutput:
+    def _output(
+        self, done: Done, request: Request, inputs: Mapping[str, object]
+    ) -> GenerateDecoderOnlyOutput:
         """As transformers' own; a cache is among it where transformers had prepared one."""
         cache = None
         if isinstance(inputs.get("past_key_values"), Cache):
             model = cast(PreTrainedModel, self)
-            cache = FilledLater(model, done.sequences[:, :-1], inputs.get("attention_mask"))
+            mask = cast("torch.Tensor | None", inputs.get("attention_mask"))
+            cache = FilledLater(model, done.sequences[:, :-1], mask)
         found: dict[str, Any] = {
             "sequences": done.sequences,
             "scores": done.scores if request.keeps_scores else None,

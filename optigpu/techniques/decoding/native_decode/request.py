@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import Cache, GenerationConfig, LogitsProcessorList, QuantizedCache, StoppingCriteriaList
@@ -57,7 +56,7 @@ def prepared_request(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     program: Program,
 ) -> Request:
     """What transformers prepared. Raises NotNativeError where the decoder cannot serve it."""
@@ -104,7 +103,7 @@ def _check_cache(cache: object) -> None:
         raise NotNativeError("a quantized cache (cache_implementation)")
 
 
-def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, object]) -> tuple[int, ...]:
     """The lengths of left-padded prompts. Raises NotNativeError for any other mask, position or input."""
     other = [name for name, value in inputs.items() if name not in _INPUTS and value is not None]
     if other:
