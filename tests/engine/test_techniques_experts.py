@@ -75,7 +75,7 @@ def test_every_technique_says_what_share_it_covered(name: str) -> None:
     left += [] if name == "int8_hybrid" else ["embed_tokens"]
     left += ["lm_head"] if name in ("nf4", "llm_int8") else []
     floats = sum(size for path, size in sizes.items() if any(part in path for part in left))
-    stack = resolve((TECHNIQUES[name](),), "generate")
+    stack = resolve((TECHNIQUES[name](name=name),), "generate")
     applied = DecodingModel(model, stack, DeviceKind.CPU, seed=0, progress=ignore)
     assert applied.quantized == pytest.approx(1 - floats / sum(sizes.values()), abs=1e-9)
     assert applied.generate(prompt(), 3).tokens.shape == (2, 3)
@@ -84,7 +84,7 @@ def test_every_technique_says_what_share_it_covered(name: str) -> None:
 def test_quantize_takes_a_mixture_to_its_target() -> None:
     model = mixture("mixtral")
     before = weight_bytes(model)
-    technique, notes = TECHNIQUES["int8_hybrid"](), Notes()
+    technique, notes = TECHNIQUES["int8_hybrid"](name="int8_hybrid"), Notes()
     technique.modules(model, notes)
     share = weight_bytes(model) / before
     assert share < 0.28

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -19,6 +20,7 @@ SIZES = {
 }
 TENSORS = {"token_embd.weight": (16, 32), "blk.0.ffn_up.weight": (16, 24)}
 Shapes = Mapping[str, tuple[int, ...]]
+NO_OTHERS: Mapping[str, int] = MappingProxyType({})
 
 
 def text(words: str) -> bytes:
@@ -29,12 +31,13 @@ def pair(key: str, kind: int, value: bytes) -> bytes:
     return text(key) + struct.pack("<I", kind) + value
 
 
-def gguf(path: Path, more: bytes = b"", tensors: Shapes = TENSORS, **sizes: int) -> Path:
-    """A file of float32 tensors, with `more` pairs of its own and these sizes instead of SIZES."""
+def gguf(
+    path: Path, more: bytes = b"", tensors: Shapes = TENSORS, sizes: Mapping[str, int] = NO_OTHERS
+) -> Path:
+    """A file of float32 tensors, with `more` pairs of its own and these `sizes` instead of those of SIZES."""
     pairs = [pair(ARCHITECTURE, TEXT, text("llama"))]
-    renamed = {name.replace("__", "."): value for name, value in sizes.items()}
     pairs += [
-        pair(f"llama.{key}", NUMBER, struct.pack("<I", value)) for key, value in (SIZES | renamed).items()
+        pair(f"llama.{key}", NUMBER, struct.pack("<I", value)) for key, value in {**SIZES, **sizes}.items()
     ]
     pairs += [more] * bool(more)
     listed, offset = b"", 0
@@ -59,7 +62,7 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_that_is_not_positive_is_named(tmp_path: Path, name: str) -> None:
-    path = gguf(tmp_path / "model.gguf", **{name.replace(".", "__"): 0})
+    path = gguf(tmp_path / "model.gguf", sizes={name: 0})
     with pytest.raises(ValueError, match=rf"^its llama\.{name} is 0, which is not positive$"):
         read(path)
 
