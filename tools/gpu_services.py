@@ -17,6 +17,11 @@ from pathlib import Path
 
 OUTPUT = "docker-compose.gpus.yml"
 ALL, NONE = "all", "none"
+OLDEST_DRIVERS = {12: 525, 13: 580}
+"""For each major version of CUDA the oldest driver that runs it.
+
+Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+"""
 HEAD = "# Written by tools/gpu_services.py; the next `make up` or `make workers` writes it again.\n\n"
 _GPU = re.compile(r"GPU (?P<number>\d+): (?P<name>.+) \(UUID: (?P<uuid>GPU-\S+)\)")
 _SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+(?P<number>\d+): \(UUID: (?P<uuid>MIG-\S+)\)")
@@ -100,6 +105,20 @@ def compose_file(base: str, gpus: Sequence[Gpu]) -> str:
     return f"{HEAD}{before}\nservices:\n{services}"
 
 
+def require_driver(driver: str, dockerfile: str) -> None:
+    """Raises RefusedError if a driver, "535.183.01" for example, is older than the image of this Dockerfile wants."""
+    cuda = re.search(r"^ARG CUDA=((\d+)\.\d+)$", dockerfile, re.MULTILINE)
+    found = re.match(r"\d+", driver)
+    if not cuda or not found:
+        return
+    oldest = OLDEST_DRIVERS.get(int(cuda[2]), 0)
+    if int(found[0]) < oldest:
+        raise RefusedError(
+            f"The NVIDIA driver is {driver}, and the image's CUDA {cuda[1]} needs {oldest} or newer: update the "
+            "driver, or start without workers for GPUs: GPU=none."
+        )
+
+
 def on_this_host() -> list[Gpu]:
     """The GPUs and slices of this host; none without a driver. Raises RefusedError if the driver does not answer."""
     listed = _asked("-L")
@@ -111,6 +130,11 @@ def _divided() -> frozenset[str]:
     lines = _asked("--query-gpu=uuid,mig.mode.current", "--format=csv,noheader").splitlines()
     pairs = [line.partition(", ") for line in lines]
     return frozenset(uuid for uuid, _, mode in pairs if mode.strip() == "Enabled")
+
+
+def _driver() -> str:
+    """The driver's version; all GPUs of a host have the same one."""
+    return _asked("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0].strip()
 
 
 def _asked(*arguments: str) -> str:
@@ -155,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         gpus = [] if given.gpu == NONE else chosen(on_this_host(), given.gpu)
+        if gpus:
+            require_driver(_driver(), Path("Dockerfile").read_text())
         Path(OUTPUT).write_text(compose_file(given.base.read_text(), gpus))
     except (RefusedError, OSError) as error:
         print(error, file=sys.stderr)
@@ -162,10 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for gpu in gpus:
         print(f"{gpu.service}: {gpu.name} ({gpu.uuid})")
     if not gpus:
-        print(
-            "No worker for a GPU: "
-            + ("GPU=none." if given.gpu == NONE else "no NVIDIA GPU or MIG slice found.")
-        )
+        why = "GPU=none" if given.gpu == NONE else "no NVIDIA GPU or MIG slice found"
+        print(f"No worker for a GPU: {why}; the worker for the CPU starts.")
     return 0
 
 

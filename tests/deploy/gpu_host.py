@@ -18,6 +18,7 @@ NO_DEVICES = "No devices were found\n"
 PROGRAMS = ("sh", "bash", "sed", "od", "tr", "id", "cat", "make", "git", "awk", "grep", "env")
 """What recipes of the Makefile call, besides Docker and Python."""
 CHECKOUT = (
+    "Dockerfile",
     "Makefile",
     ".env.example",
     ".env.worker.example",
@@ -29,6 +30,7 @@ NVIDIA_SMI = """#!/bin/sh
 case "$1" in
 -L) cat "{listed}"; exit {status};;
 *mig.mode.current) cat "{modes}"; exit {status};;
+*driver_version) echo {driver}; exit {status};;
 esac
 """
 DOCKER = """#!/bin/sh
@@ -58,12 +60,12 @@ class GpuHost:
         for name in ("__init__.py", "gpu_services.py"):
             shutil.copy(ROOT / "tools" / name, folder / "tools")
 
-    def has_gpus(self, listed: str, *, divided: str = "", status: int = 0) -> None:
-        """Puts an `nvidia-smi` there that prints `listed` and says which GPUs MIG divides."""
+    def has_gpus(self, listed: str, *, divided: str = "", status: int = 0, driver: str = "580.65.06") -> None:
+        """Puts an `nvidia-smi` there that prints `listed`, and says which GPUs MIG divides and what the driver is."""
         (self.folder / "listed").write_text(listed)
         (self.folder / "modes").write_text(divided)
         files = {"listed": self.folder / "listed", "modes": self.folder / "modes"}
-        self._install("nvidia-smi", NVIDIA_SMI.format(**files, status=status))
+        self._install("nvidia-smi", NVIDIA_SMI.format(**files, status=status, driver=driver))
 
     def has_docker(self, *, daemon: int = 0) -> None:
         """Puts a `docker` there that notes how it was called; `daemon` is what `docker info` exits with."""

@@ -44,7 +44,9 @@ def test_without_an_nvidia_driver_it_starts_the_rest_and_says_so(host: GpuHost) 
     host.has_docker()
     done = host.make("up")
     assert done.returncode == 0, done.stdout
-    assert "No worker for a GPU: no NVIDIA GPU or MIG slice found." in done.stdout
+    assert (
+        "No worker for a GPU: no NVIDIA GPU or MIG slice found; the worker for the CPU starts." in done.stdout
+    )
     assert "OptiGPU listens on http://127.0.0.1:8000" in done.stdout
     assert UP in host.docker_calls()
     assert services(host) == []
@@ -53,7 +55,7 @@ def test_without_an_nvidia_driver_it_starts_the_rest_and_says_so(host: GpuHost) 
 def test_with_a_driver_and_no_gpu_it_is_the_same(host: GpuHost) -> None:
     host.has_docker()
     host.has_gpus(NO_DEVICES, status=6)
-    assert "no NVIDIA GPU or MIG slice found." in host.make("up").stdout
+    assert "no NVIDIA GPU or MIG slice found;" in host.make("up").stdout
 
 
 def test_secrets_are_made_once_and_are_the_owner_s_alone(host: GpuHost) -> None:
@@ -115,6 +117,16 @@ def test_a_driver_that_fails_starts_nothing_and_is_quoted(host: GpuHost, printed
     assert f"nvidia-smi failed: {printed.split('.')[0].splitlines()[0]}" in done.stdout
     assert "GPU=none" in done.stdout
     assert "Traceback" not in done.stdout
+    assert not any(" up " in call for call in host.docker_calls())
+    assert host.make("up", "GPU=none").returncode == 0
+
+
+def test_a_driver_that_is_too_old_for_the_image_starts_nothing(host: GpuHost) -> None:
+    host.has_docker()
+    host.has_gpus((OUTPUTS / "one.txt").read_text(), driver="535.183.01")
+    done = host.make("up")
+    assert done.returncode != 0
+    assert "The NVIDIA driver is 535.183.01, and the image's CUDA 13.0 needs 580 or newer" in done.stdout
     assert not any(" up " in call for call in host.docker_calls())
     assert host.make("up", "GPU=none").returncode == 0
 
