@@ -49,6 +49,9 @@ SENTENCES: dict[str, str] = {
         "Another process has {gpu} for itself; end it (nvidia-smi shows it), or let several processes use the GPU "
         "with: nvidia-smi -c DEFAULT."
     ),
+    "no temporary directory": (
+        "{reason}: give the folder of OPTIGPU_DATA_DIR to the user that the worker runs as."
+    ),
     "system not yet initialized": (
         "The fabric manager of {gpu} does not run; start it with: systemctl start nvidia-fabricmanager."
     ),

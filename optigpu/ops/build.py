@@ -23,7 +23,7 @@ from optigpu.vocabulary import UnsupportedError
 
 OLDEST_TORCH = (2, 10)
 """The first release whose stable ABI has torch_parallel_for."""
-BUILD_TIMEOUT_S = 300
+BUILD_TIMEOUT_S = 900
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 
 
