@@ -12,10 +12,10 @@ TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tools llama engines demo check quick test chaos lint docs serve migrate up workers down clean
+.PHONY: help setup tools llama engines demo check quick test image test-all chaos lint docs serve migrate up workers down clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make .venv and install into it what measuring and serving need
 
@@ -43,6 +43,11 @@ quick: tools
 
 test: tools ## run the tests; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)
+
+image: tools ## build the image and run what the compose files start, in a Docker of its own; root on Debian or Ubuntu
+	@exec $(BIN)/python -m tests.docker $(ARGS)
+
+test-all: llama engines test image ## all tests, with the engines that pip installs
 
 chaos: tools ## 300 jobs while workers, APIs, Redis, PostgreSQL and the network fail; under 5 minutes
 	@exec $(BIN)/python -m tests.chaos $(ARGS)

@@ -105,6 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("node", config, items)
     if compiler() != recorded().compiler:
         leave_out("counts", config, items)
+    if "OPTIGPU_TEST_IN_NAMESPACES" not in os.environ:
+        leave_out("docker", config, items)
     for kind in impossible():
         leave_out_of(SERVERS[kind], config, items)
     leave_out_of(missing_programs(), config, items)

@@ -1,38 +1,19 @@
-"""docker-compose.yml cannot rot unseen: its services run here as plain processes.
+"""The two compose files agree with each other, with their examples of .env and with the table of settings.
 
-Each service runs by its own command and with its own environment, against a real PostgreSQL and a real
-Redis. Replaced are hosts and ports, the number of Redis's database (the server may be shared), the folders
-that the volumes mount and the interpreter's path. No image is built, and no container is started.
+What they start runs in tests/docker.
 """
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import httpx
-import psycopg
 import pytest
 from dotenv import dotenv_values
-from sqlalchemy import URL, make_url
 
 from optigpu.variables import KNOWN
 from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, parse_compose, read_compose
 from tests.deploy.compose_keys import wrong_keys
-from tests.deploy.services import Deployment, is_ready, read
 from tests.pages import SETTINGS
-from tests.servers.postgres import fresh_database, libpq
 
-START_TIMEOUT_S = 60
-JOB_TIMEOUT_S = 120
-ENDED = ("succeeded", "failed", "cancelled")
-MATMUL = {
-    "workload": {"kind": "matmul", "sizes": [64], "dtypes": ["float32"]},
-    "device": "cpu",
-    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
 SECRETS = {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"}
 ADDRESSES = {"OPTIGPU_DATABASE_URL": "postgresql://elsewhere/o", "OPTIGPU_REDIS_URL": "rediss://elsewhere/0"}
 FILES = ((ONE_HOST, ".env.example", SECRETS), (WORKERS, ".env.worker.example", ADDRESSES))
@@ -51,11 +32,6 @@ NOT_IN_A_CONTAINER = {"OPTIGPU_URL", *(name for name in KNOWN if name.startswith
 @pytest.fixture
 def compose() -> dict[str, Any]:
     return read_compose(SECRETS)
-
-
-def test_every_service_is_there(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {"postgres", "redis", "migrate", "api", "worker-cpu"}
-    assert set(read_compose(ADDRESSES, WORKERS)["services"]) == {"worker-cpu"}
 
 
 @pytest.mark.parametrize("secret", SECRETS)
@@ -122,15 +98,6 @@ def test_every_setting_reaches_its_program_or_is_fixed(
     assert set(documented_settings()) >= FIXED | NOT_IN_A_CONTAINER
 
 
-def test_a_secret_reaches_only_the_program_that_needs_it(compose: dict[str, Any]) -> None:
-    services = read_compose(SECRETS | {"HF_TOKEN": "token"})["services"]
-    keys = {name: services[name]["environment"]["OPTIGPU_API_KEY"] for name in ("api", "worker-cpu")}
-    assert keys == {"api": "key", "worker-cpu": ""}
-    tokens = {name: services[name]["environment"]["HF_TOKEN"] for name in ("api", "worker-cpu")}
-    assert tokens == {"api": "", "worker-cpu": "token"}
-    assert "HF_TOKEN" not in services["postgres"]["environment"]
-
-
 @EACH_FILE
 def test_folders_of_the_host_are_mounted_read_only_if_they_are_named(
     file: str, example: str, needed: dict[str, str]
@@ -159,91 +126,8 @@ def test_workers_differ_between_the_files_in_where_the_servers_are_alone(compose
 
 
 @EACH_FILE
-def test_what_a_worker_keeps_lies_on_volumes(file: str, example: str, needed: dict[str, str]) -> None:
-    """The folders of the Dockerfile, where its programs put their files."""
-    mounted = {each.split(":")[1] for each in read_compose(needed, file)["services"]["worker-cpu"]["volumes"]}
-    lines = (ROOT / "Dockerfile").read_text()
-    folders = dict(re.findall(r"\b(OPTIGPU_DATA_DIR|OPTIGPU_LOCK_DIR|XDG_CACHE_HOME|HF_HOME)=(\S+)", lines))
-    assert len(folders) == 4
-    assert set(folders.values()) <= mounted
-    made = lines[lines.index("install --directory") : lines.index("COPY --from")]
-    assert set(folders.values()) <= set(made.split()), "a new volume takes its owner from the image's folder"
-
-
-@EACH_FILE
 def test_logs_are_rotated(file: str, example: str, needed: dict[str, str]) -> None:
     for name, service in read_compose(needed, file)["services"].items():
         assert service["logging"]["driver"] == "json-file", name
         assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
         assert all(isinstance(value, str) for value in service["logging"]["options"].values()), name
-
-
-def test_nothing_starts_before_what_it_needs(compose: dict[str, Any]) -> None:
-    needs = {
-        name: {needed: how["condition"] for needed, how in definition.get("depends_on", {}).items()}
-        for name, definition in compose["services"].items()
-    }
-    ready = {"migrate": "service_completed_successfully", "redis": "service_healthy"}
-    assert needs == {
-        "postgres": {},
-        "redis": {},
-        "migrate": {"postgres": "service_healthy"},
-        "api": ready,
-        "worker-cpu": ready,
-    }
-    for name in ("postgres", "redis", "api", "worker-cpu"):
-        assert "test" in compose["services"][name]["healthcheck"]
-
-
-@pytest.fixture
-def database(postgres_server_url: str) -> Iterator[URL]:
-    """A database and a role of its own, as the postgres service would make them from its environment."""
-    role, password = f"optigpu_test_{uuid4().hex}", uuid4().hex
-    with psycopg.connect(libpq(postgres_server_url), autocommit=True) as server:
-        server.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
-        try:
-            with fresh_database(postgres_server_url) as url:
-                with psycopg.connect(libpq(url), autocommit=True) as connection:
-                    connection.execute(f"GRANT ALL ON SCHEMA public TO {role}")
-                yield make_url(url).set(username=role, password=password)
-        finally:
-            server.execute(f"DROP ROLE {role}")
-
-
-@pytest.fixture
-def deployment(database: URL, redis_url: str, tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(database, redis_url, tmp_path, api_key=uuid4().hex)
-    yield deployment
-    deployment.kill()
-
-
-@pytest.mark.slow
-def test_a_job_goes_through_the_services_as_the_file_runs_them(deployment: Deployment) -> None:
-    deployment.start("migrate")
-    assert deployment.status("migrate", START_TIMEOUT_S) == 0, deployment.logs()
-    deployment.start("api")
-    deployment.wait_until("the API is ready", is_ready, START_TIMEOUT_S)
-    deployment.start("worker-cpu")
-    deployment.wait_until("the worker is registered", a_cpu_worker_lives, START_TIMEOUT_S)
-
-    posted = deployment.client.post("/v1/jobs", json=MATMUL)
-    assert posted.status_code == 202, posted.text
-    job = posted.json()["id"]
-    deployment.wait_until("the job has ended", lambda client: state(client, job) in ENDED, JOB_TIMEOUT_S)
-    assert state(deployment.client, job) == "succeeded", deployment.logs()
-    leaderboard = read(deployment.client, "/v1/leaderboard?workload=matmul&metric=tflops")
-    assert {row["job_id"] for board in leaderboard["boards"] for row in board["rows"]} == {job}
-
-    processes = deployment.family()
-    assert {name: deployment.stop(name) for name in ("worker-cpu", "api")} == {"worker-cpu": 0, "api": 0}
-    assert [process for process in processes if process.is_running()] == []
-    assert "Traceback" not in deployment.logs(), deployment.logs()
-
-
-def a_cpu_worker_lives(client: httpx.Client) -> bool:
-    workers = read(client, "/v1/workers")["workers"]
-    return any(worker["device"] == "cpu" and worker["alive"] for worker in workers)
-
-
-def state(client: httpx.Client, job: str) -> Any:
-    return read(client, f"/v1/jobs/{job}")["state"]
