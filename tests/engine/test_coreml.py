@@ -80,7 +80,7 @@ def test_layers_of_different_attention_are_refused(models_dir: Path) -> None:
     }
     config = AutoConfig.from_pretrained(models_dir / "qwen2", **window)
     with pytest.raises(
-        UnsupportedError, match="coreml does not express layers of different attention .layer_types = "
+        UnsupportedError, match=r"coreml does not express layers of different attention .layer_types = "
     ):
         window_of(AutoModelForCausalLM.from_config(config), "coreml")
 

@@ -57,7 +57,9 @@ def _require_none_missing(
     )
 
 
-def _require_shapes(name: str, mismatched: Iterable[tuple[str, Any, Any]], names: Sequence[str]) -> None:
+def _require_shapes(
+    name: str, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], names: Sequence[str]
+) -> None:
     shapes = {key: (list(stored), list(expected)) for key, stored, expected in mismatched}
     if not shapes:
         return
