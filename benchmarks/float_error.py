@@ -44,9 +44,10 @@ def main() -> None:
 
 def measured(name: str, rows: int, length: int) -> dict[str, float]:
     """The mean divergence from the model in float64, in nats, by what was changed."""
-    model = load_model(parse_reference(name), device="cpu", dtype="float32", attention="eager")
+    model: Any = load_model(parse_reference(name), device="cpu", dtype="float32", attention="eager")
     tokens = sampled(model, model.config.get_text_config(decoder=True).vocab_size, rows, length, seed=0)
-    exact, found = logits(model.double(), tokens), {}
+    exact = logits(model.double(), tokens)
+    found: dict[str, float] = {}
     changes: dict[str, Changed] = {f"{scale} x sums": _sums(scale) for scale in SCALES}
     changes |= {"float16 outputs": _rounded(torch.float16), "bfloat16 outputs": _rounded(torch.bfloat16)}
     for what, change in changes.items():
@@ -96,7 +97,10 @@ def _sums(scale: float) -> Changed:
 
 
 def _rounded(dtype: torch.dtype) -> Changed:
-    return lambda *made: made[-1].to(dtype).to(made[-1].dtype)
+    def rounded(_layer: Module, _inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return output.to(dtype).to(output.dtype)
+
+    return rounded
 
 
 if __name__ == "__main__":

@@ -117,13 +117,18 @@ def test_a_classifier_needs_its_head_and_its_statistics(
     ],
 )
 def test_an_expert_that_is_missing_is_refused(models_dir: Path, part: str, words: str) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    config = MixtralConfig(
-        **sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4, vocab_size=64
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = AutoConfig.for_model(
+        "mixtral", **sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=64
     )
-    edited(models_dir / "experts", MixtralForCausalLM(config), without(part))
+    edited(models_dir / "experts", AutoModelForCausalLM.from_config(config), without(part))
     with pytest.raises(UnsupportedError, match=words):
         load_model(parse_reference("path:experts"), device="cpu", dtype="float32")
 

@@ -1,12 +1,12 @@
 """Reads a checkpoint whole: each number of the model comes from its files, and none is drawn at random."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.vocabulary import UnsupportedError
 
+AutoModel = type[AutoModelForCausalLM] | type[AutoModelForImageClassification]
 _NAMED = 3
 """So many tensors are named in an error; of the others their number is told."""
 _NOT_COMPUTED_WITH = "num_batches_tracked"
@@ -16,8 +16,8 @@ _UNCONVERTED = "automatic conversion of the weights"
 _MEND = "copy the whole checkpoint, or correct config.json"
 
 
-def read_whole(kind: Any, name: str, source: str, **options: Any) -> PreTrainedModel:
-    """What `kind`, one of transformers' Auto classes, reads from the safetensors files of `source` with `options`.
+def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> PreTrainedModel:
+    """What `kind` reads from the safetensors files of `source` with `options`.
 
     `name` is what errors call the model. Raises UnsupportedError for what transformers only logs: a tensor of the model
     that the files lack or that has another shape there, which would be drawn at random; and a further tensor of a layer
