@@ -141,17 +141,19 @@ def changes_of(family: str) -> Iterator[Change]:
         elif name in _SIZES:
             yield name, {name: _SIZES[name]}
         else:
-            yield from ((name, _with_its_switch(family, name, other)) for other in _OTHERS[name])
+            yield from (_with_its_switch(family, name, other) for other in _OTHERS[name])
     yield from UNDECLARED
 
 
-def _with_its_switch(family: str, name: str, value: Any) -> dict[str, Any]:
-    """A window of the families that have a switch for it needs the switch."""
-    switched = (
-        name in ("sliding_window", "layer_types") and "use_sliding_window" in configuration(family).to_dict()
-    )
-    more = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1} if switched else {}
-    return more | ({} if switched and name == "sliding_window" else {name: value})
+def _with_its_switch(family: str, name: str, value: Any) -> Change:
+    """A window needs its switch in the families that have one, which then say by layer_types who has the window."""
+    if (
+        name not in ("sliding_window", "layer_types")
+        or "use_sliding_window" not in configuration(family).to_dict()
+    ):
+        return name, {name: value}
+    switched = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return "layer_types", switched | ({name: value} if name == "layer_types" else {})
 
 
 def text() -> NDArray[np.int64]:

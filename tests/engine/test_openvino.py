@@ -201,7 +201,7 @@ def test_layers_that_differ_in_their_attention_are_refused(models_dir: Path, tmp
     }
     config = AutoConfig.from_pretrained(models_dir / "qwen2", **window)
     AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / "mixed")
-    with pytest.raises(UnsupportedError, match="layers use different attention"):
+    with pytest.raises(UnsupportedError, match="layers of different attention"):
         prepared("openvino", tmp_path, model="path:mixed")
 
 

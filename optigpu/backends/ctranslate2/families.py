@@ -1,7 +1,7 @@
 """Which families CTranslate2 computes as transformers does, and which fields of their configurations it expresses.
 
-It ignores others without a word: the epsilon of GPT-2's norms and the scale of its attention, the angles of llama3, the
-base of Gemma's. Where attention has a window it computes a prompt wrongly that is longer than the window.
+It ignores others without a word: the epsilon of GPT-2's and Gemma 3's norms, the scale of GPT-2's attention, the angles
+of llama3, the base of Gemma's. With a window it computes a prompt wrongly that is longer than the window.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,6 @@ _USUAL_HEAD: Fields = {
     )
 }
 _FULL: Fields = {"layer_types": ("full_attention",), "sliding_window": None}
-_GEMMA: Fields = SIZES | {"rms_norm_eps": None}
 _GEMMA_3: Fields = {
     "layer_types": ("full_attention", "sliding_attention"),
     "_sliding_window_pattern": None,
@@ -76,8 +75,8 @@ FAMILIES: Mapping[str, Fields] = MappingProxyType(
         "mistral": _LLAMA | _NO_WINDOW,
         "qwen2": _LLAMA | _USUAL_HEAD | _FULL,
         "qwen3": _LLAMA | _FULL | {"attention_bias": None},
-        "gemma": _GEMMA | {"hidden_act": ("gelu", "gelu_pytorch_tanh")},
-        "gemma3_text": _GEMMA | _NO_WINDOW | _GEMMA_3,
+        "gemma": SIZES | {"rms_norm_eps": None, "hidden_act": ("gelu", "gelu_pytorch_tanh")},
+        "gemma3_text": SIZES | _NO_WINDOW | _GEMMA_3,
     }
 )
 """By transformers' model_type."""
