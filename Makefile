@@ -135,7 +135,7 @@ $(BIN)/python:
 .PHONY: FORCE
 FORCE:
 
-.env:
+.env: ## write .env with new random secrets
 	@umask 077 && sed \
 	  -e "s/^POSTGRES_PASSWORD=.*/POSTGRES_PASSWORD=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" \
 	  -e "s/^OPTIGPU_API_KEY=.*/OPTIGPU_API_KEY=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')/" \

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.llama_server import program as llama_server
 from optigpu.engines.environments import environment_of
+from tests.docker.host import INSIDE
 from tests.engine.native.record import compiler, recorded
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
@@ -105,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("node", config, items)
     if compiler() != recorded().compiler:
         leave_out("counts", config, items)
-    if "OPTIGPU_TEST_IN_NAMESPACES" not in os.environ:
+    if INSIDE not in os.environ:
         leave_out("docker", config, items)
     for kind in impossible():
         leave_out_of(SERVERS[kind], config, items)

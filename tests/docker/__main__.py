@@ -5,7 +5,9 @@ its mounts and its processes end with the run, and nothing of this machine is ch
 cache: Debian, the images, Docker's layers. Needs root on Debian or Ubuntu. Other arguments go to pytest.
 """
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,7 +52,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def inside(command: Sequence[str]) -> int:
     """Runs a command in new namespaces with a network that reaches out and cannot be reached; returns its status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # there is one machine
+        return _inside(command)
+
+
+def _inside(command: Sequence[str]) -> int:
     ready, told = os.pipe()
     variables = os.environ | {INSIDE: "1", "READY": str(told)}
     started = subprocess.Popen(
@@ -67,6 +76,7 @@ def inside(command: Sequence[str]) -> int:
     try:
         return started.wait()
     finally:
+        started.kill()  # and with it all that runs in the namespaces
         network.terminate()
         network.wait()
 

@@ -53,8 +53,8 @@ class Deployed:
         return job
 
     def ranked(self) -> set[str]:
-        """The jobs whose results are on the leaderboard."""
-        boards = self.get("/v1/leaderboard")["boards"]
+        """The jobs whose results are on the leaderboard, those that a busy machine made invalid included."""
+        boards = self.get("/v1/leaderboard?include_invalid=true")["boards"]
         return {row["job_id"] for board in boards for row in board["rows"]}
 
     def health(self) -> dict[str, str]:

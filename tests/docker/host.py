@@ -21,7 +21,7 @@ from optigpu.paths import cache_dir
 from tests.deploy.compose import ROOT
 from tests.servers.process import wait_until_it_answers
 
-INSIDE = "OPTIGPU_TEST_IN_NAMESPACES"
+INSIDE = "TESTS_IN_NAMESPACES"
 """Set where the tests run in namespaces of their own."""
 HOST = ("trixie", "docker.io,docker-cli,docker-compose,iptables,git,make,ca-certificates,curl,python3")
 """The first release of Debian with Compose 2, which is what `docker compose` calls."""

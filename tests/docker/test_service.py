@@ -34,7 +34,7 @@ def test_every_service_becomes_healthy(deployed: Deployed) -> None:
 def test_a_job_of_a_trained_model_is_measured_and_ranked(deployed: Deployed, job: str) -> None:
     (result,) = results_of(deployed, job)
     assert result["facts"]["dtype"] == "float32"
-    assert result["metrics"]["kl_divergence"]["value"] < 1e-5
+    assert result["metrics"]["kld_mean"]["value"] < 1e-5
     assert deployed.ranked() == {job}
 
 
