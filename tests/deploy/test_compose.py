@@ -10,8 +10,7 @@ import pytest
 from dotenv import dotenv_values
 
 from optigpu.variables import KNOWN
-from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, parse_compose, read_compose
-from tests.deploy.compose_keys import wrong_keys
+from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, read_compose
 from tests.pages import SETTINGS
 
 SECRETS = {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"}
@@ -61,26 +60,6 @@ def test_the_example_of_env_names_what_the_file_asks_for_and_holds_no_secret(
     assert set(shown) - asked <= {"COMPOSE_FILE", "HF_TOKEN", "HF_HUB_OFFLINE", *documented_settings()}
     assert shown["COMPOSE_FILE"] == f"{file}:docker-compose.gpus.yml"
     assert not any(shown.get(secret) for secret in (*SECRETS, "HF_TOKEN"))
-
-
-@EACH_FILE
-def test_every_key_is_one_of_the_compose_specification(
-    file: str, example: str, needed: dict[str, str]
-) -> None:
-    assert wrong_keys(read_compose(needed, file)) == []
-
-
-def test_a_wrong_key_is_named_with_its_place_and_with_what_is_meant() -> None:
-    text = (ROOT / ONE_HOST).read_text()
-    for right, wrong in (("shm_size:", "shm_sise:"), ("  retries: 2", "  retrys: 2")):
-        assert right in text
-        text = text.replace(right, wrong)
-    text = text.replace("hub:/var/lib/optigpu/hub", "huub:/var/lib/optigpu/hub")
-    assert wrong_keys(parse_compose(text, SECRETS)) == [
-        "services.worker-cpu.shm_sise is not a key of the compose specification. Did you mean shm_size?",
-        "services.worker-cpu.healthcheck.retrys is not a key of the compose specification. Did you mean retries?",
-        "services.worker-cpu.volumes: there is no volume huub.",
-    ]
 
 
 @EACH_FILE

@@ -15,6 +15,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 def test_the_command_is_there_and_says_its_version(host: Host, deployed: Deployed) -> None:
     assert VERSION in host.shell("docker run --rm optigpu optigpu --version")
+    assert "usage" in host.shell("docker run --rm optigpu hf download --help").lower()
 
 
 def test_another_version_than_the_project_s_ends_a_build(host: Host, deployed: Deployed) -> None:
