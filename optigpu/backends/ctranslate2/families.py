@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optigpu.models.loading.expressed import SIZES, Condition, Fields, require_expressed
+from optigpu.models.loading.expressed import ROTATION, SIZES, Condition, Fields, require_expressed
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -26,16 +26,12 @@ _GELU_AND_RELU = (
     "swish",
 )
 _ACTIVATION: Fields = {"activation_function": _GELU_AND_RELU}
-_ROTATION: Fields = {
-    "rope_parameters.rope_type": ("default", "linear"),
-    **dict.fromkeys(("rope_parameters.rope_theta", "rope_parameters.factor")),
-}
+_ROTATION: Fields = ROTATION | {"rope_parameters.rope_type": ("default", "linear")}
 _NO_WINDOW: Fields = {
     "sliding_window": Condition(
         "none below max_position_embeddings",
-        lambda values: (
-            (values["sliding_window"] or values["max_position_embeddings"])
-            >= values["max_position_embeddings"]
+        lambda config: (
+            (config.sliding_window or config.max_position_embeddings) >= config.max_position_embeddings
         ),
     )
 }
@@ -43,7 +39,7 @@ _LLAMA: Fields = SIZES | _ROTATION | {"rms_norm_eps": None, "hidden_act": ("silu
 _USUAL_HEAD: Fields = {
     "head_dim": Condition(
         "hidden_size / num_attention_heads",
-        lambda values: values["head_dim"] * values["num_attention_heads"] == values["hidden_size"],
+        lambda config: config.head_dim * config.num_attention_heads == config.hidden_size,
     )
 }
 _FULL: Fields = {"layer_types": ("full_attention",), "sliding_window": None}
@@ -51,7 +47,7 @@ _GEMMA_3: Fields = {
     "layer_types": ("full_attention", "sliding_attention"),
     "_sliding_window_pattern": None,
     "query_pre_attn_scalar": Condition(
-        "head_dim", lambda values: values["query_pre_attn_scalar"] == values["head_dim"]
+        "head_dim", lambda config: config.query_pre_attn_scalar == config.head_dim
     ),
 }
 

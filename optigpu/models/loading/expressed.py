@@ -7,10 +7,10 @@ that the class does not declare counts only where transformers' code for the fam
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optigpu.vocabulary import UnsupportedError
 
@@ -23,7 +23,7 @@ class Condition:
     """What all fields together must meet for one of them to be expressed; `words` follow "only"."""
 
     words: str
-    holds: Callable[[Mapping[str, Any]], bool]
+    holds: "Callable[[PretrainedConfig], bool]"
 
 
 Values = tuple[object, ...] | Condition | None
@@ -54,7 +54,7 @@ DECODER: Fields = (
     | ROTATION
     | {
         "word_embed_proj_dim": Condition(
-            "hidden_size", lambda values: values["word_embed_proj_dim"] == values["hidden_size"]
+            "hidden_size", lambda config: bool(config.word_embed_proj_dim == config.hidden_size)
         )
     }
     | dict.fromkeys(
@@ -97,7 +97,7 @@ def unexpressed(config: "PretrainedConfig", fields: Fields) -> str | None:
     for name, value in values.items():
         if name in fields:
             allowed = fields[name]
-            if not _allows(allowed, value, values):
+            if not _allows(allowed, value, config):
                 return f"{name} = {value!r}{_only(allowed)}"
         elif (
             name not in HARMLESS
@@ -118,11 +118,11 @@ def _values(config: "PretrainedConfig") -> dict[str, object]:
     return found
 
 
-def _allows(allowed: Values, value: object, values: Mapping[str, object]) -> bool:
+def _allows(allowed: Values, value: object, config: "PretrainedConfig") -> bool:
     if allowed is None:
         return True
     if isinstance(allowed, Condition):
-        return allowed.holds(values)
+        return allowed.holds(config)
     return all(each in allowed for each in (value if isinstance(value, list) else [value]))
 
 
