@@ -1,6 +1,7 @@
 """Reads a checkpoint whole: each number of the model comes from its files, and none is drawn at random."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, PreTrainedModel
 
@@ -24,8 +25,9 @@ def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> Pr
     that the model has no use for (a bias, a scale), without which it is another model. What is tied or not stored may
     be absent, and what belongs to no layer of the model may be there, such as heads that predict several tokens.
     """
+    read: Any = kind.from_pretrained  # its type leaves out the pair that it returns here
     try:
-        model, found = kind.from_pretrained(
+        model, found = read(
             source, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True, **options
         )
     except RuntimeError as error:
