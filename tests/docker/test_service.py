@@ -77,7 +77,7 @@ def test_a_service_is_restarted_and_nothing_is_lost(deployed: Deployed, job: str
 
 
 def test_after_the_restarts_the_worker_measures_again(deployed: Deployed, job: str) -> None:
-    again = deployed.measured(JOB | {"reuse": "never"})
+    again = deployed.measured(JOB | {"fresh": True})
     assert again != job
 
 
@@ -88,7 +88,7 @@ def test_a_backup_is_restored_by_the_commands_of_the_page(deployed: Deployed, jo
     deployed.host.shell(commands("restore with docker"))
     deployed.wait_until_healthy()
     assert deployed.ranked() == before
-    assert deployed.measured(JOB | {"reuse": "never"})
+    assert deployed.measured(JOB | {"fresh": True})
 
 
 def test_after_make_down_and_make_up_the_data_is_there_and_a_misspelt_setting_is_named(

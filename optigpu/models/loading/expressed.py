@@ -94,7 +94,9 @@ def require_expressed(config: "PretrainedConfig", fields: Fields, writer: str) -
 def unexpressed(config: "PretrainedConfig", fields: Fields) -> str | None:
     """The first field whose value is not expressed, with that value and those that are, or None."""
     values, declared = _values(config), _values(type(config)())
-    for name, value in values.items():
+    # A condition may hold or not because of another field, so it is asked last.
+    for name in sorted(values, key=lambda each: isinstance(fields.get(each), Condition)):
+        value = values[name]
         if name in fields:
             allowed = fields[name]
             if not _allows(allowed, value, config):
