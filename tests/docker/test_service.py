@@ -118,6 +118,6 @@ def test_a_volume_of_another_owner_is_named(deployed: Deployed) -> None:
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1] == (
         "python -m worker: No temporary directory for the measuring process can be made in "
-        "/var/lib/optigpu/data/scratch (Permission denied): give the folder of OPTIGPU_DATA_DIR to the user that the "
+        "/var/lib/optigpu/data (Permission denied): give the folder of OPTIGPU_DATA_DIR to the user that the "
         "worker runs as."
     )
