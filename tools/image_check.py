@@ -65,7 +65,14 @@ def programs(version: str) -> list[str]:
 def _commands(version: str) -> list[tuple[list[str], str]]:
     """Each with what it must print."""
     return [
-        (["python", "-c", "import api.app, worker.app, worker.poll, worker.pilot, worker.launch, optigpu.cli"], ""),
+        (
+            [
+                "python",
+                "-c",
+                "import api.app, worker.app, worker.poll, worker.pilot, worker.launch, optigpu.cli",
+            ],
+            "",
+        ),
         (["optigpu", "--version"], version),
         (["python", "-m", "api", "--help"], "--root-path"),
         (["python", "-m", "worker", "--help"], "--device"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
-from optigpu.hardware.cpu import has_onednn_bfloat16
+from optigpu.hardware.cpu import has_onednn_bfloat16, sums_bfloat16_apart
 from optigpu.job.spec import Variant
 from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference
@@ -157,11 +157,20 @@ class DecoderMemory:
         if self.stored.sum_bytes:
             sums = inner // width * self.stored.sum_bytes
             yield around + (inner if facts.gated_mlp else 0) + sums + stored
+        if self.device is DeviceKind.CPU and self.stored.width == 2 and sums_bfloat16_apart():
+            yield around + (2 if facts.gated_mlp else 1) * inner + FLOAT * (inner // width) + stored
         if computed:
             yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
         else:
             yield around + self._attention(batch, tokens, length, layer)
-        yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
+        head = 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
+        yield head - self._gone_at_the_head()
+
+    def _gone_at_the_head(self) -> int:
+        """What a layer widened for its product is gone when a plain head runs; autocast keeps its copies."""
+        head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
+        is_plain = head.bytes in (0, self.stored.width * head.elements)
+        return self.stored.widened_bytes if is_plain and self.width == self.stored.width else 0
 
     def _copied_head(self) -> int:
         """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU.

@@ -62,6 +62,12 @@ def has_onednn_bfloat16(root: Path = _ROOT) -> bool:
     return not {"avx512bw", "bf16"}.isdisjoint(cpu_features(root))
 
 
+def sums_bfloat16_apart(root: Path = _ROOT) -> bool:
+    """Whether a product of bfloat16 holds its sums in float32 beside its output: oneDNN's, by AVX-512 without bf16."""
+    features = cpu_features(root)
+    return "avx512bw" in features and "avx512_bf16" not in features
+
+
 def has_vnni(root: Path = _ROOT) -> bool:
     """Whether an x86 CPU has an instruction that adds four products of 8-bit numbers to a sum: VNNI."""
     return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features(root))

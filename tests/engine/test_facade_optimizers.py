@@ -13,6 +13,7 @@ from optigpu.job.spec import resolve
 from optigpu.surgery.bitsandbytes_layers import Nf4Linear
 from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Linear
+from optigpu.techniques.decoding.native_decode.generating import NativeGenerate
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.brief_jobs import BRIEF
@@ -52,7 +53,7 @@ def test_it_is_the_model_that_a_job_measures() -> None:
 
 def test_native_generates_with_packed_weights() -> None:
     model = loaded("native")
-    assert "generate" in vars(model)
+    assert isinstance(model, NativeGenerate)
     assert model.generate(PROMPT, max_new_tokens=4, do_sample=False).shape == (1, 10)
 
 

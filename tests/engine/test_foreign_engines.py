@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def test_coreml_s_answer_holds_the_logits_of_each_token() -> None:
 
 def test_a_trained_model_s_own_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder_of("vllm", order(), lambda _: None) == BUNDLED["tiny"]
-    (tmp_path / "mine").mkdir()
+    copytree(BUNDLED["tiny"], tmp_path / "mine")
     monkeypatch.setenv("OPTIGPU_MODELS_DIR", str(tmp_path))
     assert folder_of("vllm", order(model="path:mine"), lambda _: None) == tmp_path / "mine"
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

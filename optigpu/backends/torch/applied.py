@@ -58,9 +58,10 @@ class AppliedModel(TorchDevice):
     def _change_model(self, stack: tuple[Technique, ...]) -> None:
         """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""
         for technique in stack:
-            before = parameters_of(self.model)
+            quantizes = Choice.WEIGHTS in technique.chosen()
+            before = parameters_of(self.model) if quantizes else {}
             technique.modules(self.model, self.notes)
-            if Choice.WEIGHTS in technique.chosen():
+            if quantizes:
                 self.quantized = share_gone(before, self.model, self.weights)
         for technique in stack:
             technique.finish(self.model, self.notes)

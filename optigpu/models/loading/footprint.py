@@ -57,9 +57,9 @@ def weight_bytes(model: Module) -> int:
 
 
 def parameters_of(model: Module) -> dict[str, tuple[int, int]]:
-    """The address and the number of weights of each parameter by its name; what is tied has several names."""
+    """The identity and the number of weights of each parameter by its name; what is tied has several names."""
     named = model.named_parameters(remove_duplicate=False)
-    return {name: (address(parameter), parameter.numel()) for name, parameter in named}
+    return {name: (id(parameter), parameter.numel()) for name, parameter in named}
 
 
 def share_gone(before: Mapping[str, tuple[int, int]], model: Module, weights: int) -> float:
