@@ -10,7 +10,7 @@ import httpx
 from tests.docker.host import Host
 
 ADDRESS = "http://127.0.0.1:8000"
-TIMEOUT_S = 240
+TIMEOUT_S = 1800
 JOB = {
     "workload": {"kind": "generate", "batch_size": 1, "prompt_tokens": 16, "new_tokens": 16},
     "model": "bundled:tiny",
