@@ -10,7 +10,7 @@ import pytest
 
 from tests.docker.deployed import Deployed
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 CREATE = "docker compose exec -T api python -m api keys create prometheus --scope read 2>/dev/null"
 COMPOSE = "docker compose --file docker-compose.monitoring.yml"

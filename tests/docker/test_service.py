@@ -69,6 +69,7 @@ def test_a_secret_reaches_only_the_program_that_needs_it(deployed: Deployed) -> 
     assert deployed.client.get("/v1/jobs", headers={"Authorization": "Bearer wrong"}).status_code == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["redis", "postgres", "api", "worker-cpu"])
 def test_a_service_is_restarted_and_nothing_is_lost(deployed: Deployed, job: str, service: str) -> None:
     deployed.host.run("docker", "compose", "restart", service)
@@ -76,11 +77,13 @@ def test_a_service_is_restarted_and_nothing_is_lost(deployed: Deployed, job: str
     assert deployed.ranked() == {job}
 
 
+@pytest.mark.slow
 def test_after_the_restarts_the_worker_measures_again(deployed: Deployed, job: str) -> None:
     again = deployed.measured(JOB | {"fresh": True})
     assert again != job
 
 
+@pytest.mark.slow
 def test_a_backup_is_restored_by_the_commands_of_the_page(deployed: Deployed, job: str) -> None:
     before = deployed.ranked()
     deployed.host.shell(commands("backup with docker"))
@@ -91,6 +94,7 @@ def test_a_backup_is_restored_by_the_commands_of_the_page(deployed: Deployed, jo
     assert deployed.measured(JOB | {"fresh": True})
 
 
+@pytest.mark.slow
 def test_after_make_down_and_make_up_the_data_is_there_and_a_misspelt_setting_is_named(
     deployed: Deployed, job: str
 ) -> None:
@@ -106,6 +110,7 @@ def test_after_make_down_and_make_up_the_data_is_there_and_a_misspelt_setting_is
         assert UNKNOWN in deployed.host.run("docker", "compose", "logs", service).stdout
 
 
+@pytest.mark.slow
 def test_a_volume_of_another_owner_is_named(deployed: Deployed) -> None:
     owned = (
         "docker compose run --rm --no-deps --user root worker-cpu chown --recursive {} /var/lib/optigpu/data"

@@ -11,7 +11,7 @@ from tests.deploy.compose import ROOT
 from tests.docker.deployed import JOB, Deployed
 from tests.docker.host import Host
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 ELSEWHERE = "172.17.0.1"
 """The address of Docker's own bridge, which containers of any network reach."""
