@@ -3,6 +3,7 @@
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.techniques.base import EXACT
 from optigpu.vocabulary import UnsupportedError
 
@@ -25,9 +26,9 @@ def decoded(model: PreTrainedModel, cache: Cache) -> torch.Tensor:
 def require_same_attention(technique: str, model: PreTrainedModel) -> None:
     """Raises UnsupportedError if a decoder's attention computes something else than transformers' fused one does.
 
-    A model without a fused one has nothing to be compared with.
+    A model without a fused one has nothing to be compared with, and packed layers compute nothing yet.
     """
-    if not (model.can_generate() and model._supports_sdpa):
+    if not (model.can_generate() and model._supports_sdpa) or count_packed(model):
         return
     own = model.config._attn_implementation
     found = decoded(model, DynamicCache(config=model.config))

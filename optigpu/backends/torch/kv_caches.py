@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from optigpu.backends.torch.int8_cache import int8_token_bytes
 from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.surgery.sameness import STEPS, TEXT, decoded, require_same
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
@@ -85,6 +86,8 @@ def _require_static(model: PreTrainedModel) -> None:
             f"transformers marks {family} models as unfit for a static cache; leave out static_kv_cache and what needs "
             "it."
         )
+    if count_packed(model):  # its layers compute once a technique has put its own in their place
+        return
     try:
         found = decoded(model, StaticCache(config=model.config, max_cache_len=2 * (TEXT + STEPS)))
     except (RuntimeError, ValueError, IndexError) as error:
