@@ -174,7 +174,12 @@ def test_the_memory_meter_reads_a_model(tmp_path: Path) -> None:
         "rotary frequencies are no weights"
     )
     assert reading.values["host_peak_bytes"] > reading.values["weight_bytes"]
-    assert set(reading.reasons) == {"peak_bytes", "peak_reserved_bytes", "params_trainable"}
+    assert set(reading.reasons) == {
+        "peak_bytes",
+        "peak_reserved_bytes",
+        "params_trainable",
+        "quantized_share",
+    }
 
 
 def test_the_memory_meter_has_reasons_where_there_is_no_model(tmp_path: Path) -> None:
