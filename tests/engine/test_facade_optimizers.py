@@ -53,7 +53,7 @@ def test_it_is_the_model_that_a_job_measures() -> None:
 
 def test_native_generates_with_packed_weights() -> None:
     model = loaded("native")
-    assert isinstance(model, NativeGenerate)
+    assert issubclass(type(model), NativeGenerate)
     assert model.generate(PROMPT, max_new_tokens=4, do_sample=False).shape == (1, 10)
 
 
