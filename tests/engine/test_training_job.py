@@ -53,7 +53,7 @@ def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[s
         assert isinstance(metered, Metered)
         assert metered.values["params_trainable"] == metered.values["params_total"]
         assert metered.values["peak_bytes"] >= 4 * metered.values["weight_bytes"]
-        assert set(metered.reasons) == {"peak_reserved_bytes"}
+        assert set(metered.reasons) == {"peak_reserved_bytes", "quantized_share"}
 
 
 @pytest.mark.slow
