@@ -35,7 +35,7 @@ UNPRIVILEGED_ULIMITS = "  ulimits:\n    nice: 40\n"
 
 
 def cache_folder() -> Path:
-    """Where Debian, the images and Docker's layers are kept: about 8 GB."""
+    """Where Debian, the images and Docker's layers are kept: some GB."""
     return cache_dir() / "tests-docker"
 
 
