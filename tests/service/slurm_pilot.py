@@ -8,6 +8,7 @@ import worker.execute
 from optigpu.documents.events import Event, VariantFinished, VariantStarted
 from optigpu.documents.result import Outcome
 from optigpu.hardware import probe
+from optigpu.job.measured import summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.measure import NONE_DONE, Report, never
@@ -41,13 +42,11 @@ def _products(spec: JobSpec) -> list[Variant]:
 
 
 def _of_this_job(event: VariantFinished, spec: JobSpec) -> VariantFinished:
-    """With the digest of the variant, which the service checks, and the machine's environment."""
+    """With what the plan says of the variant, which the service checks, and the machine's environment."""
     result = event.outcome.result
     if result is None:
         return event
-    variant = variants_of(spec)[event.outcome.index]
-    said = {"workload": variant.workload.model_dump(mode="json"), "workload_digest": variant.workload_digest}
-    changed = {"variant": result.variant.model_copy(update=said), "environment": probe()}
+    changed = {"variant": summary_of(variants_of(spec)[event.outcome.index]), "environment": probe()}
     outcome = event.outcome.model_copy(update={"result": result.model_copy(update=changed)})
     return VariantFinished(outcome=outcome)
 
