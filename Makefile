@@ -41,13 +41,15 @@ check: tools ## what to run for each change: lint and the quick tests, on two co
 quick: tools
 	@exec $(BIN)/python -m tests --quick -q $(ARGS)
 
-test: tools ## run the tests; PostgreSQL and Redis are found, started or installed
+test: tools ## run the tests but the long ones; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)
 
 image: tools ## build the image and run what the compose files start, in a Docker of its own; root on Debian or Ubuntu
 	@exec $(BIN)/python -m tests.docker $(ARGS)
 
-test-all: llama engines test image ## all tests, with the engines that pip installs
+test-all: llama engines ## all tests with the engines that pip installs, and the image; with ARGS=tests/edge those of a folder
+	@exec $(BIN)/python -m tests --all $(ARGS)
+	$(if $(ARGS),,@exec $(MAKE) --no-print-directory image)
 
 chaos: tools ## 300 jobs while workers, APIs, Redis, PostgreSQL and the network fail; under 5 minutes
 	@exec $(BIN)/python -m tests.chaos $(ARGS)

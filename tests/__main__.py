@@ -1,14 +1,18 @@
-"""`python -m tests`: all tests side by side, a process for each CPU, then those on a GPU one after the other.
+"""`python -m tests`: the tests side by side, a process for each CPU, then those on a GPU one after the other.
 
-`python -m tests --quick` runs what a developer waits for after each change. Other arguments go to pytest. Which tests
-are quick tests/conftest.py says. Plain `pytest` runs everything one after the other.
+`python -m tests --quick` runs what a developer waits for after each change, `python -m tests --all` also the tests
+that are marked `long`. Other arguments go to pytest. Which tests are quick tests/conftest.py says. Plain `pytest` runs
+everything one after the other.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from optigpu.hardware.cpu import allowed_cpus
 from tests.conftest import gpu_count
@@ -17,6 +21,19 @@ NOTHING_FOUND = 5
 """pytest's exit status when no test was selected."""
 QUIETLY = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """torch's threads would wait for each other, and a thread that waits by spinning takes the CPU from one that works."""
+ROOT = Path(__file__).resolve().parent.parent
+TESTS_OF = {
+    "optigpu/edge/": "tests/edge",
+    "esp32_agent/": "tests/edge",
+    "optigpu/store/": "tests/service",
+    "optigpu/": "tests/engine",
+    "api/": "tests/service",
+    "worker/": "tests/service",
+    "migrations/": "tests/service",
+    "deploy/": "tests/deploy",
+    "docs/": "tests/unit",
+}
+"""The folder of the tests of what begins so; the first that matches counts."""
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """Containers often set it. Each of the hundreds of processes that tests start would compile what it imports anew."""
 
@@ -27,11 +44,53 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["--quick"]:
         return run([*side_by_side("quick"), *arguments[1:]])
-    statuses = [run([*side_by_side("together"), *arguments])]
+    if arguments[:1] == ["--all"]:
+        return run_both("", arguments[1:])
+    status = run_both(" and not long", arguments)
+    if due := folders_due(changed_files()):
+        print(f"Changed, and with long tests that did not run (`make test-all ARGS=...`): {' '.join(due)}")
+    return status
+
+
+def run_both(selection: str, arguments: Sequence[str]) -> int:
+    """The tests that run side by side, then the others, of which each needs a GPU."""
+    statuses = [run([*side_by_side(f"together{selection}"), *arguments])]
     if gpu_count():
-        statuses.append(run(["-m", "not together", *arguments]))
+        statuses.append(run(["-m", f"not together{selection}", *arguments]))
     found = [status for status in statuses if status != NOTHING_FOUND]
     return max(found, default=NOTHING_FOUND)
+
+
+def changed_files() -> list[str]:
+    """The files that differ from the last tagged version; before the first tag all of them, without git none."""
+    tag = git("describe", "--tags", "--abbrev=0")
+    return git("diff", "--name-only", *tag) if tag else git("ls-files")
+
+
+def folders_due(changed: Iterable[str]) -> list[str]:
+    """The folders of tests that hold long ones, and of which something that they test has changed."""
+    found = {folder for name in changed if (folder := folder_of_tests(name))}
+    return sorted(folder for folder in found if any(map(has_long_tests, (ROOT / folder).rglob("test_*.py"))))
+
+
+def folder_of_tests(name: str) -> str | None:
+    """The folder of the tests of a file: of `optigpu/edge/codes.py` it is `tests/edge`."""
+    own = re.match(r"tests/[a-z]+(?=/)", name)
+    return (
+        own[0] if own else next((tests for start, tests in TESTS_OF.items() if name.startswith(start)), None)
+    )
+
+
+def has_long_tests(file: Path) -> bool:
+    return "mark.long" in file.read_text(encoding="utf-8")
+
+
+def git(*arguments: str) -> list[str]:
+    """The lines that git prints; none where it fails, or where there is no git."""
+    with suppress(FileNotFoundError):
+        told = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return told.stdout.splitlines() if told.returncode == 0 else []
+    return []
 
 
 def side_by_side(marker: str) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.llama_server import program as llama_server
 from optigpu.engines.environments import environment_of
 from tests.docker.host import INSIDE
+from tests.durations import Durations, by_duration, kept_seconds
 from tests.engine.native.record import compiler, recorded
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
@@ -45,6 +46,8 @@ OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm", "execu
 """The backend of each marker that needs an environment which `optigpu engines install` makes."""
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
+LASTING = ("slow", "long")
+"""Markers of what `make check` leaves out; `make test` leaves out the second."""
 SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         POSTGRES: frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "postgresql"}),
@@ -55,7 +58,7 @@ SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 """For each server the fixtures that start it, and the cases that run on it; `make check` runs no such test."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A worker of a parallel run, and every process that its tests start, stays on one CPU.
 
     Threads that wait for each other by spinning would take the other workers' CPUs from them, and what is measured
@@ -65,6 +68,8 @@ def pytest_configure() -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
+    if not worker:
+        config.pluginmanager.register(Durations())
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
@@ -111,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for kind in impossible():
         leave_out_of(SERVERS[kind], config, items)
     leave_out_of(missing_programs(), config, items)
+    items[:] = by_duration(items, kept_seconds())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -145,7 +151,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def is_quick(item: pytest.Item, seen: set[str]) -> bool:
     """Whether `make check` runs it. `seen` holds the tests of which a first case was taken."""
     place = item.nodeid.removeprefix("tests/")
-    if not place.startswith(QUICK) or item.get_closest_marker("slow") or needs_a_server(item):
+    if not place.startswith(QUICK) or needs_a_server(item) or any(map(item.get_closest_marker, LASTING)):
         return False
     function = place.partition("[")[0]
     is_first = function not in seen

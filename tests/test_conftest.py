@@ -1,11 +1,13 @@
 """What tests/conftest.py and tests/__main__.py promise to every other test."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.__main__ import side_by_side
+from tests.__main__ import folder_of_tests, folders_due, side_by_side
 from tests.conftest import ALONE, TESTS
+from tests.durations import Durations, kept_seconds
 
 
 @pytest.mark.parametrize(("gpus", "outcomes"), [(0, {"passed": 1, "deselected": 1}), (1, {"passed": 2})])
@@ -57,12 +59,13 @@ def test_a_check_takes_one_case_of_each_test_and_no_server(
     monkeypatch.setattr("tests.conftest.TESTS", pytester.path)
     monkeypatch.setattr("tests.conftest.ALONE", ("engine/test_it.py::test_timed",))
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    pytester.makeini("[pytest]\nmarkers =\n  slow\n  quick\n  together\n")
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  long\n  quick\n  together\n")
     body = (
         "import pytest\n"
         "@pytest.mark.parametrize('case', [1, 2])\ndef test_cases(case): pass\n"
         "@pytest.mark.parametrize('engine', ['sqlite', 'postgresql'])\ndef test_store(engine): pass\n"
         "@pytest.mark.slow\ndef test_slow(): pass\n"
+        "@pytest.mark.long\ndef test_long(): pass\n"
         "def test_timed(): pass\n"
     )
     for folder in ("unit", "engine", "deploy"):
@@ -134,3 +137,41 @@ def test_the_summary_says_where_a_test_whose_time_was_over_waited(
     lines = pytester.runpytest_subprocess("-rf", timeout=100).outlines
     (told,) = (line for line in lines if line.startswith("FAILED"))
     assert re.search(r"It waited in \w+\.py:6 > \w+\.py:3\.$", told)
+
+
+def test_the_slowest_file_starts_first_in_the_next_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file that never ran starts before those that did; the seconds of tests that did not run stay."""
+    kept = tmp_path / "durations.json"
+    kept.write_text('{"test_a.py::test_it": 0.001, "test_b.py::test_it": 9.5, "test_gone.py::test_it": 3}')
+    monkeypatch.setattr("tests.conftest.kept_seconds", lambda: kept_seconds(kept))
+    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
+    monkeypatch.setattr("tests.conftest.TESTS", pytester.path)
+    pytester.makeini("[pytest]\nmarkers =\n  quick\n  together\n")
+    pytester.makepyfile(**dict.fromkeys(("test_a", "test_b", "test_c"), "def test_it(): pass"))
+    ran = pytester.inline_run("--import-mode=importlib", plugins=[Durations(kept)])
+    assert [item.item.nodeid[:6] for item in ran.getcalls("pytest_runtest_protocol")] == [
+        "test_c",
+        "test_b",
+        "test_a",
+    ]
+    found = kept_seconds(kept)
+    assert found.keys() == {f"test_{name}.py::test_it" for name in ("a", "b", "c", "gone")}
+    assert found["test_b.py::test_it"] < 9.5
+    assert found["test_gone.py::test_it"] == 3
+
+
+def test_a_change_of_a_folder_names_its_long_tests() -> None:
+    assert folder_of_tests("optigpu/edge/codes.py") == folder_of_tests("esp32_agent/main.py") == "tests/edge"
+    assert (
+        folder_of_tests("tests/engine/native/record.py")
+        == folder_of_tests("optigpu/measure.py")
+        == "tests/engine"
+    )
+    assert folder_of_tests("README.md") is folder_of_tests("tests/conftest.py") is None
+    assert folders_due(["optigpu/measure.py", "worker/loop.py", "LICENSE"]) == [
+        "tests/engine",
+        "tests/service",
+    ]
+    assert folders_due(["LICENSE"]) == []

@@ -57,11 +57,6 @@ class Standing:
     progress: JobProgress
     warm_up: HostSample | None = None
 
-    def for_seconds(self, min_seconds: float) -> "Standing":
-        """The same process, of which the first rounds together take so long."""
-        measure = SPEC.measure.model_copy(update={"min_seconds": min_seconds})
-        return replace(self, assignment=self.assignment.model_copy(update={"measure": measure}))
-
     def timed_rounds(self, monitor: HostMonitor) -> TimedRounds:
         """Rounds from the first one on."""
         return TimedRounds(self.child, self.ready, self.assignment, monitor, self.warm_up)

@@ -4,7 +4,6 @@ The machine that runs these tests may itself be busy, so that they say what must
 was: that is said on made-up host_samples in tests/unit/test_verdict.py, and measured by benchmarks/quiet_runs.py.
 """
 
-import math
 import os
 import re
 import signal
@@ -15,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -25,11 +23,9 @@ from optigpu.child.messages import Audited, RunAudit
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.processes.rounds import ROUND_S
-from optigpu.conductor.verdicts.detectors import DRIFT_FROM_S, STOPPED_RATIO, STOPPED_S
+from optigpu.conductor.verdicts.detectors import STOPPED_RATIO, STOPPED_S
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.documents.result import Accelerator, VerdictReason, VerdictWarning
-from optigpu.hardware.counters import cpu_clock_s
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
 from tests.engine.measuring import (
@@ -122,54 +118,6 @@ def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> Non
         "it was ours because we said so"
     )
     assert seen.named[name] - sample.named.get(name, 0.0) == pytest.approx(used_s, abs=0.1)
-
-
-@pytest.mark.slow
-def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
-    """From the middle round on the process is stopped again and again.
-
-    It has then a quarter of the CPU time of the slowest round before, so that a machine that becomes faster by itself
-    does not make up for it.
-    """
-    over = threading.Event()
-    threads: list[threading.Thread] = []
-    rounds = math.ceil(1.1 * DRIFT_FROM_S / ROUND_S)
-    spent: list[tuple[float, float]] = []
-
-    def disturb(number: int, child: Child) -> None:
-        spent.append((time.monotonic(), cpu_seconds(child.pid)))
-        if number == rounds // 2:
-            shares = [(used - u) / (now - t) for (t, u), (now, used) in pairwise(spent)]
-            threads.append(threading.Thread(target=hamper, args=(child.pid, min(shares) / 4, over)))
-            threads[0].start()
-
-    try:
-        judged = verdict_as_if_alone(measured(honest.for_seconds(1.1 * DRIFT_FROM_S), disturb, rounds=rounds))
-    finally:
-        over.set()
-        threads[0].join()
-    assert VerdictReason.DRIFT in judged.reasons
-    assert any("became slower" in note for note in judged.notes)
-
-
-def cpu_seconds(pid: int) -> float:
-    used = cpu_clock_s(pid)
-    assert used is not None
-    return used
-
-
-def hamper(pid: int, share: float, over: threading.Event) -> None:
-    """Lets the process use this share of a CPU, in slices so short that each of its requests meets several.
-
-    Not much less: rounds are of fixed time, so that few slow requests would be too few for the last third.
-    """
-    began, before = time.monotonic(), cpu_seconds(pid)
-    with suppress(ProcessLookupError):
-        while not over.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(max(0.004, (cpu_seconds(pid) - before) / share - (time.monotonic() - began)))
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(0.003)
 
 
 @pytest.mark.slow
