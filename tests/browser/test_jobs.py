@@ -100,6 +100,7 @@ def hostile(guarded: Guarded) -> dict[str, str]:
     return {"job": job_id, "result": result.id, "webhook": webhook.json()["id"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_is_accessible_narrow_dark_and_runs_nothing_of_others(
     guarded: Guarded, hostile: dict[str, str], page: Page, path: str

@@ -34,6 +34,7 @@ class Seen:
         page.on("request", lambda request: self.addresses.append(request.url))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_in_a_browser(name: str, page: Page, site: Site) -> None:
     seen = Seen()

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.faults import faults
 from tests.chaos.story import Plan, chaos
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_every_accepted_job_ends_once_whatever_breaks(tmp_path: Path) -> None:

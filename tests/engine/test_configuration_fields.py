@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from optigpu.models.loading.expressed import HARMLESS, SIZES, unexpressed
+from tests.breadth import cases
 from tests.engine.changed_configurations import (
     PROMPT,
     SHAPES,
@@ -40,7 +41,7 @@ def stepped(forward: Callable[[Any], Any]) -> Logits:
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize(("family", "bound"), [("gpt2", LOOKED_UP), ("llama", EXACT)])
+@pytest.mark.parametrize(("family", "bound"), cases([("llama", EXACT), ("gpt2", LOOKED_UP)], 1))
 def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, bound: float) -> None:
     from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.gguf_file import write
@@ -63,7 +64,7 @@ def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, b
 
 
 @pytest.mark.onnxruntime
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str) -> None:
     from optigpu.backends.onnxruntime.contents import DATA, MODEL
     from optigpu.backends.onnxruntime.decoder_graph import write_decoder
@@ -85,7 +86,7 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
 
 
 @pytest.mark.openvino
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "gemma3_text"])
+@pytest.mark.parametrize("family", cases(["llama", "gpt2", "mistral", "qwen2", "gemma3_text"], 1))
 def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
     """The trace, which OpenVINO converts as it is."""
     import torch
@@ -139,7 +140,7 @@ def test_a_model_of_ctranslate2_has_each_field_or_refuses_it(tmp_path: Path, fam
     assert unlike(family, compute, EXACT) == []
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> None:
     """What is packed is rounded, so the logits are those of the model with the rounded weights."""
     import torch
@@ -168,7 +169,7 @@ def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> N
     assert unlike(family, compute, EXACT) == []
 
 
-@pytest.mark.parametrize("family", sorted(SHAPES))
+@pytest.mark.parametrize("family", cases(sorted(SHAPES)))
 def test_harmless_fields_change_no_logit(family: str) -> None:
     plain = model_of(configuration(family))
     expected = expected_logits(plain)

@@ -64,9 +64,10 @@ SLOW = ("torch_compile", "export_aot", "compile_training")
 """What compiles takes seconds for each shape."""
 
 
-def marked(name: str, *others: str) -> Any:
-    """The parameters of a test, with its mark where it is slow."""
-    return pytest.param(name, *others, marks=[pytest.mark.slow] if name in SLOW else [])
+def marked(name: str, *others: str, by_default: bool = True) -> Any:
+    """The parameters of a test, with its mark where it is slow, or one of those that `make test` leaves out."""
+    marks = [pytest.mark.slow] * (name in SLOW) + [pytest.mark.long] * (not by_default)
+    return pytest.param(name, *others, marks=marks)
 
 
 def names_for(workload: str) -> list[str]:
@@ -84,11 +85,12 @@ def refusal(name: str, shape: str) -> str | None:
 
 
 GENERATING = [
-    marked(name, shape)
-    for name in names_for("generate")
+    marked(name, shape, by_default=shape == SHAPES[place % len(SHAPES)])
+    for place, name in enumerate(names_for("generate"))
     for shape in SHAPES
     if (name, shape) not in ELSEWHERE
 ]
+"""By default each technique on one shape, and each shape with a third of the techniques."""
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +135,8 @@ def test_it_prefills_or_says_why_not(name: str) -> None:
 
 
 CLASSIFYING = [
-    marked(name, shape)
-    for name in names_for("classify")
+    marked(name, shape, by_default=shape == IMAGES[place % len(IMAGES)])
+    for place, name in enumerate(names_for("classify"))
     for shape in IMAGES
     if (name, shape) not in ELSEWHERE
 ]
@@ -157,8 +159,15 @@ def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     assert bool(passed.logits.isfinite().all())
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in names_for("train_step")])
-@pytest.mark.parametrize(("model", "shape"), [(LLAMA, "llama"), (VIT, "vit"), (RESNET, "resnet")])
+TRAINED = ((LLAMA, "llama"), (VIT, "vit"), (RESNET, "resnet"))
+TRAINING = [
+    marked(name, *trained_one, by_default=trained_one == TRAINED[place % len(TRAINED)])
+    for place, name in enumerate(names_for("train_step"))
+    for trained_one in TRAINED
+]
+
+
+@pytest.mark.parametrize(("name", "model", "shape"), TRAINING)
 def test_it_trains_or_says_why_not(name: str, model: str, shape: str) -> None:
     technique: Any = TECHNIQUES[name](name=name, **IN_TRAINING.get(name, {}))
     word = refusal(name, shape)

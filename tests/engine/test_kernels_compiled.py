@@ -53,7 +53,7 @@ def names_of(rows: list[dict[str, Any]]) -> set[tuple[str, ...]]:
     return {(row["file"], row["kernel"], row["example"], row["capability"]) for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_for_every_card_within_its_limits(table: list[dict[str, Any]]) -> None:
     assert {row["capability"] for row in table} == set(CARDS)
@@ -65,7 +65,7 @@ def test_every_kernel_compiles_for_every_card_within_its_limits(table: list[dict
             assert row["reason"] == f"{row['capability']} has no bfloat16"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_published_table_has_these_kernels_and_no_others(table: list[dict[str, Any]]) -> None:
     published = json.loads((RESULTS / "kernels.json").read_text())["rows"]
@@ -76,7 +76,7 @@ def test_the_published_table_has_these_kernels_and_no_others(table: list[dict[st
         assert f"| {row['example']} | {row['capability']} | " in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_published_figures_are_those_that_are_compiled_now(table: list[dict[str, Any]]) -> None:
     published = {row["digest"]: row for row in json.loads((RESULTS / "kernels.json").read_text())["rows"]}

@@ -69,7 +69,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(built(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("package"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(

@@ -17,7 +17,7 @@ JOINING = ("-std=c++17", "-O1", "-fexpensive-optimizations", "-w")
 ARGUMENTS = ("1", "3", "4")
 """As many rounds as the sanitizers look at."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

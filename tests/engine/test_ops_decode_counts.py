@@ -9,7 +9,7 @@ from tests.servers.rule import program
 
 WITHIN = 0.005
 
-pytestmark = [pytest.mark.slow, pytest.mark.counts]
+pytestmark = [pytest.mark.long, pytest.mark.counts]
 
 
 @pytest.fixture(scope="module")

@@ -40,21 +40,21 @@ PERSISTENT = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_operators_are_right_where_they_are_interpreted() -> None:
     calls = "".join(f"{name}()\n" for name in SCENES)
     code = f"from tests.engine.triton_decode import {', '.join(SCENES)}\n{calls}print('right')"
     assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_kernel_runs_a_whole_step_where_it_is_interpreted() -> None:
     calls = "".join(f"{name}()\n" for name in PERSISTENT)
     code = f"from tests.engine.triton_persistent import {', '.join(PERSISTENT)}\n{calls}print('right')"
     assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_stream_in_what_is_compiled_for_a_gpu() -> None:
     """Down to machine code for a Hopper GPU; test_kernels_compiled.py compiles every kernel for every GPU."""
     code = (

@@ -38,6 +38,6 @@ print("right")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_kernels_agree_with_float64() -> None:
     assert_right(INTERPRETED, {"TRITON_INTERPRET": "1"})

@@ -109,12 +109,12 @@ print("right")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_kernels_agree_with_float64() -> None:
     assert_right(INTERPRETED, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torch_traces_the_operator_and_sees_its_launch() -> None:
     """With no GPU, by a compiler that runs nothing."""
     assert_right(TRACED, {"TRITON_INTERPRET": "0"})

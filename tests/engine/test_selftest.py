@@ -103,6 +103,7 @@ def test_a_device_that_is_not_there_is_never_ok(monkeypatch: pytest.MonkeyPatch)
     assert str(result.reason).startswith("This machine has no NVIDIA GPU that works (")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_everything_passes_on_this_machine() -> None:
     """The whole command: nothing fails, and what a device that is not there would run is not possible."""

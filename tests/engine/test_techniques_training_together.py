@@ -41,7 +41,7 @@ STACKS: list[tuple[Technique, ...]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: " + ".join(each.name for each in stack))
 def test_a_stack_learns_and_begins_again(stack: tuple[Technique, ...]) -> None:
     plain = losses_of(trained(LLAMA), steps=1)[0]

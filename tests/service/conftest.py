@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,22 @@ def service_on_postgresql(postgres_server_url: str) -> Iterator[Served]:
         yield served
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs one test of each file of HTTP calls on PostgreSQL, and all of them on SQLite.
+
+    The store's own tests, which use `database`, run on both.
+    """
+    journeys: set[Path] = set()
+    for item in items:
+        if "service" in getattr(item, "fixturenames", ()) and "postgresql" in item.name:
+            if item.path in journeys:
+                item.add_marker(pytest.mark.long)
+            journeys.add(item.path)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest) -> Served:
-    """The service with an empty database; the test runs once on each engine."""
+    """The service with an empty database; the test runs once on each engine, see above."""
     served: Served = request.getfixturevalue(f"service_on_{request.param}")
     with served.database.write() as session:
         for table in reversed(Base.metadata.sorted_tables):

@@ -210,6 +210,7 @@ class DyingLauncher(Slurm):
         return reference
 
 
+@pytest.mark.long
 def test_of_fifty_jobs_none_is_lost_and_none_runs_twice(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

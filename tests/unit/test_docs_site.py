@@ -39,7 +39,7 @@ def module_monkeypatch() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
     built = {page.relative_to(site) for page in site.rglob("*.html")}
@@ -50,20 +50,20 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) ->
     assert [page for page in built if loads.search((site / page).read_text())] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_reference_has_every_public_name(site: Path) -> None:
     said = (site / "reference" / "library.html").read_text()
     assert [name for name, module in EXPORTS.items() if f'id="{module}.{name}"' not in said] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_link_to_a_source_file_leads_to_its_source(site: Path) -> None:
     target = "source/optigpu/job/plan.py.html"
     assert f'href="{target}"' in (site / "architecture.html").read_text()
     assert "ladder" in (site / target).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_link_to_a_folder_leads_to_a_list_of_its_pages(site: Path) -> None:
     said = (site / "decisions" / "index.html").read_text()
     assert [

@@ -46,6 +46,7 @@ def test_in_32_bit_micropython(name: str, function: str) -> None:
     assert f"ok {name} {function}\n" in output, _said(output, function)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS)
 def test_in_micropython_with_a_heap_of_128_kb(bytecode: Path, name: str, function: str) -> None:
     code = f"from tests.edge.core import run_suites\nrun_suites.run({name!r}, {function!r})"

@@ -60,7 +60,7 @@ class Client:
             return self.fetch(server.port, **settings)
 
 
-@pytest.fixture(params=["cpython", "micropython"])
+@pytest.fixture(params=["cpython", pytest.param("micropython", marks=pytest.mark.long)])
 def client(request: pytest.FixtureRequest) -> Client:
     """The client under each interpreter."""
     return Client(request.param)
