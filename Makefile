@@ -28,9 +28,9 @@ llama: tools ## add the llama_cpp backend: llama.cpp is compiled for this CPU, w
 	@$(BIN)/python -c 'import gguf, llama_cpp' 2>/dev/null || \
 	CFLAGS="$$CFLAGS $(NO_AMX)" CXXFLAGS="$$CXXFLAGS $(NO_AMX)" CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
 
-engines: tools ## add the backends onnxruntime, openvino and ctranslate2, and the converter of coreml
-	@$(BIN)/python -c 'import coremltools, ctranslate2, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,ctranslate2,coreml]"
+engines: tools ## add the backends onnxruntime and openvino, and the converter of coreml
+	@$(BIN)/python -c 'import coremltools, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,coreml]"
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo

@@ -24,13 +24,11 @@ ONNX_INT4 = Stack("onnxruntime int4", named("onnx_int4"), "onnxruntime")
 OPENVINO_FP32 = Stack("openvino float32", (), "openvino")
 OPENVINO_INT8 = Stack("openvino int8", named("openvino_int8"), "openvino")
 OPENVINO_INT4 = Stack("openvino int4", named("openvino_int4"), "openvino")
-CTRANSLATE2_FP32 = Stack("ctranslate2 float32", (), "ctranslate2")
-CTRANSLATE2_INT8 = Stack("ctranslate2 int8", named("ctranslate2_int8"), "ctranslate2")
 
-EIGHT_BITS = (Q8_0, Q4_K_M, ONNX_INT8, OPENVINO_INT8, CTRANSLATE2_INT8)
+EIGHT_BITS = (Q8_0, Q4_K_M, ONNX_INT8, OPENVINO_INT8)
 """One stack of each engine at least: the first eight variants of a job take turns with one another."""
 FOUR_BITS = (ONNX_INT4, OPENVINO_INT4)
-FLOATS = (ONNX_FP32, OPENVINO_FP32, CTRANSLATE2_FP32)
+FLOATS = (ONNX_FP32, OPENVINO_FP32)
 SPEED = ("latency", "memory")
 
 
@@ -97,7 +95,7 @@ CASES: dict[str, EngineCase] = {
     ),
     "small": EngineCase(
         "bundled:small",
-        (EAGER, NATIVE, UNEVEN, Q4_K_M, IQ4_KS, *FOUR_BITS, CTRANSLATE2_INT8, Q4_0, IQ4_K, Q8_0),
+        (EAGER, NATIVE, UNEVEN, Q4_K_M, IQ4_KS, *FOUR_BITS, Q4_0, IQ4_K, Q8_0),
         budget_s=300,
         seconds=1.0,
         meters=(*SPEED, "quality"),

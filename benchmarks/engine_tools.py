@@ -17,8 +17,6 @@ from pathlib import Path
 
 from benchmarks.document import write
 from benchmarks.engine_cases import (
-    CTRANSLATE2_FP32,
-    CTRANSLATE2_INT8,
     EAGER,
     ONNX_FP32,
     ONNX_INT4,
@@ -40,7 +38,6 @@ NOT_MEASURED = {
     "onnxruntime_perf_test": "ONNX Runtime's package does not contain it; that of the package, "
     "onnxruntime.tools.onnxruntime_test, gives random numbers to inputs that say how long the cache is",
     "benchmark_app": "OpenVINO's gives every inference inputs of one shape, and a decoder's mask grows with each step",
-    "CTranslate2": "its package has no benchmark",
 }
 """Tools that time no decoding of these files, with the reason."""
 
@@ -95,7 +92,6 @@ def engines(llama_bench: str) -> tuple[Engine, ...]:
                 ("InferRequest.start_async and wait", "openvino_loop", ()),
             ),
         ),
-        Engine((CTRANSLATE2_FP32, CTRANSLATE2_INT8), (("Generator.generate_batch", "ctranslate2_loop", ()),)),
     )
 
 
@@ -158,7 +154,7 @@ def _options() -> argparse.Namespace:
         "--engines",
         nargs="+",
         default=[],
-        help="of these backends alone: torch, llama_cpp, onnxruntime, openvino, ctranslate2",
+        help="of these backends alone: torch, llama_cpp, onnxruntime, openvino",
     )
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=64)

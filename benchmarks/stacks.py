@@ -88,7 +88,6 @@ _BUILT = {
     "ik_llama_cpp_flags": ("ik-llama-cpp-python", "gguf_tensor_types"),
     "onnxruntime_build": ("onnxruntime", "onnx_tensor_types"),
     "openvino_build": ("openvino", "openvino_constants"),
-    "ctranslate2_flags": ("ctranslate2", "ctranslate2_tensor_types"),
 }
 """What the facts of a run say of an engine: how it was built, by its package and where its tensors' types are."""
 
@@ -98,9 +97,8 @@ def details_of(facts: dict[str, Any]) -> dict[str, Any]:
     recorded = facts["recorded"]
     for built, (package, types) in _BUILT.items():
         if built in recorded:
-            said = recorded[built]
             return {
-                "flags": said if isinstance(said, str) else "; ".join(map(str, said)),
+                "flags": recorded[built],
                 "threads": facts["threads"],
                 "version": f"{package} {facts['versions'][package]}",
                 "tensor_types": recorded[types],

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks import peers
 from benchmarks.engine_cases import (
-    CTRANSLATE2_INT8,
     IQ4_K,
     IQ4_KS,
     ONNX_INT4,
@@ -62,7 +61,7 @@ IK_Q4_0 = Stack("ik_llama.cpp Q4_0_R8", named("gguf", type="Q4_0_R8", pure=True)
 """Rows of Q4_0 are interleaved by eights."""
 IK_LLAMA_CPP = (IK_Q4_K_M, IQ4_KS, IQ4_K, IK_Q4_0)
 """It runs no GPT-2: there its rows are the reason."""
-EIGHT_BITS = (OPENVINO_INT8, ONNX_INT8, CTRANSLATE2_INT8)
+EIGHT_BITS = (OPENVINO_INT8, ONNX_INT8)
 FOUR_BITS = (OPENVINO_INT4, ONNX_INT4)
 ENGINES = (*LLAMA_CPP, Q4_0_HEAD, *IK_LLAMA_CPP, *FOUR_BITS, *EIGHT_BITS)
 """The peers that a backend of the engine runs, beside transformers itself."""

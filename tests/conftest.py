@@ -42,7 +42,7 @@ ALONE = ("gpu/",)
 All other tests use their own processes, folders, databases and a CPU of their own, and so can run in parallel.
 """
 
-OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm", "executorch": "executorch"})
+OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm"})
 """The backend of each marker that needs an environment which `optigpu engines install` makes."""
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
@@ -101,8 +101,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("loadgen", config, items)
     if not has_openvino():
         leave_out("openvino", config, items)
-    if not has_ctranslate2():
-        leave_out("ctranslate2", config, items)
     if not has_coremltools():
         leave_out("coreml", config, items)
     if not has_otel():
@@ -223,11 +221,6 @@ def has_loadgen() -> bool:
 def has_openvino() -> bool:
     """Whether the extra openvino is installed."""
     return find_spec("openvino") is not None and find_spec("nncf") is not None
-
-
-def has_ctranslate2() -> bool:
-    """Whether the extra ctranslate2 is installed."""
-    return find_spec("ctranslate2") is not None
 
 
 def has_coremltools() -> bool:

@@ -23,7 +23,7 @@ def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 
 
-@pytest.mark.parametrize("marker", ["gptq", "llama", "onnxruntime", "openvino", "ctranslate2"])
+@pytest.mark.parametrize("marker", ["gptq", "llama", "onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("installed", "outcomes"), [(False, {"passed": 1, "deselected": 1}), (True, {"passed": 2})]
 )
@@ -34,7 +34,7 @@ def test_a_test_that_needs_an_extra_is_deselected_where_it_is_not_installed(
     installed: bool,
     outcomes: dict[str, int],
 ) -> None:
-    extras = ("gptqmodel", "llama_cpp", "onnxruntime", "openvino", "ctranslate2")
+    extras = ("gptqmodel", "llama_cpp", "onnxruntime", "openvino")
     for name in (f"has_{extra}" for extra in extras):
         monkeypatch.setattr(f"tests.conftest.{name}", lambda: installed)
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")

@@ -6,9 +6,7 @@ To add one: write its folder and name its class in `_ALL`. What a backend is, `b
 
 from optigpu.backends.base import Backend
 from optigpu.backends.coreml import CoreMlBackend
-from optigpu.backends.ctranslate2 import Ctranslate2Backend
 from optigpu.backends.endpoint import EndpointBackend
-from optigpu.backends.executorch import ExecuTorchBackend
 from optigpu.backends.ik_llama_cpp import IkLlamaCppBackend
 from optigpu.backends.litert import LiteRtBackend
 from optigpu.backends.llama_cpp import LlamaCppBackend
@@ -28,11 +26,9 @@ _ALL: tuple[Backend, ...] = (
     TensorFlowBackend(),
     VllmBackend(),
     TensorRtLlmBackend(),
-    ExecuTorchBackend(),
     CoreMlBackend(),
     EndpointBackend(),
     OpenVinoBackend(),
-    Ctranslate2Backend(),
 )
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}

@@ -6,8 +6,8 @@ from optigpu.documents.result import Environment
 from optigpu.vocabulary import OutOfMemoryError, UnsupportedError
 from optigpu.workloads.base import Workload
 
-_OF_AN_ALLOCATION = ("bad_alloc", "failed to allocate memory", "memoryallocationfailed")
-"""In lower case: C++'s words, ONNX Runtime's and ExecuTorch's."""
+_OF_AN_ALLOCATION = ("bad_alloc", "failed to allocate memory")
+"""In lower case: C++'s words and ONNX Runtime's."""
 
 
 def packages_missing(packages: Sequence[str], environment: Environment, install: str) -> str | None:

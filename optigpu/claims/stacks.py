@@ -38,9 +38,7 @@ PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
         "gptq": frozenset({"gptq", "int4"}),
         "awq": frozenset({"awq", "int4"}),
         "int8_finetune": frozenset({"int8"}),
-        **dict.fromkeys(
-            ("onnx_int8", "onnx_static_int8", "openvino_int8", "ctranslate2_int8"), frozenset({"int8"})
-        ),
+        **dict.fromkeys(("onnx_int8", "onnx_static_int8", "openvino_int8"), frozenset({"int8"})),
         **dict.fromkeys(("onnx_int4", "openvino_int4"), frozenset({"int4"})),
     }
 )

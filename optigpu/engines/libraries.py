@@ -68,23 +68,11 @@ LIBRARIES: dict[str, EngineLibrary] = {
         "pip install --force-reinstall onnxruntime",
     ),
     "openvino": EngineLibrary("openvino", "openvino/libs/libopenvino_intel_cpu_plugin.so", just_in_time=True),
-    "ctranslate2": EngineLibrary(
-        "ctranslate2",
-        "ctranslate2.libs/libctranslate2-*.so*",
-        ("avx512",),
-        "pip install --force-reinstall ctranslate2",
-    ),
     "litert": EngineLibrary(
         "ai-edge-litert",
         "ai_edge_litert/libpywrap_litert_common.so",
         ("avx512", "vnni", "amx"),
         "pip install --force-reinstall ai-edge-litert",
-    ),
-    "executorch": EngineLibrary(
-        "executorch",
-        "executorch/lib/libexecutorch_backend_xnnpack.so",
-        ("avx512", "vnni"),
-        "optigpu engines remove executorch && optigpu engines install executorch",
     ),
     # Its build for CPUs brings a library for each of AVX2, AVX-512 and AMX, and loads the one that fits.
     "vllm": EngineLibrary(

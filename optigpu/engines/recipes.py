@@ -109,14 +109,6 @@ _ALL = (
             **({} if _NVIDIA.exists() else {"VLLM_TARGET_DEVICE": "cpu"}),
         },
     ),
-    Recipe(
-        name="executorch",
-        summary="ExecuTorch with XNNPACK",
-        minutes=2,
-        bytes=2**30,
-        packages=("executorch==1.5.1",),
-        shares=True,
-    ),
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}

@@ -50,7 +50,6 @@ PACKAGES = (
     "onnxruntime",
     "openvino",
     "nncf",
-    "ctranslate2",
     "nvidia-ml-py",
 )
 """The packages whose versions a result records."""

@@ -194,11 +194,6 @@ def openvino_int4_bytes(outputs: int, inner: int, *, group: int, offsets: bool) 
     return -(-outputs * inner // 2) + _HALF * groups + (-(-groups // 2) if offsets else 0)
 
 
-def ctranslate2_int8_bytes(outputs: int, inner: int) -> int:
-    """int8 numbers and a float32 scale for each output."""
-    return outputs * inner + _FLOAT * outputs
-
-
 def _up(size: int, step: int) -> int:
     """The least multiple of `step` that is not smaller."""
     return -(-size // step) * step

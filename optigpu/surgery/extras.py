@@ -9,7 +9,7 @@ Package = Literal["bitsandbytes", "gptqmodel", "peft"]
 """What a technique may need."""
 
 _EXTRAS = {"bitsandbytes": "quant", "torchao": "quant", "gptqmodel": "gptq", "peft": "train"}
-_ENGINES = ("llama-cpp-python", "gguf", "ai-edge-litert", "openvino", "nncf", "ctranslate2")
+_ENGINES = ("llama-cpp-python", "gguf", "ai-edge-litert", "openvino", "nncf")
 OPTIONAL_PACKAGES = (*_EXTRAS, "triton", *_ENGINES)
 """Packages that a machine may have or lack; workers say which they have. Triton comes with torch for NVIDIA GPUs."""
 

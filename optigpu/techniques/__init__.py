@@ -40,7 +40,6 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.memory.tensor_parallel import TensorParallel
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.ctranslate2_int8 import Ctranslate2Int8
 from optigpu.techniques.quantization.fp8 import Fp8
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.gguf import Gguf
@@ -95,7 +94,6 @@ AnyTechnique = Annotated[
     | OnnxStaticInt8
     | OpenVinoInt8
     | OpenVinoInt4
-    | Ctranslate2Int8
     | EagerAttention
     | FusedAttention
     | FusedLayernorm

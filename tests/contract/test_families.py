@@ -12,7 +12,6 @@ from optigpu.models.families import FAMILIES
 PACKAGE = Path(__file__).resolve().parents[2] / "optigpu"
 TABLE = "models/families.py"
 EXCEPTIONS = {
-    "backends/ctranslate2/families.py": "what CTranslate2 computes of each family is known of CTranslate2 alone",
     "models/presets.py": "presets are architectures of named models",
     "surgery/fused_blocks.py": "rewrites the forward functions of blocks, by the table's `forwards`",
     "techniques/kernels/fused_qkv/attention.py": "rewrites those of attentions, by the same",

@@ -45,7 +45,7 @@ def test_every_engine_that_decodes_is_checked_on_each_of_its_devices() -> None:
     decoding = {name for name, backend in BACKENDS.items() if backend.supports(Generate(), None) is None}
     engines = decoding - {"torch", "endpoint"}
     assert found == {(name, device) for name in engines for device in BACKENDS[name].devices}
-    assert {"vllm", "tensorrt_llm", "executorch", "coreml"} <= engines
+    assert {"vllm", "tensorrt_llm", "coreml"} <= engines
     alone = {check.name for check in engine_checks() if check.alone}
     assert alone == {name for name in engines if name in RECIPES}
 

@@ -4,7 +4,6 @@ Each field of a family's configuration is changed in turn: the engine's logits a
 the field.
 """
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,33 +108,6 @@ def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
 
         with torch.no_grad():
             return stepped(forward)
-
-    assert unlike(family, compute, EXACT) == []
-
-
-@pytest.mark.ctranslate2
-@pytest.mark.parametrize("family", sorted(SHAPES))
-def test_a_model_of_ctranslate2_has_each_field_or_refuses_it(tmp_path: Path, family: str) -> None:
-    """Its prompts go through one pass, and each token of the text through a step."""
-    from shutil import rmtree
-
-    from optigpu.backends.ctranslate2.generator import Generator, logits_at
-    from optigpu.backends.ctranslate2.written import converted
-    from optigpu.vocabulary import OptiGPUError
-
-    ids, folder = [[str(number) for number in text()[0]]], tmp_path / "model"
-    gc.freeze()  # the converter collects garbage after each layer
-
-    def compute(model: Any) -> Logits:
-        rmtree(folder, ignore_errors=True)
-        expected = expected_logits(model)
-        converted(model, folder, "float32")
-        generator = Generator(folder, "float32", 1)
-        (first,) = generator.decode([ids[0][:PROMPT]], 1).tokens[0]
-        if first != expected[PROMPT - 1].argmax():
-            raise OptiGPUError("another token follows the prompt")
-        views = generator.forced(ids)
-        return np.concatenate([logits_at(views, position) for position in range(PROMPT - 1, TOKENS)])
 
     assert unlike(family, compute, EXACT) == []
 

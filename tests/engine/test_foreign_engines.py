@@ -32,10 +32,10 @@ from optigpu.workloads.quality import Quality
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import TINY, ordered
 
-NAMES = ("tensorrt_llm", "coreml", "executorch")
+NAMES = ("tensorrt_llm", "coreml")
 ABSENT = {
     "coreml": "coreml runs on macOS alone, and this is Linux",
-    **{name: f"optigpu engines install {name}" for name in ("ik_llama_cpp", "vllm", "executorch")},
+    **{name: f"optigpu engines install {name}" for name in ("ik_llama_cpp", "vllm")},
 }
 """On a Linux machine with an empty cache folder, and what a job says of each."""
 
@@ -70,11 +70,6 @@ def test_coreml_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     assert 'pip install -e ".[coreml]"' in str(missing(without_gpu()))
     assert missing(without_gpu("coremltools")) is None
-
-
-def test_executorch_says_how_to_make_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert "optigpu engines install executorch" in str(BACKENDS["executorch"].missing(probe()))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -42,11 +42,6 @@ PLAIN: list[Any] = [
         "openvino", lambda folder: prepared("openvino", folder, model=SMALL), marks=pytest.mark.openvino
     ),
     pytest.param(
-        "ctranslate2",
-        lambda folder: prepared("ctranslate2", folder, model=SMALL),
-        marks=pytest.mark.ctranslate2,
-    ),
-    pytest.param(
         "coreml",
         lambda folder: PACKAGES.made(ordered(folder, model=SMALL), 1, 8, lambda _: None),
         marks=pytest.mark.coreml,
@@ -154,12 +149,11 @@ def test_so_does_what_quantizes_a_model_that_is_there(
 @pytest.mark.slow
 @pytest.mark.onnxruntime
 @pytest.mark.openvino
-@pytest.mark.ctranslate2
 def test_the_variants_that_need_no_converter_are_measured_beside_those_that_fail(
     kept: Path, tmp_path: Path
 ) -> None:
     """Each converter is a process of its own."""
-    engines = ("onnxruntime", "openvino", "ctranslate2")
+    engines = ("onnxruntime", "openvino")
     document = {
         "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
         "model": SMALL,

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.own_tools import (
-    ctranslate2_loop,
     llama_bench,
     llama_counters,
     onnxruntime_loop,
@@ -28,7 +27,6 @@ LOADS: tuple[tuple[str, str, Callable[[Order], Rate]], ...] = (
     ("llama_cpp", "gguf", lambda order: llama_counters.counted(order, PROMPT + NEW)),
     ("onnxruntime", "onnx_int8", onnxruntime_loop.looped),
     ("openvino", "openvino_int8", openvino_loop.looped),
-    ("ctranslate2", "ctranslate2_int8", ctranslate2_loop.generated),
 )
 MARKS = {"llama_cpp": "llama"}
 

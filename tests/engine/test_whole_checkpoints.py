@@ -160,7 +160,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.param("llama_cpp", marks=pytest.mark.llama),
         pytest.param("onnxruntime", marks=pytest.mark.onnxruntime),
         pytest.param("openvino", marks=pytest.mark.openvino),
-        pytest.param("ctranslate2", marks=pytest.mark.ctranslate2),
     ],
 )
 def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Path, backend: str) -> None:

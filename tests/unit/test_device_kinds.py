@@ -24,7 +24,7 @@ ON_GPUS_ALONE = {"tf32", "fp8", "cpu_offload", "cuda_graphs", "fp8_training"}
 ON_CPUS_ALONE = {
     *("gguf", "llama_flash_attention", "llama_kv_cache", "llama_prompt_batch"),
     *("onnx_int8", "onnx_int4", "onnx_static_int8", "onnx_graph"),
-    *("openvino_int8", "openvino_int4", "openvino_kv_cache", "ctranslate2_int8"),
+    *("openvino_int8", "openvino_int4", "openvino_kv_cache"),
     *("tensor_parallel", "pipeline_parallel", "tensorflow_xla"),
 }
 

@@ -44,12 +44,12 @@ def test_a_job_has_every_engine_among_the_variants_that_take_turns(name: str) ->
     assert ("quality" in case.spec().measure.meters) is (not case.model.startswith("preset:"))
 
 
-MISSING = "ctranslate2 is not installed"
+MISSING = "onnxruntime is not installed"
 ROWS = (
     AttributionRow(index=0, role=Role.SINGLE, label="baseline", status=VariantStatus.SUCCEEDED),
     AttributionRow(index=6, role=Role.SINGLE, label="wrong", status=VariantStatus.SUCCEEDED),
     AttributionRow(
-        index=7, role=Role.SINGLE, label="ctranslate2", status=VariantStatus.UNSUPPORTED, reason=MISSING
+        index=7, role=Role.SINGLE, label="onnxruntime", status=VariantStatus.UNSUPPORTED, reason=MISSING
     ),
 )
 
@@ -80,8 +80,8 @@ def test_the_table_has_every_figure_and_why_an_engine_has_none() -> None:
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in page if line.startswith("| ")}
     assert rows["baseline *"] == "| baseline * | 15.1 ±0.6 | 100 | 498 | 0 ±0 | 100 | 21.5 | ok |"
     assert rows["wrong"].startswith("| wrong | 2.20 ±0.088 ! |")
-    assert rows["ctranslate2"] == "| ctranslate2 | - | - | - | - | - | - | unsupported |"
-    assert f"- ctranslate2: unsupported: {MISSING}" in page
+    assert rows["onnxruntime"] == "| onnxruntime | - | - | - | - | - | - | unsupported |"
+    assert f"- onnxruntime: unsupported: {MISSING}" in page
     assert "The job took 123 s of the 300 s that it may take." in page
 
 

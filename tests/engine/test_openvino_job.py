@@ -1,4 +1,4 @@
-"""Jobs of openvino and ctranslate2 beside torch, from the request to the results."""
+"""Jobs of openvino beside torch, from the request to the results."""
 
 import subprocess
 import sys
@@ -16,11 +16,8 @@ from optigpu.vocabulary import VariantStatus
 from tests.engine.converted_engines import own_cache
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
-ENGINES = {
-    "openvino": ("openvino_int8", "openvino_int4"),
-    "ctranslate2": ("ctranslate2_int8",),
-}
-PACKAGES = {"openvino": ("openvino", "nncf"), "ctranslate2": ("ctranslate2",)}
+NAMES = ("openvino_int8", "openvino_int4")
+PACKAGES = ("openvino", "nncf")
 QUICK = {
     "replicates": 1,
     "min_seconds": 0.01,
@@ -29,11 +26,7 @@ QUICK = {
     "quality": {"tokens": 200},
 }
 GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16}
-LARGEST_KLD = {"openvino_int8": 0.02, "openvino_int4": 0.5, "ctranslate2_int8": 0.05}
-
-each_engine = pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ENGINES]
-)
+LARGEST_KLD = {"openvino_int8": 0.02, "openvino_int4": 0.5}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,15 +52,14 @@ def value(result: Result, metric: str) -> float:
     return found
 
 
-@each_engine
-def test_an_engine_is_measured_beside_torch(tmp_path: Path, engine: str) -> None:
-    names = ENGINES[engine]
-    beside: list[dict[str, Any]] = [{"backend": engine, "label": "plain"}]
-    beside += [{"backend": engine, "stack": [{"name": name}], "label": name} for name in names]
+@pytest.mark.openvino
+def test_it_is_measured_beside_torch(tmp_path: Path) -> None:
+    beside: list[dict[str, Any]] = [{"backend": "openvino", "label": "plain"}]
+    beside += [{"backend": "openvino", "stack": [{"name": name}], "label": name} for name in NAMES]
     report = measured(job(beside=beside), tmp_path)
     assert [outcome.reason for outcome in report.outcomes] == [None] * len(report.outcomes)
     results = {result.variant.label: result for result in report.results}
-    assert list(results) == ["baseline", "plain", *names]
+    assert list(results) == ["baseline", "plain", *NAMES]
     assert len({result.variant.workload_digest for result in results.values()}) == 1
     for result in results.values():
         wrong = {VerdictReason.OUTPUT_INVALID, VerdictReason.NOT_THE_MODEL}
@@ -78,18 +70,18 @@ def test_an_engine_is_measured_beside_torch(tmp_path: Path, engine: str) -> None
     assert len({result.facts.weights.hash for result in results.values() if result.facts.weights}) == 1
     assert value(results["plain"], "kld_mean") < 1e-6
     assert value(results["plain"], "top1_agreement") == 1
-    for name in names:
+    for name in NAMES:
         assert 0 < value(results[name], "kld_mean") < LARGEST_KLD[name]
         assert value(results[name], "weight_bytes") < value(results["plain"], "weight_bytes") / 3
 
 
-@each_engine
-def test_a_batch_is_a_job(tmp_path: Path, engine: str) -> None:
+@pytest.mark.openvino
+def test_a_batch_is_a_job(tmp_path: Path) -> None:
     measure = QUICK | {"meters": ["latency"]}
     spec = job(
-        backend=engine,
+        backend="openvino",
         model="preset:tiny-llama-test",
-        stack=[{"name": ENGINES[engine][0]}],
+        stack=[{"name": "openvino_int8"}],
         measure=measure,
         workload=GENERATE | {"batch_size": 2},
     )
@@ -98,32 +90,31 @@ def test_a_batch_is_a_job(tmp_path: Path, engine: str) -> None:
     assert value(result, "tpot_s") > 0
 
 
-@each_engine
-def test_quality_by_itself_is_a_job(tmp_path: Path, engine: str) -> None:
-    spec = job(backend=engine, workload={"kind": "quality", "window": 32})
+@pytest.mark.openvino
+def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
+    spec = job(backend="openvino", workload={"kind": "quality", "window": 32})
     (result,) = measured(spec, tmp_path).results
     assert value(result, "scored_tokens_per_s") > 0
     assert value(result, "kld_mean") < 1e-6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_without_its_packages_the_variant_says_the_command_and_the_others_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = probe()
-    software = {name: found for name, found in whole.software.items() if name not in PACKAGES[engine]}
+    software = {name: found for name, found in whole.software.items() if name not in PACKAGES}
     bare = whole.model_copy(update={"software": software})
     monkeypatch.setattr("optigpu.conductor.session.probe", lambda: bare)
     measure = QUICK | {"meters": ["latency"]}
-    spec = job(beside=[{"backend": engine}], measure=measure, model="preset:tiny-llama-test")
+    spec = job(beside=[{"backend": "openvino"}], measure=measure, model="preset:tiny-llama-test")
     torch, other = measured(spec, tmp_path).outcomes
     assert torch.status is VariantStatus.SUCCEEDED
     assert other.status is VariantStatus.UNSUPPORTED
-    assert f'pip install -e ".[{engine}]"' in str(other.reason)
+    assert 'pip install -e ".[openvino]"' in str(other.reason)
 
 
-@each_engine
-def test_its_measuring_process_loads_no_torch_and_no_network_client(tmp_path: Path, engine: str) -> None:
+@pytest.mark.openvino
+def test_its_measuring_process_loads_no_torch_and_no_network_client(tmp_path: Path) -> None:
     """Once the model is kept; writing one is another process's affair."""
     program = f"""
 import sys
@@ -136,7 +127,7 @@ from optigpu.workloads.generate import Generate
 
 folder = Path({str(tmp_path)!r})
 order = Order("bundled:tiny", (), Generate(), DeviceKind.CPU, 0, 1, folder, probe())
-runtime = BACKENDS["{engine}"].prepare(order, lambda _: None)
+runtime = BACKENDS["openvino"].prepare(order, lambda _: None)
 request = Generate(prompt_tokens=4, new_tokens=4).prepare(runtime)
 assert request.run()["tokens_per_s"] > 0
 assert runtime.weights().hash
