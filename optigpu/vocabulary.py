@@ -154,10 +154,15 @@ class DeviceKind(StrEnum):
 
 
 class Scheduler(StrEnum):
-    """What owns the machines of a cluster. Each has a file in `optigpu.clusters` and one in `worker.launchers`."""
+    """What owns the machines of a cluster. Each of SCHEDULERS has a file in `optigpu.clusters` and one in
+    `worker.launchers`; the other is retired: stored jobs and results name it, and no job is handed to it."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
+
+
+SCHEDULERS = (Scheduler.SLURM,)
+"""The schedulers that a job may name."""
 
 
 class BenchMode(StrEnum):

@@ -28,7 +28,7 @@ from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
-from optigpu.vocabulary import DeviceKind, OptiGPUError, Scheduler, StoreError
+from optigpu.vocabulary import SCHEDULERS, DeviceKind, OptiGPUError, Scheduler, StoreError
 from worker import heartbeat_file, logs, poll
 from worker.capabilities import serving
 from worker.context import WorkerContext, retrying
@@ -124,7 +124,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help=whole)
     parser.add_argument("--job", metavar="ID", help="the job of --once")
     hands = "hand jobs to this scheduler instead of running them"
-    parser.add_argument("--launch", type=Scheduler, choices=list(Scheduler), help=hands)
+    parser.add_argument("--launch", type=Scheduler, choices=SCHEDULERS, help=hands)
     options = parser.parse_args()
     if options.once != bool(options.job):
         parser.error("--once and --job belong together: --once --job ID")

@@ -108,7 +108,6 @@ class LaunchLoop:
             spec=begun.spec,
             options=options_of(self.settings.launch_options or ""),
             setup=self.settings.launch_setup or "",
-            image=self.settings.launch_image,
         )
         try:
             reference = self.launcher.submit(task, Access(url=self.settings.url, token=begun.token))

@@ -6,7 +6,6 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from optigpu.clusters.task import DEFAULT_IMAGE
 from optigpu.paths import data_dir
 from optigpu.store.database import default_url
 from optigpu.variables import DEFAULT_URL
@@ -57,6 +56,5 @@ class LauncherSettings(BaseSettings):
     log_level: LogLevel = "INFO"
     launch_options: str | None = None
     launch_setup: str | None = None
-    launch_image: str = DEFAULT_IMAGE
     launch_at_once: int = Field(100, ge=1, le=10000)
     launch_poll_s: float = Field(5.0, gt=0, le=600)

@@ -8,7 +8,6 @@ from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
 NAME_PREFIX = "optigpu-"
-DEFAULT_IMAGE = "optigpu:latest"
 BESIDE_THE_LIMIT_S = 240.0
 """How much longer an allocation lasts than the job may measure: to start, to report, and to be told of its end."""
 WARNED_S = 60
@@ -17,14 +16,13 @@ WARNED_S = 60
 
 class Task(Frozen):
     """`name` is the launch's, by which a launcher finds it again. `options` are further options of the scheduler's
-    command, `setup` shell lines before the pilot, and `image` the container image of a pod."""
+    command, and `setup` shell lines before the pilot."""
 
     name: str
     job_id: str
     spec: JobSpec
     options: tuple[str, ...] = ()
     setup: str = ""
-    image: str = DEFAULT_IMAGE
 
     @property
     def minutes(self) -> int:
@@ -63,5 +61,4 @@ def dry_task(spec: JobSpec) -> Task:
         spec=spec,
         options=options_of(os.environ.get("OPTIGPU_LAUNCH_OPTIONS", "")),
         setup=os.environ.get("OPTIGPU_LAUNCH_SETUP", ""),
-        image=os.environ.get("OPTIGPU_LAUNCH_IMAGE", "") or DEFAULT_IMAGE,
     )

@@ -10,8 +10,6 @@ from optigpu.documents.result import Allocation
 from optigpu.vocabulary import Scheduler
 
 SLURM_JOB = "SLURM_JOB_ID"
-KUBERNETES_JOB = "OPTIGPU_KUBERNETES_JOB"
-"""The name of the Job that a pod belongs to; the manifest sets it (optigpu.clusters.kubernetes)."""
 ASK_SLURM = ("scontrol", "show", "job", "--oneliner")
 _PATIENCE_S = 5.0
 
@@ -20,8 +18,6 @@ def allocation(ask: Sequence[str] = ASK_SLURM) -> Allocation | None:
     """The allocation that this process runs in; None outside of one. `ask` is the program that says more of it."""
     if job_id := os.environ.get(SLURM_JOB):
         return _of_slurm(job_id, ask)
-    if job_id := os.environ.get(KUBERNETES_JOB):
-        return Allocation(scheduler=Scheduler.KUBERNETES, job_id=job_id, cpuset=_cpuset())
     return None
 
 

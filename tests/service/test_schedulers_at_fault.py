@@ -3,13 +3,11 @@
 The programs are the test's own, on PATH; they note how they were called.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from optigpu.clusters import dry_task
 from optigpu.documents.views import LaunchState
 from optigpu.store import jobs, launches
 from optigpu.store.database import Database
@@ -19,8 +17,6 @@ from tests.service.records import a_spec
 from tests.service.workers import look
 from worker import __main__ as program
 from worker.launch import LaunchLoop
-from worker.launchers.base import Access, SchedulerAwayError, SchedulerError
-from worker.launchers.kubernetes import Kubernetes
 from worker.launchers.slurm import Slurm
 from worker.settings import LauncherSettings
 
@@ -236,46 +232,6 @@ def test_the_token_is_in_no_argument_and_no_script_and_the_database_s_address_in
     assert "OPTIGPU_URL=https://bench.example.org" in variables
     assert token not in (programs / "script").read_text() + "".join(calls(programs))
     assert "hunter2" not in variables
-
-
-def test_kubernetes_gets_the_token_on_stdin_and_its_answers_are_read(
-    install: Install, programs: Path
-) -> None:
-    task = dry_task(a_spec(via="kubernetes")).model_copy(
-        update={"job_id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11"}
-    )
-    install("kubectl", "cat > $here/manifest")
-    cluster = Kubernetes()
-    access = Access(url="https://bench.example.org", token="ogp_secret")
-    assert cluster.submit(task, access) == task.name
-    secret, job = json.loads((programs / "manifest").read_text())["items"]
-    assert secret["stringData"] == {"url": access.url, "token": access.token}
-    assert access.token not in json.dumps(job) + "".join(calls(programs))
-    conditions = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
-    known = [
-        {"metadata": {"name": "optigpu-1"}, "status": {"active": 1}},
-        {"metadata": {"name": "optigpu-2"}, "status": {}},
-        {"metadata": {"name": "optigpu-3"}, "status": {"conditions": conditions}},
-    ]
-    (programs / "answer").write_text(json.dumps({"items": known}))
-    install("kubectl", "cat $here/answer")
-    seen = cluster.status([])
-    assert [each.state for each in seen.values()] == [
-        LaunchState.RUNNING,
-        LaunchState.PENDING,
-        LaunchState.ENDED,
-    ]
-    assert "DeadlineExceeded" in str(seen["optigpu-3"].reason)
-    cluster.cancel("optigpu-1")
-    assert (
-        calls(programs)[-1] == "kubectl delete job/optigpu-1 secret/optigpu-1 --ignore-not-found --wait=false"
-    )
-    install("kubectl", "echo error: no context >&2; exit 1")
-    with pytest.raises(SchedulerError, match="kubectl refused: error: no context"):
-        cluster.status([])
-    install("kubectl", "echo no")
-    with pytest.raises(SchedulerAwayError, match="kubectl answered what cannot be read: no"):
-        cluster.status([])
 
 
 @pytest.mark.parametrize(

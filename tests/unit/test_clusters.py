@@ -1,24 +1,21 @@
-"""What a scheduler is asked to run, and where: batch script, manifest, states, allocation. Nothing is submitted."""
+"""What a scheduler is asked to run, and where: batch script, states, allocation. Nothing is submitted."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from optigpu.cli import app
 from optigpu.clusters import SCRIPTS, dry_task
-from optigpu.clusters.kubernetes import Manifest, manifest
 from optigpu.clusters.task import Task
 from optigpu.documents.result import Allocation
 from optigpu.documents.views import LaunchState
-from optigpu.hardware.allocation import KUBERNETES_JOB, SLURM_JOB, allocation
+from optigpu.hardware.allocation import SLURM_JOB, allocation
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import Scheduler, SpecError
+from optigpu.vocabulary import SCHEDULERS, Scheduler, SpecError
 from worker.launchers import LAUNCHERS
 from worker.launchers.slurm_states import BUSY, HELD, OVER, WAITS, launch_state
 
@@ -34,13 +31,12 @@ def a_task(device: str = "cuda", **fields: Any) -> Task:
 
 
 def test_every_scheduler_has_one_file_of_each_kind_and_a_name() -> None:
-    names = {scheduler.value for scheduler in Scheduler}
-    assert set(SCRIPTS) == set(LAUNCHERS) == set(Scheduler)
-    for scheduler in Scheduler:
+    assert set(SCRIPTS) == set(LAUNCHERS) == set(SCHEDULERS)
+    for scheduler in SCHEDULERS:
         assert SCRIPTS[scheduler].__module__ == f"optigpu.clusters.{scheduler}"
         assert LAUNCHERS[scheduler].__module__ == f"worker.launchers.{scheduler}"
     page = (ROOT / "docs" / "clusters.md").read_text()
-    assert all(f"`{name}`" in page for name in names)
+    assert all(f"`{scheduler.value}`" in page for scheduler in SCHEDULERS)
 
 
 def test_a_batch_script_asks_for_a_node_a_gpu_and_the_job_s_time(tmp_path: Path) -> None:
@@ -57,52 +53,6 @@ def test_a_batch_script_asks_for_a_node_a_gpu_and_the_job_s_time(tmp_path: Path)
 
 def test_a_job_on_a_cpu_asks_for_no_gpu() -> None:
     assert "--gres" not in SCRIPTS[Scheduler.SLURM](a_task("cpu"))
-    assert manifest(a_task("cpu")).spec.template.spec.containers[0].resources.limits == {}
-
-
-def test_a_manifest_is_a_job_of_kubernetes() -> None:
-    """As its reference says: kind, version, required fields, and how a pod of a Job may restart."""
-    document = json.loads(SCRIPTS[Scheduler.KUBERNETES](a_task(image="registry.example.org/optigpu:1")))
-    assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job")
-    pod = document["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["restartPolicy"] in ("Never", "OnFailure")
-    assert container["image"] == "registry.example.org/optigpu:1"
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
-    assert document["spec"]["activeDeadlineSeconds"] == 34 * 60
-    assert Manifest.model_validate(document) == manifest(a_task(image="registry.example.org/optigpu:1"))
-
-
-def test_the_setup_of_a_pod_is_run_before_the_pilot() -> None:
-    (container,) = manifest(a_task(setup="echo ready")).spec.template.spec.containers
-    answer = subprocess.run(
-        [*container.command[:4], "echo", *container.command[4:]], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == f"ready\npython -m worker --once --job {JOB_ID} --device cuda\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("kind",), "CronJob"),
-        (("metadata", "name"), "Not_A_Label"),
-        (("metadata", "name"), "x" * 64),
-        (("spec", "activeDeadlineSeconds"), 0),
-        (("spec", "backoffLimits"), 1),
-        (("spec", "template", "spec", "restartPolicy"), "Always"),
-        (("spec", "template", "spec", "containers"), []),
-        (("spec", "template", "metadata", "labels"), {"optigpu/job": "with space"}),
-    ],
-    ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value)[:12],
-)
-def test_a_manifest_that_kubernetes_would_refuse_cannot_be_made(path: tuple[str, ...], value: object) -> None:
-    document = json.loads(SCRIPTS[Scheduler.KUBERNETES](a_task()))
-    place = document
-    for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
-    with pytest.raises(ValidationError):
-        Manifest.model_validate(document)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +92,7 @@ def told(tmp_path: Path, answer: str) -> tuple[str, ...]:
 
 
 def test_outside_of_a_cluster_there_is_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (SLURM_JOB, KUBERNETES_JOB):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(SLURM_JOB, raising=False)
     assert allocation() is None
 
 
@@ -183,8 +132,6 @@ def test_a_dry_run_prints_what_would_run(monkeypatch: pytest.MonkeyPatch) -> Non
     text = printed("--via", "slurm", "--dry-run", "--workload", "matmul", "--device", "cuda")
     assert "#SBATCH --partition=gpu\n" in text
     assert text.endswith("exec python -m worker --once --job JOB_ID --device cuda\n")
-    job = json.loads(printed("--via", "kubernetes", "--dry-run", "--workload", "matmul", "--device", "cpu"))
-    assert job["kind"] == "Job"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +139,7 @@ def test_a_dry_run_prints_what_would_run(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (["--dry-run", "--workload", "matmul", "--device", "cpu"], "name one with --via slurm"),
         (["--via", "slurm", "--dry-run", "--workload", "matmul"], "name the device as well"),
-        (["--via", "pbs", "--workload", "matmul", "--device", "cpu"], "Valid: kubernetes, slurm"),
+        (["--via", "kubernetes", "--workload", "matmul", "--device", "cpu"], "Valid: slurm"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(arguments: list[str], error: str) -> None:

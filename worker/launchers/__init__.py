@@ -8,9 +8,6 @@ from types import MappingProxyType
 
 from optigpu.vocabulary import Scheduler
 from worker.launchers.base import Launcher
-from worker.launchers.kubernetes import Kubernetes
 from worker.launchers.slurm import Slurm
 
-LAUNCHERS: Mapping[Scheduler, type[Launcher]] = MappingProxyType(
-    {Scheduler.SLURM: Slurm, Scheduler.KUBERNETES: Kubernetes}
-)
+LAUNCHERS: Mapping[Scheduler, type[Launcher]] = MappingProxyType({Scheduler.SLURM: Slurm})

@@ -8,7 +8,7 @@ from worker.launchers.base import SchedulerAwayError, SchedulerError
 
 PATIENCE_S = 30.0
 LONGEST_SAID = 300
-PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF", "KUBECONFIG", "KRB5CCNAME")
+PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF", "KRB5CCNAME")
 """The variables that they get, and no other: this process has the database's address."""
 
 

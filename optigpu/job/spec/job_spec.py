@@ -1,6 +1,6 @@
 """A job as it is posted, validated completely before anything is stored or run."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -86,7 +86,7 @@ class JobSpec(Frozen):
         False,
         description="Whether a service measures the job even if it has results of the very same measurement.",
     )
-    via: Scheduler | None = Field(
+    via: Literal[Scheduler.SLURM] | None = Field(
         None,
         description="The scheduler of a cluster that runs the job; null: a worker of the service takes it.",
     )
