@@ -2,10 +2,9 @@
 
 A step at batch 1 in the middle of a text, on random weights of a preset's shapes. The rungs are gpt-fast's model
 operator by operator, compiled, and compiled and recorded as a CUDA graph; then our decoder's kernels launched one by
-one, their recorded graph, and one persistent kernel that runs the whole step. A step's time is measured without a
-profiler. When a kernel ran, and how many were launched, is from a profile of the same steps; what is left of the step's
-time is the gap. How long the programs of the persistent kernel wait for each other is in its kernel time. Off a GPU
-there are no figures.
+one, and their recorded graph. A step's time is measured without a profiler. When a kernel ran, and how many were
+launched, is from a profile of the same steps; what is left of the step's time is the gap. Off a GPU there are no
+figures.
 """
 
 import argparse

@@ -17,7 +17,6 @@ from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled
 from benchmarks.gpu_decode import MIDDLE, OURS, SHAPE, cache_bytes, program_bytes, random_program, seconds_of
 from benchmarks.launch_breakdown import Breakdown, Interval, breakdown
 from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
-from optigpu.ops.decode.cuda.persistent_step import PersistentDecodeStep
 from optigpu.ops.decode.cuda.recorded_step import RecordedStep
 from optigpu.ops.decode.program import Program
 from optigpu.vocabulary import OptiGPUError
@@ -129,12 +128,6 @@ def _ours_graph(shapes: Shapes, weights: Weights) -> Prepared:
     return _of_step(decode_step, program, shapes)
 
 
-def _persistent(shapes: Shapes, weights: Weights) -> Prepared:
-    """Launched once for each step, without a graph."""
-    program = _program(shapes, weights)
-    return _of_step(PersistentDecodeStep(program, "bf16", CAPACITY), program, shapes)
-
-
 def _program(shapes: Shapes, weights: Weights) -> Program:
     return random_program(shapes, OURS[weights][0], CAPACITY)
 
@@ -153,5 +146,4 @@ RUNGS = (
     RungKind("torch.compile, CUDA graph", _compiled_graph),
     RungKind("our kernels, launched", _ours),
     RungKind("our kernels, CUDA graph", _ours_graph),
-    RungKind("one persistent kernel", _persistent),
 )

@@ -20,17 +20,13 @@ Argument = torch.Tensor | int | float
 
 @dataclass(frozen=True)
 class KernelCall:
-    """`arguments` are in the order of the kernel's parameters; after them come its `constants`, by name.
-
-    All programs of a `cooperative` launch run at once, and a GPU without room for them refuses it.
-    """
+    """`arguments` are in the order of the kernel's parameters; after them come its `constants`, by name."""
 
     kernel: JITFunction
     grid: tuple[int, ...]
     arguments: tuple[Argument, ...]
     constants: Mapping[str, Hashable]
     warps: int = 4
-    cooperative: bool = False
 
     def run(self) -> None:
         """Launches it."""
@@ -39,8 +35,7 @@ class KernelCall:
     @property
     def options(self) -> dict[str, int]:
         """What the compiler is told besides the constants."""
-        warps = {"num_warps": self.warps}
-        return warps | {"launch_cooperative_grid": True} if self.cooperative else warps
+        return {"num_warps": self.warps}
 
     def run_traced(self) -> None:
         """The same inside an operator that `triton_op` registers, so that torch.compile sees the launch."""

@@ -99,21 +99,3 @@ def divided(
     together = min(MOST_ROWS, triton.next_power_of_2(rows), max(1, MOST_NUMBERS // max(1, row_numbers)))
     programs = min(triton.cdiv(outputs, tile), max(1, target.warps // warps))
     return Launch(tile, warps, programs, together, triton.cdiv(rows, together))
-
-
-def shared_tile(
-    output_bytes: int, outputs: int, target: LaunchTarget, programs: int, streams: int = 1
-) -> int:
-    """The tile of a product that all programs of a kernel share, one program on each multiprocessor.
-
-    By a model that no GPU has confirmed: memory takes as long to answer as to send half of what a multiprocessor may
-    have on the way, and the next tile is asked for while one is computed with.
-    """
-    most = max(1, WARPS_A_MULTIPROCESSOR * 32 * 16 * target.loads // output_bytes // streams)
-
-    def time(tile: int) -> float:
-        rounds = triton.cdiv(triton.cdiv(outputs, tile), programs)
-        first = most / 2 + tile
-        return float(first + (rounds - 1) * max(tile, first / 2))
-
-    return min((most >> shift for shift in range(most.bit_length())), key=time)

@@ -31,13 +31,6 @@ SCENES = (
     "mixed_steps",
     "decoding",
 )
-PERSISTENT = (
-    "persistent_steps",
-    "programs_in_turns",
-    "persistent_states",
-    "persistent_refusals",
-    "rounds_of_arrivals",
-)
 
 
 @pytest.mark.long
@@ -48,18 +41,11 @@ def test_the_operators_are_right_where_they_are_interpreted() -> None:
 
 
 @pytest.mark.long
-def test_one_kernel_runs_a_whole_step_where_it_is_interpreted() -> None:
-    calls = "".join(f"{name}()\n" for name in PERSISTENT)
-    code = f"from tests.engine.triton_persistent import {', '.join(PERSISTENT)}\n{calls}print('right')"
-    assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
-
-
-@pytest.mark.long
 def test_weights_stream_in_what_is_compiled_for_a_gpu() -> None:
     """Down to machine code for a Hopper GPU; test_kernels_compiled.py compiles every kernel for every GPU."""
     code = (
-        "from tests.engine.triton_decode_compiled import no_decoder_without_a_gpu, streaming_products, waiting\n"
-        "streaming_products()\nno_decoder_without_a_gpu()\nwaiting()\nprint('right')"
+        "from tests.engine.triton_decode_compiled import no_decoder_without_a_gpu, streaming_products\n"
+        "streaming_products()\nno_decoder_without_a_gpu()\nprint('right')"
     )
     assert_right(code, {"TRITON_INTERPRET": "0"})
 

@@ -22,8 +22,6 @@ STREAMING = {
 }
 """The examples at batch 1 whose tiles fill their threads, by their file."""
 
-SMALL = "Llama 3.2 1B, bf16"
-
 
 def streaming_products() -> None:
     """In its loop a thread asks for the bytes of LOADS 16-byte loads of w4 at least, before it multiplies."""
@@ -32,27 +30,6 @@ def streaming_products() -> None:
         assert len(found) >= len(names), (file, found)
         for example in found:
             assert_streams(example)
-
-
-def waiting() -> None:
-    """In the kernel of a whole step threads meet before their program arrives, and it waits with weights on the way."""
-    (example,) = (
-        each for each in examples_of("decode.cuda.triton_persistent", HOPPER) if each.name.startswith(SMALL)
-    )
-    ptx = compiled(example.call, HOPPER).ptx
-    assert "cp.async" not in ptx  # nothing is asked for earlier than it is written
-    arrivals = [match.start() for match in re.finditer(r"atom\.global\.gpu\.release\.add", ptx)]
-    waits = [match.start() for match in re.finditer(r"ld\.global\.gpu\.acquire", ptx)]
-    assert len(arrivals) == len(waits) == 8  # after each phase of a block and two others
-    for arrival in arrivals:
-        assert not re.search(r"(ld|st)\.(global|shared)", ptx[ptx.rindex("bar.sync", 0, arrival) : arrival])
-    asked = []
-    for wait in waits:
-        loop = ptx.rindex("bar.sync", 0, wait)  # a turn begins with one
-        asked.append(_vector_bytes(ptx[ptx.rindex("bar.sync", 0, loop) : loop]))
-    # The products of queries, after attention, of the gate and up, down, and the head; attention has no weights.
-    assert [bool(each) for each in asked] == [True, False, False, True, True, True, True, False]
-    assert min(each for each in asked if each) >= LOADS * 16, asked
 
 
 def _vector_bytes(code: str) -> int:

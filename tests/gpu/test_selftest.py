@@ -23,7 +23,6 @@ def test_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "decode_step_w3k",
         "decode_step_w4",
         "decode_step_w4k",
-        "decode_step_persistent",
         "cuda_graphs",
         "cpu_offload",
         "native_decode",

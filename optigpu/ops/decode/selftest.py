@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 
 import torch
 
@@ -16,7 +15,7 @@ from optigpu.ops.decode.calls import ProgramDecoder
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
-from optigpu.ops.decode.cuda.packing import joined_program, pack_for_cuda
+from optigpu.ops.decode.cuda.packing import pack_for_cuda
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, RotaryTable, WeightKind
 from optigpu.ops.decode.reference import ReferenceDecoder
 from optigpu.ops.kernel_check import KernelCheck
@@ -28,7 +27,6 @@ VOCABULARY, CONTEXT, GROUP = 203, 64, 32
 STEP_BOUND, PROMPT_BOUND = 3e-2, 5e-2
 """Of the largest logit. A number that lies between two steps of int8 may be rounded to either; a prompt on CUDA is
 multiplied in bfloat16."""
-PERSISTENT_KINDS: tuple[WeightKind, ...] = ("w4", "bf16")
 
 CPU = torch.device("cpu")
 
@@ -87,24 +85,6 @@ def prompts(device: DeviceKind) -> Comparison:
         tokens = _tokens(shape)
         errors.append(_error(decoder.extend(tokens), reference.extend(tokens)))
     return Comparison(float(torch.tensor(errors).max()), PROMPT_BOUND, "the largest logit", backend)
-
-
-def persistent(device: DeviceKind) -> Comparison:
-    """Given tokens one after the other, by one kernel for each step of one sequence, with weights of 4 and 16 bits."""
-    _backend(device)
-    from optigpu.ops.decode.cuda.persistent_step import PersistentDecodeStep
-
-    place, errors = torch.device(device.value), []
-    for (shape, kv), kind in product(CASES, PERSISTENT_KINDS):
-        reference = ReferenceDecoder(_program(shape, pack, kind), kv)
-        reference.begin(1, CAPACITY)
-        program = joined_program(_program(shape, partial(_pack_for, place), kind, place))
-        step = PersistentDecodeStep(program, kv, CAPACITY)
-        for token in _tokens(shape)[:1].split(1, dim=1):
-            step.state.tokens.copy_(token[0])
-            step.run()
-            errors.append(_error(step.logits, reference.extend(token)))
-    return Comparison(max(errors), STEP_BOUND, "the largest logit", "triton, one persistent kernel")
 
 
 def _backend(device: DeviceKind) -> str:
@@ -218,6 +198,5 @@ KERNELS = {
     "decode_step_w4k": KernelCheck(partial(steps, "w4k")),
     "decode_step_w8": KernelCheck(partial(steps, "w8")),
     "decode_step_bf16": KernelCheck(partial(steps, "bf16")),
-    "decode_step_persistent": KernelCheck(persistent, (DeviceKind.CUDA,)),
     "decode_prompt": KernelCheck(prompts),
 }

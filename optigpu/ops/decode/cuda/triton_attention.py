@@ -163,60 +163,10 @@ def _attend(
     TOKENS: tl.constexpr,
     INT8: tl.constexpr,
 ):
-    attend_part(
-        tl.program_id(0),
-        tl.program_id(1),
-        tl.num_programs(1),
-        query,
-        fresh,
-        keys,
-        values,
-        key_steps,
-        value_steps,
-        position,
-        sums,
-        tops,
-        totals,
-        scale,
-        capacity,
-        kv_heads,
-        WINDOW,
-        SHARING,
-        MEMBERS,
-        HEAD,
-        PADDED,
-        TOKENS,
-        INT8,
-    )
-
-
-@triton.jit
-def attend_part(
-    head,
-    part,
-    parts,
-    query,
-    fresh,
-    keys,
-    values,
-    key_steps,
-    value_steps,
-    position,
-    sums,
-    tops,
-    totals,
-    scale,
-    capacity,
-    kv_heads,
-    WINDOW: tl.constexpr,
-    SHARING: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    HEAD: tl.constexpr,
-    PADDED: tl.constexpr,
-    TOKENS: tl.constexpr,
-    INT8: tl.constexpr,
-):
-    row = head // kv_heads  # head: of keys and values, of all sequences
+    head = tl.program_id(0)  # of keys and values, of all sequences
+    row = head // kv_heads
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
     now = tl.load(position + row)
     first = 0
     if WINDOW > 0:
@@ -284,11 +234,7 @@ def attend_part(
 
 @triton.jit
 def _join(sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    join_head(tl.program_id(0), sums, tops, totals, y, HEAD, PADDED, PARTS)
-
-
-@triton.jit
-def join_head(head, sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
+    head = tl.program_id(0)
     slot = head * PARTS + tl.arange(0, PARTS)
     column = tl.arange(0, PADDED)
     inside = column < HEAD

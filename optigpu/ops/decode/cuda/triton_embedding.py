@@ -98,58 +98,8 @@ def _embed(
     INPUTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    embed_block(
-        tl.program_id(0),
-        tl.program_id(1),
-        tokens,
-        position,
-        numbers,
-        scale,
-        unit,
-        finer_places,
-        finer_numbers,
-        finer_scale,
-        finer_unit,
-        positions_numbers,
-        positions_scale,
-        positions_unit,
-        x,
-        KIND,
-        GROUP,
-        FINER,
-        POSITIONS,
-        POSITIONS_GROUP,
-        INPUTS,
-        BLOCK,
-    )
-
-
-@triton.jit
-def embed_block(
-    row,
-    block,
-    tokens,
-    position,
-    numbers,
-    scale,
-    unit,
-    finer_places,
-    finer_numbers,
-    finer_scale,
-    finer_unit,
-    positions_numbers,
-    positions_scale,
-    positions_unit,
-    x,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    FINER: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    POSITIONS_GROUP: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    column = block * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + row)
     value = _part_of_row(numbers, scale, unit, token, column, KIND, GROUP, INPUTS)
     if FINER:

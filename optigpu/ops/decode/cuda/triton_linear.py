@@ -17,7 +17,6 @@ import triton.language as tl
 
 from optigpu.ops.activation.triton_activation import activated
 from optigpu.ops.decode.cuda.packing import numbers_shape
-from optigpu.ops.decode.cuda.triton_barrier import wait
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
 from optigpu.ops.decode.program import FEW_BITS, UNEVEN, Activation, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
@@ -225,10 +224,7 @@ def linear_kernel(
     BEST: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    arrivals=None,
-    ticket=None,
 ):
-    """With `arrivals`, inside a persistent kernel, x and y are ready only when `wait` says so, and weights before."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(0) * TILE
     ahead = tl.num_programs(0) * TILE
@@ -237,8 +233,6 @@ def linear_kernel(
     g1, g2, g3 = w1, w2, w3
     if GATED:
         g1, g2, g3 = weights(gate_numbers, gate_scale, output, outputs, KIND, GROUP, INPUTS, PADDED)
-    if arrivals is not None:
-        wait(arrivals, ticket)
     x1, x2, x3 = activations(
         x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
     )

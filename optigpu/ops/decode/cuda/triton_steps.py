@@ -15,7 +15,6 @@ import triton.language as tl
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.state import State
-from optigpu.ops.decode.cuda.triton_barrier import wait
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     best_of,
@@ -176,8 +175,6 @@ def query_key_value_kernel(
     INT8: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    arrivals=None,
-    ticket=None,
 ):
     """As linear_kernel; an output goes with the one that it is turned with, half a head further on."""
     HALF: tl.constexpr = HEAD // 2
@@ -188,8 +185,6 @@ def query_key_value_kernel(
     one = pair // HALF * HEAD + pair % HALF
     w1, w2, w3 = weights(numbers, scale, one, outputs, KIND, GROUP, INPUTS, PADDED)
     v1, v2, v3 = weights(numbers, scale, one + HALF, outputs, KIND, GROUP, INPUTS, PADDED)
-    if arrivals is not None:
-        wait(arrivals, ticket)
     x1, x2, x3 = activations(
         x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
     )
