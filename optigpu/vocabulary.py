@@ -10,6 +10,7 @@ Errors, as a tree::
     │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
     │   │   └── HostMemoryError ... because the kernel ended it: the host had no memory left
     │   ├── CrashError          ... because it crashed: a signal that a fault of its own raises
+    │   │   └── DamagedModelError ... on a converted model that was kept, and has been removed
     │   └── OverdueError        ... because it took more than its share of the job's time
     ├── StoppedError            the job stops before everything is measured; what is finished is kept
     │   ├── CancelledError      ... because somebody asked for it
@@ -70,6 +71,10 @@ class HostMemoryError(OutOfMemoryError):
 
 class CrashError(ReplicateError):
     """A measuring process ended by a signal that a fault of its own raises."""
+
+
+class DamagedModelError(CrashError):
+    """A measuring process crashed on a converted model that was kept; the model has been removed."""
 
 
 class OverdueError(ReplicateError):

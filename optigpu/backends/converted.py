@@ -14,6 +14,7 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converter_program import REFUSED
+from optigpu.backends.in_use import converted_dir, note_use
 from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
@@ -23,7 +24,6 @@ from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.paths import cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
@@ -63,7 +63,9 @@ class Converter:
         """
         folder = self._folder(order)
         target = self._target(folder, order, form)
-        if not target.exists():
+        if target.exists():
+            self._note_use(order, target)
+        else:
             with folder.locked():
                 if not target.exists():  # who held the lock before may have written it
                     progress(doing)
@@ -78,8 +80,12 @@ class Converter:
 
     def _folder(self, order: Order) -> BoundedFolder:
         most = BOUND.most_bytes()
-        parent, most_kept = (cache_dir(), most) if most else (order.folder, math.inf)
-        return BoundedFolder(parent / "converted" / self.engine, self.suffix, most_kept)
+        parent, most_kept = (converted_dir(), most) if most else (order.folder / "converted", math.inf)
+        return BoundedFolder(parent / self.engine, self.suffix, most_kept)
+
+    def _note_use(self, order: Order, target: Path) -> None:
+        if target.is_relative_to(converted_dir()):
+            note_use(order.folder, target)
 
     def _target(self, folder: BoundedFolder, order: Order, form: str) -> Path:
         return folder.path / f"{self._stem(order)}-{form}{self.suffix}"

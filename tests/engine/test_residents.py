@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from optigpu.backends.in_use import remove_used
 from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
 from optigpu.documents.events import Event, Progressed, VariantStarted
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import CancelledError, CrashError, OutOfMemoryError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import (
+    CancelledError,
+    CrashError,
+    DamagedModelError,
+    OutOfMemoryError,
+    ReplicateError,
+    UnsupportedError,
+)
 from tests.engine.sessions import session_with
 
 Started = Callable[[], frozenset[int]]
@@ -171,3 +179,39 @@ def test_a_process_that_crashes_while_it_loads_a_model_s_own_files_is_unsupporte
     said = "The measuring process was killed by signal 6 (Aborted) before it answered. Its last output: last words"
     damaged = f"{model} is damaged or not supported: " if kind is UnsupportedError else ""
     assert str(turn.errors[0]) == f"{damaged}{said}"
+
+
+@pytest.mark.parametrize("model", ["path:sound", "preset:tiny-llama-test"])
+def test_a_kept_conversion_that_a_process_crashed_on_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = tmp_path / "optigpu" / "converted" / "gguf"
+    engine.mkdir(parents=True)
+    (engine / "kept.gguf").write_bytes(b"GGUF")
+    (engine / "other.gguf").write_bytes(b"GGUF")
+    document = {"workload": {"kind": "generate"}, "model": model, "measure": MEASURE}
+    spec = JobSpec.model_validate(document)
+    session, _ = session_with(spec, tmp_path, "crashing", "loading", engine / "kept.gguf")
+    turn = Residents(session, 0).measure(variants_of(spec))
+    assert type(turn.errors[0]) is DamagedModelError
+    assert str(turn.errors[0]) == (
+        "The engine crashed on kept.gguf, a kept conversion that may be damaged. It has been removed; run the job "
+        "again. The measuring process was killed by signal 6 (Aborted) before it answered. Its last output: last words"
+    )
+    assert [path.name for path in engine.iterdir()] == ["other.gguf"]
+
+
+def test_what_a_note_names_outside_of_the_converted_models_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mine = tmp_path / "optigpu" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "file").write_text("mine")
+    for line in ("../mine", "../../..", f"{mine}/file", "gguf/../../mine", "", ".", "gguf"):
+        (tmp_path / "reading-1").write_text(f"{line}\n")
+        assert remove_used(tmp_path, 1) == ()
+    (tmp_path / "reading-1").write_bytes(b"\xff")
+    assert remove_used(tmp_path, 1) == remove_used(tmp_path, 2) == ()
+    assert (mine / "file").read_text() == "mine"

@@ -3,12 +3,16 @@
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from optigpu.child.messages import Answer, Broken, Progress, Refused
+from optigpu.backends.in_use import remove_used
+from optigpu.child.messages import Answer, Assignment, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
 from optigpu.vocabulary import (
     CancelledError,
+    CrashError,
+    DamagedModelError,
     Frozen,
     OutOfMemoryError,
     OverdueError,
@@ -61,6 +65,24 @@ def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) ->
     """
     child.tell(message)
     return hear(child, wanted, progress)
+
+
+def ask_to_load(child: Child, assignment: Assignment, wanted: type[Wanted], progress: Watch) -> Wanted:
+    """Sends an assignment and waits until the process has loaded its model.
+
+    Raises what `ask` raises; DamagedModelError for a process that crashed on a converted model which was kept. That
+    model is removed, so that the next process writes it anew.
+    """
+    try:
+        return ask(child, assignment, wanted, progress)
+    except CrashError as error:
+        removed = remove_used(Path(assignment.folder), child.pid)
+        if not removed:
+            raise
+        raise DamagedModelError(
+            f"The engine crashed on {' and '.join(removed)}, a kept conversion that may be damaged. It has been "
+            f"removed; run the job again. {error}"
+        ) from error
 
 
 def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:

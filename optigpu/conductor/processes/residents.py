@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from optigpu.child.messages import Assignment, Begin, Ready, Started
-from optigpu.conductor.processes.asking import ask, hear
+from optigpu.conductor.processes.asking import ask_to_load, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
 from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit
@@ -25,7 +25,7 @@ from optigpu.job.estimate import IMPORT, SAMPLE, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import CrashError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, UnsupportedError
 
 MOST_RESIDENT = 8
 """The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""
@@ -292,7 +292,9 @@ class Residents:
 def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch) -> Ready:
     """Waits until the process is ready. One that crashes on a model's own files ends as unsupported."""
     try:
-        return ask(child, assignment, Ready, watch)
+        return ask_to_load(child, assignment, Ready, watch)
+    except DamagedModelError:
+        raise
     except CrashError as error:
         model = assignment.variant.model
         if not watch.is_loading or model is None or parse_reference(model).kind not in ("path", "hub"):
