@@ -35,7 +35,7 @@ from optigpu.documents.views import (
     WithdrawalView,
     WorkerView,
 )
-from optigpu.http_clients import http_client
+from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, SpecError, UnreachableError, new_id
 
@@ -296,6 +296,9 @@ _RETRY = stamina.RetryingCaller(attempts=ATTEMPTS).on(_worth_another_try)
 
 
 def _as_ours(error: httpx.HTTPStatusError | httpx.TransportError, base_url: str) -> OptiGPUError:
+    at_fault = proxy_at_fault(base_url, error)
+    if at_fault:
+        return UnreachableError(f"The service at {base_url} cannot be reached: {at_fault}.")
     if isinstance(error, httpx.HTTPStatusError):
         return _service_error(error.response)
     return UnreachableError(

@@ -7,6 +7,7 @@ httpx itself raises errors of several kinds, also for settings that the host has
 import os
 import ssl
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 
 import httpx
@@ -38,6 +39,38 @@ def http_client(
         if proxy is None:
             raise
         raise UnsupportedError(_why_not(proxy, error)) from None
+
+
+def proxy_at_fault(url: str, error: httpx.HTTPError) -> str | None:
+    """What a client of `url` may say where the proxy on the way to it is what failed; None where it is not.
+
+    `error` is one of the transport's or of an answer's status.
+    """
+    host = httpx.URL(url)
+    proxy = proxy_to(host.scheme, host.host, host.port)
+    if proxy is None:
+        return None
+    named = f"the proxy {proxy.shown} of {proxy.variable}"
+    advice = f"correct {proxy.variable}, or name {host.host} in NO_PROXY"
+    match error:
+        case httpx.HTTPStatusError() if (
+            error.response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
+        ):
+            return f"{named} wants a name and a password; write it as http://USER:PASSWORD@HOST:PORT"
+        case httpx.ProxyError():
+            return f"{named} does not connect to {host.host} ({error}); {advice}"
+        case httpx.ConnectTimeout():
+            return f"{named} does not answer; {advice}"
+        case httpx.ConnectError() if not _is_of_tls(error):
+            return f"{named} does not answer ({error}); {advice}"
+        case httpx.ReadTimeout():
+            return f"nothing comes through {named} in time; {advice}"
+    return None
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Whether an error says that a certificate was not trusted, which is the host's affair."""
+    return error is not None and (isinstance(error, ssl.SSLError) or _is_of_tls(error.__context__))
 
 
 def direct_http_client(

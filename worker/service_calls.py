@@ -3,7 +3,7 @@
 import httpx
 from pydantic import BaseModel
 
-from optigpu.http_clients import http_client
+from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.proxies import is_loopback
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import LeaseLostError, OptiGPUError
@@ -35,7 +35,12 @@ class ServiceCalls:
         try:
             answer = self._http.request(method, f"/v1/pilot/{path}", content=content, headers=headers)
         except httpx.TransportError as error:
-            raise StoreUnavailableError(f"The service at {self._url} does not answer ({error}).") from error
+            at_fault = proxy_at_fault(self._url, error)
+            raise StoreUnavailableError(
+                f"The service at {self._url} cannot be reached: {at_fault}."
+                if at_fault
+                else f"The service at {self._url} does not answer ({error})."
+            ) from error
         if answer.is_success:
             return answer.content
         detail = _detail(answer)

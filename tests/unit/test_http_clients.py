@@ -3,16 +3,27 @@
 import asyncio
 import os
 import re
+import socket
+import ssl
 from pathlib import Path
 
 import httpx
 import pytest
+import stamina
 
 from optigpu.client import Client
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.http_clients import certificates, direct_http_client, http_client, none_trusted, trusted_for
+from optigpu.http_clients import (
+    certificates,
+    direct_http_client,
+    http_client,
+    none_trusted,
+    proxy_at_fault,
+    trusted_for,
+)
 from optigpu.proxies import VARIABLES, is_excepted, is_loopback, proxy_to
-from optigpu.vocabulary import UnsupportedError
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.vocabulary import UnreachableError, UnsupportedError
 from tests.unit.scripted_service import Answer, scripted_service
 from worker.service_calls import ServiceCalls
 
@@ -139,6 +150,69 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
             make()
         assert said in str(raised.value)
         assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("written", ["http://me:secret@{}", "http://me:sec@ret@{}", "{}"])
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, written: str, lower: bool
+) -> None:
+    variable = f"{scheme}_proxy" if lower else f"{scheme}_proxy".upper()
+    monkeypatch.setenv(variable, written.format("127.0.0.1:1"))
+    expected = (
+        rf"The service at {scheme}://service\.invalid cannot be reached: the proxy http://127\.0\.0\.1:1 of {variable} "
+        rf"does not answer \([^@]+\); correct {variable}, or name service\.invalid in NO_PROXY\."
+    )
+    with stamina.set_testing(True), Client(f"{scheme}://service.invalid") as client:
+        with pytest.raises(UnreachableError) as raised:
+            client.workers()
+        assert re.fullmatch(expected, str(raised.value))
+    if scheme == "https":
+        calling = ServiceCalls("https://service.invalid", "token")
+        with pytest.raises(StoreUnavailableError) as called:
+            calling.call("GET", "job")
+        calling.close()
+        assert re.fullmatch(expected, str(called.value))
+
+
+def test_a_proxy_that_does_not_connect_says_so_and_a_host_that_is_not_trusted_is_not_its_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted_service(lambda _: Answer(200)) as (proxy, _), stamina.set_testing(True):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        with Client("https://service.invalid") as client, pytest.raises(UnreachableError) as raised:
+            client.workers()
+    assert f"the proxy {proxy} of HTTPS_PROXY does not connect to service.invalid (501 " in str(raised.value)
+    untrusted = httpx.ConnectError("not trusted")
+    untrusted.__context__ = ssl.SSLCertVerificationError("not trusted")
+    assert proxy_at_fault("https://service.invalid", untrusted) is None
+
+
+def test_a_proxy_through_which_nothing_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "http://{}:{}".format(*silent.getsockname())
+        monkeypatch.setenv("HTTP_PROXY", address)
+        with (
+            http_client("http://service.invalid", timeout=0.2) as http,
+            pytest.raises(httpx.ReadTimeout) as raised,
+        ):
+            http.get("/")
+        assert proxy_at_fault("http://service.invalid", raised.value) == (
+            f"nothing comes through the proxy {address} of HTTP_PROXY in time; correct HTTP_PROXY, or name "
+            "service.invalid in NO_PROXY"
+        )
+
+
+def test_a_proxy_that_wants_a_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_service(lambda _: Answer(407, "no", "text/html")) as (proxy, _):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        with Client("http://service.invalid") as client, pytest.raises(UnreachableError) as raised:
+            client.workers()
+    assert str(raised.value) == (
+        f"The service at http://service.invalid cannot be reached: the proxy {proxy} of HTTP_PROXY wants a name and a "
+        "password; write it as http://USER:PASSWORD@HOST:PORT."
+    )
 
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
