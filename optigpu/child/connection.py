@@ -52,14 +52,13 @@ def connect(module: str, description: str) -> tuple[Lines, Tell]:
 
 
 def broken(error: Exception) -> Broken:
-    """The message for an error: one sentence and the end of the traceback."""
-    trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
+    """The message for an error: one sentence, and the end of the traceback of one that nobody raised on purpose."""
     if _is_out_of_memory(error):
-        return Broken(
-            fault="out_of_memory", reason=f"There was not enough memory: {_first_line(error)}", trace=trace
-        )
-    name = "" if isinstance(error, OptiGPUError) else f"{type(error).__name__}: "
-    return Broken(fault="error", reason=f"{name}{_first_line(error)}", trace=trace)
+        return Broken(fault="out_of_memory", reason=f"There was not enough memory: {_first_line(error)}")
+    if isinstance(error, OptiGPUError):
+        return Broken(fault="error", reason=_first_line(error))
+    trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
+    return Broken(fault="error", reason=f"{type(error).__name__}: {_first_line(error)}", trace=trace)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -143,7 +143,7 @@ class Refused(Frozen):
 
 
 class Broken(Frozen):
-    """The process failed. `fault` is "out_of_memory" or "error"; `trace` is the end of the traceback."""
+    """The process failed. `fault` is "out_of_memory" or "error"; `trace` is the end of an unforeseen traceback."""
 
     kind: Literal["broken"] = "broken"
     fault: Literal["out_of_memory", "error"]

@@ -253,10 +253,10 @@ def test_every_way_of_running_out_of_memory_is_called_that() -> None:
     with pytest.raises(RuntimeError) as hosts:
         torch.empty(2**50)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), hosts.value):
-        assert broken(error).fault == "out_of_memory"
+        assert (broken(error).fault, broken(error).trace) == ("out_of_memory", "")
 
 
-def test_any_other_error_is_one_sentence_with_its_trace() -> None:
+def test_an_unforeseen_error_is_one_sentence_with_its_trace() -> None:
     def fail() -> None:
         raise ValueError("first line\nsecond line")
 
@@ -265,7 +265,13 @@ def test_any_other_error_is_one_sentence_with_its_trace() -> None:
     message = broken(caught.value)
     assert (message.fault, message.reason) == ("error", "ValueError: first line")
     assert "in fail" in message.trace
-    assert broken(ReplicateError("Plain words.")).reason == "Plain words."
+
+
+def test_an_error_that_was_raised_on_purpose_has_no_trace() -> None:
+    with pytest.raises(ReplicateError) as caught:
+        raise ReplicateError("Plain words.")
+    message = broken(caught.value)
+    assert (message.reason, message.trace) == ("Plain words.", "")
 
 
 def score(pid: int) -> int | None:

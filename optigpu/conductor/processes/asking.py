@@ -105,7 +105,8 @@ def _error_of(answer: Answer) -> Exception:
     if not isinstance(answer, Broken):
         return ReplicateError(f"The measuring process sent {answer.kind!r}, which was not asked for.")
     reason = readable(answer.reason)
-    _log.warning("a measuring process failed: %s\n%s", reason, answer.trace)
+    if answer.trace:
+        _log.warning("a measuring process failed: %s\n%s", reason, answer.trace)
     if answer.fault == "out_of_memory":
         return OutOfMemoryError(f"out of memory: {reason}")
     return ReplicateError(reason)
