@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.models.bundled import BUNDLED
@@ -260,13 +261,27 @@ def test_a_damaged_tokenizer_is_one_sentence(damaged: Path, file: str, content: 
 def test_a_hub_that_cannot_be_reached_is_one_clear_sentence(
     name: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(
-        huggingface_hub.constants, "HF_HUB_OFFLINE", True
-    )  # without the retries of a broken line
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(UnsupportedError) as caught:
         load_model(parse_reference(f"hub:{name}"), device="cpu", dtype="float32")
-    assert str(caught.value).startswith(f"hub:{name} cannot be loaded here: ")
+    assert str(caught.value).startswith(
+        f"hub:{name} cannot be loaded here: its files are not all in the hub's cache, and the hub "
+        "http://127.0.0.1:1 cannot be reached: "
+    )
     assert str(caught.value).endswith(f"{hint}; or put it under {MODELS_DIR} and name it path:DIR.")
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_the_hub_s_cache_loads_while_the_hub_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = tmp_path / "models--nobody--tiny"
+    shutil.copytree(BUNDLED["tiny"], stored / "snapshots" / "0123")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("0123")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    model = load_model(parse_reference("hub:nobody/tiny"), device="cpu", dtype="float32")
+    assert count_weights(model) == count_weights(
+        load_model(parse_reference("bundled:tiny"), device="cpu", dtype="float32")
+    )

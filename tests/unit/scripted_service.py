@@ -42,7 +42,7 @@ def scripted_service(answer: Callable[[Call], Answer]) -> Iterator[tuple[str, li
             calls.append(Call(self.command, self.path, headers, body))
             self.send(answer(calls[-1]))
 
-        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - the names are the library's
+        do_GET = do_HEAD = do_POST = do_DELETE = handle_any  # noqa: N815 - the names are the library's
 
         def send(self, answered: Answer) -> None:
             body = answered.body if isinstance(answered.body, str) else json.dumps(answered.body)
@@ -50,7 +50,8 @@ def scripted_service(answer: Callable[[Call], Answer]) -> Iterator[tuple[str, li
             self.send_header("Content-Type", answered.media_type)
             self.send_header("Content-Length", str(len(body.encode()) + answered.cut))
             self.end_headers()
-            self.wfile.write(body.encode())
+            if self.command != "HEAD":
+                self.wfile.write(body.encode())
             self.close_connection = True
 
         def log_message(self, *_: Any) -> None:

@@ -39,6 +39,7 @@ from optigpu.models.files import (
 )
 from optigpu.models.held import CONFIGURATION, model_directory
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
+from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
@@ -312,11 +313,11 @@ def source_of(reference: ModelReference) -> str:
 
 
 def reading_of(reference: ModelReference) -> dict[str, Any]:
-    """Never remote code, and the network for the hub alone."""
+    """Never remote code, and the network for the hub alone, while it answers."""
     return {
         "revision": reference.revision or "main",
         "trust_remote_code": False,
-        "local_files_only": reference.kind != "hub",
+        "local_files_only": reference.kind != "hub" or why_no_hub() is not None,
     }
 
 
@@ -337,8 +338,10 @@ def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iter
             raise
         if isinstance(error, SafetensorError) and reference.kind == "hub":
             require_sound(configuration_file(reference).parent, reference)
+        no_hub = why_no_hub() if reference.kind == "hub" and isinstance(error, OSError) else None
+        said = f"its files are not all in the hub's cache, and {no_hub}" if no_hub else _said(error)
         raise UnsupportedError(
-            f"{reference} cannot be loaded here: {_said(error)}{_advice(reference, files)}."
+            f"{reference} cannot be loaded here: {said}{_advice(reference, files)}."
         ) from error
 
 
