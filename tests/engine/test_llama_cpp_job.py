@@ -190,6 +190,29 @@ def test_a_file_of_another_architecture_ends_its_variant_alone(
     assert good.status is VariantStatus.SUCCEEDED
 
 
+@pytest.mark.llama
+def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no blocks it passes all checks of the header, and llama.cpp ends its process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path, BUILDS, OPERATORS, PEAKS).parent))
+    prepared("llama_cpp", tmp_path, model="preset:tiny-llama-test")
+    (kept,) = (cache_dir() / "converted" / "gguf").glob("preset-tiny-llama-test-*-F32.gguf")
+    whole = kept.read_bytes()
+    count = whole.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    kept.write_bytes(whole[:count] + bytes(4) + whole[count + 4 :])
+    spec = job(backend="llama_cpp", model="preset:tiny-llama-test", measure=QUICK | {"meters": ["latency"]})
+    (damaged,) = measured(spec, tmp_path / "locks").outcomes
+    assert damaged.status is VariantStatus.FAILED
+    said = f"The engine crashed on {kept.name}, a kept conversion that may be damaged. It has been removed; run the job"
+    assert str(damaged.reason).startswith(f"{said} again. The measuring process was killed by signal 6")
+    assert "GGML_ASSERT" in str(damaged.reason)
+    assert "ggml_print_backtrace" not in str(damaged.reason)
+    (again,) = measured(spec, tmp_path / "locks").outcomes
+    assert again.status is VariantStatus.SUCCEEDED
+    assert kept.read_bytes() == whole
+
+
 def modified_ns(path: Path) -> int:
     return path.stat().st_mtime_ns
 

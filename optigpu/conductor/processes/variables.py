@@ -61,6 +61,7 @@ def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str,
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
+            "GGML_NO_BACKTRACE": "1",  # llama.cpp that aborts would start a debugger, whose output hides its own
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(plain_path(data_dir()) / "inductor"),
             "TRITON_CACHE_DIR": str(plain_path(cache_dir()) / "triton"),
