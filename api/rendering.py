@@ -15,6 +15,7 @@ from starlette.types import Scope
 from api.static_files import static_files, static_path
 from api.tags import is_known, tag_of
 from optigpu import __version__
+from optigpu.vocabulary import harmless
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -128,6 +129,14 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
         undefined=StrictUndefined,
         auto_reload=False,
+        finalize=_shown,
     )
     environment.filters |= words.FILTERS
     return environment
+
+
+def _shown(value: object) -> object:
+    """Text without a change of direction, by which a name could reorder what stands beside it; markup is ours."""
+    if not isinstance(value, str) or value.isprintable() or hasattr(value, "__html__"):
+        return value
+    return harmless(value)

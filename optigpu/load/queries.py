@@ -80,7 +80,7 @@ def read_trace(text: str) -> tuple[Query, ...]:
 
 def _read_line(number: int, line: str) -> TraceLine:
     try:
-        document = parse_json(line.encode(), "it")
+        document = parse_json(line.encode(errors="surrogatepass"), "it")
         with refusing(TraceLine):
             return TraceLine.model_validate(document)
     except SpecError as error:

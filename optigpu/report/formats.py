@@ -197,9 +197,11 @@ def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, object]]) -> 
 
 
 def _inert(value: object) -> object:
-    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
-    runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if runs else value
+    """Prefixes text that a spreadsheet would run as a formula with an apostrophe; nothing in it steers a terminal."""
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 class _Harmless(Console):

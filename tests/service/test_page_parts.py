@@ -14,6 +14,7 @@ from api.tags import is_known
 from optigpu.documents.views import LeaderboardRow
 from optigpu.job.spec import JobSpec
 from tests.service.records import a_metric, a_result
+from tests.service.serving import MATMUL, Served
 
 
 def test_bars_are_on_one_scale_from_zero() -> None:
@@ -130,3 +131,11 @@ def test_a_tag_is_known_weak_or_strong() -> None:
     assert not is_known('"a"', '"b"')
     assert not is_known(None, '"a"')
     assert not is_known('"a"', None)
+
+
+def test_no_text_of_others_changes_the_direction_of_a_page(any_service: Served) -> None:
+    job = any_service.submit(MATMUL | {"name": "quick\u202efox\u2066", "note": "a\u202eb<i>"})
+    for address in ("/jobs", f"/jobs/{job['id']}"):
+        page = any_service.client.get(address, headers={"Accept": "text/html"}).text
+        assert "quickfox" in page
+        assert not {"\u202e", "\u2066"} & set(page)

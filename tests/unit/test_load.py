@@ -224,6 +224,7 @@ def test_a_trace_is_replayed_as_it_is_written() -> None:
             "line 4 of the trace is wrong: it begins with a byte order mark, which JSON does not have",
         ),
         ("[" * 100_000, "line 4 of the trace is wrong: it is nested too deeply."),
+        ('{"\ud800": 1}', "line 4 of the trace is wrong: it is not UTF-8 at byte 2."),
     ],
 )
 def test_a_broken_line_of_a_trace_is_named(line: str, words: str) -> None:

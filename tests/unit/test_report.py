@@ -23,7 +23,7 @@ from optigpu.report import (
     techniques_grid,
     terminal,
 )
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import REASONS, WARNINGS
 from optigpu.report.numbers import duration, short, with_interval
 from optigpu.techniques import TECHNIQUES
@@ -440,3 +440,9 @@ def test_the_service_s_own_events_are_understood() -> None:
         progress.show("state", {"state": "queued", "reason": "The worker vanished."})
         progress.show("something new", {})
     assert page.getvalue() == " 50%  variant 3: loading\nqueued: The worker vanished.\n"
+
+
+def test_no_text_of_a_csv_file_is_a_formula_or_steers_a_terminal() -> None:
+    names = ["=1+1", "\x1b=1+1", "\r@x", "\u202e-1", "a\x1b[2Jb", "a=b", -1]
+    text = csv_text(["name"], [{"name": name} for name in names])
+    assert text.splitlines()[1:] == ["'=1+1", "'=1+1", "'@x", "'-1", "a[2Jb", "a=b", "-1"]
