@@ -66,7 +66,7 @@ class Converter:
         if target.exists():
             self._note_use(order, target)
         else:
-            with folder.locked():
+            with _one_sentence(folder.path), folder.locked():
                 if not target.exists():  # who held the lock before may have written it
                     progress(doing)
                     self._write(folder, target, arguments)
@@ -114,6 +114,19 @@ class Converter:
             found.update(path.read_bytes())
         name = reference.name.replace("/", "_")
         return f"{reference.kind}-{name}-{found.hexdigest()[:16]}"
+
+
+@contextmanager
+def _one_sentence(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written as an OptiGPUError."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the second for a file system without locks
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise OptiGPUError(
+            f"Converted models cannot be kept in {folder} ({why}); give the right to write there, name another folder "
+            f"in XDG_CACHE_HOME, or set {BOUND.variable}=0 to keep none."
+        ) from error
 
 
 def weights_of(order: Order) -> WeightFacts:
