@@ -16,7 +16,7 @@ from optigpu.ops.linear.int4_linear import (
     int4_rows,
     pack_int4,
 )
-from optigpu.surgery.int8_layers import float_bias
+from optigpu.surgery.int8_layers import float_bias, nothing_like
 from optigpu.surgery.places import LinearLayer, weight_of
 
 
@@ -87,6 +87,7 @@ class Int4Embedding(torch.nn.Module):
         super().__init__()
         _hold(self, packed)
         self.dtype = dtype
+        self.like = nothing_like(dtype, packed.scale.device)
 
     @classmethod
     def sharing(cls, head: Int4Linear, dtype: torch.dtype) -> Self:

@@ -117,6 +117,7 @@ class Int8Embedding(torch.nn.Module):
         self.register_buffer("table", table)
         self.register_buffer("scale", scale)
         self.dtype = dtype
+        self.like = nothing_like(dtype, scale.device)
 
     @classmethod
     def of(cls, embedding: torch.nn.Module) -> Self:
@@ -138,3 +139,8 @@ class Int8Embedding(torch.nn.Module):
 def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
     """A bias as quantized layers add it: a float32 copy, or None."""
     return None if bias is None else bias.detach().float()
+
+
+def nothing_like(dtype: torch.dtype, device: torch.device) -> torch.nn.Parameter:
+    """A parameter without numbers: a model takes its own dtype and device from its first one, and may have no other."""
+    return torch.nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)

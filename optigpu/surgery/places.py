@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.experts import OpenedExperts, opened
+from optigpu.surgery.read_layers import read_layers
 from optigpu.vocabulary import UnsupportedError
 
 LinearLayer = torch.nn.Linear | Conv1D
@@ -100,12 +101,13 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
     """The linear layers that a quantization will replace, those of experts included; all of them are checked before any
     is changed.
 
-    `group` is what the number of inputs of each must be a multiple of. Raises UnsupportedError, with the model left as
-    it was, when there is none, when the model is quantized already, when a weight is NaN or infinite, and when a
-    layer's inputs are not a multiple of the group.
+    Those whose weights the model reads by itself are not among them (`read_layers`). `group` is what the number of
+    inputs of each must be a multiple of. Raises UnsupportedError, with the model left as it was, when there is none,
+    when the model is quantized already, when a weight is NaN or infinite, and when a layer's inputs are not a multiple
+    of the group.
     """
     require_unquantized(model, technique)
-    places = [*expert_places(model), *linear_places(model)]
+    places = _replaceable(model, [*expert_places(model), *linear_places(model)])
     if not places:
         raise UnsupportedError(f"{technique} found no linear layer in this model; leave it out of the stack.")
     for place in places:
@@ -118,6 +120,19 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
         if not bool(weight.isfinite().all()):
             raise UnsupportedError(damaged(technique, place.path))
     return places
+
+
+def _replaceable(model: PreTrainedModel, places: list[Place]) -> list[Place]:
+    """The places without those of layers, or of experts, that the model reads more of than what they compute."""
+    if not places:
+        return places
+    kept = read_layers(model, [_exchanged(place) for place in places])
+    return [place for place in places if _exchanged(place) not in kept]
+
+
+def _exchanged(place: Place) -> torch.nn.Module:
+    """The model's own module that something else will stand for."""
+    return place.within.layer if isinstance(place, ExpertPlace) else place.layer
 
 
 def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:

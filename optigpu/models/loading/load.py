@@ -167,7 +167,7 @@ def facts_of_config(config: PretrainedConfig) -> ModelFacts:
         kv_heads=_kv_heads(config) or heads,
         vocabulary=config.vocab_size,
         context=next((context for context in contexts if context is not None), None),
-        tied_head=bool(config.tie_word_embeddings),
+        tied_head=bool(getattr(config, "tie_word_embeddings", False)),
         head_size=(getattr(config, "head_dim", None) or hidden // heads) if heads else 0,
         # GPT-2's configuration may leave the width out.
         inner_size=(getattr(config, inner) or 4 * hidden) if inner else None,

@@ -24,6 +24,7 @@ from optigpu.surgery.places import (
     storage_of,
     weight_of,
 )
+from optigpu.surgery.read_layers import read_layers
 from optigpu.vocabulary import UnsupportedError
 
 SCHEME = Int4Scheme()
@@ -35,9 +36,9 @@ class ModelParts:
     """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
 
     `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
-    `embedding` where it is not a plain torch Embedding. `tables` are the other embeddings (of positions). All of these
-    are left out where tables are kept. `first_block` is the beginning of the paths in the first block, None where
-    blocks are not known.
+    `embedding` where it is not a plain torch Embedding or the model reads its weight by itself. `tables` are the other
+    embeddings (of positions). All of these are left out where tables are kept. `first_block` is the beginning of the
+    paths in the first block, None where blocks are not known.
     """
 
     model: PreTrainedModel
@@ -185,7 +186,7 @@ def _input_embedding(model: PreTrainedModel) -> torch.nn.Module | None:
 
 def _embedding_place(model: PreTrainedModel) -> Place | None:
     embedding = _input_embedding(model)
-    if type(embedding) is not Embedding:
+    if type(embedding) is not Embedding or read_layers(model, [embedding]):
         return None
     return places_of(model, lambda module: module is embedding)[0]
 
