@@ -39,6 +39,8 @@ class WeightFacts(Frozen):
     hash_of: Literal["files", "recipe"] | None = None
     # SHA-256 of each file by its name; empty for random weights.
     files: dict[str, str] = Field(default_factory=dict)
+    # Tensors of the files that the model has no place for, the first by their names; null: none, or it is not known.
+    unused: str | None = None
     # A hub's commit, or the digest of a preset's architecture.
     revision: str | None = None
     reasons: dict[str, str] = Field(default_factory=dict)

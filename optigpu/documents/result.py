@@ -135,6 +135,7 @@ class VerdictWarning(StrEnum):
     SHARED_HOST = "shared_host"
     HANDICAPPED_BUILD = "handicapped_build"
     PARTLY_QUANTIZED = "partly_quantized"
+    UNUSED_TENSORS = "unused_tensors"
     SATURATED = "saturated"
     SATURATION_UNDECIDED = "saturation_undecided"
 

@@ -36,6 +36,7 @@ WARNINGS: dict[str, str] = {
     VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
     VerdictWarning.HANDICAPPED_BUILD: "the engine's library lacks instructions that this machine has",
     VerdictWarning.PARTLY_QUANTIZED: "less than 90% of the weights are quantized; the others are as they were loaded",
+    VerdictWarning.UNUSED_TENSORS: "the checkpoint has tensors that the model does not compute with",
     VerdictWarning.SATURATED: "requests came faster than they were served; latencies depend on the length of a run",
     VerdictWarning.SATURATION_UNDECIDED: "the queue grew, but every round was disturbed, which lets a queue grow too",
 }

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.documents.result import VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
+from optigpu.models.loading.checkpoint import unused_of
 from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus
+from tests.engine.causal_families import causal_model
 from tests.engine.converted_engines import own_cache
-from tests.engine.tiny_models import tiny_model
+from tests.engine.tiny_models import asked, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 Tensors = dict[str, torch.Tensor]
@@ -59,6 +62,8 @@ def edited(folder: Path, made: Any, edit: Callable[[Tensors], Tensors]) -> None:
         ("gpt2", without("h.1.ln_1.bias"), "lacks 1 of .*: transformer.h.1.ln_1.bias"),
         ("llama", with_one(f"{FIRST}weight", 16, 64), rf"{FIRST}weight is \[16, 64\] in the checkpoint and \[64, 64\]"),
         ("llama", with_one(f"{FIRST}bias", 64), f"does not compute with, .*: {FIRST}bias; correct config.json"),
+        ("llama", with_one("model.layers.2.norm.weight", 64), "has 3 layers in model.layers and config.json says 2; "),
+        ("gpt2", with_one("h.3.ln_1.weight", 64), "has 4 layers in h and config.json says 2; correct config.json"),
     ],
 )  # fmt: skip
 def test_what_a_checkpoint_lacks_is_named(
@@ -67,6 +72,18 @@ def test_what_a_checkpoint_lacks_is_named(
     edited(models_dir / "cut", tiny_model(family), edit)
     with pytest.raises(UnsupportedError, match=f"path:cut .*{words}"):
         load_model(parse_reference("path:cut"), device="cpu", dtype="float32")
+
+
+def test_layers_that_the_configuration_counts_apart_may_be_there(models_dir: Path) -> None:
+    """DeepSeek's heads for several tokens are numbered after its layers."""
+    made = causal_model("deepseek_v3")
+    made.config.num_nextn_predict_layers = 1
+    edited(models_dir / "heads", made, with_one("model.layers.2.eh_proj.weight", 64, 128))
+    loaded = load_model(parse_reference("path:heads"), device="cpu", dtype="float32")
+    assert unused_of(loaded) == "model.layers.2.eh_proj.weight"
+    edited(models_dir / "heads", made, with_one("model.layers.3.eh_proj.weight", 64, 128))
+    with pytest.raises(UnsupportedError, match=r"has 4 layers in model\.layers and config.json says 2"):
+        load_model(parse_reference("path:heads"), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +104,16 @@ def test_what_may_be_absent_is_not_missed(
     loaded = load_model(parse_reference("path:enough"), device="cpu", dtype="float32").state_dict()
     expected = tiny_model(family).state_dict()
     assert all(loaded[name].equal(each) for name, each in expected.items())
+
+
+def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tmp_path: Path) -> None:
+    others = {f"vision_tower.layers.{number}.weight": torch.ones(4) for number in range(4)}
+    edited(models_dir / "parts", tiny_model("llama"), lambda tensors: tensors | others)
+    applied = runtime_of("path:parts", SlidingKvCache())
+    assert asked(applied, tmp_path).weights().unused == (
+        "vision_tower.layers.0.weight, vision_tower.layers.1.weight, vision_tower.layers.2.weight and 1 more"
+    )
+    assert asked(runtime_of("path:llama"), tmp_path).weights().unused is None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +144,6 @@ def test_a_classifier_needs_its_head_and_its_statistics(
     ],
 )
 def test_an_expert_that_is_missing_is_refused(models_dir: Path, part: str, words: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     sizes: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,

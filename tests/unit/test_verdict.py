@@ -142,8 +142,21 @@ def test_weights_that_stayed_as_they_were_are_a_mark() -> None:
 
 
 def partly(share: float | None) -> Verdict:
+    return of_weights(WeightFacts(quantized=share))
+
+
+def test_tensors_that_the_model_does_not_use_are_a_mark() -> None:
+    mark = of_weights(WeightFacts(unused="mtp.0.weight, mtp.1.weight and 7 more"))
+    assert mark.warnings == (VerdictWarning.UNUSED_TENSORS,)
+    assert mark.notes == (
+        "The checkpoint has tensors that the model does not compute with: mtp.0.weight, mtp.1.weight and 7 more.",
+    )
+    assert of_weights(WeightFacts()) == Verdict(valid=True)
+
+
+def of_weights(weights: WeightFacts) -> Verdict:
     one = replicate()
-    facts = one.ready.facts.model_copy(update={"weights": WeightFacts(quantized=share)})
+    facts = one.ready.facts.model_copy(update={"weights": weights})
     return verdict(replace(one, ready=one.ready.model_copy(update={"facts": facts})))
 
 

@@ -23,6 +23,7 @@ from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.passes import PassModel
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
+from optigpu.models.loading.checkpoint import unused_of
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer, source_of
 from optigpu.models.loading.processors import PictureProcessor, load_processor
@@ -57,6 +58,7 @@ class TorchModelRuntime(TorchRuntime):
             "bytes": weight_bytes(applied.model),
             "parameters": applied.weights,
             "quantized": applied.quantized,
+            "unused": unused_of(applied.model),
         }
         return origin.model_copy(update=now)
 

@@ -165,6 +165,9 @@ def _doubts(
     partly = next(filter(None, map(_partly_quantized, evidence)), None)
     if partly:
         found[VerdictWarning.PARTLY_QUANTIZED] = partly
+    unused = next(filter(None, map(_unused_tensors, evidence)), None)
+    if unused:
+        found[VerdictWarning.UNUSED_TENSORS] = unused
     return found
 
 
@@ -176,6 +179,13 @@ def _partly_quantized(evidence: Evidence) -> str | None:
     return (
         f"{100 * weights.quantized:.0f}% of the weights are quantized; the others stayed as they were loaded."
     )
+
+
+def _unused_tensors(evidence: Evidence) -> str | None:
+    weights = evidence.replicate.ready.facts.weights
+    if weights is None or weights.unused is None:
+        return None
+    return f"The checkpoint has tensors that the model does not compute with: {weights.unused}."
 
 
 def _requests(count: int) -> str:

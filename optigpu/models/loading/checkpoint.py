@@ -1,7 +1,9 @@
 """Reads a checkpoint whole: each number of the model comes from its files, and none is drawn at random."""
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, PreTrainedModel
 
@@ -15,6 +17,10 @@ _NOT_COMPUTED_WITH = "num_batches_tracked"
 _UNCONVERTED = "automatic conversion of the weights"
 """What transformers says where it cannot put the tensors of a checkpoint together to one of the model's (experts)."""
 _MEND = "copy the whole checkpoint, or correct config.json"
+_NUMBER = re.compile(r"(?<![^.])(\d+)\.")
+"""A layer's number within a tensor's name."""
+_HEADS = "num_nextn_predict_layers"
+"""So many layers more may be in a checkpoint: heads that predict several tokens, which the library does not compute."""
 
 
 def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> PreTrainedModel:
@@ -22,8 +28,9 @@ def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> Pr
 
     `name` is what errors call the model. Raises UnsupportedError for what transformers only logs: a tensor of the model
     that the files lack or that has another shape there, which would be drawn at random; and a further tensor of a layer
-    that the model has no use for (a bias, a scale), without which it is another model. What is tied or not stored may
-    be absent, and what belongs to no layer of the model may be there, such as heads that predict several tokens.
+    that the model has no use for (a bias, a scale), or one of a further layer, without which it is another model. What
+    is tied or not stored may be absent, and what belongs to no layer of the model may be there, such as heads that
+    predict several tokens; `unused_of` says what.
     """
     read: Any = kind.from_pretrained  # its type leaves out the pair that it returns here
     try:
@@ -41,8 +48,21 @@ def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> Pr
     _require_none_missing(name, missing, found["unexpected_keys"], names)
     _require_shapes(name, found["mismatched_keys"], names)
     _require_used(name, found["unexpected_keys"], names)
+    _require_all_layers(name, found["unexpected_keys"], names, model)
     loaded: PreTrainedModel = model
+    _UNUSED[loaded] = _listed(sorted(found["unexpected_keys"])) or None
     return loaded
+
+
+_UNUSED: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+
+
+def unused_of(model: PreTrainedModel) -> str | None:
+    """The tensors of its checkpoint that a model has no place for, the first by their names; None if there are none.
+
+    Those that transformers leaves out of a family by design are not among them.
+    """
+    return _UNUSED.get(model)
 
 
 def _require_none_missing(
@@ -82,6 +102,31 @@ def _require_used(name: str, unexpected: Iterable[str], names: Iterable[str]) ->
             f"{name} has tensors for layers of the model that the model does not compute with, since config.json does "
             f"not say so: {_listed(unused)}; correct config.json, or remove them."
         )
+
+
+def _require_all_layers(
+    name: str, unexpected: Iterable[str], names: Iterable[str], model: PreTrainedModel
+) -> None:
+    """A checkpoint may be written without the prefix that the model's own names have."""
+    prefix = f"{model.base_model_prefix}."
+    own = _counts([*names, *(each.removeprefix(prefix) for each in names)])
+    more = getattr(model.config.get_text_config(decoder=True), _HEADS, None) or 0
+    for path, count in _counts(unexpected).items():
+        if path in own and count > own[path] + more:
+            raise UnsupportedError(
+                f"{name} has {count} layers in {path} and config.json says {own[path]}; correct config.json, or remove "
+                "the other layers."
+            )
+
+
+def _counts(names: Iterable[str]) -> Mapping[str, int]:
+    """How many layers there are by the path of their list ("model.layers"), as far as their numbers say."""
+    found: dict[str, int] = {}
+    for name in names:
+        for number in _NUMBER.finditer(name):
+            path = name[: number.start()].rstrip(".")
+            found[path] = max(found.get(path, 0), int(number[1]) + 1)
+    return found
 
 
 def _in_order(keys: Collection[str], names: Sequence[str]) -> list[str]:
