@@ -1,5 +1,8 @@
 """Whether a model computes the same in another way, as a technique that rounds nothing promises."""
 
+from collections.abc import Callable
+from inspect import signature
+
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
@@ -9,17 +12,49 @@ from optigpu.vocabulary import UnsupportedError
 
 TEXT, STEPS = 8, 3
 """Tokens of the text that is computed in both ways, and the tokens that follow it one by one."""
+LONGEST = 1024
+"""A window of more tokens is not passed: it is the same code as a small one's, and a pass over it takes long."""
+_WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
+"""What configurations call the tokens that attention reaches back."""
 ROUNDINGS = 64
 """Logits in 16 bits may differ by as many roundings of the largest."""
 
 
-def decoded(model: PreTrainedModel, cache: Cache) -> torch.Tensor:
-    """Logits after a short text and each of a few tokens, float32 [STEPS + 1, vocabulary], through an empty cache."""
+def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.Tensor:
+    """Logits after texts and each of a few tokens, float32 [texts * (STEPS + 1), vocabulary], through caches.
+
+    `new_cache` makes an empty one, for at least as many tokens as it is told. Where attention has a window, one text
+    ends just before it is full, so that a step passes it, and one behind.
+    """
+    return torch.cat([_decoded(model, new_cache(text + STEPS), text) for text in _texts(model)])
+
+
+def _texts(model: PreTrainedModel) -> list[int]:
+    """How many tokens each text has: as many as the model's positions allow."""
+    config = model.config.get_text_config(decoder=True)
+    short = [window for window in windows_of(model) if window <= LONGEST]
+    lengths = {length for window in short for length in (window - 1, window + 1)}
+    most = (getattr(config, "max_position_embeddings", None) or LONGEST + TEXT) - STEPS
+    return [TEXT, *(length for length in sorted(lengths) if 0 < length <= most)]
+
+
+def windows_of(model: PreTrainedModel) -> list[int]:
+    """How many tokens layers reach back, as far as the configuration says."""
+    config = model.config.get_text_config(decoder=True)
+    found = (getattr(config, name, None) for name in _WINDOWS)
+    return [window for window in found if isinstance(window, int)]
+
+
+def _decoded(model: PreTrainedModel, cache: Cache, text: int) -> torch.Tensor:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(1, TEXT + STEPS + 1, device=model.device)[None] % vocabulary
-    parts = [ids[:, :TEXT], *ids[:, TEXT:].split(1, dim=1)]
+    ids = torch.arange(1, text + STEPS + 1, device=model.device)[None] % vocabulary
+    parts = [ids[:, :text], *ids[:, text:].split(1, dim=1)]
+    last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     with torch.no_grad():
-        found = [model(input_ids=part, past_key_values=cache, use_cache=True).logits[0, -1] for part in parts]
+        found = [
+            model(input_ids=part, past_key_values=cache, use_cache=True, **last).logits[0, -1]
+            for part in parts
+        ]
     return torch.stack(found).float()
 
 
@@ -30,10 +65,14 @@ def require_same_attention(technique: str, model: PreTrainedModel) -> None:
     """
     if not (model.can_generate() and model._supports_sdpa) or count_packed(model):
         return
+
+    def growing(_: int) -> Cache:
+        return DynamicCache(config=model.config)
+
     own = model.config._attn_implementation
-    found = decoded(model, DynamicCache(config=model.config))
+    found = decoded(model, growing)
     model.config._attn_implementation = "sdpa"
-    wanted = decoded(model, DynamicCache(config=model.config))
+    wanted = decoded(model, growing)
     model.config._attn_implementation = own
     require_same(technique, model, wanted, found)
 

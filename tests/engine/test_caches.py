@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.decoding import DecodeStep
 from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
 from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
+from optigpu.job.spec import resolve
 from optigpu.models.loading.load import loaded_facts
-from optigpu.techniques.base import CacheOptions, Notes
+from optigpu.techniques.base import CacheOptions, Notes, Technique
 from optigpu.techniques.kernels.eager_attention import EagerAttention
-from optigpu.vocabulary import UnsupportedError
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.causal_families import causal_model
 from tests.engine.rounding import in_float64
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, ignore, prompt, tiny_model
 
 STEPS = 12
 EXACT = 1e-9
@@ -304,7 +308,12 @@ def difference(one: Any, other: Any) -> float:
     [
         (
             "gpt_neo",
-            {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+            {
+                "num_layers": 2,
+                "num_heads": 4,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 2000,
+            },
             "unfit",
         ),
         ("falcon", {"num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}, "does not run"),
@@ -321,15 +330,30 @@ def test_a_static_cache_is_refused_where_it_would_change_the_model(
             require_cacheable(model, options)
 
 
-def test_a_static_cache_that_gives_other_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = of_family(
-        "gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": 4}
-    )
-    monkeypatch.setattr(type(model), "_can_compile_fullgraph", True)
+@pytest.mark.parametrize("window", [4, 40])
+def test_a_static_cache_that_gives_other_logits_is_refused(window: int) -> None:
+    """Within the window they are the same, so that a text must be longer."""
+    shapes = {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": window}
+    model = of_family("gpt_neo", shapes)
     with pytest.raises(
         UnsupportedError, match="static_kv_cache would change what this gpt_neo model computes"
     ):
         require_cacheable(model, CacheOptions(kind="static"))
+
+
+@pytest.mark.parametrize("family", ["mpt", "jetmoe"])
+def test_a_static_cache_of_a_model_whose_step_is_no_graph_gives_the_growing_ones_logits(family: str) -> None:
+    """transformers marks them as unfit for graphs."""
+    import torch
+
+    logits = []
+    stacks: tuple[tuple[Technique, ...], ...] = ((), (StaticKvCache(),))
+    for stack in stacks:
+        resolved = resolve(stack, "generate")
+        decoder = DecodingModel(causal_model(family), resolved, DeviceKind.CPU, seed=0, progress=ignore)
+        logits.append(torch.stack(list(decoder.score(prompt(2, 30), 12))))
+    growing, static = logits
+    assert float((static - growing).abs().max()) <= 1e-5 * float(growing.abs().max())
 
 
 def test_eager_attention_is_refused_where_it_adds_position_biases_twice() -> None:

@@ -10,7 +10,7 @@ from optigpu.backends.torch.int8_cache import int8_token_bytes
 from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
-from optigpu.surgery.sameness import STEPS, TEXT, decoded, require_same
+from optigpu.surgery.sameness import LONGEST, decoded, require_same, windows_of
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
@@ -79,9 +79,9 @@ def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
 
 
 def _require_static(model: PreTrainedModel) -> None:
-    """Asks transformers, and then the model itself: a mark says little of one model's position biases."""
+    """Asks the model itself: transformers' mark says whether a step can be one graph, and little of position biases."""
     family = model.config.model_type
-    if not model._can_compile_fullgraph:
+    if not (model._can_compile_fullgraph or _is_told_by_a_text(model)):
         raise UnsupportedError(
             f"transformers marks {family} models as unfit for a static cache; leave out static_kv_cache and what needs "
             "it."
@@ -89,14 +89,21 @@ def _require_static(model: PreTrainedModel) -> None:
     if count_packed(model):  # its layers compute once a technique has put its own in their place
         return
     try:
-        found = decoded(model, StaticCache(config=model.config, max_cache_len=2 * (TEXT + STEPS)))
-    except (RuntimeError, ValueError, IndexError) as error:
+        found = decoded(model, lambda tokens: StaticCache(config=model.config, max_cache_len=2 * tokens))
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         raise UnsupportedError(
             f"This {family} model does not run with a static cache ({why}); leave out static_kv_cache and what needs "
             "it."
         ) from error
-    require_same("static_kv_cache", model, decoded(model, DynamicCache(config=model.config)), found)
+    wanted = decoded(model, lambda _: DynamicCache(config=model.config))
+    require_same("static_kv_cache", model, wanted, found)
+
+
+def _is_told_by_a_text(model: PreTrainedModel) -> bool:
+    """Whether a short text shows all that a cache may change: the model takes one, and no window is longer."""
+    taken = signature(model.forward).parameters
+    return "past_key_values" in taken and all(window <= LONGEST for window in windows_of(model))
 
 
 def _is_own(options: CacheOptions) -> bool:
