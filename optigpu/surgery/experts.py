@@ -197,5 +197,7 @@ def _without_matrices(module: Module) -> Module:
 
 
 def _is_recorded(x: torch.Tensor) -> bool:
-    """Whether operations are being compiled, exported, or captured as a CUDA graph."""
-    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    """Whether operations are being compiled, exported, traced, or captured as a CUDA graph."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -17,6 +17,7 @@ from optigpu.techniques.quantization.openvino_int4 import OpenVinoInt4
 from optigpu.techniques.quantization.openvino_int8 import OpenVinoInt8
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from tests.engine.caches import cache_with
+from tests.engine.causal_families import causal_model
 from tests.engine.converted_engines import (
     NEW,
     PROMPT,
@@ -59,6 +60,25 @@ def test_scored_logits_are_transformers_logits(models_dir: Path, tmp_path: Path,
     found = scored(prepared("openvino", tmp_path, model=f"path:{family}"), tokens, 8)
     assert found.dtype == np.float32
     assert error(found, transformers_logits(f"path:{family}", tokens)[:, 8:]) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.openvino
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_mixture_computes_what_transformers_does_and_is_quantized_with_its_experts(
+    models_dir: Path, tmp_path: Path, family: str
+) -> None:
+    made = causal_model(family)
+    made.save_pretrained(models_dir / family)
+    whole = sum(parameter.numel() for parameter in made.parameters())
+    matrices = sum(parameter.numel() for parameter in made.parameters() if parameter.dim() > 1)
+    tokens = prompts(2, 20, VOCABULARY)
+    plain = prepared("openvino", tmp_path, model=f"path:{family}")
+    assert error(scored(plain, tokens, 8), transformers_logits(f"path:{family}", tokens)[:, 8:]) <= EXACT
+    assert plain.weights().quantized is None
+    weights = prepared("openvino", tmp_path, OpenVinoInt8(), model=f"path:{family}").weights()
+    assert weights.quantized == pytest.approx(matrices / whole, abs=1e-9)
+    assert weights.bytes < 1.1 * whole
 
 
 @pytest.mark.openvino

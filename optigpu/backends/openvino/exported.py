@@ -23,6 +23,7 @@ from optigpu.models.loading.load import (
     loaded_image_facts,
 )
 from optigpu.models.reference import parse_reference
+from optigpu.surgery.places import exchange, expert_places
 from optigpu.vocabulary import UnsupportedError
 
 TOKENS = ("input_ids", "attention_mask", "position_ids")
@@ -97,7 +98,11 @@ def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:
 
 
 def traced_decoder(model: PreTrainedModel, facts: ModelFacts) -> ScriptModule:
-    """LastLogits of a model, for any number of rows and tokens. Raises UnsupportedError as `exported_decoder`."""
+    """LastLogits of a model, for any number of rows and tokens. Raises UnsupportedError as `exported_decoder`.
+
+    The experts of a mixture become linear layers: a trace has the same products for all tokens.
+    """
+    exchange(expert_places(model), lambda layer: layer)
     wrapped = LastLogits(model, window_of(model, "openvino")).eval()
     past = [torch.zeros(_ROWS, facts.kv_heads, _PAST, facts.head_size) for _ in range(2 * facts.layers)]
     positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
