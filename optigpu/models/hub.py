@@ -36,6 +36,6 @@ def _require_answer(address: str) -> None:
             why = proxy_at_fault(address, error) or f"{error or 'no answer in time'}; check the network"
             raise UnreachableError(f"the hub {address} cannot be reached: {why}") from error
         except httpx.HTTPStatusError as error:
-            why = proxy_at_fault(address, error)
-            if why:
-                raise UnreachableError(f"the hub {address} cannot be reached: {why}") from error
+            fault = proxy_at_fault(address, error)
+            if fault:
+                raise UnreachableError(f"the hub {address} cannot be reached: {fault}") from error
