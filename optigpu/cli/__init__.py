@@ -14,7 +14,6 @@ from optigpu.cli import (
     claims,
     compare,
     convert,
-    device_sim,
     engines,
     fit,
     leaderboard,
@@ -49,7 +48,6 @@ compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)
 tiny.add_commands(app)
-device_sim.add_commands(app)
 convert.add_commands(app)
 recipe.add_commands(app)
 engines.add_commands(app)
