@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from rich.progress import track
 
-from benchmarks.own_tools import Tool
 from benchmarks.pairs import session_of
-from benchmarks.peers import Peer, answering, running
+from benchmarks.peers import Peer, running
 from benchmarks.stacks import Case, Stack, asked_of, details_of, spec_of
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.conductor.processes.asking import ask
@@ -63,7 +62,7 @@ class Subject(Protocol):
         """tokens/s of one more request."""
 
 
-def measure(subjects: Sequence[Stack | Peer | Tool], case: Case, turns: int) -> list[Figures]:
+def measure(subjects: Sequence[Stack | Peer], case: Case, turns: int) -> list[Figures]:
     """Every subject's figures, the ratios against the first one, which must be measurable.
 
     Raises OptiGPUError when the first subject fails.
@@ -114,11 +113,7 @@ def _take_turns(ready: dict[int, Subject], turns: int, reasons: dict[int, str]) 
 
 
 @contextmanager
-def _made_ready(subject: Stack | Peer | Tool, case: Case, session: Session) -> Iterator[Subject]:
-    if isinstance(subject, Tool):
-        with answering(subject.module, subject.arguments(case), subject.name, session.threads) as process:
-            yield process
-        return
+def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator[Subject]:
     if isinstance(subject, Peer):
         with running(subject, asked_of(case), session.threads) as process:
             yield process

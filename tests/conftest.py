@@ -12,10 +12,10 @@ from types import MappingProxyType
 import pynvml
 import pytest
 
-from benchmarks.llama_server import program as llama_server
 from optigpu.engines.environments import environment_of
 from tests.docker.host import INSIDE
 from tests.durations import Durations, by_duration, kept_seconds
+from tests.engine.llama_server import program as llama_server
 from tests.engine.native.record import compiler, recorded
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES

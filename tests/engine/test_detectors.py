@@ -1,7 +1,7 @@
 """Every reason of a verdict, provoked from outside around real rounds of a real measuring process.
 
 The machine that runs these tests may itself be busy, so that they say what must be found, and never that nothing else
-was: that is said on made-up host_samples in tests/unit/test_verdict.py, and measured by benchmarks/quiet_runs.py.
+was: that is said on made-up host_samples in tests/unit/test_verdict.py, and measured in docs/results/quiet_runs.json.
 """
 
 import os

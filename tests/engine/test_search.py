@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.search import parts_of
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.job.plan import variants_of
 from optigpu.job.search import pareto, round_spec, rounds_of, stacks_of
@@ -86,8 +85,6 @@ def test_a_search_ends_with_the_fastest_stack_measured_as_asked(tmp_path: Path) 
     assert fractions == sorted(fractions)
     assert len(started(events)) == 8 + 1, "only the last round needs another process"
     assert set(report.spent) == {"prepare", "import", "start", "sample", "audit", "memory"}
-    parts = parts_of(report, seconds=1000.0)
-    assert sum(value for name, value in parts.items() if name != "import (of start)") == pytest.approx(1000)
     own = digest(report.spec.model_dump(mode="json"))
     assert {each.provenance.spec_digest for each in report.results if each.provenance} == {own}
 

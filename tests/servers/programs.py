@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.llama_server import started, with_tokenizer
-from benchmarks.servers import running
 from optigpu.engines.environments import environment_of, variables_of
+from tests.engine.llama_server import started, with_tokenizer
+from tests.servers.answering import running
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -1,19 +1,12 @@
 """The benchmark of engines: its jobs, its table, and its ratios to the engines' own tools. Figures are made up."""
 
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.engine_cases import CASES, EAGER, NATIVE, Q8_0
-from benchmarks.engine_tools import Line, compared, engines, is_reached
-from benchmarks.engine_tools import markdown as tools_markdown
+from benchmarks.engine_cases import CASES, EAGER
 from benchmarks.engines import LEAST_ENGINES, draw, engines_of, markdown
-from benchmarks.own_tools.asked import order_of, parser, prompt_of
-from benchmarks.stacks import Case
-from benchmarks.turns import Figures
 from optigpu.conductor.processes.residents import MOST_RESIDENT
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.job.plan import variants_of
@@ -101,60 +94,3 @@ def test_the_chart_is_drawn_from_the_file(tmp_path: Path) -> None:
     said = (tmp_path / "c.svg").read_text()
     assert "Speed over the bytes of the weights" in said
     assert TITLE.split(" on ")[1] in said
-
-
-def figures(name: str, *rates: float, reason: str | None = None) -> Figures:
-    return Figures(name, rates, reason=reason)
-
-
-def test_a_ratio_is_ours_over_theirs_turn_by_turn() -> None:
-    line = compared(figures("ours", 100.0, 50.0, 90.0), figures("theirs", 100.0, 40.0, 100.0))
-    assert line.ratios == pytest.approx((1.0, 1.25, 0.9))
-    assert (line.ratio, line.ours, line.theirs) == (1.0, 90.0, 100.0)
-    missing = compared(figures("ours", 100.0), figures("theirs", reason="not there"))
-    assert (missing.reason, missing.ratio, missing.ours) == ("not there", None, None)
-
-
-@pytest.mark.parametrize(("ratio", "reached"), [(0.951, True), (1.049, True), (0.949, False), (1.051, False)])
-def test_the_goal_is_a_median_within_five_percent(ratio: float, reached: bool) -> None:
-    assert is_reached(asdict(Line("s", "t", 1.0, 1.0, (0.1, ratio, 9.0)))) is reached
-    assert not is_reached(asdict(Line("s", "t", reason="not there")))
-
-
-def test_the_table_of_tools_says_what_was_not_measured() -> None:
-    lines = [Line("a", "b", 98.0, 100.0, (0.97, 0.98, 0.99)), Line("c", "d", reason="not | there")]
-    about = {"case": asdict(Case("gpt2", 32, 64)), "turns": 3, "lines": [asdict(line) for line in lines]}
-    page = tools_markdown(about).splitlines()
-    assert page[0] == "## Beside each engine's own tool: `preset:gpt2`, 32 tokens + 64, 3 turns"
-    assert "| a | b | 98.0 | 100.0 | 0.980 | 0.970..0.990 | yes |" in page
-    assert "| c | d | not measured: not / there |  |  |  |  |" in page
-    assert any(line.startswith("- Not measured: onnxruntime_perf_test: ") for line in page)
-
-
-def test_every_stack_of_an_engine_has_tools_whose_command_line_orders_that_stack(tmp_path: Path) -> None:
-    every = engines("llama-bench")
-    assert {stack.backend for engine in every for stack in engine.stacks} == {
-        stack.backend for stack in CASES["gpt2"].stacks
-    }
-    for engine in every:
-        for stack in engine.stacks:
-            for tool in engine.tools_of(stack):
-                assert find_spec(tool.module) is not None
-                options, more = parser(None).parse_known_args(
-                    [*tool.arguments(Case("gpt2", 8, 9)), "--threads", "1"]
-                )
-                assert (options.model, options.prompt_tokens, options.new_tokens) == ("preset:gpt2", 8, 9)
-                assert (options.backend, options.stack) == (stack.backend, list(stack.techniques))
-                assert bool(more) is (tool.name == "llama-bench")
-
-
-def test_a_tool_is_ordered_what_a_job_runs(tmp_path: Path) -> None:
-    arguments = ["--backend", "torch", "--threads", "1", "--stack", '[{"name": "native_decode"}]']
-    order = order_of(parser(None).parse_args(arguments), tmp_path)
-    assert [technique.name for technique in order.stack] == [each["name"] for each in NATIVE.techniques]
-    assert order.threads == 1
-    ids = prompt_of(order, 5)
-    assert ids == prompt_of(order, 5)
-    assert len(ids) == 5
-    assert max(ids) < 50257
-    assert Q8_0.backend == "llama_cpp"

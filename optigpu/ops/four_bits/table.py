@@ -2,7 +2,7 @@
 
 SIXTEEN = (-64, -47, -37, -29, -22, -15, -9, -3, 3, 9, 15, 22, 29, 36, 45, 56)
 EIGHT = (-64, -38, -22, -8, 5, 18, 33, 53)
-"""Those that leave normally distributed weights in groups of 64 the least error: `python -m benchmarks.grids --normal`.
+"""Those that leave normally distributed weights in groups of 64 the least error (docs/decisions/0050-uneven-values.md).
 
 They are denser where weights are. One end lies further out than the other: a group's largest weight gets the further
 one, whatever its sign, because a scale has a sign. With 64 added they have 7 bits, and the sum of two of their products

@@ -1,4 +1,4 @@
-"""Servers of this machine that a benchmark or a test starts, and ends."""
+"""Servers of this machine that a test starts, and ends."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""llama-server, the server of llama.cpp, for benchmarks and tests: found, given a file with a vocabulary, started.
+"""llama-server, the server of llama.cpp: found, given a file with a vocabulary, started.
 
 The Python package llama-cpp-python does not contain it. Its source distribution has llama.cpp's source, of which the
 target llama-server is built: cmake -DGGML_NATIVE=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF.
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.servers import running
 from optigpu.vocabulary import UnsupportedError
+from tests.servers.answering import running
 
 NAME = "llama-server"
 VARIABLE = "OPTIGPU_LLAMA_SERVER"
