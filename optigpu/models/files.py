@@ -14,6 +14,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers looks for, in this order: all weights in one file, or the list of several."""
 TOKENIZER, TOKENIZER_CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
 PROCESSOR = "preprocessor_config.json"
+_QUANTIZED = frozenset(("quantization_config", "compression_config"))
+_INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64))))
+"""As safetensors calls them."""
 _SIZES = frozenset(
     (
         *("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"),
@@ -100,21 +103,30 @@ def sound_directory(reference: ModelReference) -> Path:
 def require_sound(folder: Path, reference: ModelReference) -> None:
     """Raises UnsupportedError where a folder's configuration or files of weights are missing or damaged.
 
-    Of safetensors the header is read and held against the file's size.
+    Of safetensors the header is read and held against the file's size. Integers are no weights, unless the
+    configuration says how they were quantized.
     """
-    named = read_configuration(folder / CONFIGURATION, reference).get("transformers_weights")
+    config = read_configuration(folder / CONFIGURATION, reference)
+    named = config.get("transformers_weights")
     try:
         files = weight_files(folder, reference, named if isinstance(named, str) else None)
     except FileNotFoundError as error:
         raise UnsupportedError(f"{reference} cannot be loaded here: {error}.") from error
     for path in files:
-        _require_header(path, reference)
+        integers = _integer_weight(path, reference)
+        if integers and not _QUANTIZED & config.keys():
+            raise UnsupportedError(
+                f"{path.name} of {reference} says that {integers} holds integers, and {CONFIGURATION} has no "
+                "quantization_config; copy or download both again."
+            )
 
 
-def _require_header(path: Path, reference: ModelReference) -> None:
+def _integer_weight(path: Path, reference: ModelReference) -> str | None:
+    """The first weight of a file that is stored as integers. Raises UnsupportedError for a damaged file."""
     try:
-        with safe_open(path, framework="numpy"):
-            pass
+        with safe_open(path, framework="numpy") as file:
+            names = (name for name in sorted(file.keys()) if name.endswith(".weight"))
+            return next((name for name in names if file.get_slice(name).get_dtype() in _INTEGERS), None)
     except (SafetensorError, OSError) as error:
         why = f"it is damaged ({error})" if isinstance(error, SafetensorError) else _reason(path, error)
         raise UnsupportedError(

@@ -126,6 +126,21 @@ def test_damaged_weights_are_one_sentence(folder: Path, change: Change) -> None:
     assert str(refused.value).endswith("); copy or download it again.")
 
 
+@pytest.mark.parametrize("dtype", ["I32", "U32"])
+def test_integers_are_no_weights_unless_a_quantization_is_configured(folder: Path, dtype: str) -> None:
+    """A header with another type of the same size is read without an error, as numbers of a thousand million."""
+    save_file({"a.weight": np.zeros((2, 3), np.float32), "steps": np.zeros(4, np.int64)}, folder / SINGLE)
+    assert sound_directory(REFERENCE) == folder
+    change = with_header(lambda header: header["a.weight"].update(dtype=dtype))
+    (folder / SINGLE).write_bytes(change((folder / SINGLE).read_bytes()))
+    with pytest.raises(
+        UnsupportedError, match=r"^model\.safetensors of path:model says that a\.weight holds integers"
+    ):
+        sound_directory(REFERENCE)
+    (folder / CONFIGURATION).write_bytes(configured(quantization_config={"quant_method": "gptq"}))
+    assert sound_directory(REFERENCE) == folder
+
+
 @pytest.mark.parametrize(
     ("index", "said"),
     [

@@ -47,7 +47,7 @@ def said(ran: Ran) -> str:
     return line.removeprefix("Error: ")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sentence"), REFUSED.items())
 def test_a_network_that_no_device_runs_is_one_sentence(
     soon: Convert, models: Path, name: str, sentence: str
@@ -58,12 +58,12 @@ def test_a_network_that_no_device_runs_is_one_sentence(
     assert leaves_nothing(ran)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_operator_that_is_slow_can_be_accepted(soon: Convert, models: Path) -> None:
     assert soon(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_arena_that_is_too_small_is_one_sentence(soon: Convert, models: Path) -> None:
     ran = soon(models / "tiny.keras", *RANDOM, "--arena", "2KB")
     assert (ran.status, leaves_nothing(ran)) == (1, True)
@@ -71,7 +71,7 @@ def test_an_arena_that_is_too_small_is_one_sentence(soon: Convert, models: Path)
     assert said(ran).endswith("use a smaller input or width, or a larger --arena.")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_data_that_does_not_fit_the_network_is_one_sentence(
     soon: Convert, models: Path, tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_data_that_does_not_fit_the_network_is_one_sentence(
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_image_that_is_none_is_named(soon: Convert, models: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nand nothing more")
     ran = soon(models / "tiny.keras", "--images", tmp_path, "--pixels", "signed")
@@ -157,7 +157,7 @@ def test_a_truncated_keras_file_and_one_without_its_scale_are_refused(tmp_path: 
         check_request(images)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_python_without_tensorflow_is_told_what_to_install(convert: Convert, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     ran = convert("--model", "mobilenet_v2", *RANDOM, python=tmp_path / "bare" / "bin" / "python")
@@ -216,7 +216,7 @@ def gone(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_one_sentence(edge: Path, tmp_path: Path) -> None:
     parent = started(tmp_path / "out", edge)
     child_of(parent).kill()
@@ -227,7 +227,7 @@ def test_a_process_that_is_killed_is_one_sentence(edge: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_conversion_that_takes_too_long_is_ended(edge: Path, tmp_path: Path) -> None:
     parent = started(tmp_path / "out", edge, "--timeout", "0.5s")
     child = child_of(parent)
@@ -237,7 +237,7 @@ def test_a_conversion_that_takes_too_long_is_ended(edge: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_conversion_that_is_stopped_leaves_nothing(
     edge: Path, tmp_path: Path, number: signal.Signals
@@ -251,7 +251,7 @@ def test_a_conversion_that_is_stopped_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_conversion_whose_parent_is_killed_ends_too(edge: Path, tmp_path: Path) -> None:
     parent = started(tmp_path / "out", edge)
     child = child_of(parent)
@@ -262,7 +262,7 @@ def test_a_conversion_whose_parent_is_killed_ends_too(edge: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_gate_names_what_is_floating(models: Path) -> None:
     model = read_tflite(models / "float.tflite")
     assert model.outputs[0].dtype == "float32"
@@ -270,7 +270,7 @@ def test_the_gate_names_what_is_floating(models: Path) -> None:
         check_model(model)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_truncated_model_is_one_sentence(tiny: Ran) -> None:
     model = (tiny.output / "tiny.tflite").read_bytes()
     for length in [*range(0, 400, 7), *range(400, len(model) - 64, 131)]:
@@ -278,7 +278,7 @@ def test_a_truncated_model_is_one_sentence(tiny: Ran) -> None:
             parse_tflite(model[:length], "model.tflite")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_with_wrong_bytes_is_refused_or_read_but_never_crashes(tiny: Ran) -> None:
     model = bytearray((tiny.output / "tiny.tflite").read_bytes())
     random = np.random.default_rng(1)
