@@ -1,6 +1,7 @@
 """A job from the queue to the leaderboard, in the test's own process: real databases, real measuring processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from optigpu.documents.ranking import why_none_ranks
 from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
+from optigpu.models.files import SINGLE
+from optigpu.models.held import CONFIGURATION, MODELS_DIR
+from optigpu.models.loading.load import load_model
+from optigpu.models.reference import parse_reference
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.filters import LeaderboardQuery
@@ -31,6 +36,7 @@ from tests.service.workers import (
     worker_context,
     working,
 )
+from worker.capabilities import with_models
 from worker.execute import execute_next
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -306,6 +312,43 @@ def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     job = look(database, broken)
     assert (job.state, job.reason) == (JobState.FAILED, "The worker failed (IndexError); its log says where.")
     assert look(database, sound).state is JobState.SUCCEEDED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            lambda model: (model / SINGLE).write_bytes((model / SINGLE).read_bytes()[:-99]),
+            "model.safetensors",
+        ),
+        (lambda model: (model / CONFIGURATION).write_text('{"model_type": "llama", "vo'), "config.json"),
+    ],
+    ids=["cut weights", "cut configuration"],
+)
+def test_a_damaged_model_fails_each_rung_with_a_sentence_that_names_the_file(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], object],
+    said: str,
+) -> None:
+    models = tmp_path / "models"
+    whole = load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype="float32")
+    whole.save_pretrained(models / "cut")
+    damage(models / "cut")
+    monkeypatch.setenv(MODELS_DIR, str(models))
+    ladder = tiny_ladder().model_dump(mode="json") | {"model": "path:cut"}
+    job_id = submit(database, JobSpec.model_validate(ladder))
+    context = worker_context(database)
+    assert execute_next(replace(context, info=with_models(context.info)))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    for variant in job.variants:
+        assert said in (variant.reason or "")
+        assert "\n" not in (variant.reason or "")
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.slow
