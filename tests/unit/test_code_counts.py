@@ -1,12 +1,13 @@
 """The counts of tools/code_counts.py, on a made-up tree."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tools import code_counts
-from tools.code_counts import BOUNDS, Counts, count, exceeds, main, report
+from tools.code_counts import BOUNDS, Counts, Sizes, count, exceeds, main, sizes
 
 CODE = '''
 """Any torch in a text counts nothing: # type: ignore"""
@@ -84,24 +85,30 @@ def test_each_thing_is_counted_once_and_nothing_else(tree: Path) -> None:
 
 
 def test_what_is_above_a_bound_fails(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", tree], check=True)
     monkeypatch.setattr(code_counts, "ROOT", tree)
     monkeypatch.setattr(code_counts, "FOLDERS", ("package",))
     assert main(["--check"]) == 0
-    monkeypatch.setattr(code_counts, "BOUNDS", Counts(3, 3, 2, 1))
-    assert main(["--check"]) == 1
-    assert main([]) == 0
+    for name, bound in (("BOUNDS", Counts(3, 3, 2, 1)), ("LARGEST", Sizes(-1, 0, 0, 0))):
+        with monkeypatch.context() as patch:
+            patch.setattr(code_counts, name, bound)
+            assert main(["--check"]) == 1
+            assert main([]) == 0
+
+
+def test_files_are_those_that_git_holds_and_lines_those_of_python(tree: Path) -> None:
+    for name in ("optigpu/a.py", "optigpu/deep/b.py", "optigpu/c.cpp", "tests/test_a.py", "notes.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("one\ntwo\n")
+    (tree / "build").mkdir()
+    (tree / "build" / "made.py").write_text("1\n")
+    expected = Sizes(files=8, optigpu_lines=4, tests_lines=2, benchmarks_lines=0)
+    assert sizes(tree) == expected, "without git"
+    for command in (["init", "-q"], ["add", "optigpu", "tests", "package", "notes.py"]):
+        subprocess.run(["git", *command], cwd=tree, check=True)
+    assert sizes(tree) == expected
 
 
 def test_the_bounds_themselves_are_allowed() -> None:
-    assert not exceeds(BOUNDS)
-    assert exceeds(replace(BOUNDS, any_types=BOUNDS.any_types + 1))
-
-
-def test_the_report_names_each_count_and_its_bound() -> None:
-    lines = report(Counts(1, 2, 3, 4)).splitlines()
-    assert [line.split() for line in lines] == [
-        ["inner_imports", "1", "(at", "most", "59)"],
-        ["any_types", "2", "(at", "most", "349)"],
-        ["type_ignores", "3", "(at", "most", "19)"],
-        ["cached_classes", "4", "(at", "most", "2)"],
-    ]
+    assert not exceeds(BOUNDS, BOUNDS)
+    assert exceeds(replace(BOUNDS, any_types=BOUNDS.any_types + 1), BOUNDS)
