@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_other_import_names(wheel: set[str]) -> None:
     assert {path.relative_to(ROOT / "names").as_posix() for path in files} - wheel == set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_installed_wheel_measures_outside_of_the_checkout(wheel_file: Path, tmp_path: Path) -> None:
     """A bundled model through a ladder, whose files and tables are those of the wheel."""
     folder = installed(wheel_file, tmp_path / "installed")

@@ -213,6 +213,7 @@ def test_an_agent_on_micropython_lives_through_a_restart_of_the_api(
     assert 0 < device["heap_free"] < 128 * 1024
 
 
+@pytest.mark.long
 def test_an_agent_that_is_cut_off_goes_on_where_it_was(
     service: Service, tmp_path: Path, bytecode: Path
 ) -> None:
@@ -253,10 +254,12 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_founding_script_writes_its_file(converted: Path) -> None:
     assert (converted / "mobilenet_int8.tflite").stat().st_size == read_manifest(converted).model_bytes
 
 
+@pytest.mark.long
 def test_host_agents_with_a_real_model_pass_the_golden_check(
     service: Service, tmp_path: Path, converted: Path
 ) -> None:

@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("one_torch_thread")  # which also takes back what the script sets
 @pytest.mark.parametrize(("name", "tied"), [("tiny", True), ("small", True), ("small-untied", False)])
 def test_two_steps_make_a_model_with_its_tokenizer_and_card(

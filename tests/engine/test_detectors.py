@@ -66,7 +66,7 @@ def busy_loop(folder: Path, niceness: int) -> Iterator[str]:
             process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=0) as name:
         replicate = measured(honest)
@@ -79,7 +79,7 @@ def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_p
     assert any("Other processes used" in note for note in judged.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=19) as name:
         replicate = measured(honest)

@@ -119,6 +119,7 @@ def of(report: Report, label: str) -> Result:
     return next(result for result in report.results if result.variant.label == label)
 
 
+@pytest.mark.long
 def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     good, torch = of(report, "good"), of(report, "baseline")
     assert good.variant.endpoint is not None
@@ -133,6 +134,7 @@ def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     assert good.variant.variant_digest != torch.variant.variant_digest
 
 
+@pytest.mark.long
 def test_what_a_server_does_not_tell_is_null_with_the_reason(report: Report) -> None:
     good = of(report, "good")
     for metric in ("kld_mean", "weight_bytes", "host_peak_bytes", "peak_bytes", "mbu"):
@@ -150,6 +152,7 @@ def ends(report: Report) -> dict[str, tuple[VariantStatus, str]]:
     return {row.label: (row.status, str(row.reason)) for row in report.attribution.rows}
 
 
+@pytest.mark.long
 def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
     reasons = ends(report)
     assert reasons["baseline"][0] is reasons["good"][0] is VariantStatus.SUCCEEDED
@@ -163,6 +166,7 @@ def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
     assert "set OPTIGPU_ENDPOINT_HOSTS" in reasons["elsewhere"][1]
 
 
+@pytest.mark.long
 def test_so_it_is_under_load(tmp_path: Path) -> None:
     load = {"kind": "serve", "scenario": "closed", "clients": 2, "queries": 4}
     load |= {"prompt_tokens": 8, "new_tokens": 16}

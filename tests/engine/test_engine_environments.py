@@ -123,6 +123,7 @@ def test_it_is_made_as_the_recipe_says_and_found_from_then_on(recipe: Recipe) ->
     assert not remove(recipe)
 
 
+@pytest.mark.long
 def test_another_recipe_makes_another_environment(recipe: Recipe) -> None:
     install(recipe, lambda _: None, jobs=1)
     changed = replace(recipe, packages=("small-engine",), mended=(), removes=())
@@ -132,6 +133,7 @@ def test_another_recipe_makes_another_environment(recipe: Recipe) -> None:
     assert environment.versions.keys() == {"small-engine"}
 
 
+@pytest.mark.long
 def test_an_environment_whose_shared_folders_are_gone_is_made_anew(recipe: Recipe) -> None:
     environment = install(recipe, lambda _: None, jobs=1)
     shared = environment.packages / SHARED
@@ -140,6 +142,7 @@ def test_an_environment_whose_shared_folders_are_gone_is_made_anew(recipe: Recip
     assert environment_of(install(recipe, lambda _: None, jobs=1).recipe.name) == environment
 
 
+@pytest.mark.long
 def test_what_fails_says_where_all_of_it_is_and_is_begun_anew(recipe: Recipe) -> None:
     broken = replace(recipe, packages=("no-such-package",))
     with pytest.raises(
@@ -160,6 +163,7 @@ def test_what_must_be_there_before_is_asked_for_first(recipe: Recipe) -> None:
         assert "_distutils" in str(import_module("distutils").__file__), "setuptools' own is still the one"
 
 
+@pytest.mark.long
 @pytest.mark.llama
 def test_a_job_is_measured_by_its_interpreter_and_its_results_have_its_versions(
     recipe: Recipe, tmp_path: Path
@@ -188,6 +192,7 @@ def test_a_job_is_measured_by_its_interpreter_and_its_results_have_its_versions(
     assert torch.environment.software == probe().software
 
 
+@pytest.mark.long
 def test_the_command_lists_installs_and_removes(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> str:
         app(["engines", *words], standalone_mode=False)

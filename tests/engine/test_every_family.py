@@ -66,7 +66,7 @@ def test_a_family_is_quantized_or_says_why_not(family: str, name: str) -> None:
     assert_result_or_sentence(family, name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "name"), [pair for pair in product(FAMILIES, NAMES) if pair not in QUICK])
 def test_a_family_is_quantized_by_every_technique_or_says_why_not(family: str, name: str) -> None:
     assert_result_or_sentence(family, name)
@@ -74,7 +74,7 @@ def test_a_family_is_quantized_by_every_technique_or_says_why_not(family: str, n
 
 @pytest.mark.parametrize(
     "family",
-    [family if family in SPECIAL else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES],
+    [family if family in SPECIAL else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES],
 )
 def test_opened_experts_of_every_family_compute_what_transformers_does(family: str) -> None:
     model = causal_model(family)

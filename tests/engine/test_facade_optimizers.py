@@ -142,7 +142,7 @@ def test_an_unknown_mode_lists_those_that_there_are() -> None:
         CompileOptimizer.compile(nn.Linear(2, 2), mode="fastest")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("own_lock")
 def test_compiling_is_measured_beside_eager(capsys: pytest.CaptureFixture[str]) -> None:
     report = CompileOptimizer.benchmark("preset:tiny-vit-test", backend="eager", device="cpu", **BRIEF)

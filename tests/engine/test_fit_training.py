@@ -63,7 +63,7 @@ def test_a_step_s_peak_is_within_a_twentieth_of_the_measured_one(model: str, nam
     check_named(model, *names)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [VIT, RESNET])
 def test_so_it_is_with_convolutions_in_bfloat16(model: str) -> None:
     """Without AMX: there oneDNN copies what it multiplies into memory of its own. It reads the variable once."""

@@ -154,7 +154,7 @@ def test_a_trained_model_s_own_folder_is_read(tmp_path: Path, monkeypatch: pytes
         folder_of("vllm", order(model="hub:nobody/nothing"), lambda _: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preset_s_folder_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
@@ -165,7 +165,7 @@ def test_a_preset_s_folder_is_written_once(tmp_path: Path, monkeypatch: pytest.M
     assert said == ["writing the model's folder"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_engines_that_are_not_here_leave_the_others_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ def test_so_does_what_quantizes_a_model_that_is_there(
     convert(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.onnxruntime
 @pytest.mark.openvino
 def test_the_variants_that_need_no_converter_are_measured_beside_those_that_fail(

@@ -39,7 +39,7 @@ def found_by(folder: Path, *arguments: object, most: int = 64) -> LargestBatch:
     return largest_batch(session, variant, program("batches", *arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_ends_with_the_largest_batches_and_how_many_times_as_many_they_are(tmp_path: Path) -> None:
     events: list[Event] = []
     asked = job(stack=CHECKPOINTED, limits={"max_batch": 24})

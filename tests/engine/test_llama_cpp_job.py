@@ -132,6 +132,7 @@ def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     assert len({text.tokens_sha256 for text in texts if isinstance(text, TextQuality)}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.llama
 def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     measure = QUICK | {"meters": ["latency"]}
@@ -190,6 +191,7 @@ def test_a_file_of_another_architecture_ends_its_variant_alone(
     assert good.status is VariantStatus.SUCCEEDED
 
 
+@pytest.mark.long
 @pytest.mark.llama
 def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ def test_a_prompt_in_passes_leaves_the_same(tmp_path: Path, exact: Logits) -> No
     assert error_of(runtime, exact) < 1e-3
 
 
+@pytest.mark.long
 def test_a_folder_is_the_model_that_is_in_it(tmp_path: Path, models: Path) -> None:
     by_folder, bundled = prepared(tmp_path, model="path:tiny"), prepared(tmp_path)
     assert by_folder.weights().hash == bundled.weights().hash

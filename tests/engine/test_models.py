@@ -272,6 +272,7 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_model_of_the_hub_s_cache_loads_while_the_hub_cannot_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

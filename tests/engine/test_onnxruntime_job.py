@@ -118,6 +118,7 @@ def test_other_workloads_of_text_are_jobs(tmp_path: Path, workload: dict[str, An
     assert value(result, metric) > 0
 
 
+@pytest.mark.long
 def test_classifying_is_a_job_with_quality(tmp_path: Path) -> None:
     model, workload = "preset:tiny-resnet-test", {"kind": "classify", "batch_size": 2}
     beside = [{"backend": "onnxruntime"}, {"backend": "onnxruntime", "stack": [{"name": "onnx_graph"}]}]

@@ -74,7 +74,7 @@ def test_pictures_are_refused_when_a_job_is_posted() -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.openvino
 def test_a_job_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))

@@ -75,6 +75,7 @@ def test_it_is_measured_beside_torch(tmp_path: Path) -> None:
         assert value(results[name], "weight_bytes") < value(results["plain"], "weight_bytes") / 3
 
 
+@pytest.mark.long
 @pytest.mark.openvino
 def test_a_batch_is_a_job(tmp_path: Path) -> None:
     measure = QUICK | {"meters": ["latency"]}
@@ -90,6 +91,7 @@ def test_a_batch_is_a_job(tmp_path: Path) -> None:
     assert value(result, "tpot_s") > 0
 
 
+@pytest.mark.long
 @pytest.mark.openvino
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     spec = job(backend="openvino", workload={"kind": "quality", "window": 32})

@@ -500,7 +500,7 @@ def test_a_decoder_that_is_gone_leaves_no_threads() -> None:
 # ---- Under sanitizers.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitizer: str) -> None:
     """Three rounds reach every line that more of them reach."""

@@ -54,7 +54,7 @@ def assert_rows_are_those_that_are_unpacked(library: ctypes.CDLL, program: Progr
             assert torch.equal(found, rows[token] + places[position]), (name, token)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "group"), KINDS, ids=str)
 def test_every_row_of_every_remainder(library: ctypes.CDLL, kind: WeightKind, group: int) -> None:
     widths = range(16, 145, 16) if kind == "bf16" else range(group, 4 * group + 1, group)

@@ -205,7 +205,7 @@ def test_strides_and_empty_batches() -> None:
     assert swiglu(x[0, 0], bias).shape == (20,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     assert activation_backend("cpu") != "torch"

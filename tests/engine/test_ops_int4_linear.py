@@ -233,6 +233,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int4_linear(x[:0], packed, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.long
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     assert native_reason() is None

@@ -108,7 +108,7 @@ def test_a_generation_is_loaded_timed_and_weighed_until_stdin_ends_in_the_middle
         assert child.end(5) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_stack_says_what_compiling_took() -> None:
     """What TorchInductor compiles is right in test_techniques_compilation.py."""
     compiled = {"name": "torch_compile", "backend": "eager"}

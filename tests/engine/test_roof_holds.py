@@ -67,6 +67,7 @@ def test_a_real_process_measures_this_machine(cache: Path) -> None:
     assert peaks((sys.executable, "-c", "raise SystemExit(1)")).known == found, "it was measured again"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_int8_products_in_a_cache_stay_below_the_roof_of_int8_products_in_a_cache(tmp_path: Path) -> None:
     """Held against float32 products, this one ran 1.3 times as fast as its roof."""
@@ -83,6 +84,7 @@ def test_int8_products_in_a_cache_stay_below_the_roof_of_int8_products_in_a_cach
     assert holds(result)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cache")
 def test_a_matrix_product_stays_below_the_roof_of_products(tmp_path: Path) -> None:
     for result in measured(tmp_path, workload={"kind": "matmul", "sizes": [512], "dtypes": ["float32"]}):

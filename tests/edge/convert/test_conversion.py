@@ -82,6 +82,7 @@ def test_the_int8_network_agrees_with_the_float_network(tiny_manifest: ModelMani
     assert 0 <= agreement.kld_mean < 0.02
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_bytes_and_another_one_does_not(
     convert: Convert, soon: Convert, models: Path, samples: Path, tiny: Ran
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_network_of_vectors_has_logits_and_random_data_is_not_ranked(soon: Con
     assert "results of this model are not ranked" in ran.out.replace("\n", " ")
 
 
+@pytest.mark.long
 def test_mobilenet_is_converted_with_images(mobilenet: Ran) -> None:
     """Keras's table of MobileNetV2 has 11 million MACs for it; its largest tensors take 138,240 bytes at once."""
     found = read_manifest(mobilenet.output)
@@ -137,6 +139,7 @@ def test_mobilenet_is_converted_with_images(mobilenet: Ran) -> None:
     assert "The founding claim is implausible here" in shown
 
 
+@pytest.mark.long
 def test_fit_reads_what_convert_wrote(mobilenet: Ran) -> None:
     def fit(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [*command_line()[:3], "fit", str(mobilenet.output), *arguments]
