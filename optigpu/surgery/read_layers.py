@@ -1,7 +1,7 @@
 """Layers of which a model reads more than what they compute, such as a weight that it multiplies with by itself."""
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -35,16 +35,24 @@ class _Watched(Module):
             return found
 
 
-def read_layers(model: PreTrainedModel, layers: Collection[Module]) -> set[Module]:
+def read_layers(model: Module, layers: Collection[Module]) -> set[Module]:
     """Those of the layers that cannot be replaced by others that compute the same, since the model reads their
     attributes.
 
-    Runs the model on a short text, or on an image, and leaves it and torch's random state as they were.
+    Runs the model on a short text, or on an image, and leaves it and torch's random state as they were. Of a model that
+    is not transformers', or that takes something else (sound), nothing is known, and the answer is empty.
     """
+    if not isinstance(model, PreTrainedModel):
+        return set()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with _watched(model, set(layers)) as watched, torch.no_grad(), forked_random(model.device):
+        with (
+            _watched(model, set(layers)) as watched,
+            torch.no_grad(),
+            forked_random(model.device),
+            suppress(Exception),  # of the model's own code, given what it may not take
+        ):
             _run(model)
     finally:
         for module, training in modes:

@@ -121,6 +121,7 @@ def test_everything_passes_on_this_machine() -> None:
     assert {result.status for device in missing for result in by_device[device]} <= {CheckStatus.NOT_POSSIBLE}
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_wrong_names_end_with_status_2() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "optigpu", "selftest", *TWO, "--device", "cpu", "--format", "md"],

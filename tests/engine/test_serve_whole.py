@@ -59,6 +59,7 @@ def value(result: dict[str, Any], metric: str) -> float:
     return float(found["value"])
 
 
+@pytest.mark.long
 def test_both_engines_have_the_load_and_the_quality_of_the_step_that_served(
     results: dict[str, dict[str, Any]],
 ) -> None:

@@ -131,7 +131,7 @@ def test_int8_quantizes_what_was_merged(name: str, technique: Technique) -> None
     assert_right(fused, reference)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "stack"),
     [

@@ -99,7 +99,7 @@ def test_code_that_was_compiled_for_one_kernel_is_not_taken_for_another() -> Non
     assert ran == [[FLASH], [], [FLASH]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_runs_the_kernel_that_was_asked_for() -> None:
     runtime = runtime_of("path:gpt2", FusedAttention(kernel="math"), TorchCompile())
     runtime.observe(prompt())

@@ -35,7 +35,7 @@ TECHNIQUE: dict[str, Technique] = {"gptq": Gptq(), "awq": Awq()}
 STAND_IN = Path(__file__).parent / "stand_in"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "model"), [("gptq", "path:gpt2"), ("awq", "preset:tiny-llama-test")])
 def test_what_the_library_made_is_computed_with_and_kept(
     method: str, model: str, stand_in: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,7 +66,7 @@ def test_another_model_recipe_or_text_is_another_result(stand_in: Path) -> None:
     assert result_digest(model, recipes[0], [[0]]) in found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_library_cannot_quantize_is_refused_with_its_words(
     stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_compiled_step_refuses_another_batch() -> None:
         runtime.generate(prompt(1), NEW_TOKENS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dynamic_step_takes_other_batches_and_lengths_without_compiling_again() -> None:
     """But for batches of one, which get a graph of their own. A batch of two and two heads are not the same two."""
     from torch._dynamo.utils import counters
@@ -101,7 +101,7 @@ def test_a_graph_break_is_an_error_or_is_counted() -> None:
     assert facts["frames_interpreted"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_forward_pass_is_compiled_too() -> None:
     import torch
 

@@ -67,7 +67,7 @@ def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield aot_package.folder()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next(
     kept_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

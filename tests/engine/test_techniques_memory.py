@@ -124,7 +124,7 @@ def test_a_window_that_holds_everything_changes_nothing(family: str, others: tup
     assert wide.logits(sequence_of(tokens)).equal(plain.logits(sequence_of(tokens)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_keeps_the_same() -> None:
     assert_compiled_does_the_same("llama", (InferenceMode(), Int8KvCache(), WINDOW), "float32")
 

@@ -170,7 +170,7 @@ def test_the_roofline_holds_autocast_against_the_rate_and_the_bytes_of_its_type(
     assert after.prefill.bytes > narrow.footprint.streamed_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_computes_under_autocast() -> None:
     assert_compiled_does_the_same("llama", (Autocast(),), "bfloat16")
 

@@ -120,7 +120,7 @@ def test_other_kernels_and_quantization_have_their_way_inside_the_blocks(
     assert_as_right_as(plain, fused, reference)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_compiled_int8_step_is_one_graph_and_decodes_right(name: str) -> None:
     plain = runtime_of(f"path:{name}", Int8WeightOnly())

@@ -442,7 +442,7 @@ def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.Monke
     assert names_in(folder) == {"a.safetensors"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_has_the_same_keys_and_may_write_the_same_at_the_same_time(folder: Path) -> None:
     dtypes = ("float32", "bfloat16")
     keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]

@@ -180,7 +180,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_others_end_when_rank_0_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", DIVIDES], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
