@@ -23,7 +23,7 @@ from tests.servers.redis import REDIS
 from tests.servers.rule import PROGRAMS, Kind, advice, is_possible, may_have
 from tests.servers.slurm import SLURM
 
-pytest_plugins = ["pytester", "tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures"]
 
 # A test must not read the packed weights of another one.
 os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
@@ -97,8 +97,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("serving", config, items)
     if not has_onnxruntime():
         leave_out("onnxruntime", config, items)
-    if not has_loadgen():
-        leave_out("loadgen", config, items)
     if not has_openvino():
         leave_out("openvino", config, items)
     if not has_coremltools():
@@ -211,11 +209,6 @@ def has_llama_server() -> bool:
 def has_onnxruntime() -> bool:
     """Whether the extra onnxruntime is installed."""
     return find_spec("onnxruntime") is not None and find_spec("onnx") is not None
-
-
-def has_loadgen() -> bool:
-    """Whether MLPerf's LoadGen is installed."""
-    return find_spec("mlperf_loadgen") is not None
 
 
 def has_openvino() -> bool:

@@ -10,13 +10,10 @@ import pytest
 
 from api import device_command
 from optigpu.client import Client
-from optigpu.documents.devices import DeviceReportView, DeviceSource, ReportState
-from optigpu.vocabulary import utc_now
-from tests.edge.fleet import Account, audit, digest_of, run_fleet
+from tests.edge.fleet import audit, run_fleet
 from tests.service.processes import Processes, stop, watched_processes
 from tests.service.test_api_process import address, environment
 
-BOOT = "00112233445566aa"
 MANY = {"OPTIGPU_RATE_LIMIT": "100000/minute", "OPTIGPU_DEVICE_RATE_LIMIT": "10000/minute"}
 RATES = {
     "lost_answer": 0.1,
@@ -27,70 +24,6 @@ RATES = {
     "skew": 0.3,
     "drift": 0.5,
 }
-REPORT = {"boot_id": BOOT, "sequence": 1}
-
-
-def an_account(fate: str = "kept", **changes: Any) -> Account:
-    """Of a device that made one report, which the service has answered to."""
-    identity = (BOOT, 1)
-    fields: dict[str, Any] = {
-        "device_id": "one",
-        "made": {identity: fate},
-        "digests": {identity: digest_of(REPORT)},
-        "acknowledged": {identity},
-    }
-    return Account(**fields | changes)
-
-
-def held(sequence: int = 1, **changes: Any) -> DeviceReportView:
-    """A report as the service has it."""
-    fields: dict[str, Any] = {
-        "id": str(sequence),
-        "device_id": "one",
-        "received_at": utc_now(),
-        "source": DeviceSource.SIMULATOR,
-        "state": ReportState.ACCEPTED,
-        "ranked": False,
-        "count": 12,
-        "document": REPORT | {"sequence": sequence},
-    }
-    return DeviceReportView(**fields | changes)
-
-
-def test_an_account_that_agrees_is_right() -> None:
-    assert audit([an_account()], {"one": [held()]}) == {}
-
-
-@pytest.mark.parametrize(
-    ("account", "stored", "wrong"),
-    [
-        (an_account(acknowledged=set()), [], {"lost": 1}),
-        (an_account(), [], {"lost": 1, "unstored": 1}),
-        (an_account(), [held(), held()], {"duplicated": 1}),
-        (an_account(), [held(document=REPORT | {"extra": 1})], {"altered": 1}),
-        (an_account(), [held(), held(7)], {"foreign": 1}),
-        (an_account(), [held(ranked=True)], {"ranked": 1}),
-        (an_account(), [held(source=DeviceSource.DEVICE)], {"ranked": 1}),
-        (an_account(conflicts=2), [held()], {"conflicts": 2}),
-        (Account(), [], {"not enrolled": 1}),
-    ],
-)
-def test_an_account_that_does_not_agree_is_wrong(
-    account: Account, stored: list[DeviceReportView], wrong: dict[str, int]
-) -> None:
-    assert audit([account], {"one": stored}) == wrong
-
-
-@pytest.mark.parametrize(
-    "account",
-    [
-        an_account(acknowledged=set(), waiting={(BOOT, 1)}),
-        an_account("cut", acknowledged=set()),
-        an_account("dropped", acknowledged=set()),
-    ],
-)
-def test_what_waits_and_what_no_queue_ever_held_is_not_lost(account: Account) -> None:
-    assert audit([account], {"one": []}) == {}
 
 
 def codes(database_url: str, count: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[str]:

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from optigpu.child.priority import HIGHEST
-from tests.conftest import TESTS
 from tests.engine.processes import may_come_first
 
 PROGRAM = """
@@ -48,25 +47,3 @@ def test_every_thread_comes_first_where_the_system_allows_it(right: str) -> None
     assert threads == [expected] * 2
     if group is not None:
         assert group == str(HIGHEST if expected == HIGHEST else 0)
-
-
-def test_the_tests_after_one_that_came_first_have_the_usual_priority(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
-    pytester.makeconftest("from tests.conftest import usual_priority")
-    pytester.makepyfile(
-        """
-        from optigpu.child.priority import nice, raise_priority
-        from tests.conftest import GROUP_NICE, group_nice
-
-        usual = nice()
-
-        def test_one_comes_first():
-            assert raise_priority() == nice()
-
-        def test_the_next_one_does_not():
-            assert (nice(), group_nice()) == (usual, GROUP_NICE)
-        """
-    )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)

@@ -9,15 +9,11 @@ import pytest
 
 from optigpu.claims import baselines
 from optigpu.exports import EXPORTS
-from optigpu.vocabulary import Document, Layer
+from optigpu.vocabulary import Document
 from tests.pages import ROOT
-from tools.docs_doctests import fenced
-from tools.docs_site import with_the_others
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 RESULTS = ROOT / "docs" / "results"
-BEYOND = (Layer.SPARSITY, Layer.DECODING)
-"""Layers without a guide of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +67,6 @@ def test_a_link_to_a_folder_leads_to_a_list_of_its_pages(site: Path) -> None:
     ] == []
 
 
-def test_each_of_the_layers_has_a_guide_with_the_same_parts() -> None:
-    for layer in Layer:
-        if layer in BEYOND:
-            continue
-        text = (ROOT / "docs" / "guides" / f"{layer}.md").read_text()
-        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-        for heading in ("What it does", "When it helps", "When it hurts", "Measured here", "Try it"):
-            assert heading in headings, (layer, heading)
-
-
 def rounded_ratios() -> set[str]:
     """The median ratios of the benchmarks of layers, as they are printed, and their shares of bytes."""
     found: set[str] = set()
@@ -109,28 +95,3 @@ def test_a_figure_of_a_guide_was_measured(page: Path) -> None:
     }
     claimed = {f"{claim.value:g}%" for claim in baselines().claims}
     assert bare - claimed == set()
-
-
-def test_the_expected_impact_has_nine_rows_with_a_measurement_or_the_reason_of_none() -> None:
-    text = (ROOT / "docs" / "guides" / "expected-impact.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == 9
-    assert {row[4].partition(",")[0] for row in rows} == {"low", "medium", "high"}
-    for row in rows:
-        assert "null: " in row[5] or "](../results/" in row[5], row[0]
-    impact = [claim for claim in baselines().claims if claim.id.startswith("impact-")]
-    assert {claim.what for claim in impact} >= {"KV cache", "distillation", "structured pruning"}
-
-
-def test_an_example_of_a_docstring_becomes_a_block_of_code() -> None:
-    text = "What it does.\n\n>>> import optigpu\n>>> optigpu.run(\n...     {})\n['float32 32']\n\nMore.\n"
-    assert fenced(text) == (
-        "What it does.\n\n```python\n>>> import optigpu\n>>> optigpu.run(\n...     {})\n['float32 32']\n```\n\nMore.\n"
-    )
-    assert fenced("No example: a > b.") == "No example: a > b."
-
-
-def test_a_page_that_the_navigation_does_not_name_stands_under_more() -> None:
-    nav: list[object] = ["README.md", {"Guides": [{"All": "guides/README.md"}]}]
-    assert with_the_others(nav, ["README.md", "guides/README.md", "decisions/0001-a.md"]) == nav
-    assert with_the_others(nav, ["README.md", "new.md", "guides/README.md"]) == [*nav, {"More": ["new.md"]}]
