@@ -49,11 +49,6 @@ def test_a_module_or_package_of_a_layer_offers_exactly_one_technique(path: Path)
     assert TECHNIQUES.get(path.stem) is kind
 
 
-def test_no_helper_lies_beside_the_layers() -> None:
-    folder = ROOT / "optigpu" / "techniques"
-    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "base.py"}
-
-
 @pytest.mark.parametrize("path", parts("workloads", "*.py"), ids=lambda path: path.stem)
 def test_a_workload_s_file_holds_one_and_it_is_in_the_union(path: Path) -> None:
     (kind,) = classes_in(path, Workload)
@@ -77,14 +72,6 @@ def test_a_technique_names_only_others_that_exist(name: str) -> None:
     kind = TECHNIQUES[name]
     assert {*kind.requires, *kind.conflicts, *kind.compared_with} <= set(TECHNIQUES)
     assert kinds_with(kind.tasks)
-
-
-@pytest.mark.parametrize("name", TECHNIQUES)
-def test_a_technique_states_what_it_does_where_it_is_from_and_what_is_expected(name: str) -> None:
-    kind = TECHNIQUES[name]
-    assert all(text.strip() for text in (kind.summary, kind.citation))
-    assert kind.expected
-    assert all(part.text.strip() for part in kind.expected)
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

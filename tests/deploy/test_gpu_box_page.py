@@ -5,7 +5,6 @@ import re
 import pytest
 import yaml
 
-from api.__main__ import main as api
 from optigpu.variables import KNOWN
 from tests.deploy.compose import ROOT, read_compose
 from tests.deploy.gpu_host import OUTPUTS
@@ -65,14 +64,3 @@ def gpu_worker() -> list[str]:
     ].values()
     command: list[str] = service["command"]
     return command[: command.index("--gpu")]
-
-
-def test_the_api_has_the_option_for_a_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "python -m api --root-path /optigpu" in PAGE
-    with pytest.raises(SystemExit):
-        api(["--help"])
-    assert "--root-path" in capsys.readouterr().out
-
-
-def test_the_page_says_what_was_not_checked() -> None:
-    assert "nothing here ran\non a GPU" in PAGE

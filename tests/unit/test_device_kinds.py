@@ -8,11 +8,10 @@ from optigpu.backends import BACKENDS
 from optigpu.conductor.requirements import require_device
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import best_device, hardware_class
-from optigpu.hardware.device_kinds import KINDS, Ability, devices_with, no_device
+from optigpu.hardware.device_kinds import no_device
 from optigpu.job.bench import bench_specs
 from optigpu.job.plan import default_stack
 from optigpu.job.spec import JobSpec
-from optigpu.report.pages import techniques_page
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import BenchMode, DeviceKind, Precision, SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
@@ -20,13 +19,6 @@ from tests.unit.made_results import ENVIRONMENT
 
 CPU, CUDA, ROCM, XPU, MPS = DeviceKind
 EVERYWHERE = set(DeviceKind)
-ON_GPUS_ALONE = {"tf32", "fp8", "cpu_offload", "cuda_graphs", "fp8_training"}
-ON_CPUS_ALONE = {
-    *("gguf", "llama_flash_attention", "llama_kv_cache", "llama_prompt_batch"),
-    *("onnx_int8", "onnx_int4", "onnx_static_int8", "onnx_graph"),
-    *("openvino_int8", "openvino_int4", "openvino_kv_cache"),
-    *("tensor_parallel", "pipeline_parallel", "tensorflow_xla"),
-}
 
 
 def machine(*gpus: Accelerator, **software: str) -> Environment:
@@ -41,51 +33,12 @@ def asked(**fields: Any) -> JobSpec:
     return JobSpec.model_validate({"workload": {"kind": "matmul"}} | fields)
 
 
-def test_every_kind_is_in_the_table_and_says_where_it_is_from() -> None:
-    assert list(KINDS) == list(DeviceKind)
-    for kind in (ROCM, XPU, MPS):
-        assert KINDS[kind].sources, f"what is said of {kind} is from documentation"
-
-
-@pytest.mark.parametrize("ability", Ability)
-def test_every_ability_tells_kinds_apart(ability: Ability) -> None:
-    there = devices_with((ability,))
-    assert set() < set(there) < EVERYWHERE
-    reasons = [facts.lacks[ability] for kind, facts in KINDS.items() if kind not in there]
-    assert all(reason and not reason.endswith(".") for reason in reasons)
-
-
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_every_technique_states_every_kind(name: str) -> None:
     kind = TECHNIQUES[name]
     assert set(kind.devices) | set(kind.elsewhere()) == EVERYWHERE
     assert not set(kind.devices) & set(kind.elsewhere())
     assert kind.devices
-
-
-def test_the_techniques_of_cpus_and_of_nvidia_are_what_they_were() -> None:
-    assert {name for name, kind in TECHNIQUES.items() if CPU not in kind.devices} == ON_GPUS_ALONE
-    assert {name for name, kind in TECHNIQUES.items() if CUDA not in kind.devices} == ON_CPUS_ALONE
-
-
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [
-        ("bf16", EVERYWHERE),
-        ("static_kv_cache", EVERYWHERE),
-        ("nf4", EVERYWHERE),
-        ("optimizer_8bit", EVERYWHERE - {MPS}),
-        ("torch_compile", EVERYWHERE - {MPS}),
-        ("cuda_graphs", {CUDA, ROCM}),
-        ("cpu_offload", {CUDA, ROCM}),
-        ("native_decode", {CPU, CUDA}),
-        ("int8_weight_only", {CPU, CUDA}),
-        ("vllm_bf16", {CPU, CUDA}),
-        ("fp8", {CUDA}),
-    ],
-)
-def test_where_a_technique_runs(name: str, devices: set[DeviceKind]) -> None:
-    assert set(TECHNIQUES[name].devices) == devices
 
 
 @pytest.mark.parametrize(
@@ -201,14 +154,3 @@ def test_a_default_stack_and_a_bench_hold_only_what_runs_there(device: DeviceKin
 def test_the_engines_say_where_they_run() -> None:
     assert BACKENDS["torch"].devices == tuple(DeviceKind)
     assert all(set(backend.devices) <= {CPU, CUDA} for name, backend in BACKENDS.items() if name != "torch")
-
-
-def test_the_page_of_techniques_says_where_each_runs_and_why_not_elsewhere() -> None:
-    rows = [line.split(" | ") for line in techniques_page().splitlines()]
-    assert [cells[3] for cells in rows if cells[0] == "| `bf16`"] == ["cpu, cuda, rocm, xpu, mps"]
-    lacks = {(cells[0], cells[1]): cells[2:] for cells in rows if len(cells) == 4}
-    assert all("docs.pytorch.org" in lacks[f"| `{kind}`", KINDS[kind].title][1] for kind in (ROCM, XPU, MPS))
-    for kind, facts in KINDS.items():
-        for ability, reason in facts.lacks.items():
-            assert lacks[f"| `{kind}`", ability][0] == reason
-    assert "`cuda_graphs`" in lacks["| `mps`", Ability.GRAPHS][1]
