@@ -29,6 +29,7 @@ from optigpu.techniques.decoding.native_decode import unpacking
 from optigpu.techniques.decoding.native_decode.decoders import new_decoder
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, DecodeTable
 from optigpu.techniques.decoding.native_decode.programs import attached
+from tests.breadth import spread
 from tests.engine.tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -167,7 +168,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: "+".join(setting))
+@pytest.mark.parametrize("setting", spread(SETTINGS, by_default=4), ids=lambda setting: "+".join(setting))
 def test_native_tokens_are_those_of_transformers_loop_on_the_same_logits(
     models: Models, setting: dict[str, Any]
 ) -> None:
@@ -250,7 +251,9 @@ LEFT: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("named", "options"), LEFT, ids=lambda value: value if isinstance(value, str) else ""
+    ("named", "options"),
+    spread(LEFT, by_default=4),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_left_to_transformers_has_the_packed_weights(
     models: Models, named: str, options: Callable[[Any], dict[str, Any]]

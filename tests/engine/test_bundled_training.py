@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from optigpu.models.loading.load import MODELS_DIR, load_model, load_tokenizer
 from optigpu.models.reference import parse_reference
+from tests.breadth import cases
 from tools.bundled_model import training
 from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT
 from tools.bundled_model.baselines import Trigram, Unigram
@@ -61,7 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_torch_thread")  # which also takes back what the script sets
-@pytest.mark.parametrize(("name", "tied"), [("tiny", True), ("small", True), ("small-untied", False)])
+@pytest.mark.parametrize(("name", "tied"), cases([("tiny", True), ("small-untied", False), ("small", True)]))
 def test_two_steps_make_a_model_with_its_tokenizer_and_card(
     name: str, tied: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from optigpu.job.spec import resolve
 from optigpu.surgery.places import exchange, expert_places
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import cases, long
 from tests.engine.causal_families import causal_families, causal_model
 from tests.engine.mixtures import MIXTURES
 from tests.engine.tiny_models import ignore, prompt
@@ -61,7 +62,7 @@ def assert_result_or_sentence(family: str, name: str) -> None:
     assert 0 < decoder.quantized <= 1
 
 
-@pytest.mark.parametrize(("family", "name"), QUICK)
+@pytest.mark.parametrize(("family", "name"), cases(QUICK, len(NAMES)))
 def test_a_family_is_quantized_or_says_why_not(family: str, name: str) -> None:
     assert_result_or_sentence(family, name)
 
@@ -74,7 +75,7 @@ def test_a_family_is_quantized_by_every_technique_or_says_why_not(family: str, n
 
 @pytest.mark.parametrize(
     "family",
-    [family if family in SPECIAL else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES],
+    [family if family in MIXTURES else long(family) for family in FAMILIES],
 )
 def test_opened_experts_of_every_family_compute_what_transformers_does(family: str) -> None:
     model = causal_model(family)

@@ -9,6 +9,7 @@ import pytest
 
 from optigpu import facade
 from optigpu.exports import EXPORTS
+from tests.breadth import spread
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -16,7 +17,7 @@ MODULES = [each.name for each in pkgutil.walk_packages(facade.__path__, f"{facad
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", spread(MODULES))
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of their own, where they may write."""
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import spread
 from tests.engine.tiny_models import runtime_of
 
 LLAMA, GPT2, QWEN = "preset:tiny-llama-test", "preset:tiny-gpt2-test", "preset:tiny-qwen-test"
@@ -34,6 +35,20 @@ NATIVE: tuple[dict[str, str | float], ...] = (
     {"weights": "bf16"},
     {"weights": "w3k"},
     {"head": "bf16", "group": 64},
+)
+MEASURED: tuple[tuple[str, ...], ...] = (
+    (),
+    ("bf16",),
+    ("static_kv_cache",),
+    ("int8_kv_cache",),
+    ("sliding_kv_cache",),
+    ("eager_attention",),
+    ("bf16", "eager_attention"),
+    ("no_kv_cache",),
+    ("autocast",),
+    ("int8_weight_only",),
+    ("bf16", "nf4"),
+    ("bf16", "llm_int8"),
 )
 SHORT, LONG, BATCH = Load(1, 16, 8), Load(1, 300, 4), Load(4, 100, 12)
 
@@ -60,8 +75,9 @@ def measured_peak(model: str, load: Load, *stack: Technique) -> int:
     return taken.allocated_bytes
 
 
-@pytest.mark.parametrize("names", QUANTIZED, ids="+".join)
-@pytest.mark.parametrize("model", [LLAMA, GPT2, QWEN])
+@pytest.mark.parametrize(
+    ("names", "model"), spread([(names,) for names in QUANTIZED], [LLAMA, GPT2, QWEN], by_default=3)
+)
 def test_bytes_of_weights_are_counted_exactly(model: str, names: tuple[str, ...]) -> None:
     loaded = runtime_of(model, *stack_of(*names)).model
     assert memory_of(model, *names).stored.bytes == weight_bytes(loaded)
@@ -85,25 +101,7 @@ def test_a_hybrid_ends_at_its_target_or_below_by_less_than_a_layer(model: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [
-        (),
-        ("bf16",),
-        ("static_kv_cache",),
-        ("int8_kv_cache",),
-        ("sliding_kv_cache",),
-        ("eager_attention",),
-        ("bf16", "eager_attention"),
-        ("no_kv_cache",),
-        ("autocast",),
-        ("int8_weight_only",),
-        ("bf16", "nf4"),
-        ("bf16", "llm_int8"),
-    ],
-    ids="+".join,
-)
-@pytest.mark.parametrize("model", [LLAMA, GPT2])
+@pytest.mark.parametrize(("names", "model"), spread([(names,) for names in MEASURED], [LLAMA, GPT2]), ids=str)
 def test_peaks_are_within_a_tenth_of_measured_ones(model: str, names: tuple[str, ...]) -> None:
     memory = memory_of(model, *names)
     for load in (BATCH, LONG, SHORT):
@@ -118,9 +116,11 @@ def native(**parameters: str | float) -> Technique:
     )
 
 
-@pytest.mark.parametrize("parameters", NATIVE, ids=str)
-@pytest.mark.parametrize("dtype", [(), ("bf16",)], ids="+".join)
-@pytest.mark.parametrize("model", [LLAMA, GPT2, QWEN])
+@pytest.mark.parametrize(
+    ("parameters", "dtype", "model"),
+    spread(NATIVE, [((),), (("bf16",),)], [LLAMA, GPT2, QWEN], by_default=5),
+    ids=str,
+)
 def test_bytes_of_packed_weights_are_counted_exactly(
     model: str, dtype: tuple[str, ...], parameters: dict[str, str | float]
 ) -> None:
@@ -140,8 +140,7 @@ def test_extra_bytes_are_predicted_but_for_less_than_a_layer(weights: str) -> No
     assert 0 <= predicted - measured < max(matrix.bytes for matrix in plain.linear)
 
 
-@pytest.mark.parametrize("parameters", NATIVE, ids=str)
-@pytest.mark.parametrize("model", [LLAMA, GPT2])
+@pytest.mark.parametrize(("parameters", "model"), spread(NATIVE, [LLAMA, GPT2]), ids=str)
 def test_peaks_of_an_operator_with_a_cache_of_its_own_are_within_a_tenth(
     model: str, parameters: dict[str, str | float]
 ) -> None:

@@ -21,6 +21,7 @@ from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
 from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import UnsupportedError
+from tests.breadth import cases
 from tests.engine import converted_engines
 from tests.engine.caches import CONVERTED, cache_with
 from tests.engine.converted_engines import error, prompts
@@ -67,7 +68,9 @@ def error_of(runtime: SteppedRuntime, exact: Logits) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", get_args(LlamaCppType))
+@pytest.mark.parametrize(
+    "kind", cases(["Q4_K_M", "IQ2_XS", *sorted({*get_args(LlamaCppType)} - {"Q4_K_M", "IQ2_XS"})])
+)
 def test_every_type_is_written_and_read(tmp_path: Path, exact: Logits, kind: LlamaCppType) -> None:
     runtime = prepared(tmp_path, Gguf(type=kind))
     facts = runtime.notes.facts

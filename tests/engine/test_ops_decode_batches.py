@@ -9,8 +9,9 @@ import torch
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, CpuInstructions, Part
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.breadth import cases, spread
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, random_program, tokens
-from tests.engine.test_ops_decode_cpu import KINDS, SHAPES, SMALL, instruction_sets
+from tests.engine.test_ops_decode_cpu import CACHES, KINDS, SHAPES, SMALL, instruction_sets
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its own threads
 
@@ -54,9 +55,9 @@ def batched(
     return found, logits
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("family", SHAPES)
-@pytest.mark.parametrize(("kind", "group"), KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "group", "family", "kv"), spread(KINDS, SHAPES, CACHES, by_default=5), ids=str
+)
 def test_sequences_of_different_lengths_are_what_each_is_alone(
     kind: WeightKind, group: int, family: str, kv: CacheKind
 ) -> None:
@@ -73,7 +74,7 @@ def test_sequences_of_different_lengths_are_what_each_is_alone(
             assert all(ours[slot].equal(its[0]) for ours, its in zip(logits, its_logits, strict=True)), name
 
 
-@pytest.mark.parametrize("count", range(1, 17))
+@pytest.mark.parametrize("count", spread(range(1, 17), by_default=3))
 def test_every_number_of_sequences(count: int) -> None:
     """Every remainder of the rows that are multiplied together, and those that every thread prepares for itself."""
     program = random_program(LIKE_LLAMA, "w4")
@@ -85,8 +86,7 @@ def test_every_number_of_sequences(count: int) -> None:
         assert found == [alone.decoded(prompt, NEW)[0] for prompt in prompts_of(program, count)], name
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("page", [16, 32, 64])
+@pytest.mark.parametrize(("page", "threads"), spread([16, 32, 64], [1, 2, 5], by_default=3))
 def test_pages_and_threads_change_nothing(page: int, threads: int) -> None:
     program = random_program(LIKE_GPT2, "w4")
     plain, paged = CpuDecoder(program), CpuDecoder(program, threads=threads)
@@ -97,7 +97,7 @@ def test_pages_and_threads_change_nothing(page: int, threads: int) -> None:
     assert all(ours.equal(its) for ours, its in zip(found[1], expected[1], strict=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", cases(range(12), 5))
 def test_sequences_join_wait_and_leave_between_passes(seed: int) -> None:
     """Any texts in any order, prompts in parts beside the steps of others, pages from hand to hand."""
     source = random.Random(seed)

@@ -18,6 +18,7 @@ from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS, CpuDecoder, CpuInst
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import CacheKind, FinerRows, Program, Sampling, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.breadth import spread
 from tests.engine import native
 from tests.engine.decode_reference import ReferenceDecoder, untied
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
@@ -31,6 +32,7 @@ KINDS: list[tuple[WeightKind, int]] = [
     ("bf16", 32),
 ]
 SHAPES = {"gpt2": LIKE_GPT2, "llama": LIKE_LLAMA}
+CACHES: tuple[CacheKind, ...] = ("bf16", "int8", "int4")
 PROMPT, STEPS = 9, 2
 SMALL = Shape(width=64, heads=4, kv_heads=4, head_size=16, inner=96, vocabulary=50)
 
@@ -60,9 +62,9 @@ def begun(program: Program, sequences: int = 1, **options: object) -> CpuDecoder
 # ---- The same numbers as plain torch.
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("family", SHAPES)
-@pytest.mark.parametrize(("kind", "group"), KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "group", "family", "kv"), spread(KINDS, SHAPES, CACHES, by_default=5), ids=str
+)
 def test_the_logits_are_those_of_the_reference(
     kind: WeightKind, group: int, family: str, kv: CacheKind
 ) -> None:
@@ -103,7 +105,7 @@ def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: s
         assert relative_error(decoder.extend(tokens(shape, sequences, count)), expected) < 1e-3
 
 
-@pytest.mark.parametrize("outputs", range(16, 50))
+@pytest.mark.parametrize("outputs", spread(range(16, 50)))
 def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
     shape = SMALL._replace(vocabulary=outputs, blocks=1)
     for kind in ("w3k", "w4", "w4k", "w8", "bf16"):
@@ -268,9 +270,10 @@ def poisoned(program: Program, value: float) -> Program:
     return replace(program, embedding=replace(program.embedding, unit=unit))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize(
+    ("value", "threads", "count"),
+    spread([float("nan"), float("inf"), float("-inf")], [1, 3], [1, 20], by_default=3),
+)
 def test_numbers_that_are_not_finite_are_found(
     program: Program, value: float, threads: int, count: int
 ) -> None:

@@ -16,6 +16,7 @@ from optigpu.ops.linear.int4_linear import (
     native_reason,
     pack_int4,
 )
+from tests.breadth import spread
 from tests.engine.linear_operands import TYPES, activations
 from tests.engine.native_paths import paths_that_run
 
@@ -93,9 +94,11 @@ def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
     assert int4_linear_backend("cpu", torch.float32) == backends[-1]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("symmetric", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("rows", "inner", "outputs", "group"), SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "symmetric", "rows", "inner", "outputs", "group"),
+    spread(TYPES, KINDS.values(), SHAPES, by_default=3),
+    ids=str,
+)
 def test_every_instruction_set_agrees_with_float64(
     rows: int, inner: int, outputs: int, group: int, symmetric: bool, dtype: torch.dtype
 ) -> None:
@@ -136,8 +139,10 @@ def test_difficult_activations_are_as_precise(symmetric: bool) -> None:
         assert not y[4].any()
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("digits", [(127, -128, -128), (-127, 127, 127), (126, -128, 127)])
+@pytest.mark.parametrize(
+    ("group", "digits"),
+    spread([32, 64, 128], [((127, -128, -128),), ((-127, 127, 127),), ((126, -128, 127),)], by_default=3),
+)
 def test_the_largest_products_do_not_overflow(group: int, digits: tuple[int, int, int]) -> None:
     weights = numbers(128, 32, group, True)
     weights.q[::2], weights.q[1::2] = 15, 0
@@ -184,9 +189,11 @@ def test_nan_and_infinity_are_not_hidden() -> None:
             assert y[2].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("symmetric", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("rows", "inner", "outputs", "group"), SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "symmetric", "rows", "inner", "outputs", "group"),
+    spread(TYPES, KINDS.values(), SHAPES, by_default=3),
+    ids=str,
+)
 def test_plain_torch_agrees_with_float64(
     rows: int, inner: int, outputs: int, group: int, symmetric: bool, dtype: torch.dtype
 ) -> None:

@@ -15,6 +15,7 @@ from optigpu.ops.linear.int8_dynamic import (
     pack_dynamic,
     quantize_tokens,
 )
+from tests.breadth import spread
 from tests.engine.linear_operands import TYPES, activations, int8_layer
 from tests.engine.native_paths import paths_that_run
 
@@ -57,7 +58,7 @@ def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
     assert int8_dynamic_backend("cpu") == backends[-1]
 
 
-@pytest.mark.parametrize(("rows", "inner", "outputs"), SHAPES)
+@pytest.mark.parametrize(("rows", "inner", "outputs"), spread(SHAPES, by_default=3))
 def test_every_path_sums_integers_exactly(rows: int, inner: int, outputs: int) -> None:
     q, x = integers(outputs, inner, seed=inner), integers(rows, inner, seed=outputs)
     exact = x.long() @ q.long().T  # scales are 1: each row's largest is 127
@@ -95,8 +96,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
             assert y.tolist() == [[sign * 127.0**2 * MOST_INNER, -sign * 127.0**2 * MOST_INNER]]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("rows", "inner", "outputs"), SHAPES)
+@pytest.mark.parametrize(("dtype", "rows", "inner", "outputs"), spread(TYPES, SHAPES, by_default=3), ids=str)
 def test_every_path_agrees_with_float64(rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
     """Sums are exact, so four float32 roundings and that of the result's type are all that is allowed."""
     q, scale, bias = int8_layer(inner, outputs)

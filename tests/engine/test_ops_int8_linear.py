@@ -12,6 +12,7 @@ from optigpu.ops.linear.int8_linear import (
     pack,
     quantize_rows,
 )
+from tests.breadth import spread
 from tests.engine.linear_operands import TYPES, activations, int8_layer
 from tests.engine.native_paths import paths_that_run
 
@@ -66,8 +67,7 @@ def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
     assert int8_linear_backend("cpu") == backends[-1]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("rows", "inner", "outputs"), SHAPES)
+@pytest.mark.parametrize(("dtype", "rows", "inner", "outputs"), spread(TYPES, SHAPES, by_default=3), ids=str)
 def test_every_instruction_set_agrees_with_float64(
     rows: int, inner: int, outputs: int, dtype: torch.dtype
 ) -> None:
@@ -85,8 +85,9 @@ def test_several_threads_agree_with_float64(several_torch_threads: None) -> None
         test_every_instruction_set_agrees_with_float64(*shape, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("rows", "inner", "outputs"), [*SHAPES, (3, 128, 33)])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "inner", "outputs"), spread(TYPES, [*SHAPES, (3, 128, 33)], by_default=3), ids=str
+)
 def test_plain_torch_agrees_with_float64(rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
     q, scale, bias = int8_layer(inner, outputs)
     x = activations(rows, inner, dtype=dtype)

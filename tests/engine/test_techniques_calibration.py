@@ -16,6 +16,7 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     in_product_type,
     moments_by_layer,
 )
+from tests.breadth import cases, spread
 from tests.engine.decoder_models import DECODERS, decoder_model, packed
 from tests.engine.tiny_models import VOCABULARY, tiny_model
 
@@ -38,8 +39,7 @@ def inputs_of(model: Any, text: torch.Tensor, products: torch.dtype) -> dict[str
     return {path: torch.cat(parts) for path, parts in found.items()}
 
 
-@pytest.mark.parametrize("has_bfloat16", [True, False], ids=["as this CPU multiplies", "float32"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("has_bfloat16", "name"), spread([True, False], DECODERS))
 def test_moments_are_those_of_what_each_layer_is_given(
     name: str, has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_layers_with_the_same_inputs_share_a_moment() -> None:
     assert moments[paths[3]] is not first
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
+@pytest.mark.parametrize("family", cases(["gpt2", "llama", "opt"]))
 def test_a_text_is_the_model_s_own_and_leaves_it_as_it_was(family: str) -> None:
     """Drawn tokens are as likely to the model itself as its own draws are on average."""
     model = decoder_model(family)

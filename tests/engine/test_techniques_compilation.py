@@ -57,7 +57,7 @@ def test_a_compiled_int8_step_decodes_right_again_and_again() -> None:
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_refuses_another_batch() -> None:
     runtime = runtime_of("path:gpt2", TorchCompile(backend="eager"))
     runtime.generate(prompt(2), NEW_TOKENS)
@@ -118,7 +118,7 @@ def test_a_forward_pass_is_compiled_too() -> None:
     assert_needs_hook(TorchCompile(), "forward", claim)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_prefill_gives_the_same_logits() -> None:
     compiled = passing(Task.PREFILL, "path:llama", TorchCompile(backend="eager"))
     plain = passing(Task.PREFILL, "path:llama")

@@ -17,6 +17,7 @@ from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.breadth import cases
 from tests.engine.decoded import NEW_TOKENS, assert_same_logits, operators_run
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
@@ -28,8 +29,13 @@ LINEAR_LAYERS = 7 * LAYERS + 1
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "others"),
-    [(family, (InferenceMode(), Int8WeightOnly())) for family in FAMILIES]
-    + [("llama", (Int8KvCache(),)), ("gpt2", (SlidingKvCache(window=6, sinks=2),))],
+    cases(
+        [
+            ("llama", (Int8KvCache(),)),
+            ("gpt2", (SlidingKvCache(window=6, sinks=2),)),
+            *((family, (InferenceMode(), Int8WeightOnly())) for family in FAMILIES),
+        ]
+    ),
 )
 def test_an_exported_graph_decodes_right_again_and_again(
     family: str, others: tuple[Technique, ...], monkeypatch: pytest.MonkeyPatch

@@ -20,12 +20,13 @@ from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
+from tests.breadth import spread
 from tests.engine.tiny_models import assert_needs_hook
 
 FLASH = (LlamaFlashAttention(), LlamaFlashAttention(enabled=False))
 
 
-@pytest.mark.parametrize("kind", get_args(GgufType))
+@pytest.mark.parametrize("kind", spread(get_args(GgufType)))
 def test_the_file_has_the_type_that_is_asked_for(kind: GgufType) -> None:
     technique = Gguf(type=kind, pure=True)
 

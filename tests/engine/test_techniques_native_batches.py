@@ -16,6 +16,7 @@ from optigpu.techniques.decoding.native_decode.slots import NativeSlots
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.vocabulary import OptiGPUError, ReplicateError, UnsupportedError
 from optigpu.workloads.generate import Generate
+from tests.breadth import spread
 from tests.engine.decoder_models import packed
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, asked, prompt, runtime_of, tiny_model
 
@@ -46,9 +47,10 @@ def alone(loop: Any, ids: list[int], new_tokens: int) -> list[int]:
 # ---- Sequences that join and leave.
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("weights", ["w3k", "w4", "w4k", "w8", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "weights", "kv"),
+    spread(FAMILIES, ["w3k", "w4", "w4k", "w8", "bf16"], ["bf16", "int8", "int4"], by_default=5),
+)
 def test_a_sequence_is_what_it_is_alone(family: str, weights: WeightKind, kv: CacheKind) -> None:
     source = random.Random(family)
     serving, notes = serving_loop(family, weights=weights, kv=kv)
@@ -100,8 +102,7 @@ def with_guesses(family: str, guesses: SpeculativeDecoding, **options: Any) -> A
     return runtime_of(f"path:{family}", NativeDecode(calibration="none", **options), guesses)
 
 
-@pytest.mark.parametrize("draft", [None, "itself", "another"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "draft"), spread(FAMILIES, [None, "itself", "another"], by_default=4))
 def test_guesses_change_no_token(family: str, draft: str | None) -> None:
     other = "path:llama" if family == "gpt2" else "path:gpt2"
     reference = {None: None, "itself": f"path:{family}", "another": other}[draft]

@@ -36,6 +36,7 @@ from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
+from tests.breadth import cases, spread
 from tests.engine.decoder_models import configured, decoder_of, packed
 from tests.engine.divergences import divergence_of
 from tests.engine.image_models import asked_to_pass, prefill_runtime
@@ -88,8 +89,7 @@ TABLES: dict[WeightKind, WeightKind] = {"w3k": "w8", "w4": "w8", "w4k": "w8", "w
 """How tables are stored that are only looked up, by the kind of the weights."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, KINDS, by_default=5))
 def test_a_tied_embedding_is_the_head_and_another_is_packed_for_itself(family: str, kind: WeightKind) -> None:
     plain = tiny_model(family)
     model, _ = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
@@ -101,8 +101,7 @@ def test_a_tied_embedding_is_the_head_and_another_is_packed_for_itself(family: s
     assert model.get_input_embeddings().weight.equal(unpack(program.embedding))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, KINDS, by_default=5))
 def test_positions_are_packed_where_there_are_any(family: str, kind: WeightKind) -> None:
     plain = tiny_model(family)
     model, _ = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
@@ -115,8 +114,7 @@ def test_positions_are_packed_where_there_are_any(family: str, kind: WeightKind)
         assert model.get_submodule(POSITIONS[family]).weight[used].equal(unpack(positions))
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "group"), spread(KINDS, [32, 64, 128], by_default=5))
 def test_weights_and_group_are_what_was_asked_for(kind: WeightKind, group: Any) -> None:
     model, notes = packed(
         configured("llama", **WIDE), NativeDecode(calibration="none", weights=kind, group=group)
@@ -143,8 +141,7 @@ def test_the_head_may_be_kept_in_more_bits(head: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, KINDS, by_default=5))
 def test_the_memory_meter_counts_what_is_packed(family: str, kind: WeightKind) -> None:
     plain = tiny_model(family)
     model, notes = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
@@ -195,8 +192,7 @@ def test_weights_that_came_in_16_bits_are_quantized_from_there(family: str, dtyp
     assert {tensor.untyped_storage().data_ptr() for tensor in tensors} <= held
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kv"), spread(FAMILIES, ["bf16", "int8", "int4"], by_default=4))
 def test_it_decodes_by_its_operator(family: str, kv: CacheKind) -> None:
     technique = NativeDecode(calibration="none", kv=kv)
 
@@ -423,7 +419,7 @@ def test_calibration_makes_errors_up_for_each_other_on_text_that_it_has_not_seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", cases(FAMILIES))
 def test_calibration_keeps_bytes_and_kinds_and_is_the_same_each_time(family: str) -> None:
     once, notes = packed(tiny_model(family), NativeDecode())
     again, _ = packed(tiny_model(family), NativeDecode())
@@ -461,8 +457,7 @@ def never(*_: Any) -> Any:
     raise AssertionError("the weights were packed again")
 
 
-@pytest.mark.parametrize("head", ["same", "w8"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize(("family", "head"), spread(["gpt2", "llama", "qwen2"], ["same", "w8"], by_default=3))
 def test_weights_are_packed_once_and_then_read(
     family: str, head: Any, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from optigpu.techniques.base import Notes
 from optigpu.techniques.memory.pipeline_parallel import PipelineParallel
 from optigpu.techniques.memory.tensor_parallel import TensorParallel
 from optigpu.vocabulary import UnsupportedError
+from tests.breadth import spread
 from tests.engine.tiny_models import assert_needs_hook
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -58,8 +59,7 @@ def decoded(model: PreTrainedModel, ids: torch.Tensor, steps: int = 4) -> torch.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("divide", [tensor.divide, pipeline.divide])
-@pytest.mark.parametrize("reference", TINY)
+@pytest.mark.parametrize(("divide", "reference"), spread([tensor.divide, pipeline.divide], TINY))
 def test_two_processes_compute_what_one_does(divide: Divide, reference: str) -> None:
     model = loaded(reference)
     ids = torch.randint(model.config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(1))

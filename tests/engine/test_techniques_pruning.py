@@ -13,6 +13,7 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.techniques.sparsity.magnitude_pruning.layers import prune
 from optigpu.vocabulary import Layer, UnsupportedError
+from tests.breadth import spread
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
@@ -22,8 +23,7 @@ BOTH = pytest.mark.parametrize("technique", HALVES, ids=["unstructured", "2:4"])
 SHAPES = [(1, 4), (7, 12), (64, 96), (33, 20)]
 
 
-@BOTH
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("technique", "family"), spread(HALVES, FAMILIES))
 def test_half_of_each_linear_layer_is_zero_and_nothing_else_has_changed(
     family: str, technique: Technique
 ) -> None:
@@ -46,8 +46,7 @@ def test_half_of_each_linear_layer_is_zero_and_nothing_else_has_changed(
     assert_needs_hook(technique, "modules", claim)
 
 
-@BOTH
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("technique", "family"), spread(HALVES, FAMILIES))
 def test_outputs_are_those_of_a_model_that_was_pruned_by_hand(family: str, technique: Technique) -> None:
     runtime = runtime_of(f"path:{family}", technique)
     tokens = prompt()
@@ -60,9 +59,12 @@ def test_outputs_are_those_of_a_model_that_was_pruned_by_hand(family: str, techn
     assert float((found - before).abs().max()) > bound
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.93])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "sparsity"),
+    spread(
+        ["float32", "bfloat16", "float16"], [(shape,) for shape in SHAPES], [0.1, 0.5, 0.93], by_default=3
+    ),
+)
 def test_exactly_the_share_goes_and_it_is_the_smallest(
     sparsity: float, shape: tuple[int, int], dtype: str
 ) -> None:
@@ -77,9 +79,10 @@ def test_exactly_the_share_goes_and_it_is_the_smallest(
     assert weight[~gone].equal(was[~gone])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("transposed", [False, True], ids=["Linear", "Conv1D"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "transposed"),
+    spread(["float32", "bfloat16"], [(shape,) for shape in SHAPES], [False, True]),
+)
 def test_two_of_every_four_inputs_stay(shape: tuple[int, int], dtype: str, transposed: bool) -> None:
     """A Conv1D keeps its weight the other way round and gives a view."""
     held = random_weight(shape[::-1], dtype) if transposed else random_weight(shape, dtype)

@@ -18,6 +18,7 @@ from optigpu.techniques.training.gradient_accumulation import GradientAccumulati
 from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.vocabulary import Layer, Task
 from optigpu.workloads.train_step import TrainStep
+from tests.breadth import cases, spread
 from tests.engine.training import GPT2, trained
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -89,7 +90,9 @@ def measured(folders: dict[str, Path], rule: dict[str, Any], *stack: Technique) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stack", [(), (MixedPrecision(),), (GradientAccumulation(micro_batches=4),)], ids=str
+    "stack",
+    spread([((),), ((MixedPrecision(),),), ((GradientAccumulation(micro_batches=4),),)], by_default=1),
+    ids=str,
 )
 def test_what_trains_the_same_stays_inside(folders: dict[str, Path], stack: tuple[Technique, ...]) -> None:
     reading = measured(folders, ADAMW, *resolve(stack, "train_step"))
@@ -101,7 +104,9 @@ def test_what_trains_the_same_stays_inside(folders: dict[str, Path], stack: tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "rule"), [("gradients", SGD), ("learning rate", ADAMW), ("samples", ADAMW)])
+@pytest.mark.parametrize(
+    ("how", "rule"), cases([("gradients", SGD), ("learning rate", ADAMW), ("samples", ADAMW)], 1)
+)
 def test_what_trains_something_else_is_outside(
     folders: dict[str, Path], how: Any, rule: dict[str, Any]
 ) -> None:

@@ -109,7 +109,7 @@ def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     assert bf16["speedup"] is not None, verdicts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_looks_for_the_largest_batch_has_a_board_of_its_own(database: Database) -> None:
     spec = JobSpec.model_validate(
         {
@@ -201,7 +201,7 @@ def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cancelled_job_keeps_the_replicates_that_are_whole(database: Database) -> None:
     many = QUICK | {"replicates": 50}
     job_id = submit(database, matmul(measure=many))

@@ -18,6 +18,7 @@ from optigpu.edge.convert.request import ConversionRequest, Data, MobileNet, che
 from optigpu.edge.gate import check_model
 from optigpu.edge.tflite import parse_tflite, read_tflite
 from optigpu.vocabulary import SpecError, UnsupportedError
+from tests.breadth import cases
 from tests.edge.convert.conftest import Convert, Ran, command_line, environment
 
 RANDOM = ("--allow-random-calibration", "--samples", "8")
@@ -48,7 +49,7 @@ def said(ran: Ran) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sentence"), REFUSED.items())
+@pytest.mark.parametrize(("name", "sentence"), cases(REFUSED.items()))
 def test_a_network_that_no_device_runs_is_one_sentence(
     soon: Convert, models: Path, name: str, sentence: str
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_network_that_no_device_runs_is_one_sentence(
     assert leaves_nothing(ran)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_operator_that_is_slow_can_be_accepted(soon: Convert, models: Path) -> None:
     assert soon(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
 
@@ -157,7 +158,7 @@ def test_a_truncated_keras_file_and_one_without_its_scale_are_refused(tmp_path: 
         check_request(images)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_python_without_tensorflow_is_told_what_to_install(convert: Convert, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     ran = convert("--model", "mobilenet_v2", *RANDOM, python=tmp_path / "bare" / "bin" / "python")
@@ -238,7 +239,7 @@ def test_a_conversion_that_takes_too_long_is_ended(edge: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", cases([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_conversion_that_is_stopped_leaves_nothing(
     edge: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -251,7 +252,7 @@ def test_a_conversion_that_is_stopped_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_conversion_whose_parent_is_killed_ends_too(edge: Path, tmp_path: Path) -> None:
     parent = started(tmp_path / "out", edge)
     child = child_of(parent)
