@@ -11,7 +11,6 @@ from optigpu.cli import main
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason
 from optigpu.documents.shapes import Footprint
-from optigpu.report.canvas import COLOURS, MARKERS, mark
 from optigpu.report.charts import (
     CHARTS,
     GOAL_PERCENT,
@@ -179,12 +178,6 @@ def test_what_does_no_matrix_product_has_no_place_under_the_roofline(tmp_path: P
         roofline_chart("t", [each | {"facts": nothing} for each in RESULTS], tmp_path / "c.svg")
 
 
-def test_more_variants_than_colours_still_differ() -> None:
-    looks = {(mark(n, True)["color"], mark(n, True)["marker"]) for n in range(len(COLOURS) * len(MARKERS))}
-    assert len(looks) == len(COLOURS) * len(MARKERS)
-    assert mark(0, False)["markerfacecolor"] == "white"
-
-
 @pytest.mark.parametrize("kind", STRAIGHT)
 @pytest.mark.parametrize("count", [1, 32])
 def test_one_variant_and_the_most_that_a_job_has_find_room(tmp_path: Path, kind: str, count: int) -> None:
@@ -311,24 +304,7 @@ def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
     assert len({each["variant"]["label"] for each in twice}) == 4
 
 
-def test_one_report_keeps_its_labels() -> None:
-    title, results = combined([report_of(RESULTS)])
-    assert results == RESULTS
-    assert "Test CPU" in title
-
-
 def test_one_chart_has_one_unit() -> None:
     product = RESULTS[0] | {"variant": RESULTS[0]["variant"] | {"primary_metric": "tflops"}}
     with pytest.raises(SpecError, match="TFLOP/s, tokens/s; draw them apart"):
         combined([report_of(RESULTS), report_of([product])])
-
-
-def test_the_command_draws_several_reports(
-    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = report.with_name("other.json")
-    other.write_text(json.dumps(report_of(on(RESULTS, "NVIDIA L4"))))
-    output = report.with_name("both.svg")
-    assert command(monkeypatch, str(report), str(other), "-o", str(output)) == 0
-    assert "bf16 (NVIDIA L4)" in texts(output)
-    assert "Test CPU and NVIDIA L4" in texts(output)

@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,16 +12,11 @@ import pytest
 import typer
 
 from optigpu.cli import app, main
-from optigpu.cli.charts import Kind
 from optigpu.report.canvas import (
     CLAIMED,
-    COLOURS,
-    FAINT,
     HATCHES,
-    INK,
     INVALID,
     LINES,
-    RED,
     bar_look,
     mark,
 )
@@ -120,14 +114,6 @@ def test_the_rungs_are_of_one_workload_and_begin_with_the_technique_that_was_add
     other = [each | {"variant": each["variant"] | {"workload_digest": "other"}} for each in LADDER_RESULTS]
     assert rungs_of(replace(LADDER_REPORT, results=[*LADDER_RESULTS, *other])) == rungs_of(LADDER_REPORT)
     assert rungs_of(replace(LADDER_REPORT, results=LADDER_RESULTS[1:])) == []
-
-
-@pytest.mark.slow
-def test_bars_of_which_none_is_valid_still_name_their_series(tmp_path: Path) -> None:
-    wrong = {"valid": False, "reasons": ["drift"], "warnings": [], "notes": ["n"]}
-    report = replace(LADDER_REPORT, results=[each | {"verdict": wrong} for each in LADDER_RESULTS])
-    CHARTS["overview"].draw(report, tmp_path / "c.svg")
-    assert "<!-- mbu -->" in (tmp_path / "c.svg").read_text()
 
 
 @pytest.mark.slow
@@ -312,31 +298,6 @@ def contrast_with_paper(colour: str) -> float:
     return 1.05 / (luminance(colour) + 0.05)
 
 
-WITHOUT = {
-    "red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
-}  # fmt: skip
-"""What an eye without one kind of cone sees, in linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1)."""
-
-
-def seen(colour: str, without: str) -> tuple[float, ...]:
-    rgb = linear(colour)
-    return tuple(sum(m * part for m, part in zip(row, rgb, strict=True)) for row in WITHOUT[without])
-
-
-@pytest.mark.parametrize("colour", [INK, FAINT, RED])
-def test_text_and_edges_have_contrast_with_paper(colour: str) -> None:
-    assert contrast_with_paper(colour) >= 4.5
-
-
-@pytest.mark.parametrize("without", WITHOUT)
-def test_the_first_colours_stay_apart_for_an_eye_without_one_cone(without: str) -> None:
-    for one, other in combinations(COLOURS[:4], 2):
-        distance = sum((a - b) ** 2 for a, b in zip(seen(one, without), seen(other, without), strict=True))
-        assert distance**0.5 > 0.08, (one, other)
-
-
 def test_no_two_series_differ_by_their_colour_alone() -> None:
     bars = [bar_look(number) for number in range(len(HATCHES))]
     assert len({look["hatch"] for look in bars}) == len(bars)
@@ -372,10 +333,6 @@ def charts(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         main()
     return int(exit_.value.code or 0)
-
-
-def test_the_command_knows_every_chart() -> None:
-    assert [str(kind) for kind in Kind] == list(CHARTS)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from pydantic.fields import FieldInfo
 from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
-from optigpu.cli.flags import Flag, job_flags, read_flags, section_flags, sections, workload_flags
+from optigpu.cli.flags import job_flags, section_flags, sections, workload_flags
 from optigpu.cli.measuring import default_device
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
@@ -32,7 +31,6 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
-from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve
 from tests.unit.made_results import ATTRIBUTION, RESULTS
 from tests.unit.scripted_service import Answer, Call, scripted_service
@@ -76,11 +74,6 @@ def on_cpu() -> DeviceKind:
 
 def spec(**flags: Any) -> JobSpec:
     return spec_of(flags, on_cpu)
-
-
-def test_the_entry_point_is_this_command() -> None:
-    (point,) = entry_points(group="console_scripts", name="optigpu")
-    assert point.load() is main
 
 
 def test_help_names_every_command(optigpu: Command) -> None:
@@ -197,23 +190,6 @@ class Sort(Workload):
     pivot: Literal["first", "middle"] | None = Field(None, description="Which item is the pivot.")
 
 
-def test_a_new_workload_has_its_flags() -> None:
-    flags = {flag.field: flag for flag in workload_flags({"generate": Generate, "sort": Sort})}
-    assert flags["lengths"] == Flag(
-        "lengths", int, True, "sort: lengths of the lists, comma separated, for example 10,20."
-    )
-    assert flags["batch_size"] == Flag(
-        "batch_size",
-        int,
-        False,
-        "generate: how many sequences at once (1 to 1024). sort: how many lists at once (1 to 8).",
-    )
-    assert flags["stable"] == Flag("stable", bool, False, "sort: whether equal items keep their order.")
-    assert flags["pivot"] == Flag("pivot", str, False, "sort: which item is the pivot: first or middle.")
-    document = read_flags(flags.values(), {"lengths": "5, 6", "batch_size": 2, "stable": False})
-    assert document == {"lengths": [5, 6], "batch_size": 2, "stable": False}
-
-
 def test_the_command_has_the_flags_of_a_new_workload() -> None:
     taken: list[Given] = []
 
@@ -323,22 +299,6 @@ def test_a_stack_beside_may_name_its_backend_and_its_label() -> None:
     assert parse_beside(["lama_cpp/gguf"]) == [{"stack": [{"name": "gguf"}], "backend": "lama_cpp"}]
 
 
-def test_every_field_of_measure_reaches_the_job() -> None:
-    made = spec(workload="matmul", meters="latency,memory", rel_ci=0.05, backend="torch")
-    assert (made.measure.meters, made.measure.rel_ci, made.backend) == (("latency", "memory"), 0.05, "torch")
-
-
-def test_a_replay_names_no_defaults(optigpu: Command) -> None:
-    words = optigpu("replay", "--help").out
-    assert "--replicates" in words
-    assert "Default: 3" not in words
-
-
-def test_the_help_of_a_list_that_is_empty_by_default_gives_no_example() -> None:
-    help_of = {flag.field: flag.help for flag in job_flags()}
-    assert help_of["tags"] == "Words to find the job by, comma separated. Default: none."
-
-
 def test_help_names_every_workload(optigpu: Command) -> None:
     words = set(optigpu("run", "--help").out.replace(",", " ").replace(".", " ").split())
     assert words >= set(WORKLOADS)
@@ -380,72 +340,6 @@ def test_parameters_follow_the_technique() -> None:
     assert parse_stack("") == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            {"stack": "zzz"},
-            "stack.0.name: Unknown name 'zzz'. Valid: activation_offload, autocast, awq, bf16,",
-        ),
-        ({"stack": "torch_compile:mode"}, "write the parameter as torch_compile:mode=VALUE"),
-        ({"stack": "torch_compile:mode=warp"}, "stack.0.mode: Unknown value 'warp'. Valid: default,"),
-        (
-            {"stack": "torch_compile:speed=9"},
-            "stack.0.speed: Unknown field 'speed'. Valid: backend, dynamic, fullgraph, mode, name.",
-        ),
-        ({"stack": "static_kv_cache,no_kv_cache"}, "exclude each other"),
-        ({"workload": "matmull"}, "Did you mean matmul?"),
-        ({"sizes": "64"}, "workload.sizes: Unknown field 'sizes'. Valid: batch_size, "),
-        ({"workload": "matmul", "sizes": "sixty"}, "workload.sizes.0: 'sixty' is not a whole number."),
-        ({"workload": "matmul", "model": "preset:gpt2"}, "matmul runs no model"),
-        ({"model": "preset:gpt5"}, "Unknown preset 'gpt5'. Did you mean gpt2"),
-        ({"prompt_tokens": 0}, "workload.prompt_tokens: 0 is too small; the least is 1."),
-        ({"min_seconds": 5.0, "max_seconds": 1.0}, "min_seconds must not exceed max_seconds"),
-    ],
-)
-def test_a_wrong_job_is_one_clear_sentence(flags: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec(**flags)
-    assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "must hold one JSON object"),
-        ('{"workload": {"kind": "x"}}', "workload.kind: Unknown name 'x'."),
-    ],
-)
-def test_a_wrong_file_is_one_clear_sentence(
-    optigpu: Command, tmp_path: Path, text: str, sentence: str
-) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(text)
-    ran = optigpu("run", str(path))
-    assert ran.status == 2
-    assert ran.out == ""
-    assert ran.err.startswith("Error: ")
-    assert sentence in ran.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--rates", "0"), "rates.0: 0 is too small"),
-        (("--rates", "1e9"), "rates.0: 1000000000 is too large; the most is 100000"),
-        (("--scenario", "trace", "--trace", f"{TRACE_LINE}\n{{"), "line 2 of the trace is wrong"),
-    ],
-)
-def test_a_load_that_cannot_be_is_one_clear_sentence(
-    optigpu: Command, flags: tuple[str, ...], sentence: str
-) -> None:
-    ran = optigpu("run", "--workload", "serve", "--device", "cpu", *flags)
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("Error: ")
-    assert sentence in ran.err
-
-
 def test_a_trace_of_several_lines_is_a_flag() -> None:
     made = spec(workload="serve", scenario="trace", trace=f"{TRACE_LINE}\n{TRACE_LINE}\n")
     assert isinstance(made.workload, Serve)
@@ -466,17 +360,9 @@ def test_a_file_and_flags_exclude_each_other(optigpu: Command, tmp_path: Path) -
     assert "put --new-tokens into the file" in ran.err
 
 
-def test_an_unknown_flag_is_a_usage_error(optigpu: Command) -> None:
-    assert optigpu("run", "--colour", "blue").status == 2
-
-
 def test_probe_as_json_is_an_environment(optigpu: Command) -> None:
     ran = optigpu("probe", "--format", "json")
     assert Environment.model_validate_json(ran.out) == probe()
-
-
-def test_probe_shows_the_machine(optigpu: Command) -> None:
-    assert probe().hardware_class in optigpu("probe").out
 
 
 def test_techniques_as_json_are_all_of_them(optigpu: Command) -> None:
@@ -515,11 +401,6 @@ def test_every_list_has_every_form(
 ) -> None:
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
     assert optigpu(*command, "--format", form).status == 0
-
-
-def test_techniques_are_a_table(optigpu: Command) -> None:
-    out = optigpu("techniques", "--device", "cpu").out
-    assert all(name in out for name in TECHNIQUES)
 
 
 def finished_job(

@@ -64,11 +64,6 @@ def test_a_figure_has_its_interval_and_its_unit(ladder: Grid) -> None:
     }
 
 
-def test_a_gain_has_its_interval(ladder: Grid) -> None:
-    assert row(ladder, "int8_weight_only")["speedup"] == "3.00x [2.94, 3.06]"
-    assert row(ladder, "int8_weight_only")["alone"] == "3.00x [2.94, 3.06]"
-
-
 def test_ratios_of_turns_are_said_to_be_no_quotients(ladder: Grid) -> None:
     words = "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
     first, *others = RESULTS
@@ -162,11 +157,6 @@ def test_every_reason_and_warning_of_a_verdict_has_words() -> None:
     assert set(WARNINGS) == set(VerdictWarning)
 
 
-def test_columns_without_meaning_are_left_out() -> None:
-    grid = Grid("", (Column("a"), Column("b")), (("1", ""), ("2", "")))
-    assert [column.heading for column in grid.without_empty_columns().columns] == ["a"]
-
-
 def test_the_terminal_shows_every_cell_and_note(ladder: Grid) -> None:
     page = io.StringIO()
     Console(file=page, width=200).print(terminal(ladder))
@@ -247,14 +237,6 @@ def test_the_leaderboard_names_workload_hardware_and_warnings() -> None:
     assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1 on 2x Test CPU"
     assert f"a: single_replicate: {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}." in grid.notes
     assert grid.rows == (("1", "baseline", "31.2 [30.8, 31.5]", "-", "-", "a"),)
-
-
-def test_what_differs_on_the_leaderboard_has_a_column() -> None:
-    board = a_board(pareto=True)
-    other = board.rows[0].model_copy(update={"hardware": "1x Test GPU"})
-    grid = leaderboard_grid(board_of(*board.rows, other))
-    assert [cells[-2] for cells in grid.rows] == ["2x Test CPU", "1x Test GPU"]
-    assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1"
 
 
 def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
@@ -351,10 +333,6 @@ def test_an_interval_with_unequal_sides_is_written_by_its_bounds(
     value: float | None, ci: tuple[float, float] | None, text: str
 ) -> None:
     assert with_interval({"value": value, "ci": ci}) == text
-
-
-def test_an_interval_in_another_unit_has_the_same_form() -> None:
-    assert with_interval({"value": 0.0421, "ci": (0.0302, 0.2471)}, 1e3) == "42.1 [30.2, 247.1]"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])

@@ -1,6 +1,6 @@
 """The table of a comparison: figures, ratios, decisions, and what must be known beside them."""
 
-from optigpu.report import comparison_grid, markdown
+from optigpu.report import comparison_grid
 from optigpu.statistics.compare import compare
 from tests.unit.made_results import BASELINE, INT8, metric
 
@@ -100,12 +100,6 @@ def test_what_speaks_against_the_comparison_comes_first() -> None:
     assert notes[0] == "The hardware differs: 2x Test CPU and 1x GPU."
 
 
-def test_without_a_common_figure_it_says_so() -> None:
-    grid = comparison_grid(compare(SLOW, INT8.model_dump(mode="json") | {"metrics": {}}))
-    assert grid.rows == ()
-    assert "The two results have no metric in common." in grid.notes
-
-
 def test_a_side_that_is_not_valid_is_marked_and_the_ratio_is_there() -> None:
     verdict = {"valid": False, "reasons": ["foreign_process"], "warnings": [], "notes": []}
     grid = comparison_grid(compare(SLOW | {"verdict": verdict}, FAST))
@@ -113,14 +107,3 @@ def test_a_side_that_is_not_valid_is_marked_and_the_ratio_is_there() -> None:
     assert "The baseline is not valid: foreign_process." in grid.notes
     assert "!: of a result that is not valid." in grid.notes
     assert not any(note.startswith("!") for note in comparison_grid(compare(SLOW, FAST)).notes)
-
-
-def test_a_long_difference_is_cut() -> None:
-    long = FAST | {"environment": BASELINE.environment.model_dump() | {"os": "x" * 500}}
-    assert max(map(len, comparison_grid(compare(SLOW, long)).notes)) < 200
-
-
-def test_it_can_be_written_as_markdown() -> None:
-    assert "| tokens/s | 10.0 | 20.0 | 2.000x [1.960, 2.040] |" in markdown(
-        comparison_grid(compare(SLOW, FAST))
-    )

@@ -9,7 +9,6 @@ from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.report import job_title, ladder_grid, runs_grid
 from optigpu.report.formats import Grid
 from optigpu.report.leaderboard import workload_text
-from optigpu.report.rows import heading
 from optigpu.vocabulary import Role, VariantStatus
 from optigpu.workloads import WORKLOADS
 from tests.unit.made_results import ONE_PROCESS, metric, result
@@ -91,41 +90,10 @@ def test_a_largest_batch_has_its_limit_in_the_place_of_the_batch() -> None:
     assert "under 5 bytes" in workload_text({"kind": "train_step", "memory_limit_bytes": 5}, "preset:gpt2")
 
 
-def test_each_workload_above_is_all_there_are() -> None:
-    assert len(WORKLOADS) == 11
-
-
-def test_a_size_of_images_has_its_unit() -> None:
-    workload = {"kind": "classify", "batch_size": 8, "image_size": 256}
-    assert workload_text(workload, "preset:resnet-50") == "classify preset:resnet-50 x8 256 px"
-
-
-@pytest.mark.parametrize("kind", WORKLOADS)
-def test_a_primary_metric_has_a_heading_that_people_read(kind: str) -> None:
-    assert heading(WORKLOADS[kind].primary) in {
-        "tokens/s", "prompt tokens/s", "scored tokens/s", "images/s", "samples/s", "TFLOP/s", "GB/s", "tpot_s (s)",
-    }  # fmt: skip
-
-
 def test_throughput_and_latency_stand_side_by_side_in_a_sweep() -> None:
     metrics = {"tokens_per_s": metric("tokens_per_s", 40.0), "latency_s": metric("latency_s", 0.25)}
     assert cells(grid_of("batch_sweep", "tokens_per_s", metrics))["latency (ms)"] == "250"
     assert "latency (ms)" not in cells(grid_of("generate", "tokens_per_s", metrics))
-
-
-def test_attention_shows_its_time_and_its_memory() -> None:
-    metrics = {
-        "tflops": metric("tflops", 0.1),
-        "latency_s": metric("latency_s", 0.002),
-        "peak_bytes": metric("peak_bytes", 33_554_432),
-    }
-    shown = cells(grid_of("attention", "tflops", metrics))
-    assert (shown["TFLOP/s"], shown["latency (ms)"], shown["peak (MB)"]) == ("0.1", "2.00", "33.6")
-
-
-def test_the_energy_of_an_image_has_a_column() -> None:
-    metrics = {"images_per_s": metric("images_per_s", 10.0), "j_per_image": metric("j_per_image", 1.5)}
-    assert cells(grid_of("classify", "images_per_s", metrics))["J/image"] == "1.50"
 
 
 def test_a_single_stream_is_judged_by_its_90th_percentile() -> None:
