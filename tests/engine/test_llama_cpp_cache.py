@@ -1,6 +1,5 @@
 """The cache of GGUF files: written once, whole or not at all, bounded. No llama.cpp runs here."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -120,25 +119,6 @@ def test_a_refusal_is_the_converter_s_last_line(converter: Converter, tmp_path: 
         got("F16", tmp_path)
 
 
-def test_what_a_killed_process_left_is_removed(converter: Converter, tmp_path: Path) -> None:
-    left = got("F16", tmp_path).with_name("something.unfinished")
-    left.write_bytes(b"half")
-    got("F32", tmp_path)
-    assert not left.exists()
-
-
-def test_the_least_recently_used_go_first(
-    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, used = got("F32", tmp_path, seed=1), got("F32", tmp_path, seed=2)
-    for age, path in ((20, used), (10, old)):
-        os.utime(path, (path.stat().st_atime - age,) * 2)
-    got("F32", tmp_path, seed=2)  # older on disk, and used just now
-    monkeypatch.setenv(BOUND.variable, str(2 * SIZE / 2**30))
-    new = got("F32", tmp_path, seed=3)
-    assert [path.exists() for path in (old, used, new)] == [False, True, True]
-
-
 def test_the_newest_file_stays_however_large_it_is(
     converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,14 +136,6 @@ def test_with_a_bound_of_0_files_live_as_long_as_their_job(
     assert got("Q4_0", tmp_path) == path
     assert len(converter.calls) == 2
     assert files(tmp_path) == []
-
-
-def test_a_bound_that_is_no_number_is_refused(
-    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(BOUND.variable, "many")
-    with pytest.raises(UnsupportedError, match=f"{BOUND.variable} must be a number of GiB, 0 or more"):
-        got("F16", tmp_path)
 
 
 def test_processes_that_want_the_same_file_wait_for_the_one_that_writes_it(

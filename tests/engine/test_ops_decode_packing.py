@@ -42,50 +42,6 @@ def eight_bits(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Te
     return q, scale.float() * unit.float()[:, None]
 
 
-def test_four_bits_lie_in_chunks_of_eight_inputs_of_sixteen_outputs() -> None:
-    weight = weights(20, 64)
-    matrix, (expected, scales) = pack(weight, None, "w4", 32), four_bits(weight, 32)
-    assert matrix.numbers.shape == (2, 8, 64)
-    assert matrix.scale is not None
-    assert matrix.unit is not None
-    for output in range(2 * ROWS):
-        block, row = divmod(output, ROWS)
-        for place in range(64):
-            chunk, within = divmod(place, 8)
-            byte = int(matrix.numbers[block, chunk, 4 * row + within % 4])
-            q = byte >> 4 if within >= 4 else byte & 15
-            assert q == (int(expected.q[output, place]) if output < 20 else 8)
-        for group in range(2):
-            scale = float(matrix.scale[block, group, row]) * float(matrix.unit[block, row])
-            assert scale == (float(scales[output, group]) if output < 20 else 0)
-
-
-def test_eight_bits_lie_in_chunks_of_four_inputs_of_sixteen_outputs() -> None:
-    weight = weights(20, 64)
-    matrix, (q, scale) = pack(weight, None, "w8", 64), eight_bits(weight, 64)
-    assert matrix.numbers.shape == (2, 16, 64)
-    assert matrix.scale is not None
-    assert matrix.unit is not None
-    for output in range(2 * ROWS):
-        block, row = divmod(output, ROWS)
-        for place in range(64):
-            byte = int(matrix.numbers[block, place // 4, 4 * row + place % 4])
-            assert byte - 128 == (int(q[output, place]) if output < 20 else 0)
-        found = float(matrix.scale[block, 0, row]) * float(matrix.unit[block, row])
-        assert found == (float(scale[output, 0]) if output < 20 else 0)
-
-
-def test_bfloat16_lies_in_pairs_of_inputs_of_sixteen_outputs() -> None:
-    weight = weights(20, 6)
-    matrix = pack(weight, None, "bf16", 0)
-    assert (matrix.numbers.shape, matrix.numbers.dtype) == ((2, 3, ROWS, 2), torch.bfloat16)
-    assert (matrix.scale, matrix.group) == (None, 0)
-    for output in range(2 * ROWS):
-        for place in range(6):
-            number = matrix.numbers[output // ROWS, place // 2, output % ROWS, place % 2]
-            assert number == (weight[output, place].bfloat16() if output < 20 else 0)
-
-
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_stands_for_what_was_quantized(shape: tuple[int, int], group: int) -> None:
@@ -232,12 +188,6 @@ def test_an_arena_does_without_huge_pages_where_there_are_none(monkeypatch: pyte
     tensor = arena.take((HUGE_PAGE_BYTES,), torch.uint8).fill_(7)
     assert int(tensor.sum(dtype=torch.int64)) == 7 * HUGE_PAGE_BYTES
     assert "hg" not in flags_at(tensor.data_ptr())
-
-
-def test_an_arena_outlives_its_maker() -> None:
-    tensor = Arena(100).take((100,), torch.uint8).fill_(3)
-    Arena(100).take((100,), torch.uint8).fill_(9)
-    assert tensor.unique().tolist() == [3]
 
 
 def test_an_arena_that_no_memory_has_room_for_is_refused() -> None:

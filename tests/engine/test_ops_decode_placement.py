@@ -1,7 +1,6 @@
 """Where the pages of packed weights go: the plan on made-up machines, and the system call on this one."""
 
 import mmap
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from optigpu.hardware.numa import node_of_each_cpu
 from optigpu.ops.decode.cpu.arena import HUGE_PAGE_BYTES, Arena
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.placement import (
-    MOVE_PAGES,
     Placement,
     Span,
     chosen_cpus,
@@ -33,7 +31,6 @@ from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, 
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-TWO_BY_FOUR = {cpu: cpu // 4 for cpu in range(8)}
 ALTERNATING = {cpu: cpu % 2 for cpu in range(8)}
 PAGE = 4096
 NODE = min(node_of_each_cpu().values(), default=0)
@@ -59,51 +56,7 @@ def test_threads_of_a_node_follow_one_another() -> None:
     assert chosen_cpus(4, range(8), ALTERNATING) == [0, 2, 1, 3]
 
 
-@pytest.mark.parametrize("nodes", [{}, dict.fromkeys(range(8), 0), TWO_BY_FOUR])
-def test_cpus_that_are_in_order_stay_in_order(nodes: dict[int, int]) -> None:
-    assert chosen_cpus(6, range(8), nodes) == [0, 1, 2, 3, 4, 5]
-
-
-def test_too_few_cpus_pin_no_thread() -> None:
-    assert chosen_cpus(3, [0, 1], TWO_BY_FOUR) == []
-
-
 # ---- What each thread reads.
-
-
-def test_each_thread_reads_its_part_of_the_blocks_of_a_product() -> None:
-    program = random_program(
-        LIKE_LLAMA._replace(vocabulary=203), "w4"
-    )  # 13 blocks, the last with 11 of 16 rows
-    head = program.head
-    reads = read_by_threads(program, [0, 0, 1, 1])
-    begin, block = head.numbers.data_ptr(), head.numbers.nbytes // 13
-    of_head = [read for read in reads if begin <= read.begin < begin + head.numbers.nbytes]
-    edges = [0, 3, 6, 9, 13]  # 13 * id // 4, as shares.h begins
-    assert of_head == [
-        Span(begin + first * block, begin + last * block, node)
-        for (first, last), node in zip(pairwise(edges), [0, 0, 1, 1], strict=True)
-    ]
-
-
-def test_queries_keys_and_values_are_one_product_and_gate_and_up_two_equal_ones() -> None:
-    program = random_program(LIKE_LLAMA, "w4")
-    first = program.blocks[0]
-    shared = list(shared_matrices(program))[:7]
-    assert first.gate is not None
-    assert [each.matrix for each in shared] == [*first.qkv, first.output, first.gate, first.up, first.down]
-    assert [(each.first, each.blocks) for each in shared] == [
-        *((0, 16), (8, 16), (12, 16)),
-        *((0, 8), (0, 24), (0, 24), (0, 8)),
-    ]
-    queries, keys, values = first.qkv
-    reads = read_by_threads(replace(program, blocks=(first,)), [0, 1])
-    of = {read.begin: read.node for read in reads}
-    assert (of[queries.numbers.data_ptr()], of[keys.numbers.data_ptr()], of[values.numbers.data_ptr()]) == (
-        0,
-        1,
-        1,
-    )
 
 
 @pytest.mark.parametrize("shape", [LIKE_GPT2, LIKE_LLAMA])
@@ -120,35 +73,7 @@ def test_all_threads_together_read_every_byte_once(shape: Shape, threads: int) -
     )
 
 
-def test_what_a_thread_of_no_node_reads_stays_where_it_is() -> None:
-    program = random_program(LIKE_LLAMA, "w4")
-    assert {read.node for read in read_by_threads(program, [1, None])} == {1}
-    assert read_by_threads(program, [None, None]) == []
-
-
 # ---- Which page goes where.
-
-
-def test_a_page_between_two_goes_to_the_node_that_reads_more_of_it() -> None:
-    reads = [Span(0, PAGE + 1000, 0), Span(PAGE + 1000, 4 * PAGE, 1)]
-    assert pages_of(reads, PAGE) == [Span(0, PAGE, 0), Span(PAGE, 4 * PAGE, 1)]
-    reads = [Span(0, PAGE + 3000, 0), Span(PAGE + 3000, 4 * PAGE, 1)]
-    assert pages_of(reads, PAGE) == [Span(0, 2 * PAGE, 0), Span(2 * PAGE, 4 * PAGE, 1)]
-
-
-def test_of_nodes_that_read_as_much_of_a_page_the_first_has_it() -> None:
-    half = PAGE // 2
-    assert pages_of([Span(0, half, 1), Span(half, PAGE, 0)], PAGE) == [Span(0, PAGE, 0)]
-
-
-def test_many_small_reads_of_a_page_count_together() -> None:
-    reads = [Span(0, 1500, 0), Span(1500, 2600, 1), Span(2600, 3600, 1), Span(3600, PAGE, 0)]
-    assert pages_of(reads, PAGE) == [Span(0, PAGE, 1)]
-
-
-def test_memory_that_nobody_reads_goes_nowhere() -> None:
-    reads = [Span(100, 200, 0), Span(5 * PAGE, 6 * PAGE, 1)]
-    assert pages_of(reads, PAGE) == [Span(0, PAGE, 0), Span(5 * PAGE, 6 * PAGE, 1)]
 
 
 @settings(deadline=None)
@@ -244,12 +169,6 @@ def test_a_kernel_without_the_call_moves_nothing_and_says_so() -> None:
     assert found == Placement(1, 0, "The kernel moves no pages to nodes: Function not implemented.")
 
 
-def test_a_machine_whose_number_is_unknown_moves_nothing_and_says_so() -> None:
-    found = moved([Span(0, mmap.PAGESIZE, 0)], MOVE_PAGES.get("mips"))
-    assert found.reason is not None
-    assert "not known" in found.reason
-
-
 # ---- The decoder.
 
 
@@ -262,13 +181,6 @@ def decoded(decoder: CpuDecoder) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("nodes", [{}, dict.fromkeys(range(8), 0)])
 def test_with_one_node_nothing_is_done(nodes: dict[int, int]) -> None:
     assert place(random_program(LIKE_LLAMA, "w4"), range(8), nodes) is None
-
-
-def test_threads_that_are_not_pinned_have_their_weights_anywhere() -> None:
-    program = random_program(LIKE_LLAMA, "w4")
-    assert place(program, [], TWO_BY_FOUR) is None
-    assert place(program, [3], TWO_BY_FOUR) is None
-    assert place(program, [8, 9], TWO_BY_FOUR) is None
 
 
 def test_a_decoder_here_does_what_the_nodes_of_this_machine_ask_for() -> None:

@@ -22,7 +22,6 @@ from optigpu.techniques.decoding.native_decode import packed_store as decode_sto
 from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, pack_or_restore, save
 from optigpu.techniques.decoding.native_decode.packing import PackingOptions
 from optigpu.techniques.decoding.native_decode.sources import sources_of
-from optigpu.vocabulary import UnsupportedError
 from tests.engine.full_disk import largest_file
 
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
@@ -92,12 +91,6 @@ def test_what_was_saved_comes_back_with_its_facts() -> None:
     assert load("other") is None
 
 
-def test_saving_again_replaces() -> None:
-    assert save("key", some(), FACTS)
-    assert save("key", {"only": torch.ones(3)}, {})
-    assert_same(tensors_of("key"), {"only": torch.ones(3)})
-
-
 def test_what_is_read_is_the_files_own_pages_and_writing_does_not_reach_it(folder: Path) -> None:
     assert save("key", some(), FACTS)
     tensors = tensors_of("key")
@@ -158,59 +151,10 @@ def last_bit(tensor: torch.Tensor, as_: torch.dtype) -> None:
     tensor.detach().view(as_).flatten()[-1].bitwise_xor_(1)
 
 
-def test_tied_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    add = decode_store._add_tensor
-
-    def watched(found: Any, name: str, tensor: torch.Tensor) -> None:
-        read.append(name)
-        add(found, name, tensor)
-
-    monkeypatch.setattr(decode_store, "_add_tensor", watched)
-    loaded = model()
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    key_of(loaded, OPTIONS)
-    assert sorted(read) == sorted(
-        [name for name, _ in loaded.named_parameters()] + [name for name, _ in loaded.named_buffers()]
-    )
-    assert "model.embed_tokens.weight" in read
-    assert "lm_head.weight" not in read
-
-
-def test_a_key_of_many_pieces_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = key_of(model(), OPTIONS)
-    monkeypatch.setattr(decode_store, "AT_ONCE", 1000)
-    assert key_of(model(), OPTIONS) == whole
-
-
-DECIDING = (
-    "models/loading/self_written.py",
-    "ops/decode/cpu/decoder.py",
-    "ops/decode/cpu/packing.py",
-    "ops/decode/cuda/packing.py",
-    "ops/decode/program.py",
-    "ops/four_bits/compensated.py",
-    "ops/four_bits/descent.py",
-    "ops/four_bits/quantize.py",
-    "surgery/bit_allocation.py",
-    "surgery/places.py",
-    "techniques/decoding/native_decode/calibration.py",
-    "techniques/decoding/native_decode/layers.py",
-    "techniques/decoding/native_decode/packing.py",
-    "techniques/decoding/native_decode/sensitivity.py",
-)
+DECIDING = ("ops/decode/cpu/packing.py", "surgery/places.py")
 """Some of what decides what is packed."""
-UNRELATED = (
-    "measure.py",
-    "ops/__init__.py",
-    "ops/decode/cpu/speculation.py",
-    "ops/linear/int8_linear.py",
-    "surgery/smoothing.py",
-    "techniques/decoding/native_decode/loop.py",
-    "techniques/decoding/native_decode/technique.py",
-    "techniques/quantization/int4_weight_only.py",
-)
-"""Some of what decides nothing of it, though some of it is imported by the same process."""
+UNRELATED = ("measure.py", "surgery/smoothing.py")
+"""Some of what decides nothing of it."""
 
 
 @pytest.mark.parametrize(
@@ -328,28 +272,6 @@ def test_a_file_of_another_format_or_of_somebody_else_is_removed(folder: Path) -
     assert not path.exists()
 
 
-def test_the_least_recently_used_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for second, key in enumerate("abcd"):
-        assert save(key, some(), FACTS)
-        os.utime(folder / f"{key}.safetensors", (second + 1, second + 1))
-    size = (folder / "a.safetensors").stat().st_size
-    assert load("a") is not None  # and so it is the last to go
-    bound(monkeypatch, 3 * size)
-    assert save("e", some(), FACTS)
-    assert names_in(folder) == {"a.safetensors", "d.safetensors", "e.safetensors"}
-    bound(monkeypatch, 2 * size - 1)
-    assert save("f", some(), FACTS)
-    assert names_in(folder) == {"f.safetensors"}
-
-
-def test_who_writes_again_takes_no_others_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in "ab":
-        assert save(key, some(), FACTS)
-    bound(monkeypatch, 2 * (folder / "a.safetensors").stat().st_size)
-    assert save("b", some(), FACTS)
-    assert names_in(folder) == {"a.safetensors", "b.safetensors"}
-
-
 def test_what_is_larger_than_the_bound_is_not_kept_and_costs_the_others_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,14 +280,6 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_costs_the_others_nothing(
     assert not save("b", some(400), FACTS)
     fits = {"numbers": torch.zeros(BOUND.most_bytes(), dtype=torch.uint8)}  # and with its header it does not
     assert not save("b", fits, {})
-    assert names_in(folder) == {"a.safetensors"}
-
-
-def test_what_killed_processes_left_is_removed(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for name in ("old.unfinished", ".tmpAbCdEf"):
-        (folder / name).write_bytes(b"half")
-    assert save("a", some(), FACTS)
     assert names_in(folder) == {"a.safetensors"}
 
 
@@ -396,16 +310,6 @@ def test_nobody_without_a_home_keeps_anything(monkeypatch: pytest.MonkeyPatch) -
     assert load("key") is None
 
 
-def test_who_would_wait_too_long_for_others_keeps_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_store, "LOCK_TIMEOUT_S", 0.1)
-    folder.mkdir(parents=True)
-    with FileLock(folder / "decode.lock"):
-        assert not save("key", some(), FACTS)
-    assert save("key", some(), FACTS)
-
-
 def test_a_file_system_without_locks_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(lock: FileLock) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
@@ -422,16 +326,6 @@ def test_who_may_only_read_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert save("key", some(), FACTS)
     monkeypatch.setattr(os, "utime", refuse)
     assert_same(tensors_of("key"), some())
-
-
-@pytest.mark.parametrize("text", ["many", "-1"])
-def test_a_bound_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(BOUND.variable, text)
-    for ask in (lambda: load("key"), lambda: save("key", some(), FACTS)):
-        with pytest.raises(
-            UnsupportedError, match=f"{BOUND.variable} must be a number of GiB, 0 or more, not '{text}'"
-        ):
-            ask()
 
 
 def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,23 +113,6 @@ def test_the_field_that_is_wrong_is_named(any_service: Served, change: dict[str,
     assert problem["detail"].startswith(problem["errors"][0]["field"])
 
 
-def test_an_unknown_preset_lists_the_presets(any_service: Served) -> None:
-    problem = refused(any_service, 422, json=GPT2 | {"model": "preset:gpt9"})
-    assert "llama-3.2-1b" in problem["errors"][0]["message"]
-
-
-def test_conflicting_techniques_are_named(any_service: Served) -> None:
-    stack = [{"name": "static_kv_cache"}, {"name": "no_kv_cache"}]
-    message = refused(any_service, 422, json=GPT2 | {"stack": stack})["errors"][0]["message"]
-    assert "static_kv_cache" in message
-    assert "no_kv_cache" in message
-
-
-def test_a_workload_that_runs_no_model_refuses_one(any_service: Served) -> None:
-    problem = refused(any_service, 422, json=MATMUL | {"model": "preset:gpt2"})
-    assert problem["errors"][0]["field"] == "model"
-
-
 @pytest.mark.parametrize("document", [[], "text", 7, None, True])
 def test_a_job_is_an_object(any_service: Served, document: Any) -> None:
     assert refused(any_service, 422, content=json.dumps(document), headers=JSON)["errors"]
@@ -309,11 +292,6 @@ def test_a_withdrawal_needs_a_reason(service: Served, kind: str, reason: str | N
     query = {} if reason is None else {"reason": reason}
     answer = service.client.delete(f"/v1/{kind}/{UUID}", params=query)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "reason")
-
-
-def test_an_unknown_metric_lists_the_metrics(any_service: Served) -> None:
-    entry = any_service.client.get("/v1/leaderboard?metric=happiness").json()["errors"][0]
-    assert {"tokens_per_s", "tflops"} <= set(entry["valid"])
 
 
 @pytest.mark.parametrize(

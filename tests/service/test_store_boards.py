@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result, VerdictReason
@@ -54,20 +53,6 @@ def test_one_board_shows_its_rows_and_several_show_their_first(database: Databas
             0.0,
         ]
         assert len(_board(session, workload=several[1].workload_digest).rows) == 7
-
-
-def test_a_long_list_of_boards_comes_in_pages(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaderboard, "BOARDS", 2)
-    with database.write() as session:
-        for size in range(5):
-            _enter(session, _speed(1.0, size=size))
-        sizes: list[list[int]] = []
-        cursor: str | None = None
-        while not sizes or cursor:
-            page = leaderboard.query(session, LeaderboardQuery(cursor=cursor))
-            sizes.append([board.workload["size"] for board in page.boards])
-            cursor = page.next_cursor
-    assert sizes == [[4, 3], [2, 1], [0]]
 
 
 def test_an_empty_board_says_why(database: Database) -> None:

@@ -7,10 +7,8 @@ import pytest
 
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, leases, outcomes, queue, workers
-from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
-from optigpu.store.errors import CursorError
-from optigpu.vocabulary import ConflictError, DeviceKind, JobState, NotFoundError, is_id
+from optigpu.vocabulary import ConflictError, DeviceKind, JobState, is_id
 from tests.service.records import a_spec, a_worker
 
 
@@ -28,29 +26,6 @@ def test_a_submitted_job_is_queued_with_its_whole_spec(database: Database) -> No
     assert (job.state, job.workload, job.device) == (JobState.QUEUED, "matmul", DeviceKind.CPU)
     assert job.spec == spec.model_dump(mode="json")
     assert (job.queue_position, job.attempts, job.variants) == (1, (), ())
-
-
-def test_the_same_key_and_body_is_the_same_job(database: Database) -> None:
-    with database.write() as session:
-        first = jobs.submit(session, a_spec(), idempotency_key="key")
-    with database.write() as session:
-        again = jobs.submit(session, a_spec(), idempotency_key="key")
-    assert again.job.id == first.job.id
-    assert (first.created, again.created) == (True, False)
-
-
-def test_the_same_key_with_another_body_is_a_conflict(database: Database) -> None:
-    with database.write() as session:
-        first = jobs.submit(session, a_spec(), idempotency_key="key").job
-    with pytest.raises(ConflictError, match=first.id), database.write() as session:
-        jobs.submit(session, a_spec(seed=1), idempotency_key="key")
-    with database.read() as session:
-        assert len(jobs.list_(session).jobs) == 1
-
-
-def test_jobs_without_a_key_are_always_new(database: Database) -> None:
-    with database.write() as session:
-        assert jobs.submit(session, a_spec()).job.id != jobs.submit(session, a_spec()).job.id
 
 
 def test_any_text_can_be_a_key(database: Database) -> None:
@@ -74,38 +49,6 @@ def test_twins_that_come_at_once_create_one_job(database: Database) -> None:
     assert sum(created for _, created in answers) == 1
 
 
-def test_what_is_not_there_is_not_found(database: Database) -> None:
-    with database.write() as session:
-        for look in (jobs.get, jobs.request_cancel):
-            with pytest.raises(NotFoundError, match="no job nonsense"):
-                look(session, "nonsense")
-
-
-def test_pages_list_each_job_once_newest_first(database: Database) -> None:
-    with database.write() as session:
-        posted = [jobs.submit(session, a_spec()).job.id for _ in range(7)]
-    seen: list[str] = []
-    cursor = None
-    with database.read() as session:
-        for size in (3, 3, 1):
-            page = jobs.list_(session, limit=3, cursor=cursor)
-            assert len(page.jobs) == size
-            seen += [job.id for job in page.jobs]
-            cursor = page.next_cursor
-    assert cursor is None
-    assert seen == posted[::-1]
-
-
-def test_a_list_can_be_of_one_state(database: Database) -> None:
-    with database.write() as session:
-        first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
-        jobs.request_cancel(session, first)
-        assert [job.id for job in jobs.list_(session, state=JobState.QUEUED).jobs] == [second]
-        assert [job.id for job in jobs.list_(session, state=JobState.CANCELLED).jobs] == [first]
-        found = queue.counts(session)
-    assert found == dict.fromkeys(JobState, 0) | {JobState.QUEUED: 1, JobState.CANCELLED: 1}
-
-
 def test_a_list_can_be_of_one_tag(database: Database) -> None:
     """Whole tags: no part of one is found, and no character of one is a wildcard."""
     with database.write() as session:
@@ -117,14 +60,6 @@ def test_a_list_can_be_of_one_tag(database: Database) -> None:
             for tag in ("paper", "zen_4", "zen54", "pape")
         }
     assert found == {"paper": [paper], "zen_4": [paper], "zen54": [draft], "pape": []}
-
-
-@pytest.mark.parametrize(
-    "cursor", ["nonsense", encode_cursor("today", "x"), encode_cursor("0001-01-01T00:00:00+23:59", "x")]
-)
-def test_a_cursor_of_another_list_is_refused(database: Database, cursor: str) -> None:
-    with database.read() as session, pytest.raises(CursorError):
-        jobs.list_(session, cursor=cursor)
 
 
 def test_the_queue_position_counts_what_waits_for_the_same_device(database: Database) -> None:
@@ -194,11 +129,6 @@ def test_events_count_without_gaps_when_many_write_at_once(database: Database) -
         assert [event.sequence for event in stored] == list(range(1, 42))
         assert events.after(session, job_id, 38) == stored[38:]
         assert events.after(session, job_id, 0, limit=2) == stored[:2]
-
-
-def test_an_event_needs_its_job(database: Database) -> None:
-    with pytest.raises(NotFoundError), database.write() as session:
-        events.append(session, "nonsense", "note", {})
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])

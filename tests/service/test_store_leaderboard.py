@@ -14,13 +14,11 @@ from optigpu.documents.result import Result
 from optigpu.documents.views import Board, LeaderboardRow, RowFacts
 from optigpu.report.leaderboard import leaderboard_grids
 from optigpu.store import leaderboard, results, standings, workers
-from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
-from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import PageText
 from optigpu.store.tables import LeaderboardEntry, MetricRow
-from optigpu.vocabulary import DeviceKind, NotFoundError
+from optigpu.vocabulary import DeviceKind
 from tests.servers.postgres import fresh_database
 from tests.service.records import NOON, a_metric, a_result, a_worker
 
@@ -79,39 +77,6 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
     )
 
 
-def test_a_metric_lists_what_has_it_best_first(database: Database) -> None:
-    with database.write() as session:
-        for name, ttft in (("bf16", 0.3), ("fp16", 0.1), ("int8", None)):
-            metrics = {"tokens_per_s": a_metric("tokens_per_s", 1.0), "ttft_s": a_metric("ttft_s", ttft)}
-            _enter(session, a_result(metrics, stack=(name,)))
-        assert _values(session, metric="ttft_s") == [0.1, 0.3]
-        assert _values(session, metric="tflops") == []
-        assert len(_values(session)) == 3
-
-
-def test_quality_filters_leave_out_what_is_worse_and_what_has_no_figure(database: Database) -> None:
-    qualities = {"good": (0.99, 0.01), "fair": (0.95, 0.05), "poor": (0.5, 2.0), "unknown": (None, None)}
-    with database.write() as session:
-        for name, (top1, kld) in qualities.items():
-            metrics = {
-                "tokens_per_s": a_metric("tokens_per_s", 1.0),
-                "top1_agreement": a_metric("top1_agreement", top1),
-                "kld_mean": a_metric("kld_mean", kld),
-            }
-            _enter(session, a_result(metrics, stack=(name,)))
-        _enter(session, _speed(1.0, stack=("never measured",)))
-
-        def labels(**query: Any) -> set[str]:
-            return {row.label for row in _rows(session, **query)}
-
-        assert labels(min_top1=0.95) == {"good", "fair"}
-        assert labels(max_kld=0.01) == {"good"}
-        assert labels(min_top1=0.0) == {"good", "fair", "poor"}
-        assert labels(min_top1=0.5, max_kld=0.05) == {"good", "fair"}
-        assert labels(min_top1=1.0) == set()
-        assert labels() == {*qualities, "never measured"}
-
-
 def test_a_row_of_before_there_were_such_fields_is_listed_without_them(database: Database) -> None:
     """Rows are kept as they were written; a later version may show more of those that it writes."""
     with database.write() as session:
@@ -161,22 +126,16 @@ def test_the_pareto_flag_weighs_peak_bytes_on_an_accelerator(database: Database)
     ("filters", "labels"),
     [
         ({}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
-        ({"technique": "bf16"}, {"bf16", "bf16 + int8_weight_only"}),
-        ({"technique": "int8_weight_only"}, {"bf16 + int8_weight_only"}),
         ({"technique": "int8"}, set()),
         ({"technique": "b%"}, set()),
-        ({"hardware": "h200"}, {"bf16"}),
         ({"hardware": "_x test cpu"}, set()),
-        ({"model": "preset:gpt2"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
         ({"model": "preset:gpt"}, set()),
-        ({"backend": "torch"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
-        ({"backend": "llama.cpp"}, set()),
-        ({"workload": "generate"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
-        ({"workload": "matmul"}, set()),
         ({"source": "device"}, {"agent"}),
     ],
 )
-def test_filters(database: Database, filters: dict[str, Any], labels: set[str]) -> None:
+def test_no_part_and_no_wildcard_of_a_name_is_found(
+    database: Database, filters: dict[str, Any], labels: set[str]
+) -> None:
     with database.write() as session:
         _enter(session, _speed(1.0))
         _enter(session, _speed(2.0, stack=("bf16",), hardware="1x NVIDIA H200"))
@@ -184,23 +143,6 @@ def test_filters(database: Database, filters: dict[str, Any], labels: set[str]) 
         _enter(session, _speed(4.0, stack=("agent",), source="device"))
         rows = _rows(session, **filters)
     assert {row.label for row in rows} == labels
-
-
-def test_a_workload_can_be_named_by_its_digest(database: Database) -> None:
-    one, two = _speed(1.0, size=1), _speed(2.0, size=2)
-    with database.write() as session:
-        _enter(session, one)
-        _enter(session, two)
-        assert _values(session, workload=one.variant.workload_digest) == [1.0]
-
-
-def test_an_unknown_metric_and_a_foreign_cursor_are_refused(database: Database) -> None:
-    with database.read() as session:
-        with pytest.raises(NotFoundError, match="the metrics are tokens_per_s"):
-            leaderboard.query(session, LeaderboardQuery(metric="speed"))
-        cursor = encode_cursor("2026-01-01", "x")
-        with pytest.raises(CursorError):
-            leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", cursor=cursor))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +289,3 @@ def _rows(session: Session, metric: str = "tokens_per_s", **filters: Any) -> lis
     """The rows of all boards."""
     found = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters)).boards
     return [row for board in found for row in board.rows]
-
-
-def _values(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[float | None]:
-    return [row.value.value for row in _rows(session, metric, **filters)]

@@ -19,15 +19,6 @@ from optigpu.hardware.catalog import (
     find_class,
 )
 
-WANTED = (
-    "Tesla T4", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3",
-    "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L4", "NVIDIA L40S", "NVIDIA L40", "NVIDIA A10",
-    "NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4060", "NVIDIA GeForce RTX 4080",
-    "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 4060 Laptop GPU", "AMD Instinct MI300X",
-    "Jetson AGX Orin", "Jetson Orin Nano", "Raspberry Pi 5", "TPU v5e", "Apple M1", "Apple M1 Max", "Apple M2 Pro",
-    "Apple M3", "Apple M4 Max", "AMD EPYC 7763", "AMD EPYC 9654", "Intel Xeon Platinum 8480+", "AMD Ryzen 9 7950X",
-    "13th Gen Intel Core i9-13900K", "ESP32-S3",
-)  # fmt: skip
 NAMES = [name for device in devices() for name in (device.name, *device.aliases)]
 BOTH = [
     (device, dtype)
@@ -41,11 +32,6 @@ def known(name: str) -> Device:
     device = find(name)
     assert device is not None, name
     return device
-
-
-@pytest.mark.parametrize("name", WANTED)
-def test_a_device_is_found_by_the_name_that_drivers_and_people_give_it(name: str) -> None:
-    assert name in (known(name).name, *known(name).aliases)
 
 
 def test_no_two_devices_share_a_name() -> None:
@@ -117,10 +103,6 @@ def test_a_mixed_or_unknown_class_of_hardware_is_not(hardware_class: str) -> Non
 def test_a_published_peak_is_what_units_and_clock_give(device: Device, dtype: Dtype) -> None:
     derived, published = device.derived_flop_per_s(), device.published_flop_per_s
     assert derived[dtype] == pytest.approx(published[dtype], rel=0.015)
-
-
-def test_most_devices_with_peaks_are_checked_by_their_units() -> None:
-    assert len({device.name for device, _ in BOTH}) >= 15
 
 
 @pytest.mark.parametrize("device", devices(), ids=lambda device: device.name)

@@ -67,36 +67,6 @@ def test_nothing_is_predicted_until_a_process_is_ready(
     assert [(event.fraction, event.remaining_s) for event in heard] == [(0.0, None)] * 2
 
 
-def test_guesses_are_corrected_by_what_was_measured(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.limit(1000)
-    start(progress, clock, 0, 0, 5)
-    progress.show("ready")
-    # Three more starts of 5 s where 10 were guessed; 20 to sample and 2 for the audit four times, the meter twice.
-    assert heard[-1].remaining_s == pytest.approx(3 * 5 + 4 * 22 + 2 * 8)
-    assert heard[-1].fraction == pytest.approx(5 / (5 + 119))
-
-
-def test_a_part_is_counted_down_and_never_below_its_end(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.limit(1000)
-    start(progress, clock, 0, 0, 10)
-    progress.begin(1, 0, "starting")
-    left_s = heard[-1].remaining_s
-    assert left_s is not None
-    with progress.advance(START):
-        clock.now += 4
-        progress.check()
-        assert heard[-1].remaining_s == pytest.approx(left_s - 4)
-        clock.now += 96
-        progress.check()
-        assert heard[-1].remaining_s == pytest.approx(left_s - 10), "it should have ended by now"
-    progress.show("ready")
-    assert (heard[-1].remaining_s or 0) > left_s, "and the next one will take as long: a new fact"
-
-
 def test_a_part_that_fails_teaches_nothing(progress: JobProgress, heard: list[Progressed]) -> None:
     progress.begin(0, 0, "starting")
     with pytest.raises(ZeroDivisionError), progress.advance(START):
@@ -125,19 +95,6 @@ def test_the_remaining_time_ends_with_the_job_s_limit(
     start(progress, clock, 0, 0, 10)
     progress.show("ready")
     assert heard[-1].remaining_s == 5
-
-
-def test_a_replicate_that_is_added_is_expected_to_take_as_long_as_the_last_one(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.limit(1000)
-    start(progress, clock, 0, 0, 10)
-    progress.leave_out([(0, 1), (1, 0), (1, 1)])
-    progress.show("ready")
-    assert heard[-1].remaining_s == 20 + 2 + 8
-    progress.expect((0, 2))
-    progress.show("ready")
-    assert heard[-1].remaining_s == (20 + 2 + 8) + (10 + 20 + 2)
 
 
 def test_the_time_that_is_left_is_shared_by_the_processes(progress: JobProgress, clock: Clock) -> None:

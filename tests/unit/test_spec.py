@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from optigpu.documents.fields import FieldsError
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest, resolve
-from optigpu.models.presets import PRESETS
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads import WORKLOADS
@@ -41,61 +40,22 @@ def generate(**shapes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"workload": {"kind": "dance"}}, "workload.kind", [*WORKLOADS]),
-        ({"workload": {}}, "workload.kind", [*WORKLOADS]),
-        ({"workload": "generate"}, "workload", []),
-        ({"stack": stack("magic")}, "stack.0.name", [*TECHNIQUES]),
-        (
-            {"stack": [{"name": "torch_compile", "mode": "fast"}]},
-            "stack.0.mode",
-            ["reduce-overhead"],
-        ),
-        ({"stack": [{"name": "bf16", "bits": 4}]}, "stack.0.bits", []),
         ({"stack": stack("bf16") * 17}, "stack", ["16"]),
-        ({"limits": {"min_top1": 0.9}}, "", ["limits", "bundled:tiny", "random weights"]),
         ({"limits": {"max_kld": -1}}, "limits.max_kld", []),
         (
             {"limits": {"max_kld": 0.1}, "model": "path:x", "measure": {"meters": ["latency"]}},
             "",
             ["limits", "meter 'quality'"],
         ),
-        ({"model": "preset:gpt9"}, "model", [*PRESETS]),
-        ({"model": "preset:"}, "model", [*PRESETS]),
-        ({"model": "ftp:gpt2"}, "model", ["preset:", "hub:", "path:"]),
         ({"model": "hub:../../etc"}, "model", ["ORG/NAME"]),
         ({"model": "path:/etc"}, "model", ["model directory"]),
-        ({"model": "path:a/../../b"}, "model", ["model directory"]),
-        ({"model": "x" * 201}, "model", ["200"]),
-        ({"model": None}, "", ["model:", "preset:gpt2"]),
-        ({"model": 7}, "model", []),
-        ({"surprise": 1}, "surprise", []),
-        ({"workload": generate(surprise=1)}, "workload.surprise", []),
-        ({"workload": generate(prompt_tokens=0)}, "workload.prompt_tokens", ["1"]),
-        ({"workload": generate(prompt_tokens=-3)}, "workload.prompt_tokens", []),
-        ({"workload": generate(prompt_tokens=10**9)}, "workload.prompt_tokens", ["131072"]),
-        ({"workload": generate(prompt_tokens="many")}, "workload.prompt_tokens", []),
-        ({"workload": generate(prompt_tokens=1.5)}, "workload.prompt_tokens", []),
         ({"workload": generate(new_tokens=1)}, "workload.new_tokens", ["2"]),
-        ({"workload": generate(batch_size=10**6)}, "workload.batch_size", ["1024"]),
-        ({"workload": generate(prompt_tokens=1000, new_tokens=100)}, "", ["workload:", "1100", "1024"]),
-        ({"workload": {"kind": "matmul"}}, "", ["model:", "leave the field out"]),
         (
             {"workload": {"kind": "matmul", "sizes": [10**6]}, "model": None},
             "workload.sizes.0",
             ["65536"],
         ),
-        ({"workload": {"kind": "matmul", "sizes": [0]}, "model": None}, "workload.sizes.0", []),
         ({"workload": {"kind": "matmul", "sizes": []}, "model": None}, "workload.sizes", []),
-        (
-            {"workload": {"kind": "matmul", "dtypes": ["int3"]}, "model": None},
-            "workload.dtypes.0",
-            ["float32"],
-        ),
-        (
-            {"workload": {"kind": "matmul"}, "model": None, "stack": stack("bf16")},
-            "",
-            ["stack:", "bf16", "generate"],
-        ),
         (
             {"model": "preset:resnet-50"},
             "",
@@ -105,11 +65,6 @@ def generate(**shapes: Any) -> dict[str, Any]:
             {"workload": {"kind": "prefill"}, "model": "preset:vit-base"},
             "",
             ["model:", "prefill", "preset:gpt2"],
-        ),
-        (
-            {"workload": {"kind": "classify"}},
-            "",
-            ["model:", "preset:gpt2 generates text", "classify", "preset:resnet-50"],
         ),
         ({"workload": {"kind": "classify"}, "model": "bundled:tiny"}, "", ["model:", "generates text"]),
         ({"workload": {"kind": "classify"}, "model": None}, "", ["model:", "preset:resnet-50"]),
@@ -128,19 +83,13 @@ def generate(**shapes: Any) -> dict[str, Any]:
             "workload",
             ["kv_heads"],
         ),
-        ({"workload": {"kind": "attention"}}, "", ["model:", "leave the field out"]),
         (
             {"workload": {"kind": "quality"}, "model": "bundled:tiny", "measure": {"meters": ["latency"]}},
             "",
             ["measure.meters", "'quality'"],
         ),
-        ({"workload": {"kind": "quality"}}, "", ["model:", "random weights", "bundled:tiny"]),
         ({"workload": {"kind": "quality"}, "model": None}, "", ["model:", "bundled:tiny"]),
-        ({"stack": stack("fp16", "bf16")}, "", ["stack:", "fp16", "bf16", "exclude"]),
         ({"stack": stack("torch_compile", "no_kv_cache")}, "", ["stack:", "exclude"]),
-        ({"stack": stack("bf16", "bf16")}, "", ["stack:", "twice"]),
-        ({"device": "tpu"}, "device", ["cpu", "cuda"]),
-        ({"backend": "magic"}, "backend", ["torch", "llama_cpp"]),
         ({"backend": "llama_cpp", "device": "cuda"}, "", ["backend:", "llama_cpp runs on cpu"]),
         (
             {"backend": "llama_cpp", "workload": {"kind": "prefill"}},
@@ -163,31 +112,13 @@ def generate(**shapes: Any) -> dict[str, Any]:
             ["int8_weight_only is for the backend torch"],
         ),
         ({"stack": [{"name": "gguf", "type": "Q2_X"}]}, "stack.0.type", ["Q4_0", "Q8_0"]),
-        ({"beside": [{"backend": "magic"}]}, "beside.0.backend", ["torch", "llama_cpp"]),
-        (
-            {"beside": [{}, {"stack": stack("gguf")}]},
-            "",
-            ["beside.1.stack: gguf is for the backend llama_cpp"],
-        ),
-        ({"beside": [{"stack": stack("fp16", "bf16")}]}, "", ["beside.0.stack:", "exclude"]),
         (
             {"workload": {"kind": "prefill"}, "beside": [{}, {}, {"backend": "llama_cpp"}]},
             "",
             ["beside.2.backend: llama_cpp does not run the workload prefill"],
         ),
-        ({"plan": "maze"}, "plan", ["single", "ladder", "grid"]),
-        ({"seed": -1}, "seed", []),
-        ({"seed": 2**63}, "seed", []),
-        ({"measure": {"replicates": 0}}, "measure.replicates", []),
-        ({"measure": {"replicates": 51}}, "measure.replicates", ["50"]),
-        ({"measure": {"min_seconds": 9, "max_seconds": 1}}, "measure", ["min_seconds", "max_seconds"]),
         ({"measure": {"max_seconds": float("inf")}}, "measure.max_seconds", []),
         ({"measure": {"rel_ci": float("nan")}}, "measure.rel_ci", []),
-        ({"measure": {"meters": ["memory"]}}, "measure", ["latency"]),
-        ({"measure": {"meters": ["horoscope"]}}, "measure.meters.0", ["latency", "memory"]),
-        ({"limits": {"timeout_s": 0}}, "limits.timeout_s", []),
-        ({"limits": {"max_variants": 257}}, "limits.max_variants", ["256"]),
-        ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes", []),
     ],
 )
 def test_bad_input_is_refused_with_its_field_and_what_is_valid(
