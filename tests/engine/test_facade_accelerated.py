@@ -81,14 +81,6 @@ def test_a_sequence_ends_at_an_end_token(plain: Any, fast: Any, tokenizer: Any, 
     assert fast.generate(**both, **asked).equal(plain.generate(**both, **asked))
 
 
-def test_padded_prompts_are_decoded_as_alone(plain: Any, fast: Any, tokenizer: Any) -> None:
-    texts = ["Water is", "Once upon a time there was", PROMPT]
-    prompts = tokenizer(texts, return_tensors="pt", padding=True)
-    assert not bool(prompts["attention_mask"].all())
-    found = fast.generate(**prompts, max_new_tokens=NEW, pad_token_id=0)
-    assert found.equal(plain.generate(**prompts, max_new_tokens=NEW, pad_token_id=0))
-
-
 class Kept:
     """A streamer that keeps what it gets."""
 
@@ -134,23 +126,6 @@ def test_a_streamer_gets_the_tokens_of_padded_prompts(plain: Any, fast: Any, tok
         model.generate(**asked, streamer=found[-1])
     assert found[0].parts == found[1].parts
     assert len(found[0].parts) == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"num_beams": 2}, "beam search"),
-        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "a mask that hides more"),
-        ({"position_ids": torch.tensor([[1, 2, 3]])}, "position_ids of its own"),
-        ({"prompt_lookup_num_tokens": 2}, "assisted"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_other_settings_run_by_transformers_with_a_warning(
-    fast: Any, options: dict[str, Any], named: str
-) -> None:
-    with pytest.warns(UserWarning, match=f"accelerate: the native decoder does not support .*{named}"):
-        assert fast.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, **options).shape == (1, 5)
 
 
 def test_gpus_in_step_need_transformers_loop(fast: Any) -> None:
