@@ -8,7 +8,6 @@ The bus is handed in.
 from esp32_agent.port.base import PortError
 
 CONFIGURATION = 0x00
-SHUNT_VOLTAGE = 0x01
 BUS_VOLTAGE = 0x02
 POWER = 0x03
 CALIBRATION = 0x05

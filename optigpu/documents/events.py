@@ -1,8 +1,8 @@
 """Events of a running job: `run` passes them to its listener, the store keeps them, the service streams them."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.vocabulary import Frozen, Role
@@ -92,7 +92,6 @@ class Finished(Frozen):
 Noted = Planned | Estimated | Waiting | VariantStarted | Printed
 """Events that are stored by themselves. The others are more than an event: progress, an outcome, the job's end."""
 Event = Planned | Estimated | Waiting | VariantStarted | Progressed | Printed | VariantFinished | Finished
-EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
 def as_document(event: Event) -> dict[str, Any]:

@@ -36,15 +36,5 @@ def new_code() -> InviteCode:
     return InviteCode(_random(GROUP), _random(GROUP * SECRET_GROUPS))
 
 
-def read_code(text: str) -> InviteCode:
-    """The code that an operator typed. Raises ValueError if it is not one."""
-    plain = text.replace("-", "").replace(" ", "").upper()
-    if len(plain) != GROUP * (1 + SECRET_GROUPS) or not set(plain) <= set(ALPHABET):
-        raise ValueError(
-            "The code is not valid; one looks like ABCD-EFGH-JKMN-PQRS, without the letters I, L, O and U."
-        )
-    return InviteCode(plain[:GROUP], plain[GROUP:])
-
-
 def _random(length: int) -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(length))

@@ -24,12 +24,6 @@ class GoldenPair:
     output: bytes
 
 
-def golden_file(pairs: tuple[GoldenPair, ...]) -> bytes:
-    """The file's content; all inputs are of one size, and all outputs."""
-    head = _HEAD.pack(MAGIC, len(pairs), len(pairs[0].input), len(pairs[0].output))
-    return head + b"".join(pair.input + pair.output for pair in pairs)
-
-
 def golden_of(pairs: tuple[GoldenPair, ...], left_out: int = 0) -> Golden:
     """What a manifest says of them."""
     return Golden(

@@ -1,4 +1,4 @@
-"""How fast a model should run on an ESP32-S3, from published figures, and why a device may be far slower.
+"""How fast a model should run on an ESP32-S3, from published figures.
 
 Pure functions of numbers. A prediction is never a measurement and is shown with its sources.
 """
@@ -107,56 +107,6 @@ def _verdict(needed: float, most_fps: float, peak: float) -> str:
 def fastest_possible_s(macs: int, board: Board, clock_hz: int | None = None) -> float:
     """The roofline: no latency below it can be true, whatever runs the model."""
     return macs / board.peak_macs_per_s(clock_hz)
-
-
-def why_slow(
-    macs: int,
-    latency_s: float,
-    *,
-    clock_hz: int | None = None,
-    arena_bytes: int | None = None,
-    board: Board | None = None,
-) -> tuple[str, ...]:
-    """Why a device takes so long, the likeliest reason first; empty if it is not far slower than was published.
-
-    What is None is not known, and then it remains a possible reason.
-    """
-    expected = predict(macs)
-    if latency_s <= FAR_SLOWER * expected.high_s:
-        return ()
-    first = (
-        f"{latency_s * 1e3:,.0f} ms are {latency_s / expected.high_s:.1f} times the {expected.high_s * 1e3:,.0f} ms "
-        "that published figures give at most."
-    )
-    reasons = [_without_esp_nn(macs, latency_s, clock_hz), _of_clock(clock_hz), _of_psram(arena_bytes, board)]
-    return (first, *filter(None, reasons))
-
-
-def _without_esp_nn(macs: int, latency_s: float, clock_hz: int | None) -> str:
-    """Certain words where the latency is of the size that TFLite Micro's own kernels need."""
-    slow = predict(macs, engine=Engine.REFERENCE, clock_hz=clock_hz or CLOCK_HZ)
-    likely = latency_s >= slow.low_s / FAR_SLOWER
-    return (
-        f"ESP-NN is {'probably' if likely else 'possibly'} off: TFLite Micro's own kernels need "
-        f"{slow.low_s * 1e3:,.0f} to {slow.high_s * 1e3:,.0f} ms for this model. Build the firmware "
-        "with -DESP_NN and NN_OPTIMIZED."
-    )
-
-
-def _of_clock(clock_hz: int | None) -> str | None:
-    if clock_hz is not None and clock_hz >= CLOCK_HZ:
-        return None
-    at = "The clock is not known" if clock_hz is None else f"The clock is {clock_hz / 1e6:.0f} MHz"
-    return f"{at}, and published figures are for {CLOCK_HZ / 1e6:.0f} MHz: call machine.freq({CLOCK_HZ})."
-
-
-def _of_psram(arena_bytes: int | None, board: Board | None) -> str | None:
-    if arena_bytes is not None and board is not None and arena_bytes > board.sram_for_arena_bytes:
-        return (
-            f"The tensor arena of {arena_bytes:,} bytes is in PSRAM, since {board.module} leaves "
-            f"{board.sram_for_arena_bytes:,} bytes of SRAM: use a smaller input or width."
-        )
-    return "The tensor arena may be in PSRAM: allocate it in internal memory (MALLOC_CAP_INTERNAL)."
 
 
 def _rate(figure: PublishedFigure) -> float:

@@ -49,14 +49,6 @@ class Signature:
         expected = hmac_of(key or _NO_KEY, self.signed_text(method, path, body_sha256)).hex()
         return hmac.compare_digest(expected, self.sig) and key is not None
 
-    @property
-    def header(self) -> str:
-        """The value of the header."""
-        parts = (
-            f"key={self.key_id},time={self.time},boot={self.boot},seq={self.seq},fw={self.fw},sig={self.sig}"
-        )
-        return f"{SCHEME} {parts}"
-
 
 def read_header(value: str) -> Signature | None:
     """The signature of a header `Authorization`; None if it is not one."""

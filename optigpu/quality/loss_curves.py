@@ -19,7 +19,6 @@ Curve = NDArray[np.float64]
 
 WINDOWS = 4
 """The parts of a curve whose means are compared: its course without the noise of single steps."""
-FEWEST_STEPS = 2 * WINDOWS
 CONFIDENCE = 0.975
 """One-sided, of the band in which the course of another seed lies in 95% of cases."""
 EQUIVALENT = 0.03
@@ -56,11 +55,6 @@ class Deviation:
 
     course: float
     jitter: float
-
-    @property
-    def worst(self) -> float:
-        """The larger one."""
-        return max(self.course, self.jitter)
 
 
 def band_of(curves: NDArray[np.float64]) -> Band:

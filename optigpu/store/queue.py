@@ -1,4 +1,4 @@
-"""The queue: jobs by state, the number of waiting jobs, a job's position, and when it will begin.
+"""The queue: jobs by state, a job's position, and when it will begin.
 
 Jobs for a scheduler wait in the scheduler's own queue, and are in none of these but the jobs by state.
 """
@@ -27,11 +27,6 @@ def counts(session: Session) -> dict[JobState, int]:
     for state, count in session.execute(select(Job.state, func.count()).group_by(Job.state)):
         found[state] = count
     return found
-
-
-def waiting(session: Session, device: DeviceKind | None = None) -> int:
-    """How many jobs wait for a worker, for one kind of device or for any."""
-    return _count(session, *([] if device is None else [Job.device == device]))
 
 
 def due(session: Session, device: DeviceKind, at: datetime, limit: int) -> list[str]:

@@ -11,7 +11,7 @@ from optigpu.store import jobs, leases, outcomes, queue, workers
 from optigpu.store.database import Database
 from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
-from optigpu.vocabulary import DeviceKind, JobState, utc_now
+from optigpu.vocabulary import JobState, utc_now
 from tests.service.records import a_spec, a_worker
 
 HOUR = timedelta(hours=1)
@@ -113,7 +113,7 @@ def test_a_job_whose_deadline_passed_before_it_began_fails(database: Database) -
         late = posted(session, limits={"deadline": deadline.isoformat()})
         usual = posted(session)
         after = deadline + timedelta(seconds=1)
-        assert queue.waiting(session, DeviceKind.CPU) == 2
+        assert queue.counts(session)[JobState.QUEUED] == 2
         lease = leases.claim(session, a_worker(), 30, after)
         assert lease is not None
         assert lease.job_id == usual

@@ -93,7 +93,6 @@ def test_a_job_for_a_scheduler_waits_in_its_queue_and_in_none_of_ours(database: 
         assert jobs.get(session, job_id).queue_position is None
         assert jobs.get(session, usual).queue_position == 1
         assert queue.due(session, DeviceKind.CPU, utc_now(), 10) == [usual]
-        assert queue.waiting(session) == 1
 
 
 def test_a_job_says_if_nobody_hands_it_over(database: Database) -> None:

@@ -3,10 +3,11 @@
 import struct
 
 import pytest
+from pydantic import TypeAdapter
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.documents.events import EVENT, Waiting
+from optigpu.documents.events import Event, Waiting
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Outcome, Samples
 from optigpu.store import events, jobs, leases, outcomes, results
@@ -174,7 +175,7 @@ def test_the_events_tell_the_whole_story(database: Database) -> None:
     ]
     for event in story:
         if event.kind != "state":
-            assert EVENT.validate_python(event.data).kind == event.kind
+            assert TypeAdapter[Event](Event).validate_python(event.data).kind == event.kind
     (finished,) = [event.data["outcome"] for event in story if event.kind == "variant_finished"]
     assert "samples" not in finished
     assert job.variants[0].result_id == finished["result"]["id"]

@@ -12,7 +12,7 @@ from optigpu.report.charts.history import Change, Moment, Timeline
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Roof
 from optigpu.report.charts.samples import samples_data
 from optigpu.report.charts.steps import Step, Steps
-from optigpu.report.charts.svg import Figure, figure, sparkline
+from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.charts.svg.scales import SMALLEST, drawable
 from optigpu.vocabulary import Better
 from tests.unit.svg_pages import assert_sound
@@ -173,10 +173,6 @@ def test_any_history_is_sound_markup(
     made = figure(timeline, id_prefix="any", link=address)
     assert_shows(made, sum(drawable(each.value) for each in found))
     assert len(made.table.rows) == len(found)
-    small = sparkline.svg(timeline, id_prefix="small")
-    assert bool(small) == any(drawable(each.value) for each in found)
-    if small:
-        assert_sound(small, "small")
 
 
 @settings(max_examples=15)

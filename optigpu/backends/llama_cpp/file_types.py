@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from optigpu.techniques.base import GgufType, LlamaCppType, Technique, engine_options
+from optigpu.techniques.base import GgufType, Technique, engine_options
 from optigpu.vocabulary import UnsupportedError
 
 FileType = Literal["F32", GgufType]
@@ -13,7 +13,6 @@ FILE_TYPES: tuple[FileType, ...] = get_args(FileType)
 FLOATS: tuple[FileType, ...] = ("F32", "F16", "BF16")
 WRITTEN: tuple[FileType, ...] = ("F32", "F16")
 """Those that the project writes itself; all others are quantized from F16."""
-LLAMA_CPP_TYPES: tuple[str, ...] = get_args(LlamaCppType)
 NEED_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S")
 """Types that llama.cpp refuses to write without knowing how much each input of a matrix matters."""
 CacheType = Literal["F32", "F16", "Q8_0", "Q4_0"]

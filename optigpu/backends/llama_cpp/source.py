@@ -41,11 +41,6 @@ class Source:
     written: bool
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every number is a float32."""
-        return self.type == "F32"
-
-    @property
     def dtype(self) -> str:
         """The floats that matrices are stored in or are widened to."""
         return {"F16": "float16", "BF16": "bfloat16"}.get(self.type, "float32")

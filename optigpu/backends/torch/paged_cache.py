@@ -28,11 +28,6 @@ class BlockTable:
         self.written = torch.empty(0, dtype=torch.int64, device=device)
         self.read: torch.Tensor | None = None
 
-    @property
-    def blocks_in_use(self) -> int:
-        """Of all places together."""
-        return sum(map(len, self._blocks))
-
     def place(self, slot: int, tokens: int) -> None:
         """A prompt of so many tokens goes to an empty place."""
         self._grow(slot, tokens)

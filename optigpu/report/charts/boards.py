@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from optigpu.documents.views import Board, LeaderboardRow, Standing
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel
-from optigpu.report.numbers import with_interval
 from optigpu.report.rows import heading
 from optigpu.statistics.front import Bounds, unsurpassed
 from optigpu.vocabulary import Better
@@ -42,33 +41,6 @@ def speed_axis(board: Board) -> Axis:
     """The metric that a board is ranked by."""
     return Axis(
         heading(board.metric), lambda row: row.value.value, lambda row: row.value.ci, better=board.better
-    )
-
-
-def speed_panel(board: Board) -> Panel:
-    """A bar for each row with its rank, in the order of the board."""
-    axis = speed_axis(board)
-    return Panel(
-        title=f"By {axis.name}",
-        form=Form.BARS,
-        axis=axis.name,
-        better=axis.better,
-        marks=tuple(
-            Mark(
-                label=row.label,
-                value=row.value.value,
-                ci=row.value.ci,
-                text=with_interval(row.value.model_dump()),
-                valid=row.standing is not Standing.INVALID,
-                rank=row.rank,
-                source=row.result_id,
-            )
-            for row in board.rows
-            if row.value.value is not None
-        ),
-        missing={
-            row.label: row.value.reason or "not measured" for row in board.rows if row.value.value is None
-        },
     )
 
 

@@ -11,19 +11,17 @@ import pytest
 from optigpu.documents.manifest import TensorFormat
 from optigpu.edge.convert.agreement import agreement
 from optigpu.edge.convert.files import c_array, publish, work_folder
-from optigpu.edge.golden import GoldenPair, golden_file, golden_of, parse_golden, read_golden
+from optigpu.edge.golden import GoldenPair, golden_of, parse_golden, read_golden
 from optigpu.vocabulary import SpecError
 
+FILE = b"OGLD" + bytes([2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0]) + b"\x00\x01\x02\x80\x7f\xff\xfe\xfd\x01\x02"
 PAIRS = (GoldenPair(b"\x00\x01\x02", b"\x80\x7f"), GoldenPair(b"\xff\xfe\xfd", b"\x01\x02"))
 PROBABILITIES = TensorFormat(shape=(1, 2), dtype="int8", scale=1 / 256, zero_point=-128)
 LOGITS = TensorFormat(shape=(1, 2), dtype="int8", scale=0.5, zero_point=0)
 
 
 def test_golden_vectors_are_the_bytes_of_the_contract(tmp_path: Path) -> None:
-    data = golden_file(PAIRS)
-    assert data[:16] == b"OGLD" + bytes([2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0])
-    assert data[16:] == b"\x00\x01\x02\x80\x7f\xff\xfe\xfd\x01\x02"
-    (tmp_path / "golden.bin").write_bytes(data)
+    (tmp_path / "golden.bin").write_bytes(FILE)
     assert read_golden(tmp_path / "golden.bin") == PAIRS
     assert golden_of(PAIRS).outputs == ("807f", "0102")
 
@@ -33,9 +31,9 @@ def test_golden_vectors_are_the_bytes_of_the_contract(tmp_path: Path) -> None:
     [
         b"",
         b"OGLD",
-        golden_file(PAIRS)[:-1],
-        golden_file(PAIRS) + b"\x00",
-        b"XXXX" + golden_file(PAIRS)[4:],
+        FILE[:-1],
+        FILE + b"\x00",
+        b"XXXX" + FILE[4:],
         b"OGLD" + b"\xff" * 12,
         b"OGLD" + bytes(12),
     ],

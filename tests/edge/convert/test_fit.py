@@ -9,7 +9,6 @@ from optigpu.edge.prediction import (
     fastest_published,
     predict,
     sources,
-    why_slow,
 )
 from optigpu.edge.published import Engine, published_figures
 from optigpu.hardware.boards import Board, board, boards
@@ -176,24 +175,3 @@ def test_the_founding_claim_is_implausible_at_96_and_up() -> None:
     assert "impossible here: 50 FPS of 300.0 million MACs take 15,000" in check_claim(300_000_000).sentence
     assert "at most 32.4 FPS" in check_claim(MACS).sentence
     assert check_claim(3_195_424).plausible
-
-
-def test_a_latency_within_twice_the_prediction_needs_no_reason() -> None:
-    assert why_slow(MACS, 2 * predict(MACS).high_s) == ()
-
-
-def test_a_device_that_is_far_slower_is_told_why() -> None:
-    told = why_slow(MACS, 3.4, clock_hz=160_000_000, arena_bytes=300_000, board=known("esp32s3-n16r8"))
-    assert told[0].startswith("3,400 ms are 12.4 times the 273 ms")
-    # 10.67 million MACs at the 3.11 and 2.15 million a second of TFLite Micro's own kernels, at 160 MHz
-    assert told[1].startswith("ESP-NN is probably off: TFLite Micro's own kernels need 5,141 to 7,429 ms")
-    assert "160 MHz" in told[2]
-    assert told[3].startswith("The tensor arena of 300,000 bytes is in PSRAM")
-
-
-def test_what_is_known_to_be_right_is_not_a_reason() -> None:
-    told = why_slow(MACS, 0.9, clock_hz=240_000_000, arena_bytes=210_288, board=known("esp32s3-n16r8"))
-    assert "possibly off" in told[1]
-    assert not any("MHz:" in sentence for sentence in told)
-    assert told[-1].startswith("The tensor arena may be in PSRAM")
-    assert "The clock is not known" in why_slow(MACS, 0.9)[2]

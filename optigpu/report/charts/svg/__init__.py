@@ -6,15 +6,13 @@ Each module has one chart: `svg(data, *, id_prefix, link=None)`. `figure` choose
 
 | data | from | chart |
 | --- | --- | --- |
-| Panel of the form `bars` | `CHARTS[name].data(report).panels`, `boards.speed_panel` | bars with intervals, ties |
+| Panel of the form `bars` | `CHARTS[name].data(report).panels` | bars with intervals, ties |
 | Panel of the form `front` or `loss` | `CHARTS["pareto"]`, `boards.front_panel` | points, their front |
 | Panel of the form `lines` | `CHARTS["batches"]`, `"loads"`, `"lengths"`, `"throughput"` | joined points |
 | Panel of the form `roofline` | `CHARTS["roofline"]` | points below the roofs |
 | Steps | `steps_data(report)` | the ladder as a waterfall |
 | Timeline | `history_data(with_changes(history))` | a history with its changes |
 | Samples | `samples_data(title, axis, samples)` | a histogram of each replicate |
-
-`sparkline.svg(timeline, id_prefix=...)` is a history as one small `<svg class="c-spark">` for a cell of a table.
 
 `svg` is a text that Jinja does not escape: `{{ chart.svg }}`. It is a `<div class="c-chart">` with two drawings, for
 wide and for narrow places; api/static/charts.css shows the one that fits, and has every class and colour. Where there
