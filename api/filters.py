@@ -11,7 +11,7 @@ from optigpu.backends import BACKENDS
 from optigpu.documents.fields import Entry, unknown
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.store import filters
+from optigpu.store import filters, workers
 from optigpu.store.database import Session
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.techniques import TECHNIQUES
@@ -43,7 +43,7 @@ def _is_same(wanted: str, name: str) -> bool:
 NAMES = {
     "workload": Names(WORKLOADS, filters.workloads),
     "model": Names(MODELS, filters.models),
-    "hardware": Names((), filters.hardware, _is_part),
+    "hardware": Names((), workers.hardware_classes, _is_part),
     "technique": Names(TECHNIQUES, filters.techniques, _is_same),
     "backend": Names(BACKENDS, filters.backends),
     "source": Names(("worker",), filters.sources),

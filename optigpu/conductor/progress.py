@@ -135,17 +135,18 @@ class JobProgress:
 
     def end(self) -> None:
         """The present replicate is measured."""
-        self._drop([self._unit])
+        self.leave_out([self._unit])
         self.show("done")
 
     def give_up(self, index: int) -> None:
         """The variant has failed: its remaining replicates are not measured."""
-        self._drop(self._pace.units_of(index))
+        self.leave_out(self._pace.units_of(index))
         self.show("given up")
 
     def leave_out(self, units: Iterable[Unit]) -> None:
-        """These replicates will not be measured, because there is no time for them."""
-        self._drop(units)
+        """These replicates will not be measured any more."""
+        self._pace.drop(units)
+        self._between()
 
     def expect(self, unit: Unit) -> None:
         """This replicate will be measured too."""
@@ -192,10 +193,6 @@ class JobProgress:
             )
         if time.monotonic() - self._told >= PROGRESS_PERIOD_S:
             self._tell()
-
-    def _drop(self, units: Iterable[Unit]) -> None:
-        self._pace.drop(units)
-        self._between()
 
     def _between(self) -> None:
         """No part has begun: what is left stays as it is until one does."""

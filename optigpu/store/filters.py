@@ -6,7 +6,6 @@ from sqlalchemy import exists, literal, or_, select, union
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Standing
-from optigpu.store import workers
 from optigpu.store.board_statements import Values
 from optigpu.store.statements import like_part
 from optigpu.store.tables import BoardRow, KnownName, Worker
@@ -110,11 +109,6 @@ def backends(session: Session) -> list[str]:
 def sources(session: Session) -> list[str]:
     """Where results have come from, sorted."""
     return _known(session, "source")
-
-
-def hardware(session: Session) -> list[str]:
-    """The classes of hardware that serve or have had results, sorted."""
-    return workers.hardware_classes(session)
 
 
 def known(session: Session) -> dict[str, list[str]]:

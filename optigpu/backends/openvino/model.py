@@ -37,17 +37,17 @@ class OpenVinoModel:
     @property
     def threads(self) -> int:
         """Those that OpenVINO took."""
-        return int(str(self._property("INFERENCE_NUM_THREADS")))
+        return int(str(self._compiled.get_property("INFERENCE_NUM_THREADS")))
 
     @property
     def dtype(self) -> str:
         """What floats are multiplied in."""
-        return _dtype(self._property("INFERENCE_PRECISION_HINT"))
+        return _dtype(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
 
     @property
     def cache_dtype(self) -> str:
         """What keys and values are kept in."""
-        return _dtype(self._property("KV_CACHE_PRECISION"))
+        return _dtype(self._compiled.get_property("KV_CACHE_PRECISION"))
 
     @property
     def dynamic_group(self) -> int:
@@ -57,7 +57,7 @@ class OpenVinoModel:
         """
         if not has_vnni():
             return 0
-        return int(str(self._property("DYNAMIC_QUANTIZATION_GROUP_SIZE")))
+        return int(str(self._compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE")))
 
     @property
     def attention(self) -> tuple[str, ...]:
@@ -74,9 +74,6 @@ class OpenVinoModel:
     def request(self) -> ov.InferRequest:
         """A request with state of its own."""
         return self._compiled.create_infer_request()
-
-    def _property(self, name: str) -> object:
-        return self._compiled.get_property(name)
 
 
 class Sequences:

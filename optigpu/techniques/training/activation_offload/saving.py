@@ -3,7 +3,7 @@
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import Protocol
 
@@ -74,11 +74,8 @@ class OffloadedSaving:
         """Tensors of fewer bytes stay, and so do the model's weights."""
         self._model, self._new_store, self._smallest, self._notes = model, new_store, smallest_bytes, notes
 
-    def __call__(self) -> AbstractContextManager[None]:
-        return self._saving()
-
     @contextmanager
-    def _saving(self) -> Iterator[None]:
+    def __call__(self) -> Iterator[None]:
         one_pass = _OnePass(self._new_store(), self._smallest, self._weights())
         with torch.autograd.graph.saved_tensors_hooks(one_pass.pack, _unpack):
             yield
