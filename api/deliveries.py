@@ -1,17 +1,30 @@
-"""Sends what waits in the outbox of webhooks. Each process of the API does; one at a time takes a delivery."""
+"""Sends what waits in the outbox of webhooks. Each process of the API does; one at a time takes a delivery.
+
+A delivery is signed and goes to addresses that were checked, with every redirect checked as well.
+"""
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import ssl
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from functools import cached_property
 
+import httpx
 import structlog
 
-from api.outgoing import DeliveryError, Sender
+from api.destinations import DestinationError, Resolve, addresses_of, checked_url, resolve
+from optigpu import __version__
+from optigpu.http_clients import certificates, direct_http_client, none_trusted
 from optigpu.store import outbox
 from optigpu.store.database import Database
 from optigpu.store.outbox import Delivery
-from optigpu.vocabulary import utc_now
+from optigpu.store.webhooks import SECRET_PREFIX
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, utc_now
 
 LOOK_EVERY_S = 2.0
 AFTER_AN_ERROR_S = 30.0
@@ -19,6 +32,11 @@ FORGET_EVERY_S = 3600.0
 AT_ONCE = 8
 """Deliveries that are sent side by side, so that a slow receiver does not hold up the others."""
 logger = structlog.stdlib.get_logger("api.deliveries")
+WITHIN_S = 10.0
+"""For the whole delivery, its redirects included."""
+MOST_REDIRECTS = 3
+KEEPS_THE_POST = (307, 308)
+"""The other redirects ask for a GET, which would deliver nothing."""
 
 
 class Deliveries:
@@ -90,3 +108,92 @@ class Deliveries:
         self._forget_at = time.monotonic() + FORGET_EVERY_S
         with self._database.write() as session:
             outbox.forget(session)
+
+
+class DeliveryError(OptiGPUError):
+    """The receiver did not accept the delivery."""
+
+
+class Sender:
+    """Sends deliveries. `allowed` are the hosts that may have private addresses, or no https."""
+
+    def __init__(self, allowed: Collection[str], find: Resolve = resolve) -> None:
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._find = find
+
+    async def send(self, delivery: Delivery, at: datetime) -> None:
+        """Raises DeliveryError unless the receiver answers with a status of 2xx in time."""
+        body = delivery.body.encode()
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"OptiGPU/{__version__}",
+            **signature(delivery.id, delivery.secret, at, body),
+        }
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await self._follow(delivery.url, headers, body)
+        except TimeoutError:
+            raise DeliveryError(f"There was no answer within {WITHIN_S:g} s.") from None
+        except (DestinationError, UnsupportedError) as error:
+            raise DeliveryError(str(error)) from None
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, OSError) as error:
+            raise DeliveryError(f"{type(error).__name__}: {error}"[:500]) from None
+
+    async def _follow(self, start: str, headers: dict[str, str], body: bytes) -> None:
+        url = checked_url(start, self._allowed)
+        for _ in range(MOST_REDIRECTS + 1):
+            answer = await self._post(url, headers, body)
+            if answer.is_success:
+                return
+            target = answer.headers.get("location", "")
+            if answer.status_code not in KEEPS_THE_POST or not target:
+                raise DeliveryError(f"The receiver answered with status {answer.status_code}.")
+            url = checked_url(str(url.join(target)), self._allowed)
+        raise DeliveryError(f"The receiver redirected more than {MOST_REDIRECTS} times.")
+
+    async def _post(self, url: httpx.URL, headers: dict[str, str], body: bytes) -> httpx.Response:
+        """The answer without its body, which may have no end. The next address is tried where none can be reached."""
+        addresses = await addresses_of(url, self._allowed, self._find)
+        for number, address in enumerate(addresses, start=1):
+            try:
+                return await self._post_to(address, url, headers, body)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if number == len(addresses):
+                    raise
+        raise DeliveryError(f"{url.host} has no address.")
+
+    async def _post_to(
+        self, address: str, url: httpx.URL, headers: dict[str, str], body: bytes
+    ) -> httpx.Response:
+        """Connects to the address; the certificate must be that of the URL's host."""
+        host = url.raw_host.decode("ascii")
+        trusted = self._certificates if url.scheme == "https" else none_trusted()
+        # No proxy of the environment: it would look the name up again. No connection is kept for another host.
+        async with direct_http_client(trusted, timeout=WITHIN_S) as http:
+            request = http.build_request(
+                "POST",
+                url.copy_with(host=address),
+                headers={**headers, "Host": url.netloc.decode("ascii")},
+                content=body,
+                extensions={"sni_hostname": host},
+            )
+            answer = await http.send(request, stream=True)
+            await answer.aclose()
+            return answer
+
+    @cached_property
+    def _certificates(self) -> ssl.SSLContext:
+        """The authorities that this host trusts."""
+        return certificates(ssl.create_default_context)
+
+
+def signature(delivery_id: str, secret: str, at: datetime, body: bytes) -> dict[str, str]:
+    """The headers of the Standard Webhooks specification: HMAC-SHA256 over id, time in seconds, and body."""
+    stamp = str(int(at.timestamp()))
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
+    signed = hmac.new(key, f"{delivery_id}.{stamp}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "webhook-id": delivery_id,
+        "webhook-timestamp": stamp,
+        "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
+    }

@@ -69,7 +69,7 @@ def _commands(version: str) -> list[tuple[list[str], str]]:
             [
                 "python",
                 "-c",
-                "import api.app, worker.app, worker.poll, worker.pilot, worker.launch, optigpu.cli",
+                "import api.app, worker.app, worker.__main__, worker.pilot, worker.launch, optigpu.cli",
             ],
             "",
         ),

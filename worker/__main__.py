@@ -2,14 +2,16 @@
 
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Its device proves that it works before
 it takes jobs. Exit status 2 means that the worker could not start, 1 that its device stopped working; the reason is
-printed on stderr.
+printed on stderr. Logs on stderr are for a person where it polls, and JSON lines for a collector where it does not.
 
 `python -m worker --launch slurm` hands jobs to a cluster's scheduler; `--once --job ID` is the pilot that it starts
 there: it measures that job and ends.
 """
 
 import argparse
+import logging
 import os
+import signal
 import sys
 from contextlib import closing
 from typing import TypeVar
@@ -18,27 +20,36 @@ import stamina
 import structlog
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
+from structlog.typing import Processor
 
 import migrations
 from optigpu import __version__
 from optigpu.documents.fields import describe_settings
+from optigpu.hardware.nvml import Driver
 from optigpu.paths import lock_dir
 from optigpu.store import workers
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
-from optigpu.vocabulary import SCHEDULERS, DeviceKind, OptiGPUError, Scheduler, StoreError
-from worker import heartbeat_file, logs, poll
+from optigpu.vocabulary import SCHEDULERS, DeviceKind, OptiGPUError, Scheduler, StoreError, UnsupportedError
+from worker import heartbeat_file
 from worker.capabilities import serving
 from worker.context import WorkerContext, retrying
-from worker.gpu_choice import show_only
+from worker.execute import execute_next
 from worker.settings import LauncherSettings, PilotSettings, WorkerSettings
+from worker.sweeper import Sweeper
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 CANNOT_START, DEVICE_LOST, INTERRUPTED = 2, 1, 130
 
 log = structlog.stdlib.get_logger("worker")
+_SHARED: tuple[Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
 
 
 def main() -> int:
@@ -50,7 +61,7 @@ def main() -> int:
         if options.launch:
             return _launch(options)
         settings = _settings(WorkerSettings)
-        logs.configure(settings.log_level, as_json=settings.redis_url is not None)
+        configure_logs(settings.log_level, as_json=settings.redis_url is not None)
         _warn_of_unknown_variables()
         if settings.heartbeat_file:
             heartbeat_file.renew(settings.heartbeat_file, 0)  # it can be written; the worker is not alive yet
@@ -82,7 +93,7 @@ def _pilot(options: argparse.Namespace) -> int:
     from worker import pilot  # the other workers need none of what clusters need
 
     settings = _settings(PilotSettings)
-    logs.configure(settings.log_level, as_json=False)
+    configure_logs(settings.log_level, as_json=False)
     if options.gpu:
         show_only(options.gpu)
     with closing(tracing("worker", __version__, os.environ)) as traces:
@@ -99,7 +110,7 @@ def _launch(options: argparse.Namespace) -> int:
     settings = _settings(LauncherSettings)
     confidential(settings.url)
     options_of(settings.launch_options or "")
-    logs.configure(settings.log_level, as_json=False)
+    configure_logs(settings.log_level, as_json=False)
     _warn_of_unknown_variables()
     _require_tables(settings.database_url)
     with closing(Database(settings.database_url)) as database:
@@ -171,7 +182,7 @@ def _work(context: WorkerContext) -> None:
 
 def _serve(context: WorkerContext) -> None:
     if context.settings.redis_url is None:
-        poll.serve(context)
+        poll(context)
     else:
         from worker import app  # Celery is loaded only where there is a broker
 
@@ -186,6 +197,68 @@ def _sign_off(context: WorkerContext) -> None:
     if context.settings.heartbeat_file:
         context.settings.heartbeat_file.unlink(missing_ok=True)
     log.info("worker.stopped", worker_id=context.info.id)
+
+
+def poll(context: WorkerContext) -> None:
+    """Looks for a job every `poll_s` seconds until the process is asked to stop."""
+
+    def stop(*_: object) -> None:
+        context.stopping.ask()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    with Sweeper(context):
+        while not context.stopping.asked:
+            if not execute_next(context):
+                context.stopping.wait(context.settings.poll_s)
+
+
+def show_only(uuid: str) -> None:
+    """Hides every GPU and MIG slice but one from this process and its children.
+
+    `uuid` is its UUID as `nvidia-smi -L` lists it, or the beginning of it. Raises UnsupportedError if it names no GPU
+    or several, SensorError if the driver cannot be asked.
+    """
+    with Driver() as driver:
+        names = {gpu.uuid(): gpu.name() for gpu in driver.gpus()}
+    found = [each for each in names if each.startswith(uuid)]
+    listed = ", ".join(f"{each} ({name})" for each, name in names.items())
+    if not found:
+        raise UnsupportedError(f"This machine has no GPU {uuid}; it has: {listed or 'none'}.")
+    if len(found) > 1:
+        raise UnsupportedError(f"Several GPUs begin with {uuid}: {listed}; write the whole UUID.")
+    os.environ["CUDA_VISIBLE_DEVICES"] = found[0]
+
+
+def configure_logs(level: str, *, as_json: bool) -> None:
+    """One format for our logs and those of the libraries, of which only warnings and errors are shown."""
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_SHARED,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=_ending(as_json=as_json))
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    for ours in ("worker", "optigpu"):
+        logging.getLogger(ours).setLevel(level)
+
+
+def _ending(*, as_json: bool) -> list[Processor]:
+    clean = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    if as_json:
+        return [clean, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    plain = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+    return [clean, plain]
 
 
 if __name__ == "__main__":

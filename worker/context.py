@@ -45,7 +45,7 @@ class DeviceContext:
 class WorkerContext(DeviceContext):
     """One worker of the service: its database, its settings, and the job that it works on.
 
-    `owed` is the lease of a job that it had to give up while the database was away: `worker.owed`.
+    `owed` is the lease of a job that it had to give up while the database was away: `worker.sweeper`.
     """
 
     database: Database

@@ -1,22 +1,27 @@
-"""A worker's housekeeping: says that it lives and which models it has, takes lost jobs back, repeats lost messages."""
+"""A worker's housekeeping: says that it lives and which models it has, takes lost jobs back, repeats lost messages.
+
+It also says what the worker could not while the database was away: that its attempt ended because of that.
+"""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
 from optigpu.store import leases, queue, workers
 from optigpu.store.database import moment
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.vocabulary import FailureKind, LeaseLostError
 from worker import heartbeat_file
 from worker.background import Background
 from worker.capabilities import with_models
 from worker.context import WorkerContext
-from worker.owed import settle
 
 MOST_SENT = 100
 """How many lost messages one round sends; the next round sends more when those are gone."""
 
 log = structlog.stdlib.get_logger(__name__)
+SENTENCE = "The worker could not reach the database for longer than its lease."
 
 
 class Sweeper(Background):
@@ -79,3 +84,13 @@ class Sweeper(Background):
             except Exception:  # without its sweeper a worker would look dead while it works
                 log.exception("sweep.failed")
             over = self._over.wait(min(settings.sweep_s, settings.lease_s / 3))
+
+
+def settle(context: WorkerContext) -> None:
+    """Says it, unless another worker has taken the job back meanwhile. Raises StoreUnavailableError."""
+    lease = context.owed
+    if lease is None:
+        return
+    with suppress(LeaseLostError):
+        context.write(lambda session: leases.fail(session, lease, FailureKind.DATABASE_AWAY, SENTENCE))
+    context.owed = None

@@ -17,12 +17,15 @@ from starlette.requests import Request
 from api.bodies import PostedJob, job_of
 from api.callers import Caller
 from api.filters import check_filters
-from api.mcp.advice import advice_for
 from api.posting import Posting
 from api.problems import ProblemError, from_store
 from api.service import Service
 from optigpu.documents.fields import line
-from optigpu.store import events, jobs, leaderboard, results
+from optigpu.documents.views import WorkerView
+from optigpu.fit.advice import Evidence, best_measured, evidence_of
+from optigpu.job.spec import JobSpec
+from optigpu.store import events, jobs, leaderboard, results, workers
+from optigpu.store.database import Session
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
 from optigpu.techniques import TECHNIQUES
@@ -50,6 +53,7 @@ Job = Annotated[
 ]
 JobId = Annotated[str, Field(description="The id of a job, as submit_job returned it.")]
 ResultId = Annotated[str, Field(description="The id of a result, as leaderboard and get_job show it.")]
+WHERE = "this service"
 
 
 class Tools:
@@ -192,3 +196,42 @@ def _caller(context: Context) -> Caller:
 def _sentences(problem: ProblemError) -> str:
     """Each field that is wrong, or the one sentence of another problem."""
     return "\n".join(map(line, problem.errors)) or problem.detail
+
+
+def advice_for(
+    session: Session, spec: JobSpec, hardware: str | None, max_kld: float | None
+) -> dict[str, JsonValue]:
+    """The best measured stack on a class of hardware, or what to post where nothing was measured there.
+
+    Without `hardware` it is that of a worker, or else that of the newest result. Versions are those of the class's
+    worker, or else those of its newest result.
+    """
+    evidence = evidence_of(results.of_workload(session, spec.workload.kind, spec.model), spec, WHERE)
+    place = _place(workers.list_(session), evidence, hardware)
+    if place is not None:
+        name, software = place
+        advice = best_measured(evidence, spec, name, software, max_kld=max_kld)
+        if advice is not None:
+            return advice.model_dump(mode="json")
+    ladder = {"workload": spec.workload.model_dump(mode="json"), "model": spec.model, "plan": "ladder"}
+    where = place[0] if place else hardware or "any hardware"
+    return {
+        "basis": "none",
+        "reason": f"Nothing of this workload was measured on {where} with today's versions; post this job.",
+        "job": ladder | {"stack": [{"name": "bf16"}, {"name": "int8_weight_only"}]},
+    }
+
+
+def _place(
+    known: list[WorkerView], evidence: list[Evidence], hardware: str | None
+) -> tuple[str, dict[str, str]] | None:
+    """A class of hardware whose name has that part, and its software."""
+
+    def fits(name: str) -> bool:
+        return hardware is None or hardware.lower() in name.lower()
+
+    serving = [worker for worker in known if fits(worker.hardware_class)]
+    for worker in sorted(serving, key=lambda each: each.alive, reverse=True):
+        if worker.software:
+            return worker.hardware_class, worker.software
+    return next(((each.hardware, each.versions) for each in evidence if fits(each.hardware)), None)

@@ -1,6 +1,7 @@
 """The page at `/jobs/new`: a form that follows from the request's schema, with the JSON and the command beside it.
 
 Its fields can be set by the address: `?preset=first`, `?from=ID` of a result or a job, and each field by its name.
+A preset is a job to begin with.
 """
 
 import hashlib
@@ -15,11 +16,11 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from api.auth import require
 from api.bodies import PostedJob, job_of
+from api.examples import JOBS, Example
 from api.filters import MODELS
 from api.job_form.documents import Errors, Values, document_of, errors_at, values_of
 from api.job_form.schema import fields, job_form
 from api.pages.posted import ReaderPosted
-from api.pages.presets import PRESETS
 from api.pages.view import PageView, ReaderView
 from api.parameters import any_parameters
 from api.posting import Posting
@@ -36,6 +37,37 @@ MAIN = ("workload", "model", "device", "plan", "stack")
 """The parts of a request that everybody looks at, in this order; the others are folded away."""
 OWN = ("preset", "from", "export", "once", "ask")
 """Parameters that are no fields."""
+FIRST_LOOK = Example(
+    "A first look: what do bf16 and int8 buy for the small model that comes with OptiGPU, on this CPU?",
+    {
+        "workload": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 32, "batch_size": 1},
+        "model": "bundled:tiny",
+        "device": "cpu",
+        "plan": "ladder",
+        "stack": [{"name": "bf16"}, {"name": "int8_weight_only"}],
+        "measure": {"replicates": 1, "min_seconds": 1, "max_seconds": 4},
+        "limits": {"wait_for_quiet_s": 5},
+    },
+)
+BEST_STACK = Example(
+    "Find the best stack: a search among four techniques for the fastest that stays close to fp32",
+    {
+        "workload": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64, "batch_size": 1},
+        "model": "bundled:tiny",
+        "device": "cpu",
+        "plan": "search",
+        "stack": [
+            {"name": "bf16"},
+            {"name": "int8_weight_only"},
+            {"name": "static_kv_cache"},
+            {"name": "fused_gelu"},
+        ],
+        "measure": {"min_seconds": 2, "max_seconds": 10},
+        "limits": {"max_kld": 0.05},
+    },
+)
+PRESETS = {"first": FIRST_LOOK, "best": BEST_STACK, **JOBS}
+"""By the names that addresses have."""
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""The page at `/pareto`: the speed of a board's rows over bytes, quality, energy or the reader's own price."""
+"""The page at `/pareto`: the speed of a board's rows over bytes, quality, energy or the reader's own price.
+
+The reader's prices stand in the address of the page.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,8 +10,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from api.filters import check_filters
-from api.pages.prices import Prices
-from api.pages.view import ReaderView
+from api.pages.view import Asked, ReaderView
 from api.parameters import Text
 from optigpu.documents.views import Board, BoardName, LeaderboardRow
 from optigpu.report.charts.boards import AXES, Axis, front_panel, speed_axis
@@ -28,6 +30,43 @@ WORDS = {
     "price": "Price",
 }
 Over = StrEnum("Over", {name: name for name in WORDS})  # type: ignore[misc]
+SECONDS_A_YEAR = 365.25 * 86_400
+JOULES_A_KWH = 3.6e6
+
+Amount = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class Prices(Asked):
+    """The reader's prices in one currency. `watts` is the power of hardware whose energy was not measured."""
+
+    hardware_price: Annotated[Amount | None, Query(description="Price of the hardware.")] = None
+    years: Annotated[
+        Annotated[float, Field(gt=0, le=100)], Query(description="Years over which it is spread.")
+    ] = 3.0
+    kwh: Annotated[Amount | None, Query(description="Price of a kilowatt-hour.")] = None
+    watts: Annotated[Amount | None, Query(description="Power where energy was not measured.")] = None
+
+    def joules(self, row: LeaderboardRow) -> float | None:
+        """Of a token: as it was measured, or the reader's power over the speed."""
+        if row.j_per_token is not None:
+            return row.j_per_token
+        return self.watts / row.value.value if self.watts and row.value.value else None
+
+    def per_million(self, row: LeaderboardRow) -> float | None:
+        """The price of a million tokens: the hardware's share and the energy. None without a part that is asked for."""
+        speed, joules = row.value.value, self.joules(row)
+        if not speed or (self.hardware_price is None and self.kwh is None) or (self.kwh and joules is None):
+            return None
+        hardware = (self.hardware_price or 0.0) / (self.years * SECONDS_A_YEAR) / speed
+        energy = (self.kwh or 0.0) * (joules or 0.0) / JOULES_A_KWH
+        return 1e6 * (hardware + energy)
+
+    def axes(self) -> dict[str, Axis]:
+        """What speed can be shown over besides the axes of every board."""
+        return {
+            "energy": Axis("energy (J/token)", self.joules),
+            "price": Axis("price of a million tokens", self.per_million),
+        }
 
 
 class ParetoAsked(Prices):

@@ -145,7 +145,7 @@ def scrape(service: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
 
 
 def test_figures_of_jobs_workers_and_requests(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("api.metrics.KEPT_S", 0.0)
     service.submit()
     service.client.post(f"/v1/jobs/{service.submit()['id']}/cancel")
     with service.database.write() as session:
@@ -172,13 +172,13 @@ def test_figures_of_jobs_workers_and_requests(service: Served, monkeypatch: pyte
 def test_the_database_is_read_once_for_scrapes_that_follow_closely(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("api.metrics.KEPT_S", 0.0)
     cpu = (("device", "cpu"),)
     before = scrape(service)["optigpu_queue_depth", cpu]
     service.submit()
-    monkeypatch.setattr("api.stored_metrics.KEPT_S", 1e9)
+    monkeypatch.setattr("api.metrics.KEPT_S", 1e9)
     assert scrape(service)["optigpu_queue_depth", cpu] == before
-    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("api.metrics.KEPT_S", 0.0)
     assert scrape(service)["optigpu_queue_depth", cpu] == before + 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.examples import JOBS
-from api.links import LINKS
+from api.openapi import LINKS
 from tests.service.serving import Served
 
 

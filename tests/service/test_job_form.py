@@ -10,7 +10,7 @@ from pydantic import Field
 from api.examples import JOBS
 from api.job_form.documents import document_of, errors_at, values_of
 from api.job_form.schema import Choice, fields, job_form, parts_of
-from api.pages.presets import PRESETS
+from api.pages.new_job import PRESETS
 from optigpu.job.spec import JobSpec
 from optigpu.store import results, standings
 from optigpu.techniques import TECHNIQUES

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from api.deliveries import DeliveryError, Sender
 from api.destinations import is_public
-from api.outgoing import DeliveryError, Sender
 from optigpu.store.outbox import Delivery
 from optigpu.vocabulary import utc_now
 from tests.service.receiver import Receiver, receiving

@@ -7,8 +7,8 @@ import pytest
 
 from api.pages.badge import short_hardware
 from api.pages.bars import bars
-from api.pages.code import again
-from api.pages.prices import Prices
+from api.pages.pareto import Prices
+from api.pages.result import again
 from api.rendering import wants_page
 from api.tags import is_known
 from optigpu.documents.views import LeaderboardRow

@@ -17,7 +17,7 @@ from tests.service.workers import migrated
 
 SHOW = """
 import os, sys
-from worker.gpu_choice import show_only
+from worker.__main__ import show_only
 show_only(sys.argv[1])
 print(os.environ["CUDA_VISIBLE_DEVICES"])
 """

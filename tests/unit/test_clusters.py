@@ -16,7 +16,7 @@ from optigpu.documents.views import LaunchState
 from optigpu.hardware.allocation import SLURM_JOB, allocation
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Scheduler, SpecError
-from worker.launchers.slurm_states import launch_state
+from worker.launchers.slurm import launch_state
 
 JOB_ID = "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11"
 

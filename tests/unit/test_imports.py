@@ -40,7 +40,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.facade.compilation",
         ),
         ("api.app",),
-        ("worker.execute", "worker.app", "worker.poll"),
+        ("worker.execute", "worker.app", "worker.__main__"),
     ],
     ids=lambda modules: modules[0],
 )

@@ -1,4 +1,4 @@
-"""Slurm: `sbatch`, `squeue`, `scontrol` and `scancel`."""
+"""Slurm: `sbatch`, `squeue`, `scontrol` and `scancel`, and what each of its states of a job means for a launch."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,12 +12,27 @@ from optigpu.documents.views import LaunchState
 from optigpu.vocabulary import Scheduler
 from worker.launchers.base import Access, SchedulerAwayError, SchedulerError, Seen
 from worker.launchers.programs import ask, nonsense
-from worker.launchers.slurm_states import launch_state
 
 UNKNOWN_JOB = "Invalid job id"
 AWAY = ("Unable to contact", "connect failure", "Socket timed out", "Connection refused", "Zero Bytes")
 """What Slurm's programs say while its controller does not answer."""
 _ID = re.compile(r"[1-9][0-9]{0,9}")
+WAITS = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "POWER_UP_NODE", "RESV_DEL_HOLD", "EXPEDITING"}
+)
+"""It has no nodes yet, or no longer and will get others."""
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+"""It waits for a person, who may never come: to us it is over, and its token with it."""
+BUSY = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "UPDATE_DB"}
+)
+"""Processes of it may be alive."""
+OVER = frozenset(
+    {
+        *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+        *("OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+    }
+)
 
 
 class _Job(BaseModel):
@@ -104,3 +119,15 @@ def _seen(job: _Job) -> Seen:
     reason = f"Slurm's job {job.job_id} ended as {' '.join(names)}; its output is {output} on its node."
     ended = state is LaunchState.ENDED
     return Seen(reference=str(job.job_id), state=state, reason=reason if ended else None)
+
+
+def launch_state(names: Collection[str]) -> LaunchState:
+    """A state with its flags, in any order. What Slurm calls by a name of a later version may still run."""
+    said = set(names)
+    if said & HELD:
+        return LaunchState.ENDED
+    if said & WAITS:
+        return LaunchState.PENDING
+    if said & BUSY or not said & OVER:
+        return LaunchState.RUNNING
+    return LaunchState.ENDED
