@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs, leases, outcomes, queue, workers
+from optigpu.store import events, jobs, leases, outcomes, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import ConflictError, DeviceKind, JobState, is_id
 from tests.service.records import a_spec, a_worker
