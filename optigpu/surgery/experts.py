@@ -6,7 +6,7 @@ They are known by the shapes of these tensors and by what their `forward` takes,
 import copy
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
@@ -154,7 +154,7 @@ def _stacks(module: Module) -> Mapping[str, torch.Tensor]:
     holder = _holder(module)
     own = dict(holder.named_parameters(recurse=False))
     if holder is not module:
-        experts = len(own["w1"]) // int(holder.ffn_hidden_size)
+        experts = len(own["w1"]) // cast("int", holder.ffn_hidden_size)
         w1, v1, w2 = (own[name].unflatten(0, (experts, -1)) for name in FLAT)
         return dict(zip(FLAT, (w1, v1, w2.mT), strict=True))
     names = [name for name, tensor in own.items() if tensor.dim() == 3]
@@ -198,6 +198,7 @@ def _without_matrices(module: Module) -> Module:
 
 def _is_recorded(x: torch.Tensor) -> bool:
     """Whether operations are being compiled, exported, traced, or captured as a CUDA graph."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if torch.compiler.is_compiling() or traced:
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -137,7 +137,7 @@ def test_a_sweep_stops_at_the_rate_at_which_the_queue_grows(
     assert "20000 requests a second already; 40000 was left out" in (left_out.reason or "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_a_crowded_machine_a_sweep_goes_on_and_saturation_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield from own_cache(tmp_path_factory.mktemp("engines"))
 
 
+@pytest.mark.long
 def test_one_job_gives_the_rows_of_decoding_and_of_prefill() -> None:
     stacks = (FP32, uncalibrated(OURS[0]), *ENGINES)
     decode, prefill = Case("tiny-llama-test", 16, 8), Case("tiny-llama-test", 16, 8, "prefill")
@@ -45,6 +46,7 @@ def test_one_job_gives_the_rows_of_decoding_and_of_prefill() -> None:
     assert lines_of(report, stacks, decode, 0)[1].rates != lines_of(report, stacks, prefill, 0)[1].rates
 
 
+@pytest.mark.long
 def test_engines_predict_the_tokens_that_the_fp32_model_wrote() -> None:
     found = measured("bundled:tiny", [OURS[1], *ENGINES], Q4_0, sequences=1)
     ours, *others = found["lines"]

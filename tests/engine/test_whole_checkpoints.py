@@ -18,6 +18,7 @@ from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus
+from tests.breadth import long
 from tests.engine.causal_families import causal_model
 from tests.engine.converted_engines import own_cache
 from tests.engine.tiny_models import asked, runtime_of, tiny_model
@@ -182,9 +183,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     "backend",
     [
         "torch",
-        pytest.param("llama_cpp", marks=pytest.mark.llama),
+        long(pytest.param("llama_cpp", marks=pytest.mark.llama)),
         pytest.param("onnxruntime", marks=pytest.mark.onnxruntime),
-        pytest.param("openvino", marks=pytest.mark.openvino),
+        long(pytest.param("openvino", marks=pytest.mark.openvino)),
     ],
 )
 def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Path, backend: str) -> None:

@@ -150,20 +150,24 @@ def documented(document: dict[str, Any]) -> set[Answer]:
     }
 
 
+@pytest.mark.long
 def test_what_the_document_says_is_true(run: Run) -> None:
     assert run.failures == ()
 
 
+@pytest.mark.long
 def test_thousands_of_requests_meet_no_error_of_the_service(run: Run) -> None:
     assert sum(run.answers.values()) >= LEAST_REQUESTS
     assert {answer for answer in run.answers if answer[1] >= 500} == set()
 
 
+@pytest.mark.long
 def test_requests_that_follow_links_reach_results(run: Run) -> None:
     for operation in ("get_job_results", "get_result", "get_samples", "list_artifacts", "compare_results"):
         assert run.answers[operation, 200] > 0, operation
 
 
+@pytest.mark.long
 def test_every_documented_status_is_answered(run: Run, tmp_path: Path) -> None:
     """By the run, or by one of the requests below; ELSEWHERE lists what is left."""
     asked = targeted(run.document, tmp_path)
