@@ -44,8 +44,8 @@ def stepped(forward: Callable[[Any], Any]) -> Logits:
 def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, bound: float) -> None:
     from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.gguf_file import write
-    from optigpu.backends.llama_cpp.model import Context, GgufModel
     from optigpu.backends.llama_cpp.native import LlamaCpp
+    from optigpu.backends.llama_cpp.runtime import Context, GgufModel
 
     library = LlamaCpp()
 
@@ -69,7 +69,7 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
     from optigpu.backends.onnxruntime.decoder_graph import write_decoder
     from optigpu.backends.onnxruntime.formats import format_of
     from optigpu.backends.onnxruntime.graph import GraphWriter
-    from optigpu.backends.onnxruntime.session import opened
+    from optigpu.backends.onnxruntime.prepare import opened
     from optigpu.backends.onnxruntime.steps import DecodingSteps
     from optigpu.models.loading.load import loaded_facts
 

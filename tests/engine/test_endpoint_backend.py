@@ -9,10 +9,9 @@ import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
-from optigpu.backends.endpoint.gaps import gaps_of
+from optigpu.backends.endpoint.client import Streamed
 from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
-from optigpu.backends.endpoint.runtime import UNTOLD, EndpointRuntime, prepared
-from optigpu.backends.endpoint.streamed import Streamed
+from optigpu.backends.endpoint.runtime import UNTOLD, EndpointRuntime, gaps_of, prepared
 from optigpu.backends.runtime import RemoteRuntime
 from optigpu.hardware import probe
 from optigpu.models.reference import parse_reference

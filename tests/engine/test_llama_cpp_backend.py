@@ -115,7 +115,7 @@ def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> Non
 @pytest.mark.llama
 def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
     from optigpu.backends.llama_cpp.engine import LLAMA_CPP, gguf_of
-    from optigpu.backends.llama_cpp.model import Context, GgufModel
+    from optigpu.backends.llama_cpp.runtime import Context, GgufModel
 
     file = gguf_of(ordered(tmp_path), LLAMA_CPP, Form("F32"), lambda _: None)
     model = GgufModel(LLAMA_CPP.open(), file, 2048)

@@ -63,8 +63,8 @@ def difference(model: PreTrainedModel, path: Path, exact: bool) -> float:
     """The largest difference of the logits after each of TOKENS random tokens, over the largest logit."""
     from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.gguf_file import write
-    from optigpu.backends.llama_cpp.model import Context, GgufModel
     from optigpu.backends.llama_cpp.native import LlamaCpp
+    from optigpu.backends.llama_cpp.runtime import Context, GgufModel
 
     write(model, path, "float32" if exact else "float16")
     tokens = torch.randint(model.config.vocab_size, (1, TOKENS))
@@ -86,8 +86,8 @@ def test_logits_with_float16_matrices_are_rounded_alone(model: PreTrainedModel, 
 
 
 def test_a_file_holds_the_weights_of_the_model(model: PreTrainedModel, tmp_path: Path) -> None:
-    from optigpu.backends.llama_cpp.gguf_contents import contents_of
     from optigpu.backends.llama_cpp.gguf_file import write
+    from optigpu.backends.llama_cpp.source import contents_of
 
     path = tmp_path / "model.gguf"
     write(model, path, "float32")

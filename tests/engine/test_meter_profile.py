@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from optigpu.backends.torch.device_runtime import nvtx_range
 from optigpu.backends.torch.profile import Recording
-from optigpu.backends.torch.ranges import nvtx_range
 from optigpu.documents.roofline import Bound
 from optigpu.meters.base import MeterContext
 from optigpu.meters.profile import ProfileMeter

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from optigpu.backends.serving import ServingRuntime
-from optigpu.backends.torch.paged_cache import BlockTable
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
-from optigpu.backends.torch.slots import TorchSlots
+from optigpu.backends.torch.slots import BlockTable, TorchSlots
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from optigpu.backends.torch.training.arranging import loss_of
+from optigpu.backends.torch.training.model import loss_of
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.backends.training import NO_TARGET, MicroBatch
 from optigpu.models.families import FAMILIES

@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.training.arranging import padded_rows
-from optigpu.backends.torch.training.dropout import turn_off_dropout
+from optigpu.backends.torch.training.model import padded_rows, turn_off_dropout
 from optigpu.backends.torch.training.step import Trainer
 from optigpu.backends.training import NO_TARGET, LabelledImages, Texts, UpdateRule
 from optigpu.models.loading.load import load_image_model, load_model

@@ -7,7 +7,7 @@ import pytest
 
 from optigpu.backends.torch import memory
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.backends.torch.operators import norm as norms
+from optigpu.backends.torch.operators import runtime as operators
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -196,7 +196,7 @@ def test_without_a_fused_kernel_there_is_none_to_time(
         UnsupportedError, match=r"no fused attention kernel for float32 .* in groups on this cpu"
     ):
         attention("fused", 16).prepare(runtime)
-    monkeypatch.setattr(norms, "norm_backend", lambda _: "torch")
+    monkeypatch.setattr(operators, "norm_backend", lambda _: "torch")
     with pytest.raises(UnsupportedError, match="no fused norm on this cpu"):
         norm("fused").prepare(runtime)
 

@@ -9,8 +9,8 @@ import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import EventClock
+from optigpu.backends.torch.device_runtime import nvtx_range
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.backends.torch.ranges import nvtx_range
 from optigpu.hardware.gpu import job_gpu
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.energy import EnergyMeter

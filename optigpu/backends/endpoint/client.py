@@ -7,6 +7,7 @@ A completion that fails is a `Streamed` with its error, so that one of many clie
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,9 +15,8 @@ from typing import Self
 
 import httpx
 
-from optigpu.backends.endpoint.chunks import chunks_of
+from optigpu.backends.endpoint.chunks import Chunk, chunks_of
 from optigpu.backends.endpoint.errors import RefusedError, StreamError, require_stream, transport_error
-from optigpu.backends.endpoint.streamed import Streamed, Watched
 from optigpu.http_clients import direct_http_client, trusted_for
 
 __all__ = ["Completions", "Options", "Server", "Spelling", "Streamed", "no_options"]
@@ -27,6 +27,139 @@ Options = Callable[[int], Mapping[str, object]]
 """Fields of a request beyond OpenAI's, for so many new tokens."""
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """One completion. All times are of `time.perf_counter`, in seconds.
+
+    `first_s` is when the first token came, None if none did. `token_times_s` has the time of each of `tokens`; None
+    where one chunk held several, and `untimed` says so. `chunk_times_s` are those of the chunks. `tokens` is the
+    server's own count, 0 before it gave one. `finished` is True when the stream came to its end with as many tokens as
+    were asked for; otherwise `error` says in a sentence why not, and `refused` that the server, asked in another way,
+    may do it, or `overdue` that it was not waited for any longer. `text` is what came, and `ids` its tokens where the
+    server tells them.
+    """
+
+    first_s: float | None
+    token_times_s: tuple[float, ...] | None
+    tokens: int
+    finished: bool
+    error: str | None
+    sent_s: float = 0.0
+    ended_s: float = 0.0
+    chunk_times_s: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    untimed: str | None = None
+    refused: bool = False
+    overdue: bool = False
+
+
+class Watched:
+    """What has come of one completion."""
+
+    def __init__(self, asked: int) -> None:
+        """`asked` tokens; the request is about to be sent."""
+        self._asked = asked
+        self._sent_s = time.perf_counter()
+        self._times_s: list[float] = []
+        self._shown_s: list[float] = []
+        self._silent_end_s: float | None = None
+        self._text = ""
+        self._ids: tuple[int, ...] | None = ()
+        self._usage: tuple[int, int | None] | None = None
+        self._ended = False
+
+    @property
+    def received(self) -> str:
+        """How much came, for a sentence."""
+        count = len(self._shown_s)
+        return f"{count} chunk{'' if count == 1 else 's'} of text received"
+
+    def take(self, chunk: Chunk) -> None:
+        """The next chunk. One that ends the completion without text has a token or none: only the count tells."""
+        now = time.perf_counter()
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if not chunk.has_choice:
+            return
+        self._ended = self._ended or chunk.ends
+        self._text += chunk.text
+        self._ids = None if self._ids is None or chunk.ids is None else self._ids + chunk.ids
+        if chunk.text:
+            self._shown_s.append(now)
+        if chunk.text or not chunk.ends:
+            self._times_s.append(now)
+        else:
+            self._silent_end_s = now
+
+    def failed(self, error: str, *, refused: bool = False, overdue: bool = False) -> Streamed:
+        """What came before the error."""
+        return self._streamed(error, refused, overdue)
+
+    def judged(self) -> Streamed:
+        """Compares what came with what was asked for and with what the server counted."""
+        other_count = self._usage is not None and self._usage[0] != self._asked
+        return self._streamed(self._problem(), self._ended and other_count)
+
+    def _problem(self) -> str | None:
+        if not self._ended:
+            return f"The server closed the stream before the completion's end, with {self.received}."
+        if self._usage is None:
+            return (
+                "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
+                "stream_options.include_usage."
+            )
+        counted, size = self._usage[0], len(self._text.encode())
+        if counted < len(self._shown_s):
+            return f"The server counted {counted} tokens and sent text in {len(self._shown_s)} chunks."
+        if counted != self._asked:
+            return f"The server decoded {counted} tokens instead of the {self._asked} asked for."
+        if not self._told and size < counted:
+            return (
+                f"The server counted {counted} tokens in a text of {size} bytes: some were not shown, or not "
+                "decoded."
+            )
+        return None
+
+    @property
+    def _told(self) -> bool:
+        """Whether the id of each token came."""
+        return self._usage is not None and self._ids is not None and len(self._ids) == self._usage[0]
+
+    def _streamed(self, error: str | None, refused: bool, overdue: bool = False) -> Streamed:
+        counted, prompt_tokens = self._usage or (0, None)
+        times_s = self._token_times(counted)
+        return Streamed(
+            first_s=self._times_s[0] if self._times_s else self._silent_end_s,
+            token_times_s=times_s,
+            tokens=counted,
+            finished=error is None,
+            error=error,
+            sent_s=self._sent_s,
+            ended_s=time.perf_counter(),
+            chunk_times_s=tuple(self._times_s),
+            prompt_tokens=prompt_tokens,
+            text=self._text,
+            ids=self._ids if self._told else None,
+            untimed=None if times_s is not None else self._untimed(counted),
+            refused=refused,
+            overdue=overdue,
+        )
+
+    def _token_times(self, counted: int) -> tuple[float, ...] | None:
+        """One for each token, if there is a way to see one chunk in each."""
+        silent = [] if self._silent_end_s is None else [self._silent_end_s]
+        ways = (self._times_s, [*self._times_s, *silent], self._shown_s)
+        return next((tuple(times_s) for times_s in ways if len(times_s) == counted), None)
+
+    def _untimed(self, counted: int) -> str:
+        return (
+            f"The server sent {counted} tokens in {len(self._times_s)} chunks, so that the times of single tokens are "
+            "not known."
+        )
+
+
 def no_options(_new_tokens: int) -> Mapping[str, object]:
     """OpenAI's fields alone."""
     return {}
@@ -34,7 +167,7 @@ def no_options(_new_tokens: int) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class Server:
-    """A server whose address the worker's settings allow (`address.py` says which).
+    """A server whose address the worker's settings allow (`require_allowed` says which).
 
     `url` ends before `/completions`, such as "http://127.0.0.1:8000/v1". `options` gives fields beyond OpenAI's that it
     takes, such as ignore_eos. `spelling` writes a prompt as text for a server that takes no token ids. A completion

@@ -1,19 +1,23 @@
-"""A server as what workloads and meters ask of."""
+"""A server as what workloads and meters ask of.
+
+The worker's settings say which servers may be asked, and with which keys: a job comes from somebody else, and names any
+address.
+"""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.endpoint.address import key_of, require_allowed
 from optigpu.backends.endpoint.client import Completions, Server, Spelling, Streamed
 from optigpu.backends.endpoint.dialects import Dialect, spoken
-from optigpu.backends.endpoint.gaps import gaps_of
 from optigpu.backends.endpoint.metrics import ServerMetrics, server_metrics
 from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about
 from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
@@ -35,6 +39,8 @@ UNTOLD = -1
 """In the place of a token whose id the server does not tell."""
 PROBED_TOKENS = 8
 """Of the prompt that finds out what a server takes."""
+HOSTS, KEYS = "OPTIGPU_ENDPOINT_HOSTS", "OPTIGPU_ENDPOINT_KEYS"
+"""The environment variables: HOST or HOST:PORT, and HOST:PORT=KEY, separated by commas."""
 
 
 @dataclass(frozen=True)
@@ -210,3 +216,63 @@ class EndpointRuntime:
     def _remember(self, rows: int, length: int) -> None:
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
             self.decoded = (rows, length)
+
+
+def gaps_of(batch: Sequence[Streamed]) -> list[float]:
+    """Seconds from the request's start to the first token of all sequences, then between successive ones.
+
+    A token counts when the last sequence has it. Where chunks held several tokens, each gap is that of a chunk of the
+    sequence that ended last, and tokens that came with another one have a gap of 0. Raises OptiGPUError where all
+    tokens came at once.
+    """
+    started_s = min(each.sent_s for each in batch)
+    marks_s = _marks_s(batch)
+    if len(marks_s) < 2:
+        raise OptiGPUError(
+            "The server sent all tokens at once, so prefill and decode cannot be told apart; turn on its streaming."
+        )
+    gaps_s = [after - before for before, after in pairwise([started_s, *marks_s])]
+    return gaps_s + [0.0] * (batch[0].tokens - len(gaps_s))
+
+
+def _marks_s(batch: Sequence[Streamed]) -> list[float]:
+    timed = [each.token_times_s for each in batch if each.token_times_s is not None]
+    if len(timed) == len(batch):
+        return [max(times_s) for times_s in zip(*timed, strict=True)]
+    first_s = max(each.chunk_times_s[0] for each in batch)
+    slowest = max(batch, key=lambda each: each.chunk_times_s[-1])
+    return [first_s, *(time_s for time_s in slowest.chunk_times_s if time_s > first_s)]
+
+
+def require_allowed(endpoint: Endpoint) -> None:
+    """Raises UnsupportedError for a server that the worker's settings do not allow; without any, all but loopback."""
+    named = os.environ.get(HOSTS)
+    if named is None:
+        if endpoint.is_loopback:
+            return
+        raise UnsupportedError(
+            f"This worker connects only to servers on its own machine, not to {endpoint.place}; set {HOSTS} to "
+            f"{endpoint.place} for the worker."
+        )
+    if not {endpoint.host, endpoint.place} & set(_items(named)):
+        raise UnsupportedError(
+            f"This worker may not connect to {endpoint.place}: {HOSTS} allows {named.strip() or 'no server'}; "
+            "add it there."
+        )
+
+
+def key_of(endpoint: Endpoint) -> str | None:
+    """The key that this worker has for the server. Raises UnsupportedError for one that no header can hold."""
+    for item in _items(os.environ.get(KEYS, "")):
+        place, _, key = item.partition("=")
+        if place.strip() == endpoint.place:
+            if key and key.isascii() and key.isprintable():
+                return key
+            raise UnsupportedError(
+                f"The key of {endpoint.place} in {KEYS} must be printable ASCII; write {endpoint.place}=KEY."
+            )
+    return None
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]

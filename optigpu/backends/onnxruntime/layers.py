@@ -1,4 +1,7 @@
-"""The layers of a decoder as nodes of a graph. Activations are [tokens, width], one row after another."""
+"""The layers of a decoder as nodes of a graph. Activations are [tokens, width], one row after another.
+
+Matrices as MatMulNBits reads them: whole numbers of 4 or 8 bits in groups that share a scale.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -6,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from onnxruntime.capi._pybind_state import quantize_matmul_4bits, quantize_matmul_8bits
 from torch.nn import Module
 
-from optigpu.backends.onnxruntime.blocks import quantized
 from optigpu.backends.onnxruntime.formats import Format
 from optigpu.backends.onnxruntime.graph import MICROSOFT, GraphWriter
 from optigpu.models.families import NormKind
@@ -16,6 +19,7 @@ from optigpu.vocabulary import UnsupportedError
 
 Floats = NDArray[np.float32]
 Activation = Callable[[GraphWriter, str], str]
+Packed = NDArray[np.uint8]
 
 
 def _tanh(graph: GraphWriter, values: str) -> str:
@@ -134,3 +138,21 @@ def _epsilon(norm: Module) -> float:
     """Under the name that torch has for it, or the one of transformers' RMS norms."""
     known = (getattr(norm, name, None) for name in ("eps", "variance_epsilon"))
     return float(next(each for each in known if each is not None))
+
+
+def quantized(weight: Floats, bits: int, group: int) -> tuple[Packed, Floats]:
+    """Numbers [outputs, groups, bytes of a group] and scales [outputs, groups] of a matrix [outputs, inputs].
+
+    ONNX Runtime's own rounding, symmetric: the largest number of a group decides its scale, and the middle of the
+    range stands for zero. The last group of a row is filled up with zeros.
+    """
+    outputs, inputs = weight.shape
+    groups = -(-inputs // group)
+    columns = np.zeros((groups * group, outputs), np.float32)
+    columns[:inputs] = weight.T
+    numbers = np.zeros((outputs, groups, group * bits // 8), np.uint8)
+    scales = np.zeros((outputs, groups), np.float32)
+    offsets = np.zeros((outputs, -(-groups * bits // 8)), np.uint8)
+    quantize = quantize_matmul_4bits if bits == 4 else quantize_matmul_8bits
+    quantize(numbers, columns, scales, offsets, group, outputs, inputs, True)
+    return numbers, scales

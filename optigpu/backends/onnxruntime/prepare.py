@@ -1,22 +1,29 @@
-"""An order as a runtime: the graph is written if it is not kept already, and loaded."""
+"""An order as a runtime: the graph is written if it is not kept already, and loaded.
 
+A classifier's graph, and that of a prompt, is run in single passes by ONNX Runtime's CPU provider.
+"""
+
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from onnxruntime import InferenceSession
+import numpy as np
+import onnxruntime
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, weights_of, whole
 from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.onnxruntime import PACKAGES, convert
-from optigpu.backends.onnxruntime.contents import Contents
+from optigpu.backends.onnxruntime.contents import MODEL, Contents
 from optigpu.backends.onnxruntime.families import parts_of
 from optigpu.backends.onnxruntime.formats import format_of, graph_level_of
-from optigpu.backends.onnxruntime.passes import LoadedPasses, OnnxPassRuntime
-from optigpu.backends.onnxruntime.session import build_facts, opened
 from optigpu.backends.onnxruntime.steps import DecodingSteps
-from optigpu.backends.runtime import Ids, Images, Logits, Runtime
+from optigpu.backends.runtime import Ids, Images, Logits, MemoryPeaks, Pass, Profile, Runtime
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
@@ -39,6 +46,17 @@ CONVERTER = Converter(
     sources=tuple(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
     libraries=("torch", "transformers", *PACKAGES),
 )
+PROVIDER = "CPUExecutionProvider"
+LEVELS = {
+    "disabled": GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+"""How far a session rewrites its graph."""
+_ERRORS_ONLY = 3
+ON_CPU = "ONNX Runtime runs on the CPU here, which has no memory of an accelerator."
+Inputs = TypeVar("Inputs", Ids, Images)
 
 
 def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
@@ -150,3 +168,81 @@ def _cache_notes(facts: ModelFacts) -> dict[str, object]:
         "decode_loop": NAME,
         "decode_operator": "GroupQueryAttention",
     }
+
+
+def opened(folder: Path, threads: int, level: str) -> InferenceSession:
+    """The graph of a folder. Operators run one after another, each on all threads, which spin as by default.
+
+    Raises RuntimeError for a file that is no graph.
+    """
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = LEVELS[level]
+    options.log_severity_level = _ERRORS_ONLY
+    try:
+        return InferenceSession(str(folder / MODEL), options, providers=[PROVIDER])
+    except Exception as error:  # ONNX Runtime's have no base of their own
+        raise RuntimeError(str(error)) from error
+
+
+def build_facts() -> dict[str, object]:
+    """How the library was built, for a result's notes."""
+    return {
+        "onnxruntime_build": onnxruntime.get_build_info(),
+        "onnxruntime_providers": [PROVIDER],
+        "onnxruntime_spinning": "the engine's default: threads spin while they wait",
+    }
+
+
+@dataclass(frozen=True)
+class LoadedPasses(Generic[Inputs]):
+    """A model whose `run` makes logits of inputs; they are valid until the next call."""
+
+    run: Callable[[Inputs], Logits]
+    weights: WeightFacts
+    footprint: Footprint | ImageFootprint
+
+
+class OnnxPassRuntime(Generic[Inputs]):
+    """A PassRuntime on a CPU."""
+
+    def __init__(self, order: Order, loaded: LoadedPasses[Inputs], notes: Notes) -> None:
+        self.device, self.seed, self.notes = order.device, order.seed, notes
+        self.facts = loaded.footprint.facts
+        self._loaded: LoadedPasses[Inputs] = loaded
+
+    def forward(self, inputs: Inputs) -> Pass:
+        """Its time ends when the most likely token or class of each row is chosen, as every backend's does."""
+        ready = np.ascontiguousarray(inputs)
+        started = time.perf_counter_ns()
+        logits = self._loaded.run(ready)
+        chosen = logits.argmax(axis=-1)
+        seconds = (time.perf_counter_ns() - started) / 1e9
+        return Pass(logits.copy(), chosen, seconds)
+
+    def observe(self, inputs: Inputs) -> None:
+        """ONNX Runtime does not name the kernels that it runs."""
+
+    def compute_exactly(self) -> None:
+        """Nothing: the stack decides how exactly it computes, and no reference is made of it."""
+
+    def weights(self) -> WeightFacts:
+        """The bytes as they were written; the hash is that of the weights that they were converted from."""
+        return self._loaded.weights
+
+    def footprint(self) -> Footprint | ImageFootprint:
+        """What a pass reads."""
+        return self._loaded.footprint
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """There is no accelerator; the host's memory is the meter's own affair."""
+        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), ON_CPU))
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """Its profiler names nodes, no kernels."""
+        raise UnsupportedError("OptiGPU has no profiler for ONNX Runtime; leave the meter profile out.")
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Nobody watches a CPU from outside."""
+        return nullcontext()

@@ -1,10 +1,12 @@
-"""What workloads and meters ask of a Keras classifier in TensorFlow."""
+"""What workloads and meters ask of a Keras classifier in TensorFlow, and what it is: its shapes, weights and MACs."""
 
 import hashlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ import tensorflow as tf
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Images, MemoryPeaks, Pass, Profile
 from optigpu.backends.tensorflow import PACKAGES
-from optigpu.backends.tensorflow.network import Network, network_of
 from optigpu.documents.facts import FROM_FILE, WeightFacts
 from optigpu.documents.shapes import ImageFacts, ImageFootprint
 from optigpu.models.held import KERAS, model_file
@@ -129,3 +130,48 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+@dataclass(frozen=True)
+class Network:
+    """`input` is [height, width, channels]; `macs` are the multiply-accumulates for one image."""
+
+    input: tuple[int, int, int]
+    classes: int
+    parameters: int
+    macs: int
+
+
+def network_of(model: "tf.keras.Model", name: str) -> Network:
+    """Raises UnsupportedError unless it takes square images and gives one score for each class."""
+    given, scores = model.input_shape, model.output_shape
+    fits = isinstance(given, tuple) and isinstance(scores, tuple) and (len(given), len(scores)) == (4, 2)
+    if not fits or given[1] != given[2] or None in (*given[1:], scores[1]):
+        raise UnsupportedError(
+            f"{name} takes {given} and gives {scores}; classify needs square images of a fixed size (batch, side, "
+            "side, channels) and one score for each class (batch, classes)."
+        )
+    parameters = sum(prod(weight.shape) for weight in model.weights)
+    return Network(tuple(given[1:]), scores[1], parameters, sum(map(_macs, _layers(model))))
+
+
+def _layers(model: "tf.keras.Model") -> list["tf.keras.layers.Layer"]:
+    """All layers, those of models within it as well."""
+    found = []
+    for layer in model.layers:
+        found += _layers(layer) if isinstance(layer, tf.keras.Model) else [layer]
+    return found
+
+
+def _macs(layer: "tf.keras.layers.Layer") -> int:
+    """Of one image: each element of the output times what is summed for it."""
+    kinds = tf.keras.layers
+    if not isinstance(layer, kinds.Conv2D | kinds.DepthwiseConv2D | kinds.Dense):
+        return 0
+    outputs = prod(layer.output.shape[1:])
+    if isinstance(layer, kinds.DepthwiseConv2D):
+        return int(outputs * prod(layer.kernel_size))
+    if isinstance(layer, kinds.Conv2D):
+        inputs = layer.input.shape[-1] // layer.groups
+        return int(outputs * prod(layer.kernel_size) * inputs)
+    return int(outputs * layer.input.shape[-1])

@@ -1,18 +1,194 @@
-"""The key-value caches of the techniques, as transformers caches."""
+"""The key-value caches of the techniques, as transformers caches with layers of our own.
 
+What a layer stores may be int8, and may be a window of the sequence. What is attended is what is stored, so that it
+makes no difference whether a token came with a prompt or by a step. Of a window (Xiao et al., StreamingLLM, 2023,
+arXiv:2309.17453) the first `sinks` tokens and the last `window` ones are kept, the current one among them. Tokens that
+come together, a prompt, attend to each other wholly and causally, and to what was kept before them; what falls out of
+the window is dropped after them. Positions stay those of the sequence.
+"""
+
+import functools
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
+import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from optigpu.backends.torch.int8_cache import int8_token_bytes
-from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
+from optigpu.backends.torch.int8_cache import dequantize_tokens, int8_token_bytes, quantize_tokens
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.surgery.sameness import LONGEST, decoded, require_same, windows_of
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
+
+Parts = tuple[torch.Tensor, ...]
+"""Keys and values, [batch, heads, tokens, head_size] each; int8 ones with their scales, [batch, heads, tokens, 1]."""
+
+
+class GrowingLayer(DynamicLayer):
+    """A layer that grows by concatenation, up to its window."""
+
+    def __init__(self, options: CacheOptions) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.options = options
+        self.parts: Parts = ()
+        self.cumulative_length = 0
+        self.is_croppable = options.window is None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to."""
+        new = _packed(key_states, value_states, self.options.int8)
+        # Joined to nothing it is a copy: a view would keep the queries that it was made with.
+        old = self.parts if self.is_initialized else _mapped(_none_of, new)
+        joined = _mapped(_together, old, new)
+        kept = _mapped(functools.partial(_in_window, options=self.options), joined)
+        self.cumulative_length += key_states.shape[-2]
+        self._keep(kept)
+        attended = kept if key_states.shape[-2] == 1 else joined
+        return _unpacked(attended, key_states.dtype, value_states.dtype)
+
+    def _keep(self, parts: Parts) -> None:
+        self.parts, self.keys, self.values = parts, parts[0], parts[1]
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The number of attended tokens, and the offset at which the last of them is the last query's position."""
+        kept = self.parts[0].shape[-2] if self.is_initialized else 0
+        length = kept + query_length
+        room = _room(self.options)
+        if query_length == 1 and room is not None:
+            length = min(length, room)
+        return length, self.cumulative_length + query_length - length
+
+    def get_seq_length(self) -> int:
+        """Tokens of the sequence so far, those that were dropped included."""
+        return self.cumulative_length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last tokens, as many as the negative number says.
+
+        Raises UnsupportedError for a window, which has dropped what that would need.
+        """
+        if not self.is_croppable:
+            raise UnsupportedError("A sliding cache cannot remove tokens; leave sliding_kv_cache out.")
+        if tokens_to_remove < 0 and self.is_initialized:
+            self._keep(_mapped(lambda part: part[:, :, :tokens_to_remove], self.parts))
+            self.cumulative_length += tokens_to_remove
+
+
+class FixedLayer(StaticLayer):
+    """A layer with room for `length` tokens that is allocated once; a window's is a ring behind the sinks."""
+
+    def __init__(self, options: CacheOptions, length: int) -> None:
+        super().__init__(max_cache_len=min(length, _room(options) or length))
+        self.options = options
+        self.parts: Parts = ()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocates for states like these."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.batch_size, self.num_heads = key_states.shape[:2]
+        empty = _packed(_none_of(key_states), _none_of(value_states), self.options.int8)
+        self.parts = _mapped(lambda part: _zeros(part, self.max_cache_len), empty)
+        self.keys, self.values = self.parts[:2]
+        self.cumulative_length = self.cumulative_length.to(self.device)
+        if not torch.compiler.is_compiling():
+            # A CUDA graph knows these addresses.
+            for tensor in (*self.parts, self.cumulative_length):
+                torch._dynamo.mark_static_address(tensor)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to.
+
+        Raises UnsupportedError for several tokens at once that a window is given after others: a ring has no room for
+        them beside what it keeps.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        tokens = key_states.shape[-2]
+        new = _packed(key_states, value_states, self.options.int8)
+        together = tokens > 1 and self.options.window is not None
+        if together and int(self.cumulative_length):
+            raise UnsupportedError("A static sliding cache takes one prompt; leave static_kv_cache out.")
+        positions = torch.arange(tokens, device=self.device) + self.cumulative_length
+        # In place: a compiled graph knows its address.
+        self.cumulative_length.add_(tokens)
+        self._write(new, positions)
+        return _unpacked(new if together else self.parts, key_states.dtype, value_states.dtype)
+
+    def _write(self, new: Parts, positions: torch.Tensor) -> None:
+        if positions.shape[0] > self.max_cache_len:
+            new = _mapped(functools.partial(_in_window, options=self.options), new)
+            positions = _in_window(positions[:, None], self.options)[:, 0]
+        slots = _slots(positions, self.options)
+        for part, states in zip(self.parts, new, strict=True):
+            part.index_copy_(2, slots, states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens attention is given, and the position of the first."""
+        together = query_length > 1 and self.options.window is not None
+        return (query_length if together else self.max_cache_len), 0
+
+
+def _packed(keys: torch.Tensor, values: torch.Tensor, int8: bool) -> Parts:
+    """The stored form of new states."""
+    if not int8:
+        return keys, values
+    (q_keys, key_scales), (q_values, value_scales) = quantize_tokens(keys), quantize_tokens(values)
+    return q_keys, q_values, key_scales, value_scales
+
+
+def _unpacked(
+    parts: Parts, key_dtype: torch.dtype, value_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as attention takes them."""
+    keys, values, *scales = parts
+    if not scales:
+        return keys, values
+    return dequantize_tokens(keys, scales[0], key_dtype), dequantize_tokens(values, scales[1], value_dtype)
+
+
+def _mapped(function: Callable[..., torch.Tensor], *parts: Parts) -> Parts:
+    return tuple(function(*each) for each in zip(*parts, strict=True))
+
+
+def _none_of(part: torch.Tensor) -> torch.Tensor:
+    return part[:, :, :0]
+
+
+def _together(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return torch.cat([old, new], dim=-2)
+
+
+def _zeros(part: torch.Tensor, length: int) -> torch.Tensor:
+    return part.new_zeros((*part.shape[:2], length, part.shape[3]))
+
+
+def _room(options: CacheOptions) -> int | None:
+    """Tokens that a window keeps; None without one."""
+    return None if options.window is None else options.sinks + options.window
+
+
+def _in_window(part: torch.Tensor, options: CacheOptions) -> torch.Tensor:
+    """The tokens (the last dimension but one) that stay."""
+    if options.window is None or part.shape[-2] <= options.sinks + options.window:
+        return part
+    return torch.cat([part[..., : options.sinks, :], part[..., part.shape[-2] - options.window :, :]], dim=-2)
+
+
+def _slots(positions: torch.Tensor, options: CacheOptions) -> torch.Tensor:
+    """Where a fixed layer keeps each position: the sinks at their own, the others around a ring behind them."""
+    if options.window is None:
+        return positions
+    around = options.sinks + (positions - options.sinks) % options.window
+    return torch.where(positions < options.sinks, positions, around)
 
 
 def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cache:

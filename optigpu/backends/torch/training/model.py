@@ -1,21 +1,39 @@
-"""A model with the whole stack applied, ready to be trained."""
+"""A model with the whole stack applied, ready to be trained.
+
+It arranges the samples of a step on the device and computes their losses. Dropout is off, so that the losses of two
+stacks differ by what the stacks change alone.
+"""
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import Module, functional
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import PreTrainedModel
 
 from optigpu.backends.torch.applied import AppliedModel
 from optigpu.backends.torch.attention import only_kernel
 from optigpu.backends.torch.clock import clock_for
 from optigpu.backends.torch.passes import load_for
 from optigpu.backends.torch.stack import load_options, mode_options
-from optigpu.backends.torch.training.arranging import arranging_on, loss_of
-from optigpu.backends.torch.training.dropout import turn_off_dropout
 from optigpu.backends.torch.training.optimizers import optimizer_of
 from optigpu.backends.torch.training.step import Trainer
-from optigpu.backends.training import TrainedStep, TrainingBatch, TrainingParts, UpdateRule
+from optigpu.backends.training import (
+    NO_TARGET,
+    Arrange,
+    LabelledImages,
+    LossOf,
+    MicroBatch,
+    Texts,
+    TrainedStep,
+    TrainingBatch,
+    TrainingParts,
+    UpdateRule,
+)
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.facts import Facts
 from optigpu.models.loading.load import classifies_images, count_weights, loaded_facts, loaded_image_facts
@@ -134,3 +152,72 @@ class TrainableModel(AppliedModel):
             },
             **attention,
         )
+
+
+def turn_off_dropout(model: Module) -> dict[str, float]:
+    """Sets every probability of dropout to 0; returns what they were, as "GPT2Attention.dropout": 0.1.
+
+    transformers keeps them in dropout layers and in numbers whose names contain "drop", for attention, whole layers and
+    paths alike.
+    """
+    found: dict[str, float] = {}
+    for module in model.modules():
+        for name in list(_probabilities(module)):
+            found[f"{type(module).__name__}.{name}"] = getattr(module, name)
+            setattr(module, name, 0.0)
+    return found
+
+
+def _probabilities(module: Module) -> Iterator[str]:
+    """The attributes of a module that are probabilities of dropout above 0."""
+    for name, value in vars(module).items():
+        is_one = "drop" in name or (name == "p" and isinstance(module, _DropoutNd))
+        if is_one and isinstance(value, float) and value > 0:
+            yield name
+
+
+def arranging_on(device: torch.device, dtype: torch.dtype) -> Arrange:
+    """One micro-batch of all samples: documents in padded rows, images in `dtype`."""
+
+    def arrange(batch: TrainingBatch) -> list[MicroBatch]:
+        if isinstance(batch, LabelledImages):
+            images = torch.from_numpy(batch.images).to(device, dtype)
+            return [
+                MicroBatch(
+                    {"pixel_values": images}, torch.from_numpy(batch.labels).to(device), len(batch.labels)
+                )
+            ]
+        ids, labels = padded_rows(batch)
+        targets = int((labels != NO_TARGET).sum())
+        inputs = {"input_ids": torch.from_numpy(ids).to(device)}
+        return [MicroBatch(inputs, torch.from_numpy(labels).to(device), targets)]
+
+    return arrange
+
+
+def padded_rows(texts: Texts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids and labels, both [documents, length]: a row for each document, padded on the right.
+
+    The label of a place is the next token. Attention looks back alone, so that no token sees the padding behind it, and
+    no mask is needed.
+    """
+    shape = (len(texts.documents), texts.length)
+    ids, labels = np.zeros(shape, np.int64), np.full(shape, NO_TARGET, np.int64)
+    for row, document in enumerate(texts.documents):
+        ids[row, : len(document)] = document
+        labels[row, : len(document) - 1] = document[1:]
+    return ids, labels
+
+
+def loss_of(model: PreTrainedModel) -> LossOf:
+    """The model's forward pass and the summed cross entropy of its logits, in float32."""
+
+    def loss(rows: MicroBatch) -> torch.Tensor:
+        # A cache of keys and values would only be thrown away.
+        cached = {"use_cache": False} if "input_ids" in rows.inputs else {}
+        logits = model(**rows.inputs, **cached).logits
+        return functional.cross_entropy(
+            logits.float().flatten(0, -2), rows.labels.flatten(), ignore_index=NO_TARGET, reduction="sum"
+        )
+
+    return loss
