@@ -26,18 +26,6 @@ def program() -> str | None:
     return shutil.which(os.environ.get(VARIABLE) or NAME)
 
 
-def plain_words(count: int) -> list[str]:
-    """So many texts of letters alone, all different and none the beginning of a merge."""
-    found = []
-    for number in range(count):
-        digits, rest = [], number
-        for _ in range(4):
-            rest, digit = divmod(rest, len(LETTERS))
-            digits.append(LETTERS[digit])
-        found.append("".join(digits))
-    return found
-
-
 def with_vocabulary(source: Path, target: Path, words: Sequence[str], merges: Sequence[str] = ()) -> None:
     """Copies a GGUF file that has no vocabulary, and gives it this one: a server must write its answers as text.
 

@@ -31,7 +31,6 @@ class OwnStep(Technique):
 
 
 LOOPS = [(), (OwnStep(),), (OwnStep(), StaticKvCache())]
-LOOP_NAMES = ["library", "lean", "static"]
 
 
 class Call:

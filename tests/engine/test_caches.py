@@ -16,6 +16,7 @@ from optigpu.techniques.base import CacheOptions, Notes, Technique
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import spread
 from tests.engine.causal_families import causal_model
 from tests.engine.rounding import in_float64
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, ignore, prompt, tiny_model
@@ -81,9 +82,9 @@ def test_an_int8_cache_attends_to_what_it_stores(model: Any, kind: Any) -> None:
     assert difference(decoded(model, cache_of(model, kind)), expected) > 1e-4, "int8 makes no difference here"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("window", "sinks"), WINDOWS)
-@pytest.mark.parametrize("prompt_tokens", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("kind", "window", "sinks", "prompt_tokens"), spread(KINDS, WINDOWS, [1, 3, 8], by_default=3)
+)
 def test_a_window_attends_to_the_first_tokens_and_the_last(
     model: Any, kind: Any, window: int, sinks: int, prompt_tokens: int
 ) -> None:

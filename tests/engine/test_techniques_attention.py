@@ -20,6 +20,7 @@ from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
+from tests.breadth import spread
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
 
@@ -49,8 +50,10 @@ def test_fused_attention_runs_the_kernel_that_it_is_asked_for(family: str) -> No
     assert observed(f"path:{family}", FusedAttention(kernel="flash")) == [FLASH]
 
 
-@pytest.mark.parametrize("others", [[], [StaticKvCache()], [NoKvCache()]], ids=["dynamic", "static", "none"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "others"),
+    spread(FAMILIES, [([],), ([StaticKvCache()],), ([NoKvCache()],)], by_default=4),
+)
 def test_outputs_stay_what_they_were(family: str, others: list[Any]) -> None:
     import torch
 

@@ -21,9 +21,9 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, SpecError
+from tests.breadth import spread
 from tests.engine.decoded import NEW_TOKENS, sequence_of
 from tests.engine.model_calls import (
-    LOOP_NAMES,
     LOOPS,
     WORKLOAD,
     assert_compiled_does_the_same,
@@ -62,8 +62,7 @@ def test_kv_cache_computes_one_token_for_each_step(family: str) -> None:
     assert_needs_hook(KvCache(), "cache", claim)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_int8_kv_cache_stores_a_byte_for_each_number_and_a_scale(
     family: str, others: tuple[Technique, ...]
 ) -> None:
@@ -84,8 +83,7 @@ def test_int8_kv_cache_stores_a_byte_for_each_number_and_a_scale(
     assert_needs_hook(Int8KvCache(), "cache", claim)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_int8_kv_cache_is_off_by_what_its_rounding_explains(
     family: str, others: tuple[Technique, ...]
 ) -> None:
@@ -99,8 +97,7 @@ def test_int8_kv_cache_is_off_by_what_its_rounding_explains(
     assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_sliding_kv_cache_keeps_no_more_than_its_window(family: str, others: tuple[Technique, ...]) -> None:
     def claim() -> None:
         runtime = runtime_of(f"path:{family}", WINDOW, *others)
@@ -114,8 +111,10 @@ def test_sliding_kv_cache_keeps_no_more_than_its_window(family: str, others: tup
     assert_needs_hook(WINDOW, "cache", claim)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", [*LOOPS, (EagerAttention(),)], ids=[*LOOP_NAMES, "eager"])
+@pytest.mark.parametrize(
+    ("family", "others"),
+    spread(FAMILIES, [(loop,) for loop in (*LOOPS, (EagerAttention(),))], by_default=4),
+)
 def test_a_window_that_holds_everything_changes_nothing(family: str, others: tuple[Technique, ...]) -> None:
     plain = runtime_of(f"path:{family}", *others)
     wide = runtime_of(f"path:{family}", SlidingKvCache(window=12, sinks=2), *others)

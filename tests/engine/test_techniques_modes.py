@@ -20,9 +20,9 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError
+from tests.breadth import spread
 from tests.engine.decoded import NEW_TOKENS, sequence_of
 from tests.engine.model_calls import (
-    LOOP_NAMES,
     LOOPS,
     WORKLOAD,
     assert_compiled_does_the_same,
@@ -42,8 +42,7 @@ from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtim
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_inference_mode_leaves_nothing_for_autograd_and_every_bit_as_it_was(
     family: str, others: tuple[Technique, ...]
 ) -> None:
@@ -62,8 +61,7 @@ def test_inference_mode_leaves_nothing_for_autograd_and_every_bit_as_it_was(
     assert_needs_hook(InferenceMode(), "execution", claim)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_autocast_computes_products_in_bfloat16_with_weights_in_float32(
     family: str, others: tuple[Technique, ...]
 ) -> None:
@@ -83,8 +81,7 @@ def test_autocast_computes_products_in_bfloat16_with_weights_in_float32(
     assert_needs_hook(Autocast(), "execution", claim)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS, ids=LOOP_NAMES)
+@pytest.mark.parametrize(("family", "others"), spread(FAMILIES, [(loop,) for loop in LOOPS], by_default=4))
 def test_autocast_converts_each_weight_once_in_a_request(family: str, others: tuple[Technique, ...]) -> None:
     def claim() -> None:
         converted = conversions(runtime_of(f"path:{family}", Autocast(), *others))

@@ -19,7 +19,6 @@ from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtim
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 HALVES = [MagnitudePruning(), MagnitudePruning(structure="2:4")]
-BOTH = pytest.mark.parametrize("technique", HALVES, ids=["unstructured", "2:4"])
 SHAPES = [(1, 4), (7, 12), (64, 96), (33, 20)]
 
 
@@ -97,7 +96,7 @@ def test_two_of_every_four_inputs_stay(shape: tuple[int, int], dtype: str, trans
         assert max(gone) <= min(abs(then[index]) for index in kept)
 
 
-@BOTH
+@pytest.mark.parametrize("technique", HALVES, ids=["unstructured", "2:4"])
 def test_what_is_pruned_can_be_quantized_afterwards_and_stays_zero(technique: Technique) -> None:
     """A zero is exact in every integer format."""
     import torch

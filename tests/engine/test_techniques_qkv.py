@@ -21,6 +21,7 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import spread
 from tests.engine.biased_models import (
     biased_model,
     operators,
@@ -57,8 +58,7 @@ def test_it_runs_two_products_of_each_layer_fewer(name: str) -> None:
     assert_needs_hook(FusedQkv(), "modules", claim)
 
 
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "stack"), spread(FAMILIES, STACKS, by_default=5))
 def test_outputs_stay_what_they_were(name: str, stack: str) -> None:
     """Mistral and Qwen2 with a sliding window that the tokens outgrow."""
     reference = in_float64(runtime_of(f"path:{name}").model)

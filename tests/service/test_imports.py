@@ -41,7 +41,6 @@ LADDER = {
     "beside": [{"backend": "endpoint", "endpoint": "http://127.0.0.1:9#nothing"}],
     "measure": BRIEF["measure"] | {"replicates": 2},
 }
-UNPLANNED = {"index": 9, "role": "alone", "label": "bf16", "status": "failed"}
 
 
 @pytest.fixture(scope="module")
