@@ -13,6 +13,7 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
+from tests.breadth import spread
 from tests.engine.quality_contexts import (
     LENGTH,
     MODEL,
@@ -46,9 +47,13 @@ def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Pat
     assert [tuple(row.shape) for row in logits] == [(2, VOCABULARY)] * (LENGTH - 5)
 
 
-@pytest.mark.parametrize("prefill", [0, 1, 9])
 @pytest.mark.parametrize(
-    "stack", [(), (StaticKvCache(),), (NoKvCache(),), (Spy(),), (Spy(), StaticKvCache())], ids=str
+    ("stack", "prefill"),
+    spread(
+        [((),), ((StaticKvCache(),),), ((NoKvCache(),),), ((Spy(),),), ((Spy(), StaticKvCache()),)],
+        [0, 1, 9],
+        by_default=5,
+    ),
 )
 def test_scores_are_the_logits_after_each_forced_token(stack: tuple[Technique, ...], prefill: int) -> None:
     import torch

@@ -10,20 +10,17 @@ from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from tests.breadth import spread
 from tests.engine.decoded import NEW_TOKENS, assert_right
-from tests.engine.rounding import (
-    in_float64,
-)
+from tests.engine.rounding import in_float64
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "technique",
-    [EagerAttention(), FusedAttention(), NoKvCache(), StaticKvCache()],
-    ids=lambda technique: technique.name,
+    ("family", "technique"),
+    spread(FAMILIES, [EagerAttention(), FusedAttention(), NoKvCache(), StaticKvCache()], by_default=4),
 )
 def test_outputs_stay_what_they_were(family: str, technique: Technique) -> None:
     runtime = runtime_of(f"path:{family}", technique)

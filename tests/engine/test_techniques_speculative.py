@@ -25,6 +25,7 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, UnsupportedError
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
+from tests.breadth import spread
 from tests.engine.decoded import assert_tokens_right
 from tests.engine.rounding import (
     in_float64,
@@ -45,8 +46,7 @@ pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 30
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("draft", [None, "itself", "another"])
+@pytest.mark.parametrize(("family", "draft"), spread(FAMILIES, [None, "itself", "another"], by_default=4))
 def test_the_tokens_are_those_of_greedy_decoding(family: str, draft: str | None) -> None:
     other = "path:llama" if family == "gpt2" else "path:gpt2"
     reference = {None: None, "itself": f"path:{family}", "another": other}[draft]
