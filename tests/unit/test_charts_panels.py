@@ -25,6 +25,7 @@ from optigpu.report.charts.files import write_charts
 from optigpu.report.charts.marks import ChartData, Form, Mark
 from optigpu.report.charts.metrics import rungs_of
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
+from tests.unit.contrast import contrast
 from tests.unit.made_reports import (
     ATTENTION_REPORT,
     BATCHES_REPORT,
@@ -280,31 +281,13 @@ def test_a_sweep_without_percentiles_says_how_to_get_them() -> None:
 # Who can read it
 
 
-def luminance(colour: str) -> float:
-    """Relative luminance of an sRGB colour, 0 to 1 (WCAG 2.2)."""
-    red, green, blue = linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def linear(colour: str) -> tuple[float, float, float]:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return red, green, blue
-
-
-def contrast_with_paper(colour: str) -> float:
-    return 1.05 / (luminance(colour) + 0.05)
-
-
 def test_no_two_series_differ_by_their_colour_alone() -> None:
     bars = [bar_look(number) for number in range(len(HATCHES))]
     assert len({look["hatch"] for look in bars}) == len(bars)
-    assert all(contrast_with_paper(look["edgecolor"]) >= 3 for look in bars)
+    assert all(contrast(look["edgecolor"], "#ffffff") >= 3 for look in bars)
     points = [mark(number, True) for number in range(len(LINES))]
     assert len({look["marker"] for look in points}) == len(set(LINES)) == len(points)
-    assert all(contrast_with_paper(look["markeredgecolor"]) >= 3 for look in points)
+    assert all(contrast(look["markeredgecolor"], "#ffffff") >= 3 for look in points)
 
 
 def test_what_is_not_valid_and_what_is_claimed_look_like_no_series() -> None:

@@ -17,6 +17,7 @@ from optigpu.report.charts.svg import figure
 from optigpu.report.charts.svg.pareto import steps
 from optigpu.vocabulary import Better, DeviceKind, SpecError, utc_now
 from tests.pages import ROOT
+from tests.unit.contrast import contrast
 from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT, REPORTS
 from tests.unit.made_results import a_row, metric
 from tests.unit.svg_pages import SVG, assert_sound, drawings, words_of
@@ -266,17 +267,6 @@ def colours(kind: int) -> dict[str, str]:
     """The properties of the light (0) or the dark (1) page."""
     found = re.findall(r"(--chart-[\w-]+): (?:var\([\w-]+, )?light-dark\((#\w+), (#\w+)\)", STYLES)
     return {name: (light, dark)[kind] for name, light, dark in found}
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
