@@ -51,7 +51,8 @@ def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in
     for outcome in group.outcomes.values():
         assert len(outcome.samples["tokens_per_s"]) == MEASURE["replicates"]
     started = [(e.replicate, e.index) for e in events if isinstance(e, Progressed) and e.doing == "starting"]
-    assert started == [(number, index) for number in range(3) for index in range(ALL)]
+    # What takes long is said again.
+    assert list(dict.fromkeys(started)) == [(number, index) for number in range(3) for index in range(ALL)]
 
 
 @pytest.mark.slow
