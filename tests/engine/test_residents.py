@@ -142,7 +142,7 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
     assert notes.read_text().split().count("assignment") == 2
     assert second.metered == first.metered, "meters are read once"
     read = [e.index for e in events if isinstance(e, Progressed) and e.doing.startswith("reading")]
-    assert read == [0, 1]
+    assert list(dict.fromkeys(read)) == [0, 1]
     measured = [e.index for e in events[before:] if isinstance(e, Progressed) and e.doing == "measuring"]
     assert set(measured) == {1}, "rounds that are over do not count as those of the new round"
     # A round that others disturb is measured again, so that the numbers of rounds may differ a little.

@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,8 @@ def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor
     assert report.results == ()
     assert report.outcomes[0].status is VariantStatus.FAILED
     assert f"signal {signal.SIGUSR1:d}" in (report.outcomes[0].reason or "")
-    assert [event.replicate for event in conductor.progress if event.doing == "starting"] == [0, 1]
+    starts = {event.replicate for event in conductor.progress if event.doing == "starting"}
+    assert starts == {0, 1}, "and no third one"
     assert conductor.progress[-1].fraction == 1
 
 
@@ -304,7 +306,8 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     assert again is not None
     assert again.ratio == pytest.approx(1, rel=0.01)
     starts = [event.index for event in conductor.progress if event.doing == "starting"]
-    assert starts == [0, 1, 0]
+    # What takes long is said again.
+    assert [index for index, _ in groupby(starts)] == [0, 1, 0]
 
 
 def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(conductor: Conductor) -> None:
