@@ -36,7 +36,7 @@ from optigpu.vocabulary import Task, UnsupportedError
 NAME = "ONNX Runtime"
 NOT_SAID = "ONNX Runtime does not say which kernels run."
 _WRITERS = (
-    "blocks", "classifier_graph", "contents", "convert", "decoder_graph", "families", "formats", "graph", "layers",
+    "classifier_graph", "contents", "convert", "decoder_graph", "families", "formats", "graph", "layers",
     "static_int8",
 )  # fmt: skip
 CONVERTER = Converter(

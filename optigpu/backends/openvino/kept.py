@@ -10,7 +10,7 @@ from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.openvino import convert
 from optigpu.backends.openvino.settings import PLAIN, WeightForm
 
-_WRITERS = ("contents", "convert", "exported", "stateful")
+_WRITERS = ("contents", "convert", "exported")
 CONVERTER = Converter(
     engine="openvino",
     program=convert.__name__,
