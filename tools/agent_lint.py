@@ -28,7 +28,7 @@ from tools.agent_rules import (
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "esp32_agent"
-HOST = ("port/host", "tiny/__main__.py")
+HOST = ("port/host", "tiny/lines.py", "tiny/__main__.py")
 """What runs on CPython alone: folders and files."""
 
 

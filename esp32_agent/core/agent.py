@@ -1,8 +1,7 @@
 """The state machine: BOOT, CLAIM, START, MEASURE, REPORT, SEND, ROTATE, IDLE.
 
 `step()` does what the state asks and goes on to the next state. Whatever must outlive a power cut lies in the storage
-before the request that depends on it is sent, so that the agent may be cut off in any state. Pauses between attempts
-are twice as long after each failure, and never the same for two devices.
+before the request that depends on it is sent, so that the agent may be cut off in any state.
 """
 
 from esp32_agent.core import message, rotation
@@ -12,11 +11,12 @@ from esp32_agent.core.golden import run_golden
 from esp32_agent.core.keystore import load_identity
 from esp32_agent.core.queue import Queue
 from esp32_agent.core.report import Run, build
+from esp32_agent.core.retry import Backoff
 from esp32_agent.core.session import Answer, Session
 from esp32_agent.core.settings import Settings
 from esp32_agent.core.ticks import Stopwatch
 from esp32_agent.core.window import measure
-from esp32_agent.port.base import Board, Port, PortError
+from esp32_agent.port.base import Port, PortError
 
 BOOT = "boot"
 CLAIM = "claim"
@@ -268,21 +268,3 @@ class Agent:
             self.state = CLAIM
         else:
             self.state = START if self.uptime.us() >= self._run_at else SEND
-
-
-class Backoff:
-    def __init__(self, board: Board, first_ms: int, most_ms: int) -> None:
-        self._board = board
-        self._first_ms = first_ms
-        self._most_ms = most_ms
-        self._failures = 0
-
-    def next_ms(self) -> int:
-        """The pause after one more failure, drawn from the upper half of what is due."""
-        due_ms = min(self._first_ms << min(self._failures, 20), self._most_ms)
-        self._failures += 1
-        half = due_ms // 2
-        return due_ms - half + int.from_bytes(self._board.random_bytes(4), "big") % (half + 1)
-
-    def reset(self) -> None:
-        self._failures = 0

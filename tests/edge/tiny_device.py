@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from esp32_agent.port.host.clock import HostClock
-from esp32_agent.tiny.__main__ import Line, pseudo_terminal
 from esp32_agent.tiny.codec import Codec, Scale
 from esp32_agent.tiny.device import Stream, TinyDevice
+from esp32_agent.tiny.lines import Line, pseudo_terminal
 
 INPUT_BYTES, CLASSES = 48, 4
 

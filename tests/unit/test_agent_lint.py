@@ -16,7 +16,7 @@ LACKING = [
     ("from __future__ import annotations", "no module __future__"),
     ("import optigpu", "imports none of ours"),
     ("from api.app import app", "imports none of ours"),
-    ("from esp32_agent.core.window import *", "star import"),
+    ("from esp32_agent.core.stats import *", "star import"),
     ("match x:\n    case 1: pass", "no match statement"),
     ("try: pass\nexcept* ValueError: pass", "no except*"),
     ("try: pass\nexcept TimeoutError: pass", "no TimeoutError"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esp32_agent.core.signing import hmac_sha256
-from esp32_agent.core.window import FEWEST, Histogram
+from esp32_agent.core.stats import FEWEST, Histogram
 from optigpu.statistics.percentiles import fewest_for
 
 

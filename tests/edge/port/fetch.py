@@ -12,7 +12,7 @@ from esp32_agent.port.http import HttpClient
 if sys.implementation.name == "micropython":
     import esp32_agent.port.micropython.wire as wire
 else:
-    import esp32_agent.port.host.build as wire  # type: ignore[no-redef]
+    import esp32_agent.port.host.wire as wire  # type: ignore[no-redef]
 
 
 def main(url, authority, method, body_bytes, timeout_s):

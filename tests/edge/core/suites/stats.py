@@ -1,6 +1,6 @@
 """The histogram: what is exact, how far a percentile is off, and when there is none."""
 
-from esp32_agent.core.window import Histogram
+from esp32_agent.core.stats import Histogram
 from tests.edge.core.suites.check import equal
 
 
