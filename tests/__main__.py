@@ -82,7 +82,9 @@ def folder_of_tests(name: str) -> str | None:
 
 
 def has_long_tests(file: Path) -> bool:
-    return "mark.long" in file.read_text(encoding="utf-8")
+    """Whether it marks a test as long, itself or by tests/breadth.py."""
+    text = file.read_text(encoding="utf-8")
+    return "mark.long" in text or "tests.breadth" in text
 
 
 def git(*arguments: str) -> list[str]:

@@ -23,7 +23,7 @@ from tests.servers.redis import REDIS
 from tests.servers.rule import PROGRAMS, Kind, advice, is_possible, may_have
 from tests.servers.slurm import SLURM
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["pytester", "tests.servers.fixtures"]
 
 # A test must not read the packed weights of another one.
 os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
