@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 
-from optigpu.documents.result import Attribution, Gain, Measurement, Outcome, VerdictReason
+from optigpu.documents.result import Attribution, Outcome, VerdictReason
 from optigpu.job.attribution import attribute
-from optigpu.job.payback import payback_of
 from optigpu.job.plan import variants_of, without
 from optigpu.job.spec import JobSpec
 from optigpu.report import ladder_csv, ladder_grid, markdown
-from optigpu.statistics.intervals import summarise
-from optigpu.vocabulary import SpecError
 from tests.unit.test_attribution import attributed, job, measured
 
 
@@ -42,19 +39,6 @@ def test_what_requires_a_technique_is_left_out_with_it() -> None:
     assert [each.name for each in left] == ["static_kv_cache", "torch_compile"]
     assert [each.name for each in rest] == ["bf16"]
     assert "without bf16" not in labels(spec), "that is torch_compile alone, which is measured once"
-
-
-def test_a_technique_that_was_added_for_another_goes_with_it() -> None:
-    spec = ablation("bf16", "torch_compile")
-    assert [each.name for each in without(spec, spec.stack[1])[1]] == ["bf16"]
-    assert [each.name for each in without(spec, spec.stack[0])[1]] == ["static_kv_cache", "torch_compile"]
-
-
-def test_the_limit_of_variants_holds() -> None:
-    stack = ("bf16", "int8_weight_only", "static_kv_cache")
-    assert len(variants_of(ablation(*stack, limits={"max_variants": 8}))) == 8
-    with pytest.raises(SpecError, match="max_variants"):
-        variants_of(ablation(*stack, limits={"max_variants": 7}))
 
 
 SPEEDS: dict[str, float | None] = {
@@ -103,17 +87,6 @@ def test_it_does_not_depend_on_the_order_and_added_does() -> None:
     assert added[1]["bf16"] == pytest.approx(1.5), "the same technique, added last"
 
 
-def test_a_whole_that_could_not_run_leaves_nothing_to_compare() -> None:
-    assert left_out(ablation(*STACK), SPEEDS | {"bf16 + int8_weight_only + static_kv_cache": None}) == {}
-
-
-def test_a_ladder_says_nothing_of_what_is_left_out() -> None:
-    ladder: dict[str, float | None] = {
-        name: speed for name, speed in SPEEDS.items() if not name.startswith("without")
-    }
-    assert left_out(job(*STACK), ladder) == {}
-
-
 def outcomes(
     spec: JobSpec, wrong: str = "", reason: VerdictReason = VerdictReason.OUTPUT_INVALID
 ) -> dict[int, Outcome]:
@@ -156,15 +129,6 @@ def test_the_table_has_the_column_and_says_what_it_means() -> None:
     header, *lines = ladder_csv(attribution, []).splitlines()
     record = dict(zip(header.split(","), lines[1].split(","), strict=True))
     assert (record["label"], round(float(record["left_out"]), 6)) == ("bf16", 1.5)
-
-
-def test_the_table_says_what_goes_together() -> None:
-    spec = ablation("bf16", "static_kv_cache", "torch_compile")
-    whole = "bf16 + static_kv_cache + torch_compile"
-    speeds: dict[str, float | None] = {label: 20.0 if label == whole else 10.0 for label in labels(spec)}
-    attribution, _ = attributed(spec, speeds)
-    grid = ladder_grid("An ablation", attribution, [])
-    assert "static_kv_cache is left out together with torch_compile, which requires it." in grid.notes
 
 
 def test_documents_without_the_new_fields_are_read_as_before() -> None:
@@ -214,27 +178,6 @@ def test_compiling_is_paid_back_after_as_many_steps_as_it_saves_time() -> None:
     assert rows["bf16"].payback is None
 
 
-def test_what_compiling_saves_is_what_turns_say() -> None:
-    spec = job("torch_compile")
-    variants = variants_of(spec)
-    outcomes = {}
-    for variant, request_s, of_turns in zip(variants, (1.0, 0.5), ({}, {0: (0.8,)}), strict=True):
-        outcome = measured(variant, 1 / request_s, beside=(0, 1))
-        samples = outcome.samples | {"latency_s": ((request_s,) * 30,)}
-        summary = summarise(Measurement(name="latency_s", samples=samples["latency_s"]))
-        metrics = {"latency_s": summary.model_copy(update={"beside": of_turns})}
-        assert outcome.result is not None
-        result = outcome.result.model_copy(update={"metrics": metrics})
-        compiling = {"compile_s": ((12.0,),)} if of_turns else {}
-        changes = {"samples": samples | compiling, "result": result}
-        outcomes[variant.index] = outcome.model_copy(update=changes)
-    row = attribute(spec, variants, outcomes).rows[1]
-    assert row.speedup is not None
-    assert row.speedup.ratio == pytest.approx(2), "turns say nothing of the rate here"
-    assert row.payback is not None
-    assert row.payback.steps == pytest.approx(12 / (0.5 * (1 / 0.8 - 1)))
-
-
 def test_compiling_that_makes_nothing_faster_is_never_paid_back() -> None:
     attribution = compiled(
         job("torch_compile"),
@@ -246,10 +189,3 @@ def test_compiling_that_makes_nothing_faster_is_never_paid_back() -> None:
     grid = ladder_grid("A ladder", attribution, [])
     assert "never" in grid.rows[1]
     assert any("never paid back" in note for note in grid.notes)
-
-
-def test_a_ratio_that_may_be_1_gives_steps_without_an_interval() -> None:
-    found = payback_of(10, 1, Gain(ratio=1.1, ci=(0.9, 1.3), compared_with=0))
-    assert found.steps == pytest.approx(100)
-    assert found.ci is None
-    assert found.reason

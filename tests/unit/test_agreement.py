@@ -105,12 +105,6 @@ def test_timed_inputs_that_were_changed_are_found_by_the_check_of_fresh_ones(mak
     assert fresh.check().problem == CHANGED
 
 
-def test_the_seed_of_an_audit_decides_its_inputs() -> None:
-    request = decoding(Table())
-    assert np.array_equal(request.fresh(3)._prompt, request.fresh(3)._prompt)
-    assert not np.array_equal(request.fresh(3)._prompt, request.fresh(4)._prompt)
-
-
 def test_an_engine_that_refuses_its_logits_late_is_refused_as_one_that_does_at_once() -> None:
     with pytest.raises(UnsupportedError, match="there are no logits"):
         decoding(Refusing()).check()

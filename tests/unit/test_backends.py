@@ -102,12 +102,6 @@ def test_what_a_backend_does_not_run_is_refused_when_a_job_is_posted(
         JobSpec.model_validate(JOB | changes)
 
 
-def test_a_technique_for_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bf16, "backends", ("elsewhere",))
-    with pytest.raises(ValueError, match="stack: bf16 is for the backend elsewhere, not for torch"):
-        JobSpec.model_validate(JOB)
-
-
 def test_the_torch_backend_knows_each_way_in_which_torch_says_that_memory_is_short() -> None:
     torch = BACKENDS["torch"]
     named = type("OutOfMemoryError", (RuntimeError,), {})

@@ -25,11 +25,6 @@ def test_a_quick_bench_decodes_with_the_baseline_and_our_decoder() -> None:
     assert labels(BenchMode.QUICK, Precision.FP32) == ["baseline"]
 
 
-def test_a_full_bench_adds_the_layers_of_its_precision_compiled() -> None:
-    compiled = "int8_weight_only + static_kv_cache + torch_compile"
-    assert labels(BenchMode.FULL, Precision.INT8) == ["baseline", compiled, "native_decode"]
-
-
 @pytest.mark.parametrize(
     ("precision", "weights"), [(Precision.BF16, "bf16"), (Precision.INT8, "w8"), (Precision.INT4, "w4")]
 )
@@ -77,7 +72,3 @@ def test_the_line_has_the_best_figure_with_its_gain_and_its_origin() -> None:
     line = bench_line([(results, Attribution(metric="tokens_per_s", rows=rows, best=1)), ([], nothing)])
     assert "native_decode: 601 ±60 tokens/s, 20.0x the baseline. Measured " in line
     assert "Test CPU" in line
-
-
-def test_where_nothing_was_measured_the_line_says_so() -> None:
-    assert bench_line([([], Attribution(metric="tflops", rows=()))]) == "Nothing could be measured."

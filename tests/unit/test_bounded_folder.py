@@ -92,25 +92,11 @@ def test_the_least_recently_used_make_room(path: Path) -> None:
     assert names_in(path) == {"e.data"}
 
 
-def test_a_file_in_place_of_an_earlier_one_takes_no_others_room(path: Path) -> None:
-    folder = BoundedFolder(path, ".data", 2 * SIZE)
-    for stem in "abb":
-        write(folder, stem)
-    assert names_in(path) == {"a.data", "b.data"}
-
-
 def test_a_file_that_is_larger_than_the_bound_is_admitted_alone(path: Path) -> None:
     folder = BoundedFolder(path, ".data", 2 * SIZE)
     for stem, size in (("a", SIZE), ("b", SIZE), ("c", 3 * SIZE)):
         write(folder, stem, size)
     assert names_in(path) == {"c.data"}
-
-
-def test_a_folder_without_a_bound_keeps_all(path: Path) -> None:
-    folder = BoundedFolder(path, ".data", math.inf)
-    for stem in "abcd":
-        write(folder, stem)
-    assert len(names_in(path)) == 4
 
 
 def test_what_killed_processes_left_is_removed_and_nothing_else(path: Path) -> None:

@@ -4,15 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optigpu.hardware.catalog import (
     Capability,
     Device,
     Dtype,
     HardwareKind,
-    ParallelUnits,
     capabilities,
     devices,
     find,
@@ -42,34 +39,10 @@ def test_no_two_devices_share_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("NVIDIA GeForce RTX 4060", "NVIDIA GeForce RTX 4060 Laptop GPU"),
-        ("NVIDIA A10", "NVIDIA A100 80GB PCIe"),
-        ("NVIDIA L4", "NVIDIA L40"),
-        ("NVIDIA L40", "NVIDIA L40S"),
-        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
-    ],
-)
-def test_names_that_begin_alike_are_different_devices(one: str, other: str) -> None:
-    assert known(one) is not known(other)
-    assert known(one).peak_flop_per_s != known(other).peak_flop_per_s or (
-        known(one).memory_bytes != known(other).memory_bytes
-    )
-
-
-@pytest.mark.parametrize(
     "name", ["NVIDIA A10G", "RTX", "GeForce", "NVIDIA A100", "NVIDIA L40 S", "Apple M", "", "5090"]
 )
 def test_a_part_of_a_name_and_a_neighbour_of_it_find_nothing(name: str) -> None:
     assert find(name) is None
-
-
-@given(st.sampled_from(NAMES), st.text(st.characters(blacklist_characters="("), min_size=1, max_size=8))
-def test_a_longer_name_finds_a_device_only_when_the_whole_of_it_is_one_s_name(name: str, more: str) -> None:
-    longer = " ".join((name + more).casefold().split())
-    assert (find(name + more) is not None) == (longer in {known_name.casefold() for known_name in NAMES})
 
 
 def test_case_trade_marks_and_spaces_tell_no_devices_apart() -> None:
@@ -133,13 +106,6 @@ def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
     assert esp.peak_flop_per_s["int8"] / 2 == pytest.approx(7.68e9)
     # performance and efficiency cores together
     assert known("i9-13900K").peak_flop_per_s["fp32"] == pytest.approx(8 * 5.8e9 * 32 + 16 * 4.3e9 * 16)
-
-
-def test_a_wrong_entry_is_refused() -> None:
-    with pytest.raises(ValueError, match="fp12"):
-        ParallelUnits.model_validate({"clock_hz": 1e9, "units": 1, "flop_per_cycle": {"fp12": 2}})
-    with pytest.raises(ValueError, match="greater than 0"):
-        Device.model_validate({"name": "x", "kind": "gpu", "source": "s", "tdp_w": -1})
 
 
 def test_reading_the_catalog_loads_nothing_heavy() -> None:

@@ -25,12 +25,6 @@ def test_a_step_of_three_standard_deviations_is_found_where_it_is() -> None:
     assert sum(abs(at - 12) <= 1 for at in places) >= 45
 
 
-def test_several_levels_are_told_apart() -> None:
-    random = np.random.default_rng(3)
-    draw = np.concatenate([random.normal(level, 0.1, size=10) for level in (0.0, 1.0, 0.4)])
-    assert change_points(draw.tolist()) == (10, 20)
-
-
 @pytest.mark.parametrize(
     "values",
     [[], [1.0], [1.0] * 50, [0.0, 1.0] * (FEWEST // 2 - 1), [1.0] * 10 + [9.0] * (SHORTEST - 2) + [1.0] * 10],

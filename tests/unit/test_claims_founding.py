@@ -69,32 +69,6 @@ def test_its_own_figures_are_computed_again() -> None:
     assert "costs 357 times as much and is 2.5 times as fast" in arithmetic.sentences[0]
 
 
-def test_fifty_fps_are_implausible_for_each_size_of_images() -> None:
-    found = founding()
-    assert found.plausibility == "implausible"
-    assert [(each.kind, each.image_size, each.plausible) for each in found.predictions] == [
-        ("prediction", 224, False),
-        ("prediction", 96, False),
-    ]
-    assert [each.max_fps for each in found.predictions] == pytest.approx(
-        [1 / 0.867, (224 / 96) ** 2 / 0.867], rel=1e-3
-    )
-    assert all(each.sentence.startswith("Prediction for ") for each in found.predictions)
-    assert all("espressif" in each.source for each in found.predictions)
-
-
-def test_without_a_device_nothing_was_measured() -> None:
-    found = founding(a_board(workers=(a_worker(0.5),)))
-    assert (found.device, found.worker, found.ratio) == (None, None, None)
-    assert found.verdict is ClaimVerdict.NOT_MEASURED
-
-
-def test_a_device_without_a_worker_s_energy_is_half_of_it() -> None:
-    found = founding(a_board(a_device(20.0), workers=(a_worker(None),)))
-    assert found.device is not None
-    assert (found.device.fps_per_watt, found.worker, found.verdict) == (20, None, ClaimVerdict.NOT_MEASURED)
-
-
 @pytest.mark.parametrize(
     ("measured", "hardware", "ratio", "verdict"),
     [
@@ -109,14 +83,6 @@ def test_what_was_measured_decides_only_on_the_named_hardware(
 ) -> None:
     found = founding(a_board(a_device(measured), workers=(a_worker(1.25, hardware),)))
     assert (found.ratio, found.verdict) == (ratio, verdict)
-
-
-def test_the_named_hardware_comes_before_a_better_one() -> None:
-    workers = (a_worker(9.0, "1x NVIDIA H200 140 GiB"), a_worker(0.5), a_worker(0.7))
-    found = founding(a_board(a_device(20.0), a_device(30.0), workers=workers))
-    assert found.device is not None
-    assert found.worker is not None
-    assert (found.device.fps_per_watt, found.worker.fps_per_watt, found.worker.named) == (30, 0.7, True)
 
 
 @pytest.mark.parametrize(

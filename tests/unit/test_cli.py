@@ -17,21 +17,15 @@ from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
 from optigpu.cli.flags import job_flags, section_flags, sections, workload_flags
-from optigpu.cli.measuring import default_device
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.ranking import why_none_ranks
-from optigpu.documents.result import Environment
-from optigpu.hardware import probe
-from optigpu.job.plan import default_stack, with_default_stack
 from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
-from optigpu.workloads.serve import Serve
 from tests.unit.made_results import ATTRIBUTION, RESULTS
 from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
@@ -41,9 +35,6 @@ COMMANDS = (
     "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
     "runs", "show", "export", "import",
 )  # fmt: skip
-
-
-TRACE_LINE = '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2}'
 
 
 class Ran(NamedTuple):
@@ -128,21 +119,6 @@ def test_flags_become_a_job() -> None:
             "measure": {"replicates": 5, "min_seconds": 1.0, "max_seconds": 2.0},
         }
     )
-
-
-def test_without_flags_it_is_generate_on_gpt2() -> None:
-    made = spec()
-    assert (made.workload.kind, made.model, made.plan) == ("generate", "preset:gpt2", PlanName.SINGLE)
-
-
-def test_matmul_has_its_own_shapes_and_no_model() -> None:
-    made = spec(workload="matmul", sizes="64,128", dtypes="float32,bfloat16")
-    assert made.model is None
-    assert made.workload.model_dump() == {
-        "kind": "matmul",
-        "sizes": (64, 128),
-        "dtypes": ("float32", "bfloat16"),
-    }
 
 
 @pytest.mark.parametrize(
@@ -252,20 +228,6 @@ def test_flags_reach_the_limits_the_target_and_the_text_of_a_job() -> None:
     ]
 
 
-def test_flags_of_the_command_reach_the_job_that_is_posted(optigpu: Command) -> None:
-    with scripted_service(finished_job("queued", None)) as (url, calls):
-        flags = ("--timeout", "30m", "--meters", "latency", "--beside", "bf16", "--beside", "fp16")
-        ran = optigpu("submit", "--device", "cpu", *flags, "--url", url)
-    assert ran.status == 0
-    posted = calls[-1].body
-    assert (posted["limits"]["timeout_s"], posted["measure"]["meters"]) == (1800, ["latency"])
-    assert [each["stack"][0]["name"] for each in posted["beside"]] == ["bf16", "fp16"]
-
-
-def test_a_ladder_takes_no_other_plan(optigpu: Command) -> None:
-    assert optigpu("ladder", "--plan", "grid").status == 2
-
-
 @pytest.mark.parametrize(
     ("text", "unit", "number"),
     [
@@ -299,37 +261,11 @@ def test_a_stack_beside_may_name_its_backend_and_its_label() -> None:
     assert parse_beside(["lama_cpp/gguf"]) == [{"stack": [{"name": "gguf"}], "backend": "lama_cpp"}]
 
 
-def test_help_names_every_workload(optigpu: Command) -> None:
-    words = set(optigpu("run", "--help").out.replace(",", " ").replace(".", " ").split())
-    assert words >= set(WORKLOADS)
-
-
-def test_a_job_has_a_name_tags_and_a_note() -> None:
-    made = spec(name="A first look", tags="paper,zen4", note="With the new fan.")
-    assert (made.name, made.tags, made.note) == ("A first look", ("paper", "zen4"), "With the new fan.")
-    with pytest.raises(SpecError, match=r"tags\.0"):
-        spec(tags="two words")
-
-
 def test_a_file_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text('{"workload": {"kind": "matmul", "sizes": [64]}, "seed": 3}')
     made = spec_of({}, on_cpu, path, plan="ladder")
     assert (made.seed, made.device, made.plan) == (3, DeviceKind.CPU, PlanName.LADDER)
-
-
-def test_the_device_is_asked_for_only_when_none_is_named() -> None:
-    def fail() -> DeviceKind:
-        raise AssertionError("the device was named")
-
-    assert spec_of({"device": "cuda"}, fail).device is DeviceKind.CUDA
-    assert default_device() is (DeviceKind.CUDA if probe().accelerators else DeviceKind.CPU)
-
-
-def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
-    made = with_default_stack(spec(), probe())
-    assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload, "torch")
-    assert made.stack
 
 
 def test_parameters_follow_the_technique() -> None:
@@ -338,12 +274,6 @@ def test_parameters_follow_the_technique() -> None:
         {"name": "speculative_decoding", "draft": "bundled:tiny", "lookahead": "3"}
     ]
     assert parse_stack("") == []
-
-
-def test_a_trace_of_several_lines_is_a_flag() -> None:
-    made = spec(workload="serve", scenario="trace", trace=f"{TRACE_LINE}\n{TRACE_LINE}\n")
-    assert isinstance(made.workload, Serve)
-    assert made.workload.schedule.count == 2
 
 
 def test_a_missing_file_says_so(optigpu: Command, tmp_path: Path) -> None:
@@ -358,16 +288,6 @@ def test_a_file_and_flags_exclude_each_other(optigpu: Command, tmp_path: Path) -
     ran = optigpu("run", str(tmp_path / "spec.json"), "--new-tokens", "4")
     assert ran.status == 2
     assert "put --new-tokens into the file" in ran.err
-
-
-def test_probe_as_json_is_an_environment(optigpu: Command) -> None:
-    ran = optigpu("probe", "--format", "json")
-    assert Environment.model_validate_json(ran.out) == probe()
-
-
-def test_techniques_as_json_are_all_of_them(optigpu: Command) -> None:
-    facts = json.loads(optigpu("techniques", "--device", "cpu", "--format", "json").out)
-    assert [fact["name"] for fact in facts] == list(TECHNIQUES)
 
 
 FORMS = {"table": "gpt2", "md": "| preset:gpt2 |", "csv": "preset:gpt2,text,GPT-2,124439808,497759232,248879616,False,",
@@ -484,23 +404,11 @@ def test_watch_shows_the_table_of_a_job(optigpu: Command) -> None:
     assert "generate preset:gpt2 32+64 x1 on 2x Test CPU" in ran.out
 
 
-def test_watch_as_json_prints_the_object_of_run(optigpu: Command) -> None:
-    with scripted_service(finished_job("succeeded", None)) as (url, _):
-        document = json.loads(optigpu("watch", JOB_ID, "--url", url, "--format", "json").out)
-    assert set(document) == {"spec", "results", "attribution"}
-
-
 def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: Command) -> None:
     with scripted_service(finished_job("failed", "The worker vanished three times.")) as (url, _):
         ran = optigpu("watch", JOB_ID, "--url", url)
     assert ran.status == 1
     assert ran.err == "The job failed: The worker vanished three times.\n"
-
-
-def test_watching_a_job_that_was_cancelled_says_so(optigpu: Command) -> None:
-    with scripted_service(finished_job("cancelled", None)) as (url, _):
-        ran = optigpu("watch", JOB_ID, "--url", url)
-    assert (ran.status, ran.err) == (1, "The job was cancelled: no reason was given\n")
 
 
 @pytest.mark.parametrize("watching", [("watch", JOB_ID), ("submit", "--device", "cpu", "--watch")])
@@ -530,31 +438,6 @@ def test_jobs_are_a_table(optigpu: Command) -> None:
         assert json.loads(optigpu("jobs", "--format", "json", "--url", url).out)["jobs"][0]["id"] == JOB_ID
     assert JOB_ID in ran.out
     assert calls[0].path == "/v1/jobs?state=queued&limit=20"
-
-
-@pytest.mark.parametrize("form", ["table", "md", "csv", "tex", "json"])
-def test_a_service_without_jobs_has_an_empty_list(optigpu: Command, form: str) -> None:
-    with scripted_service(lambda _: Answer(200, {"jobs": [], "next_cursor": None})) as (url, _):
-        ran = optigpu("jobs", "--format", form, "--url", url)
-    assert (ran.status, ran.err) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("form", "start"), [("table", "Leaderboard"), ("md", "**Leaderboard"), ("csv", "rank,"), ("json", "{")]
-)
-def test_the_leaderboard_has_forms(optigpu: Command, form: str, start: str) -> None:
-    with scripted_service(lambda _: Answer(200, {"boards": [], "note": "Nothing."})) as (url, calls):
-        ran = optigpu("leaderboard", "--metric", "tflops", "--format", form, "--url", url)
-    assert ran.out.startswith(start)
-    assert calls[0].path == "/v1/leaderboard?metric=tflops"
-
-
-def test_the_leaderboard_can_be_gated_by_quality(optigpu: Command) -> None:
-    with scripted_service(lambda _: Answer(200, {"boards": []})) as (url, calls):
-        ran = optigpu("leaderboard", "--min-top1", "0.99", "--max-kld", "0.01", "--clean", "--url", url)
-    assert ran.status == 0
-    assert calls[0].path == "/v1/leaderboard?min_top1=0.99&max_kld=0.01&clean=true"
-    assert optigpu("leaderboard", "--min-top1", "1.5", "--url", url).status == 2
 
 
 @pytest.mark.parametrize(
@@ -595,17 +478,6 @@ def test_nobody_at_the_address_is_status_1_and_says_what_to_do(optigpu: Command)
         ran = optigpu("jobs", "--url", url)
     assert (ran.status, ran.out) == (1, "")
     assert "make serve" in ran.err
-
-
-def test_a_job_that_the_service_refuses_is_status_2(optigpu: Command) -> None:
-    def answer(call: Call) -> Answer:
-        if call.method == "GET":
-            return Answer(200, {"workers": []})
-        return Answer(422, {"errors": [{"field": "stack", "message": "too long"}]})
-
-    with scripted_service(answer) as (url, _):
-        ran = optigpu("submit", "--workload", "matmul", "--url", url)
-    assert (ran.status, ran.err) == (2, "Error: stack: too long\n")
 
 
 @pytest.mark.slow

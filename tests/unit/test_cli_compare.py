@@ -41,13 +41,6 @@ def test_two_results_of_a_file_by_their_labels(optigpu: Command, report: str) ->
     assert "single_replicate" in ran.out
 
 
-def test_json_is_the_comparison_and_nothing_else(optigpu: Command, report: str, single: str) -> None:
-    document = json.loads(optigpu("compare", f"{report}#baseline", single, "--format", "json").out)
-    assert document["metrics"]["tokens_per_s"]["ratio"] == 3.0
-    assert document["metrics"]["tokens_per_s"]["decision"] == "better"
-    assert document["candidate"]["label"] == "int8_weight_only"
-
-
 def test_an_id_is_asked_of_the_service(optigpu: Command, report: str) -> None:
     stored = RESULTS[1] | {"id": new_id()}
 
@@ -109,16 +102,6 @@ def test_a_replay_of_a_technique_that_is_gone_says_so(optigpu: Command, tmp_path
     ran = optigpu("replay", str(path))
     assert (ran.status, ran.out) == (2, "")
     assert "the technique alchemy does not exist in this version" in ran.err
-
-
-def test_a_replay_of_a_parameter_that_is_gone_names_it(optigpu: Command, tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
-    variant = RESULTS[0]["variant"] | {"stack": [{"name": "torch_compile", "speed": 9}]}
-    path.write_text(json.dumps(RESULTS[0] | {"variant": variant}))
-    ran = optigpu("replay", str(path))
-    assert (ran.status, ran.out) == (2, "")
-    assert "This version cannot measure the result again" in ran.err
-    assert "stack.0.speed: Unknown field 'speed'. Valid: backend," in ran.err
 
 
 def test_a_replay_asks_for_the_result_and_its_job(optigpu: Command) -> None:

@@ -1,7 +1,6 @@
 """The client: retries what may be repeated, resumes a broken stream, and turns problems into errors."""
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,7 +11,7 @@ import stamina
 from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import JobState, ServiceError, SpecError, UnreachableError, new_id, utc_now
+from optigpu.vocabulary import JobState, ServiceError, SpecError, new_id, utc_now
 from tests.unit.made_results import a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
 
@@ -107,13 +106,6 @@ def test_a_retried_post_carries_the_same_key() -> None:
     assert len(set(keys)) == 1
 
 
-def test_two_jobs_have_different_keys() -> None:
-    with scripted_service(lambda _: Answer(202, job())) as (url, calls), Client(url) as client:
-        client.submit(MATMUL)
-        client.submit(MATMUL)
-    assert calls[0].headers["idempotency-key"] != calls[1].headers["idempotency-key"]
-
-
 def test_retries_end() -> None:
     with scripted_service(lambda _: Answer(503)) as (url, calls), Client(url) as client:
         with pytest.raises(ServiceError, match="503"):
@@ -140,13 +132,6 @@ def test_a_problem_becomes_an_error_that_names_the_fields() -> None:
     assert str(caught.value) == "stack.0.name: Unknown name 'int9'.\nseed: Input should be a valid integer"
     assert (caught.value.status, caught.value.problem) == (422, problem)
     assert len(calls) == 1
-
-
-def test_nobody_at_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(UnreachableError, match="make serve"):
-        client.jobs()
 
 
 def test_somebody_else_at_the_address() -> None:
@@ -193,22 +178,6 @@ def test_wait_hands_over_each_event_and_returns_the_ended_job() -> None:
         ended = client.wait(JOB_ID, lambda event: heard.append(event.sequence))
     assert heard == [1, 2]
     assert ended.state is JobState.SUCCEEDED
-
-
-def test_events_of_an_unknown_job_are_an_error() -> None:
-    problem = {"detail": "There is no such job."}
-    with (
-        scripted_service(lambda _: Answer(404, problem)) as (url, _),
-        Client(url) as client,
-        pytest.raises(ServiceError, match="no such job"),
-    ):
-        next(client.events(JOB_ID))
-
-
-def test_the_leaderboard_is_asked_only_for_what_was_given() -> None:
-    with scripted_service(lambda _: Answer(200, {"boards": []})) as (url, calls), Client(url) as client:
-        assert client.leaderboard(metric="tflops", model=None, clean=True, limit=3).boards == ()
-    assert calls[0].path == "/v1/leaderboard?metric=tflops&clean=true&limit=3"
 
 
 def a_board(*values: float, cursor: str | None = None) -> dict[str, Any]:
@@ -263,10 +232,3 @@ def test_a_withdrawal_sends_its_reason() -> None:
         ("DELETE", f"/v1/jobs/{JOB_ID}{sent}"),
         ("DELETE", f"/v1/results/{JOB_ID}{sent}"),
     ]
-
-
-def test_results_are_the_stored_documents() -> None:
-    document = {"spec": MATMUL, "results": [{"id": "r", "anything": 1}], "attribution": None}
-    with scripted_service(lambda _: Answer(200, document)) as (url, _), Client(url) as client:
-        assert client.report(JOB_ID) == document
-        assert client.results(JOB_ID) == document["results"]

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from optigpu.cli import app
-from optigpu.clusters import SCRIPTS, dry_task
+from optigpu.clusters import SCRIPTS
 from optigpu.clusters.task import Task
 from optigpu.documents.result import Allocation
 from optigpu.documents.views import LaunchState
@@ -40,10 +40,6 @@ def test_a_batch_script_asks_for_a_node_a_gpu_and_the_job_s_time(tmp_path: Path)
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-def test_a_job_on_a_cpu_asks_for_no_gpu() -> None:
-    assert "--gres" not in SCRIPTS[Scheduler.SLURM](a_task("cpu"))
-
-
 @pytest.mark.parametrize(
     ("names", "state"),
     [
@@ -67,11 +63,6 @@ def told(tmp_path: Path, answer: str) -> tuple[str, ...]:
     program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(0o755)
     return (str(program),)
-
-
-def test_outside_of_a_cluster_there_is_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SLURM_JOB, raising=False)
-    assert allocation() is None
 
 
 def test_slurm_says_what_it_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +123,3 @@ def test_what_is_for_a_cluster_is_not_measured_here(command: str) -> None:
     assert (
         str(found.exception) == "via: a service hands jobs to slurm; use `optigpu submit`, or leave via out."
     )
-
-
-def test_options_with_a_quotation_that_does_not_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPTIGPU_LAUNCH_OPTIONS", "--comment='a")
-    with pytest.raises(SpecError, match="OPTIGPU_LAUNCH_OPTIONS has a quotation mark without an end"):
-        dry_task(a_task().spec)

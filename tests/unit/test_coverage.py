@@ -68,12 +68,6 @@ def test_the_interval_of_one_process_holds_beside_noise_that_hides_its_correlati
     assert LEAST <= covered <= MOST
 
 
-def test_one_process_says_nothing_about_others() -> None:
-    rng = np.random.default_rng(3)
-    values = np.log(requests(rng, "normal", (DRAWS, 1, 50), between=10.0))[:, 0]
-    assert coverage(median_bounds(values), LOG_TRUE) < 0.5
-
-
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (2, 3), (3, 3), (3, 5), (5, 5), (6, 10), (10, 10)])
 def test_the_ratio_of_independent_processes_holds(ours: int, theirs: int, tail: Tail) -> None:
@@ -204,10 +198,3 @@ def test_the_interval_of_a_share_over_windows_holds(windows: int, positions: int
         assert bounds is not None
         covered += bounds[0] <= truth <= bounds[1]
     assert LEAST <= covered / 2000 <= MOST
-
-
-def test_noise_of_the_simulation_is_what_it_says() -> None:
-    rng = np.random.default_rng(0)
-    values = series(rng, "normal", 200, 2000, 0.9)
-    assert np.mean(values[:, 1:] * values[:, :-1]) == pytest.approx(0.9, abs=0.02)
-    assert np.median(noise(rng, "t3", (100_000,))) == pytest.approx(0, abs=0.02)

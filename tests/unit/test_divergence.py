@@ -82,11 +82,6 @@ def test_agreement_gathers_mean_99th_percentile_and_top_1() -> None:
     assert agreement.standard_error() == pytest.approx(np.std(each, ddof=1) / 10)
 
 
-def test_without_a_position_there_is_no_agreement() -> None:
-    with pytest.raises(OptiGPUError, match="No position"):
-        Agreement().metrics()
-
-
 def test_logits_come_back_from_disk_as_they_were_in_any_order(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
     order = [3, 0, 4, 1, 2]

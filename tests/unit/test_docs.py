@@ -15,18 +15,16 @@ from pydantic_settings import BaseSettings
 import api.settings
 import worker.settings
 from optigpu.cli import app
-from optigpu.hardware import probe
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.variables import KNOWN
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 from tests.pages import (
     ADD_A_TECHNIQUE,
     ROOT,
     SETTINGS,
     blocks,
     commands,
-    part,
 )
 from tests.pages import PAGES as CODED
 
@@ -39,12 +37,9 @@ SETTINGS_CLASSES: tuple[type[BaseSettings], ...] = (
 NAMES = ROOT / "optigpu" / "variables.py"
 """It lists every name, read or not."""
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-DESIGN = ROOT / "docs" / "design.md"
-ADDED_BY_THE_EXAMPLE = "optigpu/techniques/compilation/regional_compile.py"
 OWN_COMMANDS = [
     line.split(" > ")[0] for page in CODED for line in commands(page) if line.startswith("optigpu ")
 ]
-TARGETS = {line.split()[1] for page in CODED for line in commands(page) if line.startswith("make ")}
 
 
 def documented_settings() -> dict[str, str]:
@@ -92,11 +87,6 @@ def test_a_command_of_the_documentation_is_one(line: str) -> None:
     command.commands[name].make_context(name, arguments)
 
 
-def test_the_targets_of_make_that_the_documentation_names_exist() -> None:
-    there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {"demo", "test", "serve"} <= TARGETS <= there
-
-
 def links_of(page: Path) -> list[tuple[str, str]]:
     """The path and the heading of each link that stays in the repository; either may be empty."""
     links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text())
@@ -109,13 +99,6 @@ def headings_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def block_of(text: str) -> list[str]:
-    """The lines of the one fenced block."""
-    (block,) = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    lines: list[str] = block.splitlines()
-    return lines
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     assert [path for path, _ in links_of(page) if not (page.parent / path).exists()] == []
@@ -125,45 +108,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_links_to_a_heading_find_it(page: Path) -> None:
     targets = [(page.parent / path if path else page, heading) for path, heading in links_of(page) if heading]
     assert [heading for target, heading in targets if heading not in headings_of(target)] == []
-
-
-@pytest.fixture(scope="module")
-def file_names() -> set[str]:
-    """The names of all files of the repository's folders."""
-    folders = (path.parent for path in ROOT.glob("*/__init__.py"))
-    inside = {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
-    return inside | {path.name for path in ROOT.iterdir() if path.is_file()}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_file_that_is_named_exists(page: Path, file_names: set[str]) -> None:
-    """Written as `code` or as a link's text: a path from the root or from optigpu, or the name alone."""
-    named = re.findall(r"[`\[]((?:[\w.]+/)*[\w.]+\.(?:py|toml|h|cpp))[`\]]", page.read_text())
-    places = (ROOT, ROOT / "optigpu", page.parent)
-    lost = [
-        name
-        for name in {*named} - {ADDED_BY_THE_EXAMPLE}
-        if (
-            name not in file_names
-            if "/" not in name
-            else not any((place / name).exists() for place in places)
-        )
-    ]
-    assert lost == []
-
-
-def folders_in(lines: list[str]) -> tuple[list[str], list[str]]:
-    """The folders of the root, and those of optigpu, which are indented."""
-    found = [re.findall(pattern, "\n".join(lines), re.MULTILINE) for pattern in (r"^(\w+)/ ", r"^  (\w+)/ ")]
-    return found[0], found[1]
-
-
-def test_the_folders_that_the_design_lists_are_those_that_there_are() -> None:
-    top, inner = folders_in(block_of(part(DESIGN, "Folders")))
-    assert sorted(inner) == sorted(path.parent.name for path in (ROOT / "optigpu").glob("*/__init__.py"))
-    assert sorted(top) == sorted(
-        [*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs", "names"]
-    )
 
 
 @pytest.mark.slow
@@ -197,13 +141,6 @@ def test_the_example_fits_into_the_union(example: type[Technique]) -> None:
     assert union.validate_python({"name": "regional_compile"}) == example(name="regional_compile")
     assert conflict_between(example, TECHNIQUES["torch_compile"])
     assert example.model_fields["name"].default not in TECHNIQUES
-
-
-def test_the_example_says_when_it_cannot_run(example: type[Technique]) -> None:
-    technique = example(name="regional_compile")
-    without = probe().model_copy(update={"compiler": None})
-    assert "install g++" in str(technique.check(without, DeviceKind.CPU, None))
-    assert technique.check(without, DeviceKind.CUDA, None) is None
 
 
 @pytest.mark.slow

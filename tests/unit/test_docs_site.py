@@ -52,21 +52,6 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert [name for name, module in EXPORTS.items() if f'id="{module}.{name}"' not in said] == []
 
 
-@pytest.mark.long
-def test_a_link_to_a_source_file_leads_to_its_source(site: Path) -> None:
-    target = "source/optigpu/job/plan.py.html"
-    assert f'href="{target}"' in (site / "architecture.html").read_text()
-    assert "ladder" in (site / target).read_text()
-
-
-@pytest.mark.long
-def test_a_link_to_a_folder_leads_to_a_list_of_its_pages(site: Path) -> None:
-    said = (site / "decisions" / "index.html").read_text()
-    assert [
-        page.stem for page in (ROOT / "docs" / "decisions").glob("*.md") if f"{page.stem}.html" not in said
-    ] == []
-
-
 def rounded_ratios() -> set[str]:
     """The median ratios of the benchmarks of layers, as they are printed, and their shares of bytes."""
     found: set[str] = set()

@@ -1,6 +1,6 @@
 """The table of a machine says what is known, what is not, and what each thing is in."""
 
-from optigpu.documents.result import Accelerator, CpuSetup, Environment
+from optigpu.documents.result import CpuSetup, Environment
 from optigpu.report import environment_grid
 from tests.unit.made_results import ENVIRONMENT
 
@@ -20,8 +20,3 @@ def test_what_is_unknown_is_said_to_be_and_never_off_or_zero() -> None:
     assert shown["code"] == "commit unknown"
     partly = ENVIRONMENT.model_copy(update={"cpu_setup": CpuSetup(smt=False, numa_nodes=1)})
     assert cells(partly)["CPU setup"].startswith("SMT off, NUMA nodes 1; unknown: base, ")
-
-
-def test_a_gpu_shows_only_what_its_driver_says() -> None:
-    gpu = Accelerator(name="Tesla K80", memory_bytes=12 * 2**30, uuid="GPU-a")
-    assert cells(ENVIRONMENT.model_copy(update={"accelerators": (gpu,)}))["GPUs"] == "Tesla K80, 12 GiB"

@@ -37,14 +37,6 @@ def test_the_time_is_that_of_every_part_of_every_process() -> None:
     assert made.seconds == pytest.approx(12 * each_s + once_s), "quality is read once, and compiled once"
 
 
-def test_it_is_said_with_the_limit() -> None:
-    said = plan(limits={"timeout_s": 3 * 3600}).sentence()
-    assert said.startswith("4 variants x 3 processes, about ")
-    assert said.endswith("min (an estimate); the limit is 3.0 h.")
-    one = plan(plan="single", stack=[], measure=measure(replicates=1)).sentence()
-    assert one.startswith("1 variant x 1 process, about ")
-
-
 def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
     assert plan(measure=measure(), limits={"timeout_s": 40}).replicates == 1
     with pytest.raises(SpecError) as caught:
@@ -71,14 +63,6 @@ def test_the_time_is_shared_so_that_all_fit() -> None:
     assert tight.beside_sampling_s + tight.processes * tight.most_sample_s == pytest.approx(900)
     assert f"a process is measured for {spoken(tight.most_sample_s)} at most" in tight.sentence()
     assert plan(measure=measure(max_seconds=120), limits={"timeout_s": 9000}).most_sample_s == 120
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.5, "0.5 s"), (100, "100 s"), (200, "3 min"), (1440, "24 min"), (5399, "90 min"), (9000, "2.5 h")],
-)
-def test_a_time_is_said_as_a_person_says_it(seconds: float, words: str) -> None:
-    assert spoken(seconds) == words
 
 
 def test_a_least_time_that_is_almost_nothing_fits_as_often_as_was_asked_for() -> None:

@@ -23,11 +23,6 @@ def test_the_package_lists_and_exports_them() -> None:
     assert set(optigpu.__all__) == {*EXPORTS, "__version__"}
 
 
-def test_an_unknown_name_says_where_the_known_ones_are() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'BenchmarkMotor'; dir\(optigpu\) lists"):
-        optigpu.__getattr__("BenchmarkMotor")
-
-
 @pytest.mark.parametrize("name", EXPORTS)
 def test_each_name_is_documented(name: str) -> None:
     assert f"`{name}`" in LIBRARY.read_text("utf-8")

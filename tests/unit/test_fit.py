@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from optigpu.cli import app
-from optigpu.fit.fitting import Asked, Fit, fit, largest
-from optigpu.fit.stacks import memory_ladder, stack_of, usual_stacks
+from optigpu.fit.fitting import Asked, Fit, fit
+from optigpu.fit.stacks import memory_ladder, usual_stacks
 from optigpu.hardware.cards import gpu_of
 from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.plan import variants_of
@@ -94,11 +94,6 @@ def test_impossible_requests_are_one_sentence() -> None:
         found("preset:resnet-50", "T4")
 
 
-@pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 1), (37, 37), (500, 100)])
-def test_the_largest_size_is_found_by_bisection(most: int, found: int) -> None:
-    assert largest(lambda size: size <= most, 1, 100) == found
-
-
 def test_the_memory_ladder_is_one_plan_of_eight_rungs_and_the_baseline() -> None:
     spec = JobSpec.model_validate(
         {"workload": {"kind": "generate"}, "model": "bundled:tiny", "plan": "memory-ladder"}
@@ -141,10 +136,3 @@ def test_the_command_prints_predictions_as_json_and_as_a_table() -> None:
         app, ["fit", "--model", "preset:gpt-j-6b", "--gpu", "a100", "--stack", "native_decode", "--json"]
     )
     assert json.loads(other.stdout)["stacks"][0]["reason"].startswith("native_decode supports the families")
-
-
-def test_a_stack_that_cannot_be_is_refused() -> None:
-    from optigpu.techniques import TECHNIQUES
-
-    with pytest.raises(SpecError, match="exclude each other"):
-        stack_of(tuple(TECHNIQUES[name](name=name) for name in ("bf16", "fp16")))

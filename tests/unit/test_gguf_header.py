@@ -74,12 +74,6 @@ def test_an_alignment_that_is_none_is_named(tmp_path: Path, alignment: int) -> N
         read(path)
 
 
-def test_an_alignment_that_is_text_is_named(tmp_path: Path) -> None:
-    path = gguf(tmp_path / "model.gguf", pair(ALIGNMENT, TEXT, text("wide")))
-    with pytest.raises(ValueError, match=r"^its general\.alignment is wide, which"):
-        read(path)
-
-
 def test_arrays_within_arrays_have_an_end(tmp_path: Path) -> None:
     nested = struct.pack("<IQ", ARRAY, 1) * 100_000
     path = gguf(tmp_path / "model.gguf", pair("nested", ARRAY, nested))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from optigpu.models.held import DEEPEST, MODELS_DIR, held_models, may_download, model_directory
-from optigpu.vocabulary import UnsupportedError
 
 COMMIT = "1" * 40
 
@@ -32,11 +31,6 @@ def test_folders_with_a_configuration_are_named_by_their_references(root: Path) 
     model_in(root / "org" / "llama" / "checkpoint-5")
     (root / "notes").mkdir()
     assert held_models() == ("path:gpt2", "path:org/llama", "path:org/llama/checkpoint-5")
-
-
-def test_the_model_directory_may_be_a_model_itself(root: Path) -> None:
-    model_in(root)
-    assert held_models() == ("path:.",)
 
 
 def test_without_a_model_directory_there_are_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +72,6 @@ def test_a_folder_that_cannot_be_read_is_left_out(root: Path) -> None:
     broken.mkdir()
     (broken / "config.json").symlink_to(root / "nowhere")
     assert held_models() == ("path:gpt2",)
-
-
-def test_a_reference_without_its_folder_is_a_sentence(root: Path) -> None:
-    with pytest.raises(UnsupportedError, match="There is no directory path:missing"):
-        model_directory("missing")
 
 
 @pytest.mark.parametrize(
@@ -132,9 +121,3 @@ def test_offline_the_whole_models_of_the_hub_s_cache_are_named(
         f"hub:nobody/tiny@{COMMIT}",
         "hub:nobody/tiny@main",
     )
-
-
-def test_offline_without_a_cache_there_are_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    cache.rmdir()
-    assert held_models() == ()

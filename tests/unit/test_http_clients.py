@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 import ssl
 from pathlib import Path
 
@@ -14,14 +13,12 @@ import stamina
 from optigpu.client import Client
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.http_clients import (
-    certificates,
     direct_http_client,
     http_client,
-    none_trusted,
     proxy_at_fault,
     trusted_for,
 )
-from optigpu.proxies import VARIABLES, is_excepted, is_loopback, proxy_to
+from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import UnreachableError, UnsupportedError
 from tests.unit.scripted_service import Answer, scripted_service
@@ -88,11 +85,6 @@ def test_addresses_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "a.localhost", ""])
 def test_addresses_that_others_may_reach(host: str) -> None:
     assert not is_loopback(host)
-
-
-def test_an_address_of_every_interface_is_called_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", DEAD)
-    assert [proxy_to("http", host, 8000) for host in ("0.0.0.0", "::", "a.localhost")] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -189,21 +181,6 @@ def test_a_proxy_that_does_not_connect_says_so_and_a_host_that_is_not_trusted_is
     assert proxy_at_fault("https://service.invalid", untrusted) is None
 
 
-def test_a_proxy_through_which_nothing_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = "http://{}:{}".format(*silent.getsockname())
-        monkeypatch.setenv("HTTP_PROXY", address)
-        with (
-            http_client("http://service.invalid", timeout=0.2) as http,
-            pytest.raises(httpx.ReadTimeout) as raised,
-        ):
-            http.get("/")
-        assert proxy_at_fault("http://service.invalid", raised.value) == (
-            f"nothing comes through the proxy {address} of HTTP_PROXY in time; correct HTTP_PROXY, or name "
-            "service.invalid in NO_PROXY"
-        )
-
-
 def test_a_proxy_that_wants_a_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_service(lambda _: Answer(407, "no", "text/html")) as (proxy, _):
         monkeypatch.setenv("HTTP_PROXY", proxy)
@@ -229,11 +206,6 @@ def test_certificates_that_cannot_be_read_are_named(
             http_client("https://service.invalid", timeout=1)
     with http_client("http://service.invalid", timeout=1) as http:
         assert isinstance(http, httpx.Client)
-
-
-def test_what_is_not_encrypted_trusts_nobody_and_what_is_has_authorities() -> None:
-    assert none_trusted().get_ca_certs() == []
-    assert certificates().get_ca_certs()
 
 
 def test_a_measuring_process_gets_exceptions_that_every_library_reads(

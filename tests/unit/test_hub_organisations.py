@@ -15,12 +15,6 @@ def test_without_a_list_all_are_allowed(monkeypatch: pytest.MonkeyPatch, named: 
     assert hub_refusal("anybody/model") is None
 
 
-@pytest.mark.parametrize("repository", ["openai-community/gpt2", "Qwen/Qwen3-0.6B", "qwen/Qwen3-0.6B"])
-def test_with_a_list_those_of_it_are_allowed(monkeypatch: pytest.MonkeyPatch, repository: str) -> None:
-    monkeypatch.setenv(ORGANISATIONS, "openai-community, Qwen")
-    assert hub_refusal(repository) is None
-
-
 @pytest.mark.parametrize(
     ("repository", "why"),
     [

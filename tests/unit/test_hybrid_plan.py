@@ -2,7 +2,7 @@
 
 import random
 
-from optigpu.surgery.bit_allocation import Candidate, Level, Stage, decide, least_bytes, table, total_bytes
+from optigpu.surgery.bit_allocation import Candidate, Level, Stage, decide, least_bytes, total_bytes
 
 
 def candidate(path: str, stage: Stage, *sizes: int, sensitivity: float = 0.0) -> Candidate:
@@ -54,20 +54,3 @@ def test_a_budget_is_kept_and_what_is_left_is_too_little_for_any_layer() -> None
             if level.bits > decision.level.bits
         ]
         assert all(more > left for more in missing)
-
-
-def test_blocks_that_were_decided_alike_share_a_row() -> None:
-    candidates = [candidate("wte + head", Stage.HEAD, 3, 9)]
-    candidates += [
-        candidate(f"h.{number}.{name}", Stage.FIRST_BLOCK if number == 0 else Stage.REST, 10, 20)
-        for number in (0, 1, 2, 4)
-        for name in ("a.c", "b")
-    ]
-    rows = table(decide(candidates, 101))
-    assert [(row["layer"], row["layers"], row["bits"], row["bytes"]) for row in rows] == [
-        ("wte + head", 1, 8, 9),
-        ("h.0.a.c", 1, 8, 20),
-        ("h.0-2,4.b", 4, 4, 40),
-        ("h.1-2,4.a.c", 3, 4, 30),
-    ]
-    assert len({row["reason"] for row in rows}) == 3

@@ -41,11 +41,3 @@ def test_an_error_that_says_nothing_of_the_model_leaves_it(kept: Path, error: Ex
         raise error
     assert raised.value is error
     assert kept.exists()
-
-
-def test_an_error_without_a_text_is_named(kept: Path) -> None:
-    with (
-        pytest.raises(OptiGPUError, match=r"Engine cannot load .*: RuntimeError"),
-        whole(kept, "Engine"),
-    ):
-        raise RuntimeError

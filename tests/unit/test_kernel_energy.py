@@ -39,12 +39,6 @@ def test_an_intel_gpu_s_counter_is_in_microjoules(tmp_path: Path, driver: str) -
     assert sensor.total.joules == pytest.approx(0.75)
 
 
-def test_a_connector_is_no_second_card(tmp_path: Path) -> None:
-    card(tmp_path, "amdgpu", {"power1_average": "1\n"})
-    card(tmp_path, "amdgpu", {"power1_average": "1\n"}, connector="-DP-1")
-    assert kernel_energy(DeviceKind.ROCM, tmp_path).source.startswith("amdgpu")
-
-
 def test_of_several_gpus_none_is_taken(tmp_path: Path) -> None:
     for number in range(2):
         card(tmp_path, "amdgpu", {"power1_average": "1\n"}, number)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from optigpu.documents.roofline import Bound
 from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer
 from optigpu.hardware.cards import card_of
 from optigpu.hardware.kernel_plans import Problem, planned
@@ -46,24 +45,6 @@ def test_no_prediction_is_faster_than_the_cards_roofs(name: str) -> None:
         assert plan.seconds < 3 * max(bytes_s, problem.flops / device.peak_flop_per_s["fp16"])
 
 
-def test_one_row_waits_for_memory_and_thousands_for_arithmetic() -> None:
-    one, many = (planned(card_of("A100"), mlp(rows)) for rows in (1, 4096))
-    assert (one.bound, many.bound) == (Bound.MEMORY, Bound.COMPUTE)
-    assert one.tiling.m == 16
-
-
-def test_a_small_product_splits_its_inputs_to_reach_every_multiprocessor() -> None:
-    small = planned(card_of("H100"), Problem(rows=1, inputs=8192, outputs=512))
-    assert small.tiling.split_k > 1
-    whole = planned(card_of("H100"), mlp(1))
-    assert whole.tiling.split_k == 1
-
-
-def test_weights_of_a_quarter_of_the_bits_are_nearly_four_times_as_fast_for_one_row() -> None:
-    four, sixteen = (planned(card_of("RTX 4090"), mlp(1, weight_bits=bits)) for bits in (4, 16))
-    assert 3 < sixteen.seconds / four.seconds < 4
-
-
 def test_fusing_is_worth_more_for_few_rows() -> None:
     optimizer = CUDAKernelOptimizer("A100")
     few, many = (optimizer.estimate_kernel_speedup("fused_int4_gemm", rows=rows) for rows in (1, 4096))
@@ -80,13 +61,6 @@ def test_verification_guesses_more_where_more_is_accepted() -> None:
     assert 1 < seldom.speedup < often.speedup < often.expected_tokens
     verified = optimizer.estimate_kernel_speedup("speculative_verify", rows=4)
     assert 3 < verified.speedup <= 4
-
-
-def test_a_summary_names_the_card_and_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    CUDAKernelOptimizer("L40S").print_optimization_summary()
-    said = " ".join(capsys.readouterr().out.split())
-    assert "NVIDIA L40S: 142 multiprocessors" in said
-    assert "predicted" in said
 
 
 def test_what_is_unknown_or_does_not_fit_says_so() -> None:

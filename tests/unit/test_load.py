@@ -13,7 +13,6 @@ from optigpu.load.figures import Limits, figures_of, littles_law
 from optigpu.load.queries import Load, Query, Schedule, poisson, read_trace
 from optigpu.load.served import Run, Seen
 from optigpu.load.simulated import SimulatedSlots
-from optigpu.statistics.trend import growth_risk, slope
 from optigpu.vocabulary import SpecError
 
 STEP_S = 0.01
@@ -28,16 +27,6 @@ def simulated(load: Load, slots: int = 1, stalls: tuple[tuple[float, float], ...
 
 def figures(load: Load, **given: object) -> LoadRun:
     return figures_of(simulated(load, **given), Limits(), is_open=load.clients is None)  # type: ignore[arg-type]
-
-
-def alone(load: Load) -> list[tuple[float, float]]:
-    """The first token and the end of each query of an engine with one place, by a loop that shares no code."""
-    moments, free = [], 0.0
-    for query in load.queries:
-        first = max(query.arrival_s, free) + STEP_S
-        free = first + STEP_S * (query.new_tokens - 1)
-        moments.append((first, free))
-    return moments
 
 
 def together(load: Load, slots: int) -> dict[int, tuple[float, float]]:
@@ -63,16 +52,6 @@ def together(load: Load, slots: int) -> dict[int, tuple[float, float]]:
                 del left[number]
                 ended[number] = now
     return {number: (first[number], ended[number]) for number in first}
-
-
-def test_a_poisson_run_is_the_same_computed_again_by_another_loop() -> None:
-    load = SERVER.draw(np.random.default_rng(1))
-    run = simulated(load)
-    for served, (first_s, ended_s) in zip(run.served, alone(load), strict=True):
-        assert served.ttft_s == pytest.approx(first_s - served.query.arrival_s)
-        assert served.latency_s == pytest.approx(ended_s - served.query.arrival_s)
-        assert served.tpot_s == pytest.approx(STEP_S)
-    assert run.seconds == pytest.approx(max(ended for _, ended in alone(load)))
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
@@ -121,27 +100,6 @@ def test_a_stall_that_a_closed_loop_hides_is_seen_where_queries_keep_coming() ->
     assert waiting.law.holds
 
 
-def test_offline_sends_all_at_once_and_a_single_stream_one_by_one() -> None:
-    source = np.random.default_rng(7)
-    offline = figures(replace(SERVER, scenario="Offline", count=6).draw(source), slots=2)
-    assert offline.sent_s == (0.0,) * 6
-    assert offline.saturated is None or not offline.saturated
-    single = simulated(replace(SERVER, scenario="SingleStream", count=3).draw(source), slots=2)
-    assert [each.intended_s for each in single.served] == pytest.approx([0, 0.05, 0.1])
-    two = simulated(replace(SERVER, scenario="closed", clients=2, count=4).draw(source), slots=2)
-    assert [each.intended_s for each in two.served] == pytest.approx([0, 0, 0.06, 0.06])
-
-
-def test_goodput_counts_what_met_the_limits() -> None:
-    load = Load(tuple(Query(number, 0.0, 1, 2) for number in range(4)))
-    run = simulated(load)
-    assert figures_of(run, Limits(), is_open=True).met == 4
-    found = figures_of(run, Limits(ttft_s=0.035), is_open=True)
-    assert found.met == 2
-    assert found.goodput_per_s == pytest.approx(2 / 0.08)
-    assert figures_of(run, Limits(tpot_s=0.001), is_open=True).met == 0
-
-
 @pytest.mark.parametrize("scenario", ["Server", "Offline", "SingleStream", "closed"])
 def test_littles_law_holds_in_every_scenario(scenario: str) -> None:
     schedule = replace(SERVER, scenario=scenario, clients=3, rate=70.0)  # type: ignore[arg-type]
@@ -166,23 +124,6 @@ def test_a_queue_that_grows_is_told_from_one_that_comes_and_goes(rate: float, gr
     source = np.random.default_rng(10)
     found = [figures(replace(SERVER, rate=rate).draw(source)).saturated for _ in range(40)]
     assert sum(map(bool, found)) >= 39 if grows else sum(map(bool, found)) <= 1
-
-
-def test_a_queue_over_time_has_the_mean_of_its_points() -> None:
-    found = figures(replace(SERVER, rate=18.0).draw(np.random.default_rng(11)))
-    assert np.mean([count for _, count in found.queue]) == pytest.approx(found.waiting)
-    wait_s = sum(found.ttft_s) / found.seconds
-    assert found.waiting == pytest.approx(wait_s)
-
-
-def test_a_trend_is_one_that_goes_on() -> None:
-    rising = np.arange(12.0)
-    assert growth_risk(rising) < 1e-4
-    assert growth_risk(rising[::-1]) == 1
-    assert growth_risk(np.zeros(12)) == 1
-    assert growth_risk(rising[:3]) == 1
-    assert growth_risk(np.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])) > 0.01
-    assert slope(np.arange(12.0) / 2, rising) == pytest.approx(2)
 
 
 TRACE = """{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2}
@@ -231,8 +172,3 @@ def test_a_broken_line_of_a_trace_is_named(line: str, words: str) -> None:
     with pytest.raises(SpecError) as error:
         read_trace(TRACE + line + "\n" + "more")
     assert words in str(error.value)
-
-
-def test_an_empty_trace_is_none() -> None:
-    with pytest.raises(SpecError, match="the trace has no line"):
-        read_trace("\n")

@@ -55,11 +55,6 @@ def test_where_no_rate_holds_it_is_zero_and_ends() -> None:
     assert len(found.tried) == 7
 
 
-def test_where_every_rate_holds_it_is_the_most() -> None:
-    found = highest_rate(lambda _: a_run(99), 3, share=0.99, runs=1, most=50)
-    assert (found.rate, found.low, found.high) == (50, 50, None)
-
-
 def test_with_a_limit_it_stays_below_the_rate_of_an_engine() -> None:
     """It serves 50 a second, one after the other, and 99% of the waits must be within three services."""
     source = np.random.default_rng(0)

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optigpu.conductor.loads import load_measurements, raw_queries, with_load
+from optigpu.conductor.loads import load_measurements, raw_queries
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.load import queries
-from optigpu.documents.facts import RunFacts
-from optigpu.documents.load import QUERY_METRICS, LoadFacts, LoadRun
+from optigpu.documents.load import QUERY_METRICS, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
 from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
@@ -20,7 +19,6 @@ from optigpu.statistics.intervals import summarise
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, evidence, replicate, spec, verdict
 
 RUNS = REQUESTS * ROUNDS
-SCHEDULE = Schedule("Server", 40, (1, 1), (3, 3), rate=10.0)
 SOURCE = np.random.default_rng(0)
 
 
@@ -37,11 +35,6 @@ RUN, GROWING = a_run(), a_run(rate=200.0)
 def served(*others: LoadRun) -> Replicate:
     """A replicate of runs that fit together, but for these."""
     return replicate(loads=(*others, *[RUN] * (RUNS - len(others))))
-
-
-def test_runs_that_fit_together_say_nothing() -> None:
-    assert verdict(served()).valid
-    assert verdict(served()).warnings == ()
 
 
 def test_a_single_run_that_breaks_littles_law_is_a_reason() -> None:
@@ -119,23 +112,3 @@ def test_each_time_of_requests_has_its_percentiles_and_their_bounds(name: str) -
         assert percentile is not None
         assert upper is not None
         assert percentile <= upper < 1.5 * percentile
-
-
-def test_the_facts_hold_the_run_where_the_law_fits_worst() -> None:
-    worse = RUN.law.model_copy(update={"counted": RUN.law.counted + RUN.law.tolerance / 2})
-    proof = evidence([served(RUN.model_copy(update={"law": worse}), GROWING)], spec())
-    facts = RunFacts(load=LoadFacts(scenario="Server", rate=10, queries=40))
-    load = with_load(facts, proof).load
-    assert load is not None
-    assert (load.law, load.runs, load.saturated_runs, load.is_saturated) == (worse, RUNS, 1, False)
-    assert with_load(RunFacts(), proof) == RunFacts()
-
-
-@pytest.mark.parametrize("limits", [Limits(ttft_s=1e-9), Limits(tpot_s=1e-9)])
-def test_a_goodput_of_zero_is_a_figure(limits: Limits) -> None:
-    clock = VirtualClock()
-    run = Batching(SimulatedSlots(clock, 1, 0.01, 0.01), clock).run(SCHEDULE.draw(SOURCE), [[0]] * 40)
-    none = figures_of(run, limits, is_open=True)
-    proof = evidence([replicate(loads=(none,) * RUNS)], spec())
-    (goodput,) = [each for each in load_measurements(proof) if each.name == "goodput_per_s"]
-    assert goodput.samples == ((0.0,) * RUNS,)

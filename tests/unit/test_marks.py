@@ -11,7 +11,7 @@ from optigpu.conductor.verdicts.marks import INTERRUPTION, Yardstick
 from optigpu.conductor.verdicts.selection import Goal, select
 from optigpu.conductor.verdicts.service import SERVICE, is_service
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
-from optigpu.documents.rounds import RoundMark, RoundRecord, counted
+from optigpu.documents.rounds import RoundMark
 from optigpu.job.spec import Measure
 from optigpu.vocabulary import Better, DeviceKind
 from tests.unit.made_replicates import QUIET, ROUNDS, replicate, seen, verdict
@@ -94,12 +94,6 @@ def test_one_process_aims_at_the_requests_of_an_interval_if_it_can_have_them() -
     assert (Goal(4.0, 24).enough_requests, Goal(4.0, 6).enough_requests) == (24, 3)
 
 
-def test_samples_without_known_rounds_all_count() -> None:
-    assert counted((), [1.0, 2.0]) == (1.0, 2.0)
-    records = (RoundRecord(requests=1, seconds=1), RoundRecord(requests=2, seconds=1, counted=False))
-    assert counted(records, [1.0, 2.0, 3.0]) == (1.0,)
-
-
 def summary(better: Better, ci: tuple[float, float] | None) -> MetricSummary:
     return MetricSummary(unit="s", better=better, value=10.0, ci=ci)
 
@@ -139,21 +133,6 @@ def test_a_load_that_is_bounded_is_a_mark_that_says_who_used_how_much() -> None:
     above = verdict(*[seen(foreign_s=0.5)] * 3)
     assert above.reasons == (VerdictReason.FOREIGN_PROCESS,)
     assert above.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("found", "words", "cost"),
-    [
-        ({"steal_s": 0.2}, "The hypervisor gave 8.0% of the CPUs' time", 0.16 * INTERRUPTION),
-        ({"quota_wait_s": 0.2}, "CPU quota made threads wait for 0.80 s of 5.0 s", 0.16),
-        ({"gpu_heat_s": 0.2}, "Heat lowered the GPU's clock for 0.80 s", 0.16),
-    ],
-)
-def test_what_slowed_it_within_the_bound_is_a_mark(found: dict[str, Any], words: str, cost: float) -> None:
-    judged = verdict(*[seen(foreign_s=0.0, **found)] * 3)
-    assert judged.warnings == (VerdictWarning.DISTURBED,)
-    assert judged.cost_bound == pytest.approx(cost)
-    assert words in judged.notes[0]
 
 
 def test_a_slow_probe_is_a_mark_and_never_a_reason() -> None:

@@ -43,11 +43,6 @@ def test_a_group_above_may_have_less_left_than_the_one_with_the_smallest_limit(t
     assert free_host_bytes(tmp_path) == 100, "other groups under a use 1800 of its 2000 bytes"
 
 
-def test_a_full_group_has_nothing_left(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=1200))
-    assert free_host_bytes(tmp_path) == 0
-
-
 def test_version_1_counts_the_cache_of_child_groups_too(tmp_path: Path) -> None:
     folder = GROUPS / "memory/a"
     files = {
@@ -65,7 +60,3 @@ def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, li
     write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
     free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
     assert 700 < free <= memory.total
-
-
-def test_this_machine_has_some() -> None:
-    assert 0 < free_host_bytes() <= psutil.virtual_memory().total

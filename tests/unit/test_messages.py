@@ -5,12 +5,8 @@ from pydantic import ValidationError
 
 from optigpu.child.messages import (
     ANSWER,
-    COMMAND,
     Answer,
-    AnyCommand,
-    Assignment,
     Audited,
-    Begin,
     Broken,
     Metered,
     Progress,
@@ -18,18 +14,10 @@ from optigpu.child.messages import (
     Ready,
     Refused,
     Round,
-    RunAudit,
-    RunMeter,
-    RunReference,
-    RunRound,
     Started,
 )
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import Environment
-from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
 
-HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 FACTS = RunFacts(dtype="float32", recorded={"a": [1, "ü"]})
 ANSWERS: list[Answer] = [
     Started(),
@@ -56,35 +44,6 @@ def test_an_answer_is_one_line_and_comes_back_the_same(answer: Answer) -> None:
     line = answer.model_dump_json()
     assert "\n" not in line
     assert ANSWER.validate_json(line) == answer
-
-
-COMMANDS: list[AnyCommand] = [
-    RunRound(seconds=1, max_requests=5),
-    RunAudit(requests=3, seed=7),
-    RunMeter(meter="memory"),
-    RunReference(),
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.kind)
-def test_a_command_comes_back_the_same(command: AnyCommand) -> None:
-    assert COMMAND.validate_json(command.model_dump_json()) == command
-
-
-def test_an_assignment_comes_back_with_its_techniques() -> None:
-    document = {
-        "workload": {"kind": "generate"},
-        "model": "preset:gpt2",
-        "stack": [{"name": "torch_compile"}],
-    }
-    spec = JobSpec.model_validate(document)
-    (variant,) = variants_of(spec)
-    begin = Begin(backend="torch", model=True)
-    assert Begin.model_validate_json(begin.model_dump_json()) == begin
-    sent = Assignment(
-        variant=variant, environment=HERE, measure=spec.measure, seed=1, replicate=2, folder="scratch"
-    )
-    assert Assignment.model_validate_json(sent.model_dump_json()) == sent
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,6 @@ def bounds(*during: HostSample | None) -> dict[str, float | None]:
     return meters.bounds(evidence(read(*during), spec()))
 
 
-def test_a_quiet_reading_says_nothing() -> None:
-    assert verdict(*read(LONG, LONG, None)).warnings == ()
-    assert bounds(LONG, None) == {}
-
-
 def test_what_others_used_meanwhile_is_said_and_bounded() -> None:
     judged = verdict(*read(LONG, BUSY, LONG))
     assert judged.valid

@@ -20,10 +20,6 @@ def needs(**fields: Any) -> list[tuple[Want, str]]:
     return [(need.kind, need.name) for need in needs_of(job)]
 
 
-def test_a_job_without_a_model_needs_its_backend_alone() -> None:
-    assert needs(workload={"kind": "matmul"}, model=None) == [TORCH]
-
-
 @pytest.mark.parametrize("model", ["preset:gpt2", "bundled:tiny"])
 def test_presets_and_bundled_models_are_everywhere(model: str) -> None:
     assert needs(model=model) == [TORCH]
@@ -60,11 +56,6 @@ def test_a_technique_s_library_is_needed(name: str) -> None:
 def test_gptq_needs_its_library_unless_the_model_may_be_quantized_already() -> None:
     assert needs(stack=[{"name": "gptq"}]) == [TORCH, (Want.PACKAGE, "gptqmodel")]
     assert needs(model="path:quantized", stack=[{"name": "gptq"}]) == [TORCH, (Want.MODEL, "path:quantized")]
-
-
-def test_what_only_a_stack_beside_the_job_s_own_asks_for_is_not_needed() -> None:
-    beside = [{"backend": "llama_cpp", "stack": [{"name": "gguf"}]}, {"stack": [{"name": "nf4"}]}]
-    assert needs(model="bundled:tiny", beside=beside) == [TORCH]
 
 
 def test_another_backend_is_needed_by_its_name() -> None:

@@ -1,7 +1,6 @@
 """Each goal of the benchmark of noise can be missed. Runs are made up."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -92,31 +91,3 @@ def test_each_goal_can_be_missed(
     load: Load | None, changed: Callable[[Load | None], Run], goals: list[int]
 ) -> None:
     assert missed(with_one(good_runs(), load, changed(load))) == goals
-
-
-def test_one_interval_of_twenty_may_miss_the_quiet_figure() -> None:
-    runs = with_one(good_runs(), LIGHT, a_run(LIGHT, speed=0.7))
-    assert missed(runs) == []  # two of 40 figures
-    assert missed([*runs, a_run(LIGHT, speed=0.7)]) == [1]
-
-
-def test_one_interval_of_twenty_of_a_ratio_may_miss_the_quiet_mean() -> None:
-    runs = with_one(good_runs(), LIGHT, a_run(LIGHT, ratio=7.0))
-    assert missed(runs) == [0]
-    assert missed(with_one(runs, BURSTS, a_run(BURSTS, ratio=7.0))) == [0, 7]
-
-
-def test_runs_are_compared_with_the_quiet_ones_of_their_sitting() -> None:
-    """On a machine of half the speed, where the ratio is another one too."""
-
-    def elsewhere(run: Run) -> Run:
-        figures = [
-            replace(each, value=each.value / 2, ci=each.ci and (each.ci[0] / 2, each.ci[1] / 2))
-            for each in run.figures
-        ]
-        ratio = run.ratio and Ratio(run.ratio.value / 2, (2.2, 2.8), run.ratio.reasons)
-        return replace(run, figures=tuple(figures), ratio=ratio, sitting=1)
-
-    both = [*good_runs(), *map(elsewhere, good_runs())]
-    assert missed(both) == []
-    assert 0 in missed([replace(run, sitting=0) for run in both])

@@ -27,11 +27,6 @@ def test_by_default_under_the_home_directory(tmp_path: Path) -> None:
     assert lock_dir() == data_dir() / "locks"
 
 
-def test_the_desktop_s_standard_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert data_dir() == Path("/data/optigpu")
-
-
 def test_ours_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     monkeypatch.setenv("OPTIGPU_DATA_DIR", "~/mine")

@@ -27,11 +27,6 @@ def shown(variants: tuple[Variant, ...]) -> list[tuple[str, str]]:
     return [(variant.role.value, variant.label) for variant in variants]
 
 
-def test_a_single_plan_is_one_variant() -> None:
-    assert shown(planned("single", "bf16")) == [("single", "bf16")]
-    assert shown(planned("single")) == [("single", "baseline")]
-
-
 def test_a_ladder_is_the_baseline_each_technique_alone_and_each_prefix() -> None:
     variants = planned("ladder", "bf16", "int8_weight_only", "static_kv_cache")
     assert shown(variants) == [
@@ -44,16 +39,6 @@ def test_a_ladder_is_the_baseline_each_technique_alone_and_each_prefix() -> None
     ]
     assert [variant.rung for variant in variants[-2:]] == ["int8_weight_only", "static_kv_cache"]
     assert [variant.index for variant in variants] == list(range(6))
-
-
-def test_the_order_of_the_stack_orders_the_prefixes_but_not_what_is_applied() -> None:
-    variants = planned("ladder", "torch_compile", "bf16")
-    assert [technique.name for technique in variants[-1].stack] == [
-        "bf16",
-        "static_kv_cache",
-        "torch_compile",
-    ]
-    assert variants[-1].rung == "bf16"
 
 
 def test_a_reference_is_measured_for_what_the_baseline_already_contains() -> None:
@@ -104,15 +89,6 @@ def test_stacks_of_other_backends_are_measured_beside_the_plan_s_own() -> None:
     assert len({variant.digest for variant in variants}) == 5
 
 
-def test_another_backend_s_variants_are_called_after_it() -> None:
-    variants = planned("ladder", "gguf", backend="llama_cpp", beside=[{}])
-    assert shown(variants) == [
-        ("baseline", "llama_cpp: baseline"),
-        ("alone", "llama_cpp: gguf"),
-        ("single", "baseline"),
-    ]
-
-
 def test_stacks_that_differ_by_parameters_alone_are_called_by_them() -> None:
     def gguf(**parameters: str) -> dict[str, Any]:
         return {"backend": "llama_cpp", "stack": [{"name": "gguf"} | parameters]}
@@ -131,16 +107,6 @@ def test_stacks_that_differ_by_parameters_alone_are_called_by_them() -> None:
     ], "what they share is left out"
 
 
-def test_parameters_in_a_label_are_written_as_in_a_request() -> None:
-    plain = [{"name": "int8_dynamic"}, {"name": "torch_compile"}]
-    smooth = [{"name": "int8_dynamic", "smoothing": 0.5}, {"name": "torch_compile", "dynamic": True}]
-    variants = planned("single", beside=[{"stack": plain}, {"stack": smooth}])
-    assert [variant.label for variant in variants[1:]] == [
-        "int8_dynamic(smoothing=null) + static_kv_cache + torch_compile(dynamic=false)",
-        "int8_dynamic(smoothing=0.5) + static_kv_cache + torch_compile(dynamic=true)",
-    ]
-
-
 @pytest.mark.parametrize(
     "beside",
     [
@@ -152,11 +118,6 @@ def test_parameters_in_a_label_are_written_as_in_a_request() -> None:
 def test_a_label_that_another_variant_has_is_refused(beside: list[dict[str, Any]]) -> None:
     with pytest.raises(SpecError, match=r"^beside: the label '\w+' is another variant's as well"):
         planned("single", beside=beside)
-
-
-def test_a_default_stack_is_of_the_backend() -> None:
-    names = [each.name for each in default_stack(CPU, DeviceKind.CPU, Generate(), "llama_cpp")]
-    assert names == ["llama_flash_attention", "gguf"]
 
 
 def test_more_variants_than_the_limit_are_refused() -> None:

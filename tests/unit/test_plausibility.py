@@ -103,12 +103,6 @@ def seen(seconds: float) -> Run:
     return Run(NOON - timedelta(seconds=seconds), BOOT, MODEL, reported=False)
 
 
-def test_an_honest_report_has_no_reason_and_no_flag() -> None:
-    judgement = judge(a_report(), EVIDENCE)
-    assert (judgement.reasons, judgement.flags) == ((), ())
-    assert (judgement.ranked, judgement.state) == (True, ReportState.ACCEPTED)
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
@@ -130,13 +124,6 @@ def test_what_a_report_waited_counts_and_unknown_waiting_is_not_held_against_it(
     assert reasons(a_report(), run=seen(55 + hour), waited_us=None) == ()
     assert reasons(a_report(), run=seen(20), waited_us=None) == (Reason.LONGER_THAN_OBSERVED,)
     assert reasons(a_report(), waited_us=hour * 10**6) == (Reason.LONGER_THAN_OBSERVED,)
-
-
-def test_windows_longer_than_the_whole_run_are_more_than_was_observed() -> None:
-    windows = [{"count": 1280, "total_us": 100_480_000, "energy_uj": None}] * 5
-    latency = {"count": 6400, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": 79_000}
-    sent = a_report(windows=windows, latency_us=latency)
-    assert reasons(sent) == (Reason.LONGER_THAN_OBSERVED, Reason.INCONSISTENT)
 
 
 def test_the_roofline_is_all_cores_at_the_fastest_clock() -> None:
@@ -236,13 +223,6 @@ def test_the_golden_outputs_are_bound_to_the_run() -> None:
     assert reasons(a_report(golden=a_report().golden.model_dump() | {"count": 1})) == (Reason.GOLDEN_FAILED,)  # type: ignore[union-attr]
 
 
-def test_a_run_that_failed_says_only_so() -> None:
-    """It broke before its first window, and nothing of it is a figure."""
-    empty = {"count": 0, "min": None, "p50": None, "p90": None, "p99": None}
-    sent = a_report(windows=[], latency_us=empty, golden=None, error="The arena is too small.")
-    assert reasons(sent) == (Reason.FEW_WINDOWS, Reason.ERROR)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -298,17 +278,3 @@ def test_a_device_that_is_far_slower_than_published_is_flagged(share: float, fla
     judgement = judge(sent, EVIDENCE)
     assert judgement.flags == flags
     assert Reason.INCONSISTENT not in judgement.reasons
-
-
-def test_only_doubt_quarantines() -> None:
-    doubts = {reason for reason in Reason if reason.quarantines}
-    assert {reason.value for reason in doubts} == {
-        "golden_failed",
-        "model_unknown",
-        "faster_than_roofline",
-        "longer_than_observed",
-        "shorter_than_observed",
-        "inconsistent",
-        "run_unknown",
-        "run_reused",
-    }

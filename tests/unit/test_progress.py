@@ -11,7 +11,7 @@ from optigpu.conductor.progress import JobProgress
 from optigpu.documents.events import Event, Progressed
 from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan
 from optigpu.job.spec import JobSpec, Measure
-from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
+from optigpu.vocabulary import DeadlineError, OverdueError
 
 
 class Clock:
@@ -57,24 +57,6 @@ def start(progress: JobProgress, clock: Clock, index: int, replicate: int, secon
         clock.now += seconds
 
 
-def test_nothing_is_predicted_until_a_process_is_ready(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.limit(1000)
-    progress.begin(0, 0, "starting")
-    clock.now += 5
-    progress.check()
-    assert [(event.fraction, event.remaining_s) for event in heard] == [(0.0, None)] * 2
-
-
-def test_a_part_that_fails_teaches_nothing(progress: JobProgress, heard: list[Progressed]) -> None:
-    progress.begin(0, 0, "starting")
-    with pytest.raises(ZeroDivisionError), progress.advance(START):
-        raise ZeroDivisionError
-    progress.begin(1, 0, "starting")
-    assert (heard[-1].fraction, heard[-1].remaining_s) == (0, None)
-
-
 def test_a_variant_that_is_given_up_takes_no_more_time(
     progress: JobProgress, clock: Clock, heard: list[Progressed]
 ) -> None:
@@ -103,17 +85,6 @@ def test_the_time_that_is_left_is_shared_by_the_processes(progress: JobProgress,
     assert progress.most_sample_s() == pytest.approx(30)
     clock.now += 1000
     assert progress.most_sample_s() == 5, "what was asked for at least"
-
-
-def test_whether_replicates_fit(progress: JobProgress, clock: Clock) -> None:
-    progress.limit(100)
-    least = 10 + 5 + 2  # sampled for the least time
-    assert progress.has_time_for([(0, 1), (1, 1)])
-    clock.now += 100 - 2 * least
-    assert progress.has_time_for([(0, 1), (1, 1)])
-    clock.now += 1
-    assert not progress.has_time_for([(0, 1), (1, 1)])
-    assert progress.has_time_for([(0, 1)])
 
 
 @dataclass(frozen=True)
@@ -265,13 +236,6 @@ def test_the_time_left_grows_only_with_a_new_fact_and_the_bar_never_goes_back(
     assert grew == []
 
 
-def test_it_tells_once_a_second(progress: JobProgress, clock: Clock, heard: list[Progressed]) -> None:
-    for _ in range(12):
-        progress.check()
-        clock.now += 0.25
-    assert len(heard) == 3
-
-
 def test_the_time_limit_counts_from_when_it_is_set(progress: JobProgress, clock: Clock) -> None:
     clock.now += 1000
     progress.check()
@@ -293,11 +257,6 @@ def test_one_part_may_be_given_half_of_the_time_that_is_left(progress: JobProgre
         with pytest.raises(OverdueError, match="Making a process ready took half of the time"):
             progress.check()
     progress.check()
-
-
-def test_a_reason_to_cancel_ends_it(clock: Clock) -> None:
-    with pytest.raises(CancelledError, match="enough"):
-        JobProgress(lambda _: None, lambda: "enough", [0], 1).check()
 
 
 def test_the_rounds_of_a_search_share_the_progress(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from optigpu import __version__
 from optigpu.conductor.provenance import provenance_of
-from optigpu.documents.facts import ImageQuality, RunFacts, TextQuality, WeightFacts
+from optigpu.documents.facts import RunFacts, TextQuality, WeightFacts
 from optigpu.documents.result import Environment, Provenance
 from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
@@ -107,12 +107,6 @@ def test_what_nobody_recorded_is_null_with_a_reason(facts: RunFacts, model: str,
     assert "OPTIGPU_REVISION" in found.reasons["git_revision"]
 
 
-def test_a_workload_without_a_model_has_no_weights_to_name() -> None:
-    posted = JobSpec.model_validate({"workload": {"kind": "matmul"}})
-    found = provenance_of(posted, variants_of(posted)[0], HERE, RunFacts())
-    assert found.reasons["weight_hash"] == "The workload runs no model."
-
-
 def test_nothing_is_null_without_a_reason() -> None:
     whole = provenance_of(spec(), variant(), HERE, RunFacts(weights=FILES)).model_dump()
     reasons = {name: why for name, why in whole["reasons"].items() if name != "git_revision"}
@@ -156,10 +150,3 @@ def test_weights_that_could_not_be_hashed_leave_the_digests_as_they_were_posted(
 def test_a_preset_s_architecture_never_changes_under_its_name() -> None:
     presets = PRESETS | IMAGE_PRESETS
     assert {name: architecture_digest(preset)[:16] for name, preset in presets.items()} == ARCHITECTURES
-
-
-def test_made_images_have_no_dataset_to_hash_and_say_so() -> None:
-    facts = RunFacts(weights=RECIPE, quality=ImageQuality(images=64, of="noise"))
-    found = provenance_of(spec(), variant(), HERE, facts)
-    assert found.dataset_hash is None
-    assert "images that were made from the seed" in found.reasons["dataset_hash"]

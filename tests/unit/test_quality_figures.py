@@ -10,13 +10,10 @@ from optigpu.quality.figures import (
     accuracy_figures,
     divergence_figures,
     perplexity_figures,
-    windows_of,
     with_windows,
 )
 from optigpu.quality.hellaswag import Item
-from optigpu.quality.passages import Passage
 from optigpu.statistics.intervals import summarise
-from optigpu.statistics.jackknife import MOST_PARTS, parts_of
 
 WINDOWS = np.repeat(np.arange(10), 6)
 
@@ -103,13 +100,6 @@ def test_accuracy_and_its_loss_are_over_items() -> None:
     assert "answers no item correctly" in none.reasons["accuracy_loss_percent"]
 
 
-def test_many_windows_make_32_parts_of_neighbours() -> None:
-    parts = parts_of(np.arange(1000))
-    assert len(np.unique(parts)) == MOST_PARTS
-    assert (np.diff(parts) >= 0).all()
-    assert parts_of(np.array([0, 0, 1, 2])).tolist() == [0, 0, 1, 2]
-
-
 def test_a_summary_has_the_interval_over_windows_or_the_reason() -> None:
     metrics = {
         name: summarise(Measurement(name=name, samples=((0.5,),)))
@@ -122,8 +112,3 @@ def test_a_summary_has_the_interval_over_windows_or_the_reason() -> None:
     assert (found["kld_mean"].ci, found["kld_p99"].reason) == ((0.4, 0.6), "too few")
     assert found["latency_s"] == metrics["latency_s"]
     assert with_windows(metrics, None) == metrics
-
-
-def test_each_predicted_token_belongs_to_its_passage() -> None:
-    passages = [Passage(np.zeros(4, np.int64), 1), Passage(np.zeros(3, np.int64), 2)]
-    assert windows_of(passages).tolist() == [0, 0, 0, 1]

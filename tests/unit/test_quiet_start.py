@@ -132,12 +132,6 @@ def test_it_goes_on_when_the_wait_is_over_whoever_is_still_at_work() -> None:
     assert 1 < start.monitor.seen < 20
 
 
-def test_without_a_wait_it_does_not_even_look() -> None:
-    start = Start(0, [BUSY])
-    wait_for_quiet(start.session)
-    assert (start.monitor.seen, start.events) == (0, [])
-
-
 def test_a_cancel_ends_the_wait() -> None:
     start = Start(60, [BUSY], cancel_after=3)
     with pytest.raises(CancelledError, match="enough"):

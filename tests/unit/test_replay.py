@@ -57,21 +57,10 @@ def test_seed_measure_and_limits_are_those_of_then() -> None:
     assert (made.seed, made.measure, made.limits) == (11, LADDER.measure, LADDER.limits)
 
 
-def test_how_to_measure_can_be_said_anew() -> None:
-    measure = request(stored(1), replicates=5, max_seconds=9.0).measure
-    assert (measure.replicates, measure.min_seconds, measure.max_seconds) == (5, 1, 9)
-
-
 def test_without_its_job_a_result_is_measured_by_the_defaults() -> None:
     made = request(stored(1), spec=None)
     assert made.measure == JobSpec.model_fields["measure"].default
     assert variants_of(made)[0].digest == variants_of(LADDER)[1].digest
-
-
-def test_one_of_many_sizes_is_measured_alone() -> None:
-    sizes = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [64, 65]}})
-    (variant,) = variants_of(request(stored(1, sizes), spec=sizes))
-    assert variant.digest == variants_of(sizes)[1].digest
 
 
 def test_a_technique_that_does_not_exist_any_more_is_one_clear_sentence() -> None:

@@ -25,7 +25,7 @@ from optigpu.report import (
 )
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import REASONS, WARNINGS
-from optigpu.report.numbers import duration, short, with_interval
+from optigpu.report.numbers import short, with_interval
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, utc_now
 from tests.unit.made_results import (
@@ -64,15 +64,6 @@ def test_a_figure_has_its_interval_and_its_unit(ladder: Grid) -> None:
     }
 
 
-def test_ratios_of_turns_are_said_to_be_no_quotients(ladder: Grid) -> None:
-    words = "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
-    first, *others = RESULTS
-    metrics = {name: {**summary, "beside": {"1": [0.33]}} for name, summary in first["metrics"].items()}
-    beside = ladder_grid("made up", ATTRIBUTION, [{**first, "metrics": metrics}, *others])
-    assert words in beside.notes
-    assert words not in ladder.notes
-
-
 def test_the_fastest_is_marked_and_named(ladder: Grid) -> None:
     marked = [cells[0] for cells in ladder.rows if cells[0].endswith("*")]
     assert marked == ["int8_weight_only *"]
@@ -83,19 +74,6 @@ def test_what_is_unmeasured_is_a_dash_with_the_reason_below(ladder: Grid) -> Non
     assert row(ladder, "int8_weight_only")["TTFT (ms)"] == "-"
     assert "no ttft_s (int8_weight_only): the first token came with the second" in ladder.notes
     assert row(ladder, "torch_compile")["speedup"] == "-"
-
-
-def test_an_unsupported_variant_says_why(ladder: Grid) -> None:
-    cells = row(ladder, "torch_compile")
-    assert cells["status"] == "unsupported"
-    assert cells["tokens/s"] == "-"
-    assert f"torch_compile: unsupported: {NO_COMPILER}" in ladder.notes
-
-
-def test_an_invalid_result_says_why_and_is_faint(ladder: Grid) -> None:
-    assert row(ladder, "int8_weight_only + static_kv_cache")["status"] == "invalid"
-    assert any("invalid, not ranked" in note and "The logits hold NaN." in note for note in ladder.notes)
-    assert ladder.faint == {2, 3}
 
 
 def test_what_is_not_valid_is_shown_with_a_mark_and_the_reason_below(ladder: Grid) -> None:
@@ -136,16 +114,6 @@ def test_where_every_figure_is_disturbed_the_ratios_are_still_the_answer() -> No
     assert sum("cc1plus used 1.1 cores." in note for note in grid.notes) == 2
 
 
-def test_a_ratio_of_disturbed_variants_that_did_not_take_turns_says_so() -> None:
-    grid = disturbed_ladder(VerdictReason.FOREIGN_PROCESS, best=None)
-    assert row(grid, "int8_weight_only")["speedup"] == "3.00x [2.94, 3.06] !"
-    assert "No variant has a valid result." in grid.notes
-    used = REASONS[VerdictReason.FOREIGN_PROCESS]
-    assert (
-        f"int8_weight_only relative to baseline: not valid: {used}; the two did not take turns." in grid.notes
-    )
-
-
 def test_a_warning_is_explained_once_with_its_carriers(ladder: Grid) -> None:
     single = [note for note in ladder.notes if note.startswith("single_replicate")]
     assert single == [f"single_replicate (all): {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}."]
@@ -155,13 +123,6 @@ def test_a_warning_is_explained_once_with_its_carriers(ladder: Grid) -> None:
 def test_every_reason_and_warning_of_a_verdict_has_words() -> None:
     assert set(REASONS) == set(VerdictReason)
     assert set(WARNINGS) == set(VerdictWarning)
-
-
-def test_the_terminal_shows_every_cell_and_note(ladder: Grid) -> None:
-    page = io.StringIO()
-    Console(file=page, width=200).print(terminal(ladder))
-    for text in (*(cell for cells in ladder.rows for cell in cells), *ladder.notes):
-        assert text in page.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
@@ -251,16 +212,6 @@ def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
     assert any(note.startswith("quality: ") for note in grid.notes)
 
 
-def test_the_leaderboard_as_csv_has_the_raw_figures() -> None:
-    line = next(csv.DictReader(io.StringIO(leaderboard_csv(LeaderboardPage(boards=(a_board(pareto=True),))))))
-    assert (line["value"], line["ci_low"], line["weight_bytes"], line["pareto"]) == (
-        "31.25",
-        "30.75",
-        "",
-        "True",
-    )
-
-
 def test_a_row_without_a_rank_says_why_and_the_notes_say_what_it_means() -> None:
     (first,) = a_board(pareto=None).rows
     old = first.model_copy(update={"superseded": True})
@@ -335,23 +286,12 @@ def test_an_interval_with_unequal_sides_is_written_by_its_bounds(
     assert with_interval({"value": value, "ci": ci}) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
-def test_durations_are_clock_faces(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_the_table_of_techniques_says_what_does_not_work_here_and_why() -> None:
     grid = techniques_grid(technique_facts(ENVIRONMENT, DeviceKind.CPU))
     works = {cells[1]: cells[-1] for cells in grid.rows}
     assert set(works) == set(TECHNIQUES)
     assert works["int8_weight_only"] == "yes"
     assert "compiler" in works["torch_compile"]
-
-
-def test_without_a_gpu_no_technique_works_on_cuda() -> None:
-    facts = technique_facts(ENVIRONMENT, DeviceKind.CUDA)
-    (problem,) = {fact["problem"] for fact in facts}
-    assert problem.startswith("This machine has no NVIDIA GPU that works (")
 
 
 class Clock:
@@ -382,11 +322,6 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     )
 
 
-def test_without_a_terminal_lines_between_ends_are_rate_limited() -> None:
-    assert " 25%  baseline: warming up, about 1:00 left\n" in shown(quiet_s=2)
-    assert "round 1" not in shown(quiet_s=2)
-
-
 def test_on_a_terminal_a_bar_shows_how_far_it_is_and_what_is_left() -> None:
     page = io.StringIO()
     with RunProgress(Console(file=page, width=120, force_terminal=True), clock=Clock()) as progress:
@@ -397,16 +332,6 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_what_is_left() -> None:
     assert "baseline: round 1" in text
     assert "50%" in text
     assert "about 0:40 left" in text
-
-
-def test_a_wait_for_quiet_is_a_line_of_its_own_and_says_how_to_stop_it() -> None:
-    page = io.StringIO()
-    with RunProgress(Console(file=page, width=200), clock=Clock()) as progress:
-        progress.show("planned", {"variants": []})
-        progress.show(
-            "waiting", {"doing": "cc1plus uses 1.1 of 2 cores; waiting up to 60 s for quiet", "up_to_s": 60}
-        )
-    assert "cc1plus uses 1.1 of 2 cores; waiting up to 60 s for quiet, Ctrl-C stops.\n" in page.getvalue()
 
 
 def test_the_service_s_own_events_are_understood() -> None:

@@ -10,25 +10,22 @@ from hypothesis import strategies as st
 
 from optigpu.documents.facts import RunFacts, TrainingFacts, WeightFacts
 from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.documents.result import MetricSummary
-from optigpu.documents.roofline import Bound, RooflineFacts
+from optigpu.documents.roofline import Bound
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.catalog import find
 from optigpu.models.facts import facts_of, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
-from optigpu.roofline.roofs import LAUNCH, NO_PEAKS
+from optigpu.roofline.roofs import NO_PEAKS
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
-from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
-from optigpu.workloads.quality import Quality
 from optigpu.workloads.requests.shapes import OperatorShape
 from optigpu.workloads.train_step import TrainStep
 from tests.unit.made_results import metric
@@ -95,19 +92,6 @@ def test_the_intervals_follow_the_rate_and_turn_round_for_the_headroom() -> None
     assert (found["mbu"].n, found["mbu"].replicates) == (5, 1)
 
 
-def test_the_processes_medians_are_converted_one_by_one() -> None:
-    rate = metric("tokens_per_s", 12.0).model_copy(update={"per_replicate": (10.0, 14.0)})
-    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None).metrics
-    assert found["mbu"].value is not None
-    assert found["mbu"].per_replicate == pytest.approx(
-        (found["mbu"].value * 10 / 12, found["mbu"].value * 14 / 12)
-    )
-    assert found["headroom"].value is not None
-    assert found["headroom"].per_replicate == pytest.approx(
-        (found["headroom"].value * 12 / 10, found["headroom"].value * 12 / 14)
-    )
-
-
 def test_a_share_says_why_it_has_no_interval_and_what_disturbed_its_rate() -> None:
     changes = {"reason": "6 requests are needed.", "cost_bound": 0.2}
     rate = metric("tokens_per_s", 16.0).model_copy(update=changes)
@@ -115,13 +99,6 @@ def test_a_share_says_why_it_has_no_interval_and_what_disturbed_its_rate() -> No
     for share in found.values():
         assert share.value is not None
         assert (share.ci, share.reason, share.cost_bound) == (None, *changes.values())
-
-
-def test_a_batch_decodes_as_many_tokens_in_a_step() -> None:
-    batch = DECODE.model_copy(update={"batch_size": 4})
-    found = judged(tokens_per_s=64.0, workload=batch)
-    assert found.step is not None
-    assert found.step.measured_s == pytest.approx(4 / 64)
 
 
 @pytest.mark.parametrize(
@@ -189,32 +166,12 @@ def test_the_rate_is_that_of_the_fastest_products_that_a_variant_computes(
     assert {found.step.roof.flops_per_s, found.prefill.roof.flops_per_s} == {rate}
 
 
-def test_without_a_rate_of_what_the_layers_multiply_there_is_no_roof() -> None:
-    model = replace(GPT2, product_dtypes=("float8_e4m3fn",))
-    assert "No rate of float8_e4m3fn products" in missing(judged(16.0, model=model))
-
-
 def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
     assert judged(20.0).bound is Bound.MEMORY
     batch = Generate(prompt_tokens=32, new_tokens=64, batch_size=64)
     step = work_of(batch, facts_with()).step
     assert step.flops / RATE > step.bytes / SLOW
     assert judged(64 * RATE / step.flops, workload=batch).bound is Bound.COMPUTE
-
-
-def test_what_is_far_from_both_roofs_is_bound_by_launching() -> None:
-    fastest = SLOW / work_of(DECODE, facts_with()).step.bytes
-    assert judged(fastest / LAUNCH * 1.01).bound is Bound.MEMORY
-    assert judged(fastest / LAUNCH * 0.99).bound is Bound.LAUNCH
-
-
-def test_the_prompts_pass_has_its_own_roof() -> None:
-    found = judged(16.0, workload=Generate(prompt_tokens=512, new_tokens=64))
-    assert found.step is not None
-    assert found.prefill is not None
-    assert found.prefill.flops_per_byte > 100 * found.step.flops_per_byte
-    assert found.prefill.measured_s == 0.2
-    assert found.prefill.attainable_s == pytest.approx(found.prefill.flops / RATE)
 
 
 def test_without_a_cache_the_step_is_the_whole_sequence() -> None:
@@ -273,17 +230,6 @@ def test_a_norm_moves_its_rows_and_multiplies_no_matrices(
     assert "no matrix product" in (found.metrics["mfu"].reason or "")
 
 
-def test_a_prefill_by_itself_has_the_work_of_a_generations() -> None:
-    together = judged(16.0, workload=Generate(prompt_tokens=512, new_tokens=64, batch_size=2)).prefill
-    workload = Prefill(prompt_tokens=512, batch_size=2)
-    metrics = {"prefill_tokens_per_s": metric("prefill_tokens_per_s", 1024 / 0.2)}
-    alone = roofline_of(workload, metrics, facts_with(), PEAKS, None).step
-    assert together is not None
-    assert alone is not None
-    assert alone == together.model_copy(update={"measured_s": alone.measured_s, "bound": alone.bound})
-    assert alone.measured_s == pytest.approx(0.2)
-
-
 def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
     (workload,) = KvCachePositions(positions=(512,), new_tokens=8, batch_size=4).expand()
     like = Generate(prompt_tokens=512, new_tokens=8, batch_size=4)
@@ -298,19 +244,6 @@ def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
     assert shares.ci == pytest.approx((step.bytes / 0.1 / SLOW, step.bytes / 0.05 / SLOW))
     assert shares.per_replicate == pytest.approx((step.bytes / 0.07 / SLOW, step.bytes / 0.09 / SLOW))
     assert found.prefill is None
-
-
-def test_a_time_whose_interval_reaches_down_to_nothing_gives_shares_without_one() -> None:
-    (workload,) = KvCachePositions(positions=(512,)).expand()
-    found = roofline_of(workload, {"tpot_s": metric("tpot_s", 0.08, (0.0, 0.1))}, facts_with(), PEAKS, None)
-    assert [summary.ci for summary in found.metrics.values()] == [None] * 3
-
-
-def test_a_sweeps_batch_is_a_generation_of_that_size() -> None:
-    (workload,) = BatchSweep(batch_sizes=(4,), prompt_tokens=32, new_tokens=64).expand()
-    assert judged(64.0, workload=workload) == judged(
-        64.0, workload=DECODE.model_copy(update={"batch_size": 4})
-    )
 
 
 def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
@@ -328,11 +261,6 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     default = RunFacts(dtype="float32", footprint=model, cudnn_tf32=True)
     found = roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None)
     assert found.dtype == "tf32", "what cuDNN computes with by default"
-
-
-def test_the_scoring_of_text_has_no_roofline() -> None:
-    metrics = {"scored_tokens_per_s": metric("scored_tokens_per_s", 16.0)}
-    assert "quality" in missing(roofline_of(Quality(), metrics, facts_with(), PEAKS, None))
 
 
 def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
@@ -368,16 +296,6 @@ def test_without_peaks_all_is_null_with_the_reason() -> None:
 
 def test_a_dtype_that_the_machine_cannot_multiply_is_null_with_the_reason() -> None:
     assert "no kernel" in missing(judged(16.0, dtype="float16"))
-
-
-def test_a_model_of_unknown_shapes_is_null_with_the_reason() -> None:
-    facts = GPT2.facts.__class__(**{**vars(GPT2.facts), "family": "mamba", "inner_size": None})
-    assert "mamba" in missing(judged(16.0, model=Footprint(facts, 1, 1)))
-
-
-def test_a_process_that_recorded_no_footprint_gives_the_reason() -> None:
-    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
-    assert "did not record" in missing(roofline_of(DECODE, metrics, RunFacts(), PEAKS, None))
 
 
 @pytest.mark.parametrize(
@@ -422,28 +340,11 @@ def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
     assert "bug" in reason
 
 
-def test_several_workloads_at_once_have_no_roofline() -> None:
-    sweep = BatchSweep(batch_sizes=(1, 2))
-    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
-    assert "several workloads" in missing(roofline_of(sweep, metrics, facts_with(), PEAKS, None))
-
-
 def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
     class Dance(Workload):
         kind: str = "dance"
 
     assert "dance" in missing(roofline_of(Dance(), {}, RunFacts(), PEAKS, None))
-
-
-def test_a_rate_that_was_not_measured_leaves_its_reason() -> None:
-    metrics = {
-        "tokens_per_s": metric("tokens_per_s", None, reason="nothing was decoded"),
-        "ttft_s": metric("ttft_s", None, reason="nothing was decoded"),
-    }
-    found = roofline_of(DECODE, metrics, facts_with(), PEAKS, None)
-    assert missing(found) == "nothing was decoded"
-    assert found.step is not None
-    assert found.step.attainable_s > 0
 
 
 def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
@@ -458,23 +359,6 @@ def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
     assert beyond.step is not None
     assert beyond.step.measured_s is not None
     assert beyond.step.attainable_s == pytest.approx(1.06 * beyond.step.measured_s)
-
-
-def test_peaks_that_a_step_surpasses_are_worth_a_second_look() -> None:
-    fastest = judged(16.0).metrics["headroom"].value
-    assert fastest is not None
-    assert not judged(16.0 * fastest * 0.99).surpassed
-    assert judged(16.0 * fastest * 1.01).surpassed
-    assert not judged(16.0, peaks=None).surpassed
-
-
-def test_the_document_is_plain_json_without_the_metrics() -> None:
-    facts = judged(16.0).facts
-    document = facts.model_dump(mode="json")
-    assert "metrics" not in document
-    assert document["step"]["bound"] == "memory"
-    assert document["peaks"]["reads"][0] == {"array_bytes": 2**20, "bytes_per_s": 20e9}
-    assert RooflineFacts.model_validate(document) == facts
 
 
 @given(
@@ -526,21 +410,6 @@ def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() ->
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "dtype"),
-    [
-        ({"autocast": "bfloat16"}, "bfloat16"),
-        ({"float32_matmul_precision": "high"}, "tf32"),
-        ({"cudnn_tf32": True}, "tf32"),
-        ({"training_dtypes": ("int8",)}, "int8"),
-    ],
-)
-def test_the_peak_is_that_of_the_dtype_that_the_step_multiplies(changes: dict[str, Any], dtype: str) -> None:
-    found = of_training(8.0, **changes)
-    assert found.dtype == dtype
-    assert found.metrics["mfu"].value == pytest.approx(2 * 4e10 / PEAKS.matmul_flops_per_s[dtype])
-
-
 def test_operations_that_were_not_counted_have_a_reason() -> None:
     found = of_training(8.0, training=None, reasons={"training": "It cannot be traced."})
     assert {name: each.value for name, each in found.metrics.items()} == dict.fromkeys(
@@ -558,9 +427,3 @@ def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token()
     flops = training_step_flops(facts, batch=2, length=2048)
     assert flops / (6 * weights * 2 * 2048) == pytest.approx(1.0, abs=0.05)
     assert flops > 6 * 0.999 * weights * 2 * 2048
-
-
-def test_a_summary_without_an_interval_gives_shares_without_one() -> None:
-    rate = MetricSummary(unit="1/s", better=metric("tokens_per_s", 1.0).better, value=16.0)
-    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None)
-    assert [summary.ci for summary in found.metrics.values()] == [None] * 3

@@ -1,8 +1,6 @@
 """What is kept of a self-test, who goes by it, and how it is shown."""
 
-import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,9 @@ from optigpu.conductor.session import environment_for
 from optigpu.documents.result import Accelerator
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.hardware import probe
-from optigpu.report import SelfTestProgress, markdown, selftest_csv, selftest_grid, technique_facts
+from optigpu.report import SelfTestProgress, markdown, selftest_grid, technique_facts
 from optigpu.selftest import kept
-from optigpu.vocabulary import DeviceKind, OptiGPUError
+from optigpu.vocabulary import DeviceKind
 
 CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
 
@@ -112,21 +110,6 @@ def test_a_broken_file_is_ignored_with_a_sentence_and_written_over(content: byte
     assert kept.read(probe(), CPU).ignored is None
 
 
-def test_a_folder_in_its_place_is_ignored_and_said() -> None:
-    kept.path_of(probe(), CPU).mkdir(parents=True)
-    assert "cannot be read" in str(kept.read(probe(), CPU).ignored)
-    with pytest.raises(OptiGPUError, match="could not be kept"):
-        kept.keep(outcome(OK), probe())
-    assert len([*kept.path_of(probe(), CPU).parent.iterdir()]) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(folder: Path) -> None:
-    folder.parent.write_text("a file")
-    with pytest.raises(OptiGPUError, match="later runs do not know of it"):
-        kept.keep(outcome(OK), probe())
-    assert "cannot be read" in str(kept.read(probe(), CPU).ignored)
-
-
 def test_the_table_names_what_failed_first_and_says_how_many() -> None:
     grid = selftest_grid([outcome(OK, ABSENT, FAILED)], [probe()])
     assert [row[0] for row in grid.rows] == ["fp16 (kernel=math)", "bf16", "llm_int8"]
@@ -137,25 +120,6 @@ def test_the_table_names_what_failed_first_and_says_how_many() -> None:
     assert grid.notes[1].startswith("Measured ")
     assert grid.faint == {2}
     assert "| bf16 | cpu | ok |" in markdown(grid)
-
-
-def test_a_device_that_is_not_there_has_one_row_for_all_its_checks() -> None:
-    why = {"status": CheckStatus.NOT_POSSIBLE, "reason": "This machine has no Apple GPU.", "seconds": None}
-    absent = outcome(*(each.model_copy(update=why) for each in (OK, KERNEL)), device=DeviceKind.MPS)
-    grid = selftest_grid([outcome(OK), absent], [probe()])
-    assert [row[0] for row in grid.rows] == ["bf16", "all 2 checks"]
-    assert grid.rows[1][2] == CheckStatus.NOT_POSSIBLE
-    assert grid.rows[1][-1] == "This machine has no Apple GPU."
-    assert grid.notes[0] == "1 ok, 0 failed, 2 not possible here."
-    assert grid.faint == {1}
-
-
-def test_csv_has_a_record_for_each_check() -> None:
-    records = [*csv.DictReader(io.StringIO(selftest_csv([outcome(OK, ABSENT)])))]
-    assert [(each["name"], each["status"], each["error"]) for each in records] == [
-        ("bf16", "ok", "0.25"),
-        ("llm_int8", "not possible here", ""),
-    ]
 
 
 def test_progress_without_a_terminal_is_an_occasional_line_and_each_failure() -> None:
@@ -172,8 +136,3 @@ def test_progress_without_a_terminal_is_an_occasional_line_and_each_failure() ->
         "1/2  fp16 on cpu",
         "fp16 (kernel=math) on cpu failed: fp16 is broken.",
     ]
-
-
-def test_the_document_is_json_that_comes_back() -> None:
-    made = outcome(FAILED, ABSENT)
-    assert SelfTest.model_validate(json.loads(made.model_dump_json())) == made

@@ -61,21 +61,6 @@ def test_each_rate_is_a_variant_and_others_are_one() -> None:
     assert offline.label == ""
 
 
-def test_fields_of_other_scenarios_are_null_by_themselves() -> None:
-    offline = Serve.model_validate({"scenario": "Offline"})
-    assert (offline.rates, offline.clients, offline.trace) == (None, None, None)
-    traced = Serve.model_validate({"scenario": "trace", "trace": LINE})
-    assert (traced.queries, traced.prompt_tokens, traced.rates) == (None, None, None)
-    assert traced.generated_tokens == 2
-    assert Serve.model_validate(traced.model_dump()) == traced
-    assert Serve.model_validate(offline.model_dump()) == offline
-
-
-def test_the_tokens_of_a_run_are_known_where_they_are_not_drawn() -> None:
-    assert Serve(queries=3, new_tokens=5).generated_tokens == 15
-    assert Serve(queries=3, new_tokens=5, new_tokens_most=6).generated_tokens is None
-
-
 def test_the_longest_query_must_fit_the_context() -> None:
     facts = known_facts(parse_reference("preset:gpt2"))
     assert isinstance(facts, ModelFacts)

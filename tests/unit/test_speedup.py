@@ -30,16 +30,6 @@ def test_its_interval_adds_the_errors_of_both_sides() -> None:
     assert [math.log(bound) for bound in found[1]] == pytest.approx([-0.05, 0.05], rel=1e-3)
 
 
-def test_processes_give_the_interval_where_there_are_several() -> None:
-    found = speedup(
-        figure(10.0, per_replicate=(9.9, 10.0, 10.1), replicates=3),
-        figure(20.0, per_replicate=(19.0, 20.0, 21.0), replicates=3),
-    )
-    assert found is not None
-    assert found[1] is not None
-    assert found[1][0] < 1.9 < 2.1 < found[1][1]
-
-
 @pytest.mark.parametrize("value", [None, 0.0, -1.0])
 def test_what_is_not_positive_has_no_ratio(value: float | None) -> None:
     assert speedup(figure(1.0), figure(value)) is None

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from optigpu.documents.result import Measurement, Samples
 from optigpu.statistics.intervals import (
     FEWEST_REQUESTS,
-    describe,
-    fewest_for,
     interval,
     paired_ratio,
     ratio,
@@ -21,7 +19,7 @@ from optigpu.statistics.intervals import (
 )
 from optigpu.statistics.student import t_quantile
 from optigpu.statistics.within import FEWEST_FOR_INTERVAL, dependence, mid_ranks
-from optigpu.vocabulary import METRICS, Better
+from optigpu.vocabulary import METRICS
 
 NUMBERS = st.floats(1e-6, 1e6)
 SAMPLES = st.lists(st.lists(NUMBERS, min_size=1, max_size=30).map(tuple), min_size=1, max_size=5).map(tuple)
@@ -48,11 +46,6 @@ def test_several_processes_have_student_s_interval_of_their_logarithms() -> None
     samples = ((1.0, 1.0, 9.0), (2.0, 2.0, 2.0), (4.0, 0.1, 4.0))
     half = t_quantile(0.975, 2) * math.log(2) / math.sqrt(3)
     assert interval(samples) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
-
-
-@pytest.mark.parametrize(("percent", "fewest"), [(50, 11), (90, 64), (95, 130), (99, 662)])
-def test_percentiles_need_enough_requests(percent: int, fewest: int) -> None:
-    assert fewest_for(percent) == fewest
 
 
 def test_a_percentile_is_that_of_each_process_and_its_bound_is_over_processes() -> None:
@@ -101,27 +94,6 @@ def test_a_clock_of_coarse_steps_makes_no_correlation() -> None:
     assert mid_ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
 
 
-def test_a_summary_of_times_has_percentiles_and_says_which_are_missing() -> None:
-    rng = np.random.default_rng(5)
-    samples = tuple(tuple(rng.exponential(size=200).tolist()) for _ in range(2))
-    summary = summarise(Measurement(name="latency_s", samples=samples))
-    assert summary.p50 is not None
-    assert summary.p95 is not None
-    assert summary.p95_upper is not None
-    assert summary.p50 < summary.p95 < summary.p95_upper
-    assert (summary.p99, summary.p99_upper) == (None, None)
-    assert summary.reason == "Percentiles need more than 400 requests: p99 662."
-    assert (summary.n, summary.replicates, summary.better) == (400, 2, Better.LOWER)
-    assert summary.freedom == 1
-
-
-def test_a_rate_or_a_process_s_single_number_has_no_percentiles() -> None:
-    rates = summarise(Measurement(name="tokens_per_s", samples=((1.0,) * 1000,)))
-    loads = summarise(Measurement(name="load_s", samples=((1.0,),) * 20))
-    assert (rates.value, rates.p50, rates.reason) == (1.0, None, None)
-    assert (loads.value, loads.p50, loads.reason, loads.replicates) == (1.0, None, None, 20)
-
-
 def test_what_was_not_measured_is_null_with_its_reason() -> None:
     summary = summarise(Measurement(name="peak_bytes", reason="no GPU"))
     assert (summary.value, summary.ci, summary.n, summary.reason) == (None, None, 0, "no GPU")
@@ -159,33 +131,6 @@ def test_a_process_is_as_precise_as_its_median_is_known() -> None:
     assert widths == pytest.approx(expected, rel=0.2)
 
 
-def test_a_side_with_twice_the_processes_of_the_other_gives_no_interval() -> None:
-    two, three, four = (tuple((1.0 + 0.01 * i,) for i in range(count)) for count in (2, 3, 4))
-    assert ratio(two, three)[1] is not None
-    assert ratio(two, four)[1] is None
-
-
-def test_processes_that_have_nothing_in_common_have_no_interval() -> None:
-    far = ((1e-100,), (1e100,))
-    assert interval(far) is None
-    assert ratio(far, ((1.0,), (1.0,)))[1] is None
-
-
-def test_there_is_no_value_of_nothing() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        value_of(((), ()))
-    with pytest.raises(ValueError, match="positive"):
-        ratio(((1.0, 0.0),), ((1.0,),))
-    with pytest.raises(ValueError, match="positive"):
-        ratio((), ((1.0,),))
-
-
-def test_an_interval_of_a_quantity_never_reaches_below_zero() -> None:
-    bounds = interval(((0.0,), (10.0,)))
-    assert bounds is not None
-    assert bounds[0] == 0
-
-
 @given(SAMPLES)
 def test_values_lie_within_the_samples_and_within_their_interval(samples: Samples) -> None:
     every = [number for process in samples for number in process]
@@ -204,13 +149,6 @@ def test_another_unit_scales_value_and_interval(samples: Samples, scale: float) 
         assert others is None
     else:
         assert others == pytest.approx((scale * bounds[0], scale * bounds[1]))
-
-
-@given(st.integers(2, 5), st.integers(1, 20), NUMBERS)
-def test_what_never_varies_has_an_interval_without_width(
-    replicates: int, requests: int, number: float
-) -> None:
-    assert interval(((number,) * requests,) * replicates) == pytest.approx((number, number))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(662, 800), st.floats(0, 3))
@@ -248,12 +186,6 @@ def test_pairs_leave_out_what_disturbed_both_alike() -> None:
     assert paired[1][1] - paired[1][0] < 0.01 < unpaired[1][1] - unpaired[1][0]
 
 
-def test_without_whole_pairs_a_ratio_is_one_of_independent_processes() -> None:
-    ours, theirs = ((2.0, 2.1) * 14,), ((1.0, 1.1) * 4, (1.0, 1.2) * 4)
-    assert paired_ratio(ours, theirs) == ratio(ours, theirs)
-    assert ratio(ours, theirs)[1] is not None
-
-
 def test_turns_say_the_ratio_of_each_pair_and_of_a_single_one() -> None:
     theirs, ours = ((1.0, 1.02) * 14, (2.0, 2.04) * 14), ((1.1, 1.12) * 14, (2.4, 2.44) * 14)
     found, bounds = paired_ratio(ours, theirs, (1.25, 1.25 * 1.21))
@@ -276,11 +208,3 @@ def test_a_summary_tells_variation_within_processes_from_that_between_them() -> 
     assert summary.cv_between == pytest.approx(math.sqrt(0.5) / 1.5)
     single = summarise(Measurement(name="load_s", samples=((1.0,),)))
     assert (single.cv_within, single.cv_between) == (None, None)
-
-
-def test_what_only_describes_has_quantiles_and_no_interval() -> None:
-    described = describe([0.001 * i for i in range(101)])
-    assert described["n"] == 101
-    assert described["p50"] == pytest.approx(0.05)
-    assert described["max"] == pytest.approx(0.1)
-    assert described["p50"] < described["p90"] < described["p99"]

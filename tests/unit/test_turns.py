@@ -12,7 +12,6 @@ from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Selection
 from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict
 from optigpu.documents.rounds import RoundRecord
-from optigpu.report.methods import methods
 from optigpu.statistics.intervals import summarise
 from optigpu.statistics.stored import StoredResult
 from optigpu.statistics.turns import MOST_DIFFERENCES, Timed, ratio_of_turns
@@ -71,12 +70,6 @@ def test_the_side_with_more_turns_is_grouped_and_its_requests_count_together() -
     assert ratio([[[9.0], [9.0], [4.0] * 5]], [[[2.0]]]) == pytest.approx(2)
 
 
-def test_each_round_is_grouped_by_itself() -> None:
-    ours = [[[2.0]], [[20.0], [20.0], [40.0], [40.0]]]
-    theirs = [[[1.0], [1.0]], [[10.0], [20.0]]]
-    assert ratio(ours, theirs) == pytest.approx(2)
-
-
 def test_rounds_that_either_side_does_not_count_are_left_out() -> None:
     theirs = [[[1.0], [2.0]], [[1.0], [1.0]], [[4.0], [8.0]]]
     ours = [[[3.0], [6.0]], [[900.0], [900.0]], [[12.0], [24.0]]]
@@ -85,10 +78,6 @@ def test_rounds_that_either_side_does_not_count_are_left_out() -> None:
     assert ratio(ours, theirs) != pytest.approx(3)
     both = timed(ours, uncounted=(0,)), timed(theirs, uncounted=(1,))
     assert ratio_of_turns(*both) == pytest.approx(3), "the last round alone is counted on both sides"
-
-
-def test_rounds_that_one_side_alone_has_are_left_out() -> None:
-    assert ratio([[[3.0]], [[99.0]]], [[[1.0]]]) == pytest.approx(3)
 
 
 def test_there_is_none_without_a_shared_round_of_turns_and_where_a_sample_is_not_positive() -> None:
@@ -217,24 +206,6 @@ def test_a_summary_says_nothing_unless_every_pair_of_processes_has_a_ratio() -> 
     half = [theirs[0], evidence(0.1, (1, 2), turns=False)[1]]
     assert with_turns(summaries(ours), ours, {0: half})["latency_s"].beside == {}
     assert with_turns(summaries(ours), ours, {0: theirs})["latency_s"].beside != {}
-
-
-def test_a_paper_is_told_of_turns_where_there_were_any() -> None:
-    ours = evidence(0.3, (1, 2))
-    metrics = with_turns(summaries(ours), ours, {0: evidence(0.1, (1, 2))})
-    spec = {"measure": {"replicates": 2, "min_seconds": 5.0, "max_seconds": 60.0}}
-    told = [
-        methods(spec, [result(1, Role.SINGLE, "v", each, Verdict(valid=True)).model_dump(mode="json")])
-        for each in (metrics, summaries(ours))
-    ]
-    assert "the ratio of variants that took turns is the Hodges-Lehmann estimate over turns" in told[0]
-    assert "those of ratios are paired where variants took turns." in told[1]
-
-
-def test_a_variant_that_measures_something_else_has_no_ratio() -> None:
-    ours = evidence(0.3, (1,))
-    other = [Evidence(1, replicate(samples={"step_s": (1.0,) * 4}), ours[0].selection)]
-    assert with_turns(summaries(ours), ours, {1: other})["latency_s"].beside == {}
 
 
 def test_what_turns_say_is_kept_in_json_and_missing_in_what_was_stored_before() -> None:

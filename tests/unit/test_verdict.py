@@ -97,10 +97,6 @@ def test_what_a_quiet_machine_shows_is_no_finding(found: dict[str, Any]) -> None
     assert verdict(seen(**found)) == Verdict(valid=True)
 
 
-def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
-    assert verdict(seen(cpus=256, foreign_s=1.25)).reasons == (VerdictReason.FOREIGN_PROCESS,)
-
-
 def test_a_process_that_never_rests_is_found_however_little_it_gets() -> None:
     crowded = replace(QUIET, crowding=frozenset({(7, 1, "miner")}), named={"miner": 0.01})
     judged = verdict(replicate(host_samples=(crowded,) * ROUNDS))
@@ -134,17 +130,6 @@ def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
     assert verdict(replicate(host_samples=tuple(host_samples[:2]), rounds=(60,) * 2)) == Verdict(valid=True)
 
 
-def test_weights_that_stayed_as_they_were_are_a_mark() -> None:
-    marks = [partly(share) for share in (None, 0.9, 0.141)]
-    assert marks[:2] == [Verdict(valid=True)] * 2
-    assert marks[2].warnings == (VerdictWarning.PARTLY_QUANTIZED,)
-    assert marks[2].notes == ("14% of the weights are quantized; the others stayed as they were loaded.",)
-
-
-def partly(share: float | None) -> Verdict:
-    return of_weights(WeightFacts(quantized=share))
-
-
 def test_tensors_that_the_model_does_not_use_are_a_mark() -> None:
     mark = of_weights(WeightFacts(unused="mtp.0.weight, mtp.1.weight and 7 more"))
     assert mark.warnings == (VerdictWarning.UNUSED_TENSORS,)
@@ -173,14 +158,6 @@ def test_a_library_that_lacks_what_the_machine_has_is_a_mark_with_the_command() 
     assert judged.notes == (
         "libggml-cpu.so of llama-cpp-python lacks avx512 instructions and vnni instructions, which this machine has, "
         "so its speed says little of what it can do; build it with: make llama.",
-    )
-
-
-def test_every_replicate_is_named_in_one_note() -> None:
-    judged = verdict(seen(heat_slowdowns=1), replicate(), seen(heat_slowdowns=2))
-    assert judged.notes == (
-        "The CPU slowed down 4 times because of heat during replicate 1 (and during replicate 3); "
-        "cool it or lower its power limit, and measure again.",
     )
 
 
@@ -257,14 +234,6 @@ def test_the_seconds_of_a_stop_are_the_clock_s_and_never_a_ratio_of_a_warm_reque
     assert "stood still for 5.0 s" in judged.notes[0]
 
 
-def test_a_stop_that_others_explain_is_not_told_twice() -> None:
-    busy = replace(QUIET, wall_s=4.0, foreign_s=4.0)
-    stopped = replace(stopped_for(3.0, request_s=0.02), host_samples=(busy,) * ROUNDS)
-    judged = verdict(stopped)
-    assert judged.reasons == (VerdictReason.FOREIGN_PROCESS,)
-    assert judged.warnings == ()
-
-
 def test_fresh_inputs_that_take_longer_give_a_cache_away() -> None:
     judged = verdict(replicate(audit=Audited(samples=samples([0.5, 0.4, 0.6]))))
     assert judged.reasons == (VerdictReason.CACHED_RESULT,)
@@ -284,21 +253,11 @@ def test_one_fresh_request_as_fast_as_the_others_shows_that_nothing_is_kept() ->
     assert verdict(replicate(audit=slow_moment)).valid, "what is repeated was just as slow then"
 
 
-def test_requests_after_a_rest_are_compared_with_their_like() -> None:
-    slow_starts = ([0.05] * 3 + [0.02] * (REQUESTS - 3)) * ROUNDS
-    audit = Audited(samples=samples([0.05] * 3))
-    assert verdict(replicate(samples=samples(slow_starts), audit=audit)).valid
-
-
 def test_a_machine_that_slowed_down_by_the_audit_is_no_cache() -> None:
     noise = np.random.default_rng(0).lognormal(0, 0.03, ROUNDS * REQUESTS)
     slower = np.repeat([0.02, 0.02, 0.04, 0.04], REQUESTS) * noise
     judged = verdict(replicate(samples=samples(slower), audit=Audited(samples=samples([0.045] * 3))))
     assert VerdictReason.CACHED_RESULT not in judged.reasons
-
-
-def test_without_an_audit_nothing_is_said_of_caches() -> None:
-    assert verdict(replicate(audit=None)).valid
 
 
 def test_a_wrong_output_is_told_once_whenever_it_is_found() -> None:
@@ -378,16 +337,3 @@ def test_a_warm_up_that_did_not_settle_is_named_although_their_processes_agree()
     assert judged.notes == (
         "In replicate 3 the last requests of the warm-up still differed by more than 5%.",
     )
-
-
-def test_few_and_unsettled_samples_are_marked_as_before() -> None:
-    job = spec()
-    few = replicate(samples=samples([0.02] * 4), rounds=(1,) * 4, width=0.5, audit=None)
-    judged = judge(job, variants_of(job)[0], evidence([few], job), {})
-    assert judged.valid
-    assert judged.warnings == (
-        VerdictWarning.SINGLE_REPLICATE,
-        VerdictWarning.NOT_CONVERGED,
-        VerdictWarning.FEW_SAMPLES,
-    )
-    assert len(judged.notes) == 3

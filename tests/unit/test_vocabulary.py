@@ -1,7 +1,6 @@
 """The ground floor: identifiers, the one JSON text of a document, and what no database may be given."""
 
 import json
-from datetime import UTC
 from typing import Any
 
 import pytest
@@ -13,14 +12,10 @@ from optigpu.vocabulary import (
     METRICS,
     DocumentError,
     Frozen,
-    JobState,
-    OutOfMemoryError,
-    ReplicateError,
     canonical_json,
     check_document,
     is_id,
     new_id,
-    utc_now,
 )
 
 TEXTS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
@@ -46,17 +41,6 @@ def test_ids_are_sorted_by_time_and_recognised() -> None:
 )
 def test_what_is_no_id_is_recognised_too(text: str) -> None:
     assert not is_id(text)
-
-
-def test_the_time_is_in_utc_and_says_so() -> None:
-    assert utc_now().tzinfo is UTC
-
-
-def test_data_is_frozen_and_strict_about_its_fields() -> None:
-    with pytest.raises(ValidationError, match="extra"):
-        Point.model_validate({"x": 1, "y": 2})
-    with pytest.raises(ValidationError, match="frozen"):
-        Point(x=1).x = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), "-Infinity"])
@@ -85,14 +69,6 @@ def test_what_a_database_cannot_hold_is_named_by_its_place(document: Any, place:
 def test_every_other_document_has_one_text(document: Any) -> None:
     text = canonical_json(document)
     assert canonical_json(json.loads(text)) == text
-
-
-def test_final_states_are_final() -> None:
-    assert {state for state in JobState if not state.is_final} == {JobState.QUEUED, JobState.RUNNING}
-
-
-def test_out_of_memory_is_a_fault_of_the_measuring_process() -> None:
-    assert issubclass(OutOfMemoryError, ReplicateError)
 
 
 def test_a_metric_s_name_carries_its_unit() -> None:
