@@ -1,4 +1,4 @@
-"""The seam: what is asked of a backend before it is loaded, and that the one a variant names is asked."""
+"""The seam of backends: what is asked of one before it is loaded, and what all refuse alike."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from optigpu.backends import BACKENDS
+from optigpu.backends.refusals import allocation_failed, workload_refused
 from optigpu.child.messages import Assignment, Progress
 from optigpu.child.replicate import order_of, prepare, refusal
 from optigpu.documents.result import Environment
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind, OptiGPUError, OutOfMemoryError, UnsupportedError
+from optigpu.workloads.base import Workload
+from optigpu.workloads.classify import Classify
+from optigpu.workloads.generate import Generate
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 JOB = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "bf16"}]}
@@ -109,3 +113,32 @@ def test_the_torch_backend_knows_each_way_in_which_torch_says_that_memory_is_sho
         assert torch.is_out_of_memory(error)
     assert not torch.is_out_of_memory(RuntimeError("another"))
     assert torch.missing(SimpleNamespace()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (Generate(), None),
+        (Classify(), "engine does not run the workload classify; it runs generate, quality."),
+        (Generate(prompt="The old man"), "leave prompt, temperature and top_p out"),
+        (Generate(temperature=1), "leave prompt, temperature and top_p out"),
+    ],
+)
+def test_a_workload_that_is_refused_says_what_to_change(workload: Workload, said: str | None) -> None:
+    found = workload_refused("engine", workload, ("generate", "quality"))
+    assert found is None if said is None else said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("no room"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer"), True),
+        (RuntimeError("no such operator"), False),
+        (OptiGPUError("no such file"), False),
+    ],
+)
+def test_an_allocation_that_failed_is_told_from_other_errors(error: Exception, ran_out: bool) -> None:
+    assert allocation_failed(error) is ran_out

@@ -1,4 +1,4 @@
-"""A bounded folder: files are whole or not there, one process writes at a time, the least recently used go first."""
+"""A bounded folder keeps whole files and the least recently used go first; kept models that break are removed."""
 
 import math
 import os
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from optigpu.backends.converted import whole
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 SIZE = 100
 BOUND = Bound("OPTIGPU_TEST_CACHE_GB", default=3 * 2**30, files="test files")
@@ -158,3 +159,38 @@ def test_who_may_only_read_marks_nothing(path: Path, monkeypatch: pytest.MonkeyP
     target = write(BoundedFolder(path, ".data", math.inf), "a")
     monkeypatch.setattr(os, "utime", refuse)
     mark_used(target)
+
+
+@pytest.fixture(params=["file", "folder"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model that was written as one file, or as a folder of files."""
+    path = tmp_path / "model.kept"
+    if request.param == "folder":
+        path.mkdir()
+        (path / "weights").write_bytes(b"half")
+    else:
+        path.write_bytes(b"half")
+    return path
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no graph.\nmore"), ValueError("no graph"), OSError("no graph")]
+)
+def test_a_model_that_cannot_be_read_is_removed(kept: Path, error: Exception) -> None:
+    said = (
+        r"Engine cannot load model\.kept: no graph\. .* was damaged and has been removed; run the job again"
+    )
+    with pytest.raises(OptiGPUError, match=said), whole(kept, "Engine"):
+        raise error
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("std::bad_alloc"), MemoryError(), UnsupportedError("no such type"), KeyError("a bug")],
+)
+def test_an_error_that_says_nothing_of_the_model_leaves_it(kept: Path, error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, whole(kept, "Engine"):
+        raise error
+    assert raised.value is error
+    assert kept.exists()

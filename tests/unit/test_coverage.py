@@ -1,4 +1,4 @@
-"""Coverage by simulation: every 95% interval and bound holds in 93% to 97% of the draws, no less and no more."""
+"""Statistics by simulation: 95% intervals hold in 93% to 97% of draws, and few pairs are decided wrongly."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from optigpu.documents.result import Measurement
+from optigpu.documents.views import Decision
 from optigpu.statistics.compare import compare
 from optigpu.statistics.estimates import Estimate, difference, mean_of
 from optigpu.statistics.intervals import interval, paired_ratio, ratio, summarise
@@ -20,7 +21,7 @@ from optigpu.statistics.within import (
     median_error,
 )
 from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
-from tests.unit.test_compare import beside, document
+from tests.unit.test_compare import beside, document, one
 
 pytestmark = pytest.mark.slow
 DRAWS = 4000
@@ -198,3 +199,51 @@ def test_the_interval_of_a_share_over_windows_holds(windows: int, positions: int
         assert bounds is not None
         covered += bounds[0] <= truth <= bounds[1]
     assert LEAST <= covered / 2000 <= MOST
+
+
+def decided(spread: float, change: float, seed: int) -> dict[Decision, int]:
+    """How 100 pairs are decided, of 5 interleaved processes each whose medians vary by `spread`."""
+    rng = np.random.default_rng(seed)
+    found: dict[Decision, int] = dict.fromkeys(Decision, 0)
+    for _ in range(100):
+        common = 0.05 * rng.standard_normal(5)
+        ours, theirs = (
+            100 * level * np.exp(common + spread * rng.standard_normal(5)) for level in (1, 1 + change)
+        )
+        first, second = (document(tuple((float(m),) for m in side), "latency_s") for side in (ours, theirs))
+        metric = one(beside(first, 0), beside(second, 1), "latency_s")
+        assert metric.decision is not None
+        found[metric.decision] += 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_equal_pairs_most_are_called_equivalent_and_few_different(seed: int) -> None:
+    found = decided(0.01, 0.0, seed)
+    assert found[Decision.BETTER] + found[Decision.WORSE] <= 8
+    assert found[Decision.EQUIVALENT] >= 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_pairs_that_differ_by_5_percent_most_are_called_different(seed: int) -> None:
+    found = decided(0.01, 0.05, seed)
+    assert found[Decision.WORSE] >= 80
+    assert found[Decision.BETTER] == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_noisy_pairs_are_undecided_and_not_wrong(seed: int) -> None:
+    found = decided(0.04, 0.0, seed)
+    assert found[Decision.BETTER] + found[Decision.WORSE] <= 8
+    assert found[Decision.UNDECIDED] >= 60
+
+
+def test_of_equal_variants_few_are_called_different() -> None:
+    """Three independent processes a side that differ by 1.7%: at most one call in twenty may be false."""
+    rng = np.random.default_rng(7)
+    calls = 0
+    for _ in range(200):
+        ours, theirs = (100 * np.exp(0.017 * rng.standard_normal(3)) for _ in range(2))
+        found = one(document(tuple((float(m),) for m in ours)), document(tuple((float(m),) for m in theirs)))
+        calls += found.decision in (Decision.BETTER, Decision.WORSE)
+    assert calls <= 10

@@ -1,4 +1,4 @@
-"""What each kind of device has and lacks, and what each technique therefore says of it. Nothing here needs a GPU."""
+"""What each kind of device has and lacks, what is refused there, and what a job needs of its worker."""
 
 from typing import Any
 
@@ -6,11 +6,15 @@ import pytest
 
 from optigpu.conductor.requirements import require_device
 from optigpu.documents.result import Accelerator, Environment
-from optigpu.hardware import hardware_class
+from optigpu.documents.views import Want
+from optigpu.hardware import hardware_class, probe
 from optigpu.hardware.device_kinds import no_device
 from optigpu.job.bench import bench_specs
+from optigpu.job.needs import Need, needs_of
 from optigpu.job.plan import default_stack
 from optigpu.job.spec import JobSpec
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import BenchMode, DeviceKind, Precision, SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
@@ -138,3 +142,140 @@ def test_a_default_stack_and_a_bench_hold_only_what_runs_there(device: DeviceKin
         assert "tf32" not in specs[0].workload.model_dump()["dtypes"]
         beside = [technique for spec in specs for each in spec.beside for technique in each.stack]
         assert all(device in technique.devices for technique in beside)
+
+
+T4 = Accelerator(name="Tesla T4", memory_bytes=15 * 10**9, uuid="GPU-a")
+
+
+def nvidia_machine(*gpus: Accelerator, driver: str | None = "580.00", **software: str) -> Environment:
+    return probe().model_copy(update={"accelerators": gpus, "driver": driver, "software": software})
+
+
+def asked_of_cuda(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"workload": {"kind": "matmul"}, "device": "cuda"} | fields)
+
+
+def refusal(environment: Environment, **fields: Any) -> str:
+    with pytest.raises(UnsupportedError) as caught:
+        require_device(asked_of_cuda(**fields), environment)
+    return str(caught.value)
+
+
+def test_a_machine_without_a_driver() -> None:
+    assert refusal(nvidia_machine(driver=None)) == (
+        "device: this machine has no NVIDIA GPU that works (no NVIDIA driver answers); set device to cpu, or submit "
+        "the job to a service with such a worker."
+    )
+
+
+def test_a_driver_whose_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "(CUDA_VISIBLE_DEVICES hides each)" in refusal(nvidia_machine())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert "(its driver lists none)" in refusal(nvidia_machine())
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            {"gpu": "H100"},
+            "target.gpu: this machine's GPU is Tesla T4, not H100; leave it out, or submit the job.",
+        ),
+        (
+            {"min_vram_bytes": 16 * 10**9},
+            "target.min_vram_bytes: this machine's GPU has 15000000000 bytes, fewer than",
+        ),
+    ],
+)
+def test_another_gpu_than_the_job_asks_for(target: dict[str, Any], words: str) -> None:
+    assert refusal(nvidia_machine(T4), target=target).startswith(words)
+
+
+def test_a_torch_for_cpus_beside_a_gpu() -> None:
+    cpu_only = nvidia_machine(T4, torch="2.13.0+cpu")
+    assert refusal(cpu_only).startswith(
+        "device: torch 2.13.0+cpu here was not built for CUDA; install one that was, or set device to cpu"
+    )
+
+
+def test_what_fits_is_let_through() -> None:
+    fitting = {"gpu": "t4", "min_vram_bytes": 15 * 10**9}
+    require_device(asked_of_cuda(target=fitting), nvidia_machine(T4, torch="2.13.0", torch_cuda="13.0"))
+
+
+TORCH = (Want.BACKEND, "torch")
+
+
+def needs(**fields: Any) -> list[tuple[Want, str]]:
+    job = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "preset:gpt2"} | fields)
+    return [(need.kind, need.name) for need in needs_of(job)]
+
+
+@pytest.mark.parametrize("model", ["preset:gpt2", "bundled:tiny"])
+def test_presets_and_bundled_models_are_everywhere(model: str) -> None:
+    assert needs(model=model) == [TORCH]
+
+
+@pytest.mark.parametrize(
+    ("model", "reference"),
+    [
+        ("path:mine/./gpt2", "path:mine/gpt2"),
+        ("openai-community/gpt2", "hub:openai-community/gpt2"),
+        ("hub:openai-community/gpt2@main", "hub:openai-community/gpt2@main"),
+    ],
+)
+def test_other_models_are_needed_by_their_reference(model: str, reference: str) -> None:
+    assert needs(model=model) == [TORCH, (Want.MODEL, reference)]
+
+
+def test_a_draft_is_a_model_as_well_and_the_same_one_counts_once() -> None:
+    drafting = {"name": "speculative_decoding", "draft": "path:small"}
+    assert needs(model="path:large", stack=[drafting]) == [
+        TORCH,
+        (Want.MODEL, "path:large"),
+        (Want.MODEL, "path:small"),
+    ]
+    assert needs(model="path:small", stack=[drafting]) == [TORCH, (Want.MODEL, "path:small")]
+    assert needs(stack=[drafting | {"draft": "bundled:tiny"}]) == [TORCH]
+
+
+@pytest.mark.parametrize("name", ["nf4", "llm_int8"])
+def test_a_technique_s_library_is_needed(name: str) -> None:
+    assert needs(stack=[{"name": "bf16"}, {"name": name}]) == [TORCH, (Want.PACKAGE, "bitsandbytes")]
+
+
+def test_gptq_needs_its_library_unless_the_model_may_be_quantized_already() -> None:
+    assert needs(stack=[{"name": "gptq"}]) == [TORCH, (Want.PACKAGE, "gptqmodel")]
+    assert needs(model="path:quantized", stack=[{"name": "gptq"}]) == [TORCH, (Want.MODEL, "path:quantized")]
+
+
+def test_another_backend_is_needed_by_its_name() -> None:
+    assert needs(backend="llama_cpp", model="bundled:tiny") == [(Want.BACKEND, "llama_cpp")]
+
+
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        (Need(kind=Want.PACKAGE, name="bitsandbytes"), "pip install -e '.[quant]'"),
+        (Need(kind=Want.PACKAGE, name="gptqmodel"), "pip install -e '.[gptq]'"),
+        (Need(kind=Want.PACKAGE, name="of_an_older_version"), "pip install of_an_older_version"),
+        (Need(kind=Want.DEVICE, name="cuda"), "python -m worker --device cuda"),
+        (Need(kind=Want.MODEL, name="path:mine"), "Put the folder there"),
+        (Need(kind=Want.MODEL, name="hub:theirs"), "without HF_HUB_OFFLINE"),
+    ],
+)
+def test_each_need_has_a_next_step(need: Need, words: str) -> None:
+    assert words in need.next_step
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_whose_package_is_missing_says_so_where_it_runs(name: str) -> None:
+    """What a job waits for and what a variant is refused for are the same packages."""
+    bare = probe().model_copy(update={"software": {}})
+    technique = TECHNIQUES[name](name=name)
+    facts = facts_of(parse_reference("preset:llama-3.2-1b"))
+    for known in (None, facts):
+        packages = technique.packages(known)
+        reason = technique.check(bare, technique.devices[0], known)
+        assert not packages or f"{packages[0]} is not installed" in str(reason)

@@ -130,7 +130,7 @@ print(peak() - before, (folder / "logits.f32").stat().st_size)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpt2_s_vocabulary_at_many_positions_stays_on_disk(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _JUDGE_MANY, str(tmp_path)], capture_output=True, text=True, check=True

@@ -1,9 +1,10 @@
-"""What bounds a kernel, from shapes alone."""
+"""What bounds a kernel, from shapes alone, and how kernels add up to shares of a request's time."""
 
 import pytest
 
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import Operator, bound_of, bound_of_kernel
+from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.vocabulary import DeviceKind
 
 CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
@@ -71,3 +72,19 @@ def test_a_kernel_without_operator_is_told_only_when_its_name_says_that_it_strea
         assert bound_of_kernel(name) is MEMORY
     for name in ("sm90_xmma_gemm_bf16bf16", "flash_fwd_kernel", "my_kernel"):
         assert bound_of_kernel(name) is None
+
+
+MEMORY, COMPUTE = Bound.MEMORY, Bound.COMPUTE
+
+
+def test_shares_and_table_weigh_each_kernel_by_what_it_stands_for() -> None:
+    kernels = [
+        Kernel("first", 3.0, COMPUTE, weight=1, in_steps=False),
+        Kernel("step", 1.0, MEMORY, weight=5, in_steps=True),
+        Kernel("step", 1.0, MEMORY, weight=5, in_steps=True),
+        Kernel("new", 2.0, None, weight=1, in_steps=False),
+    ]
+    assert [share(kernels, bound) for bound in (COMPUTE, MEMORY, None)] == [3 / 15, 10 / 15, 2 / 15]
+    rows = table(kernels)
+    assert [row["name"] for row in rows] == ["step", "first", "new"]
+    assert rows[0] == {"name": "step", "calls": 2, "self_s": 2.0, "share": 10 / 15, "bound": MEMORY}

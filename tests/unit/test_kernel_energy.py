@@ -1,10 +1,14 @@
-"""Energy of AMD's and Intel's GPUs from made-up files, after the kernel's documentation: no machine wrote them."""
+"""Energy through files as the kernel shows them, of CPUs and of AMD's and Intel's GPUs."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from optigpu.hardware.energy import PLAUSIBLE_W, SLACK_S, CounterFlow, PowerFlow, cpu_energy
 from optigpu.hardware.kernel_energy import kernel_energy
+from optigpu.hardware.powercap import energy_domains
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 from tests.engine.trees import tree
@@ -64,3 +68,117 @@ def test_what_cannot_be_read_is_a_sentence(
     card(tmp_path, "amdgpu", files)
     with pytest.raises(SensorError, match=words):
         kernel_energy(device, tmp_path)
+
+
+RANGE_UJ = 262_143_328_850
+"""Of an Intel server's package."""
+
+
+def zone(root: Path, name: str, kind: str, energy_uj: int | str = 0, range_uj: int = RANGE_UJ) -> Path:
+    """A power zone; the kernel shows all of them side by side."""
+    folder = root / "sys/class/powercap" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in (("name", kind), ("energy_uj", energy_uj), ("max_energy_range_uj", range_uj)):
+        (folder / file).write_text(f"{text}\n")
+    return folder
+
+
+def server(root: Path) -> None:
+    """Two sockets with their memory, the parts of a package, the platform, and the packages once more."""
+    for socket in (0, 1):
+        zone(root, f"intel-rapl:{socket}", f"package-{socket}", energy_uj=5_000_000)
+        zone(root, f"intel-rapl:{socket}:0", "core", energy_uj=1)
+        zone(root, f"intel-rapl:{socket}:1", "dram", energy_uj=7_000_000, range_uj=65_712_999_613)
+    zone(root, "intel-rapl:2", "psys")
+    zone(root, "intel-rapl-mmio:0", "package-0")
+    (root / "sys/class/powercap/intel-rapl").mkdir()
+
+
+def test_packages_and_their_memory_count_and_nothing_twice(tmp_path: Path) -> None:
+    server(tmp_path)
+    found = {domain.name: (domain.energy_j(), domain.wraps_at_j) for domain in energy_domains(tmp_path)}
+    package, memory = (5.0, RANGE_UJ / 1e6), (7.0, 65712.999613)
+    assert found == {
+        "package-0": package,
+        "package-0 dram": memory,
+        "package-1": package,
+        "package-1 dram": memory,
+    }
+
+
+def test_a_platform_counter_alone_is_no_counter_of_the_cpu(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "psys")
+    with pytest.raises(SensorError, match="no RAPL package"):
+        energy_domains(tmp_path)
+
+
+def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SensorError, match="like most virtual machines"):
+        cpu_energy(tmp_path)
+
+
+def test_a_counter_for_root_alone_is_a_reason(tmp_path: Path) -> None:
+    """The kernel's own file stands in: no user can read it, not even root."""
+    folder = zone(tmp_path, "intel-rapl:0", "package-0")
+    (folder / "energy_uj").unlink()
+    (folder / "energy_uj").symlink_to("/proc/sys/vm/drop_caches")
+    with pytest.raises(SensorError, match="Only root may read"):
+        cpu_energy(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5"])
+def test_a_counter_that_holds_no_number_is_a_reason(tmp_path: Path, text: str) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", energy_uj=text)
+    with pytest.raises(SensorError, match="which is not a number"):
+        cpu_energy(tmp_path)
+
+
+def test_the_domains_are_summed(tmp_path: Path) -> None:
+    server(tmp_path)
+    sensor = cpu_energy(tmp_path)
+    zone(tmp_path, "intel-rapl:0", "package-0", energy_uj=6_000_000)
+    zone(tmp_path, "intel-rapl:1:1", "dram", energy_uj=7_500_000, range_uj=65_712_999_613)
+    sensor.look()
+    assert sensor.total.joules == pytest.approx(1.5)
+    assert (sensor.total.looks, sensor.total.changes) == (1, 1)
+
+
+@given(st.lists(st.integers(0, 4_000_000_000), min_size=1, max_size=20), st.integers(0, RANGE_UJ))
+def test_a_wrap_loses_nothing(steps_uj: list[int], start_uj: int) -> None:
+    shown = [start_uj]
+    flow = CounterFlow("p", lambda: shown[-1] / 1e6, RANGE_UJ / 1e6)
+    total = 0.0
+    for step in steps_uj:
+        shown.append((shown[-1] + step) % RANGE_UJ)
+        total += flow.since(elapsed_s=1.0)
+    assert total == pytest.approx(sum(steps_uj) / 1e6, abs=1e-3)
+
+
+def test_a_counter_that_is_reset_is_no_wrap() -> None:
+    shown = [100_000.0, 0.0]
+    flow = CounterFlow("p", lambda: shown.pop(0), RANGE_UJ / 1e6)
+    with pytest.raises(SensorError, match=r"jumped from 100000\.000 to 0\.000 J"):
+        flow.since(elapsed_s=1.0)
+
+
+def test_a_counter_without_wrap_never_falls() -> None:
+    shown = [5.0, 4.0]
+    with pytest.raises(SensorError, match=r"fell from 5\.000 to 4\.000 J"):
+        CounterFlow("p", lambda: shown.pop(0)).since(elapsed_s=1.0)
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_a_jump_is_more_than_any_machine_draws(factor: float) -> None:
+    shown = [0.0, factor * PLAUSIBLE_W * (2 + SLACK_S)]
+    flow = CounterFlow("p", lambda: shown.pop(0))
+    if factor < 1:
+        assert flow.since(elapsed_s=2.0) > 0
+    else:
+        with pytest.raises(SensorError, match="jumped"):
+            flow.since(elapsed_s=2.0)
+
+
+def test_power_is_integrated_by_the_trapezoidal_rule() -> None:
+    shown = [10.0, 20.0, 40.0]
+    flow = PowerFlow(lambda: shown.pop(0))
+    assert (flow.since(2.0), flow.since(1.0)) == (30.0, 30.0)

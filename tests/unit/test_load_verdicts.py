@@ -1,21 +1,36 @@
-"""What a verdict says of the runs of a load: requests that failed, counts that contradict, a growing queue."""
+"""What a verdict says of the runs of a load, where a sweep over rates ends, and how serve is asked for."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from optigpu.child.messages import Ready
 from optigpu.conductor.loads import load_measurements, raw_queries
 from optigpu.conductor.processes.rounds import Replicate
+from optigpu.conductor.saturation import Saturation, Watched
 from optigpu.conductor.verdicts.load import queries
-from optigpu.documents.load import QUERY_METRICS, LoadRun
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.load import QUERY_METRICS, LoadFacts, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
+from optigpu.documents.rounds import RoundMark
+from optigpu.documents.shapes import ModelFacts
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Measure, Variant
 from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
 from optigpu.load.simulated import SimulatedSlots
+from optigpu.models.facts import known_facts
+from optigpu.models.reference import parse_reference
 from optigpu.statistics.intervals import summarise
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.workloads.serve import Serve
+from tests.breadth import cases
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, evidence, replicate, spec, verdict
 
 RUNS = REQUESTS * ROUNDS
@@ -94,7 +109,7 @@ def test_percentiles_have_as_many_samples_as_there_are_requests() -> None:
     assert load_measurements(evidence([replicate()], spec())) == []
 
 
-@pytest.mark.parametrize("name", QUERY_METRICS)
+@pytest.mark.parametrize("name", cases(QUERY_METRICS, by_default=1))
 def test_each_time_of_requests_has_its_percentiles_and_their_bounds(name: str) -> None:
     replicates = [replicate(loads=tuple(a_run() for _ in range(RUNS))) for _ in range(3)]
     proof = evidence(replicates, spec())
@@ -112,3 +127,140 @@ def test_each_time_of_requests_has_its_percentiles_and_their_bounds(name: str) -
         assert percentile is not None
         assert upper is not None
         assert percentile <= upper < 1.5 * percentile
+
+
+MEASURE = Measure(min_seconds=1.0)
+CLEAN = Watched((RUN,), (), 0.4)
+CLEAN_GROWING = Watched((GROWING,), (), 0.4)
+DISTURBED_GROWING = Watched((GROWING,), (RoundMark.OTHERS,), 0.4)
+LEFT_OUT = "The queue grew without an end at 10 requests a second already; 20 was left out."
+
+
+def variants(**changes: object) -> tuple[Variant, ...]:
+    beside = [{"backend": "torch", "stack": [{"name": "bf16"}]}]
+    document = {"workload": {"kind": "serve", "rates": [10, 20]}, "model": "preset:gpt2", "beside": beside}
+    return variants_of(JobSpec.model_validate(document | changes))
+
+
+def ready(saturated_runs: int) -> Ready:
+    load = LoadFacts(scenario="Server", rate=10, queries=40, runs=3, saturated_runs=saturated_runs)
+    facts = RunFacts(load=load)
+    return Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.1, facts=facts)
+
+
+def watching(rounds: Iterable[Watched]) -> Callable[[], Watched]:
+    """One after the other; asked for more there is an error."""
+    left = iter(rounds)
+    return lambda: next(left)
+
+
+def left_out(rounds: Iterable[Watched], saturated_runs: int = 3) -> str | None:
+    """Why the second rate is left out, if the sweep ends at the first, which never is."""
+    first, second = (each for each in variants() if not each.stack)
+    found = Saturation()
+    found.judge(first, ready(saturated_runs), MEASURE, watching(rounds))
+    found.require_below(first)
+    try:
+        found.require_below(second)
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def test_a_warm_up_whose_queue_does_not_grow_needs_no_round() -> None:
+    assert left_out([], saturated_runs=1) is None
+
+
+def test_a_clean_round_decides() -> None:
+    assert left_out([CLEAN_GROWING]) == LEFT_OUT
+    assert left_out([CLEAN]) is None
+
+
+def test_a_disturbed_round_is_measured_again_and_ends_nothing() -> None:
+    assert left_out([DISTURBED_GROWING, DISTURBED_GROWING, CLEAN_GROWING]) == LEFT_OUT
+    assert left_out([DISTURBED_GROWING, CLEAN]) is None
+
+
+def test_without_a_clean_round_in_the_time_the_sweep_goes_on() -> None:
+    asked = iter([DISTURBED_GROWING] * 100)
+    assert left_out(asked) is None
+    assert len(list(asked)) == 95, "2 s of rounds of 0.4 s"
+
+
+def test_another_stack_and_another_server_have_sweeps_of_their_own() -> None:
+    found = Saturation()
+    plain, _, _, bf16 = sorted(variants(), key=lambda each: (len(each.stack), each.index))
+    found.judge(plain, ready(3), MEASURE, watching([CLEAN_GROWING]))
+    found.require_below(bf16)
+
+    def at(port: int) -> tuple[Variant, ...]:
+        return variants(backend="endpoint", endpoint=f"http://127.0.0.1:{port}#tiny", beside=[])
+
+    found.judge(at(8001)[0], ready(3), MEASURE, watching([CLEAN_GROWING]))
+    found.require_below(at(8002)[1])
+    with pytest.raises(UnsupportedError):
+        found.require_below(at(8001)[1])
+
+
+LINE = '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2}'
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rates": [0]}, "rates.0: 0 is too small"),
+        ({"rates": [1e9]}, "rates.0: 1000000000 is too large; the most is 100000"),
+        ({"rates": [-1]}, "rates.0: -1 is too small"),
+        ({"rates": ["NaN"]}, "rates.0"),
+        ({"rates": []}, "rates: It has too few items"),
+        ({"rates": [2, 1]}, "the lowest first"),
+        ({"rates": [2, 2]}, "name each rate once"),
+        ({"rates": None}, "the scenario Server needs rates"),
+        ({"scenario": "Offline", "rates": [1]}, "rates is of the scenario Server"),
+        ({"scenario": "closed"}, "the scenario closed needs clients"),
+        ({"clients": 2}, "clients is of the scenario closed"),
+        ({"scenario": "closed", "clients": 0}, "clients: 0 is too small"),
+        ({"ttft_s": 0}, "ttft_s: 0 is too small; it must be more than 0"),
+        ({"tpot_s": -1}, "tpot_s: -1 is too small"),
+        ({"new_tokens": 1}, "new_tokens: 1 is too small"),
+        ({"new_tokens": 8, "new_tokens_most": 4}, "new_tokens_most is less than new_tokens"),
+        ({"queries": 0}, "queries: 0 is too small"),
+        ({"queries": None}, "the scenario Server needs queries"),
+        ({"scenario": "trace"}, "the scenario trace needs trace"),
+        ({"trace": LINE}, "trace is of the scenario trace"),
+        ({"scenario": "trace", "trace": LINE + "\n{"}, "line 2 of the trace is wrong"),
+        (
+            {"scenario": "trace", "trace": LINE.replace("0,", "-3,")},
+            "line 1 of the trace is wrong: arrival_s",
+        ),
+        ({"scenario": "trace", "trace": LINE, "queries": 3}, "a trace says queries itself"),
+        ({"scenario": "server"}, "scenario"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_field(given: dict[str, Any], words: str) -> None:
+    with pytest.raises((OptiGPUError, ValidationError, ValueError)) as error:
+        JobSpec.model_validate({"workload": {"kind": "serve"} | given, "model": "preset:gpt2"})
+    assert words in str(error.value)
+
+
+def test_each_rate_is_a_variant_and_others_are_one() -> None:
+    expanded = Serve(rates=(1, 2.5)).expand()
+    assert [each.label for each in expanded] == ["1/s", "2.5/s"]
+    assert len({str(each.identity()) for each in expanded}) == 2
+    (offline,) = Serve(scenario="Offline").expand()
+    assert offline.label == ""
+
+
+def test_the_longest_query_must_fit_the_context() -> None:
+    facts = known_facts(parse_reference("preset:gpt2"))
+    assert isinstance(facts, ModelFacts)
+    assert Serve(prompt_tokens=512, new_tokens=512).check(facts) is None
+    assert "1025" in (Serve(prompt_tokens=512, prompt_tokens_most=513, new_tokens=512).check(facts) or "")
+
+
+@pytest.mark.parametrize("name", ["static_kv_cache", "no_kv_cache", "torch_compile", "speculative_decoding"])
+def test_a_technique_of_whole_batches_is_refused_when_the_job_is_posted(name: str) -> None:
+    with pytest.raises((OptiGPUError, ValueError), match="sequences join and leave"):
+        JobSpec.model_validate(
+            {"workload": {"kind": "serve"}, "model": "preset:gpt2", "stack": [{"name": name}]}
+        )

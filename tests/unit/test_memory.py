@@ -1,10 +1,11 @@
-"""How much host memory is free, on made-up control groups and on this machine."""
+"""How much host memory is free and how large the last cache is, on made-up files and on this machine."""
 
 from pathlib import Path
 
 import psutil
 import pytest
 
+from optigpu.hardware.cpu_caches import last_level_cache_bytes
 from optigpu.hardware.memory import free_host_bytes
 
 GROUPS = Path("sys/fs/cgroup")
@@ -60,3 +61,26 @@ def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, li
     write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
     free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
     assert 700 < free <= memory.total
+
+
+def machine(root: Path, *sizes: str) -> Path:
+    for index, size in enumerate(sizes):
+        folder = root / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (("48K", "32K", "2048K", "491520K"), 480 * 2**20),
+        (("64M",), 2**26),
+        (("", "?", "K"), None),
+        ((), None),
+    ],
+)
+def test_the_largest_cache_that_the_kernel_tells_counts(
+    tmp_path: Path, sizes: tuple[str, ...], expected: int | None
+) -> None:
+    assert last_level_cache_bytes(machine(tmp_path, *sizes)) == expected

@@ -1,8 +1,9 @@
-"""The names that somebody may have meant."""
+"""The names, of techniques or of settings, that somebody may have meant."""
 
 import pytest
 
 from optigpu.documents.names import closest, did_you_mean
+from optigpu.variables import KNOWN, unknown_variables
 
 NAMES = ("int8_weight_only", "int8_dynamic", "llm_int8", "torch_compile", "bf16", "GPT-2")
 
@@ -30,3 +31,18 @@ def test_the_question_names_them_all() -> None:
     assert did_you_mean([]) == ""
     assert did_you_mean(["a"]) == " Did you mean a?"
     assert did_you_mean(["a", "b", "c"]) == " Did you mean a, b or c?"
+
+
+def test_a_misspelled_setting_is_named_with_the_one_that_was_meant() -> None:
+    assert unknown_variables(["OPTIGPU_LAESE_S", "PATH"]) == [
+        "OPTIGPU_LAESE_S is not a setting and changes nothing; did you mean OPTIGPU_LEASE_S?"
+    ]
+
+
+def test_a_name_that_is_like_no_other_leads_to_the_list() -> None:
+    (sentence,) = unknown_variables(["OPTIGPU_XYZZY_QUUX_PLUGH"])
+    assert sentence.endswith("docs/settings.md lists those that there are.")
+
+
+def test_what_is_known_is_not_named_in_whatever_case() -> None:
+    assert unknown_variables([*KNOWN, "optigpu_port", "OTHER_SETTING"]) == []

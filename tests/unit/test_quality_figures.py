@@ -1,10 +1,17 @@
-"""Quality figures over windows: their intervals, what they are made of, and why some have none."""
+"""Quality figures over windows and over losses of training: their intervals, and comparing them."""
+
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from optigpu.documents.facts import ImageQuality
-from optigpu.documents.result import Measurement
+from optigpu.child.messages import Metered
+from optigpu.conductor.processes.metering import MeterReading
+from optigpu.documents.facts import ImageQuality, MeterFacts
+from optigpu.documents.result import Measurement, VerdictReason
+from optigpu.documents.views import Decision
+from optigpu.job.spec import JobSpec
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.figures import (
     accuracy_figures,
@@ -13,9 +20,25 @@ from optigpu.quality.figures import (
     with_windows,
 )
 from optigpu.quality.hellaswag import Item
+from optigpu.quality.loss_curves import (
+    EQUIVALENT,
+    JITTER,
+    WINDOWS,
+    band_of,
+    deviation_of,
+    jitter_of,
+    window_means,
+)
+from optigpu.quality.training import quality_of
+from optigpu.statistics.compare import compare
 from optigpu.statistics.intervals import summarise
+from optigpu.statistics.jackknife import leave_one_out, part_bounds, parts_of
+from optigpu.statistics.student import Array
+from optigpu.vocabulary import OptiGPUError, SpecError
+from tests.unit.made_replicates import replicate, verdict
+from tests.unit.made_results import BASELINE
 
-WINDOWS = np.repeat(np.arange(10), 6)
+PLACES = np.repeat(np.arange(10), 6)
 
 
 def agreement_of(shifts: np.ndarray, order: np.ndarray) -> Agreement:
@@ -28,9 +51,9 @@ def agreement_of(shifts: np.ndarray, order: np.ndarray) -> Agreement:
 
 def test_positions_belong_to_their_windows_in_whatever_order_they_were_computed() -> None:
     rng = np.random.default_rng(0)
-    shifts = rng.normal(0, 0.1 + 0.5 * (WINDOWS % 2))
-    found = divergence_figures(agreement_of(shifts, rng.permutation(60)), WINDOWS)
-    straight = divergence_figures(agreement_of(shifts, np.arange(60)), WINDOWS)
+    shifts = rng.normal(0, 0.1 + 0.5 * (PLACES % 2))
+    found = divergence_figures(agreement_of(shifts, rng.permutation(60)), PLACES)
+    straight = divergence_figures(agreement_of(shifts, np.arange(60)), PLACES)
     assert found.intervals["kld_mean"] == pytest.approx(straight.intervals["kld_mean"])
     assert len(found.without["kld_mean"]) == 10
     for name, (low, high) in found.intervals.items():
@@ -41,17 +64,17 @@ def test_positions_belong_to_their_windows_in_whatever_order_they_were_computed(
 
 def test_windows_that_differ_make_the_interval_wider_than_their_positions_would() -> None:
     rng = np.random.default_rng(1)
-    hard = np.where(WINDOWS < 5, 0.05, 0.5) * rng.normal(1, 0.1, 60)
+    hard = np.where(PLACES < 5, 0.05, 0.5) * rng.normal(1, 0.1, 60)
     mixed = rng.permutation(hard)
     wide, narrow = (
-        divergence_figures(agreement_of(shifts, np.arange(60)), WINDOWS).intervals["kld_mean"]
+        divergence_figures(agreement_of(shifts, np.arange(60)), PLACES).intervals["kld_mean"]
         for shifts in (hard, mixed)
     )
     assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
 
 
 def test_where_all_positions_agree_the_share_need_not_be_1() -> None:
-    found = divergence_figures(agreement_of(np.zeros(60), np.arange(60)), WINDOWS)
+    found = divergence_figures(agreement_of(np.zeros(60), np.arange(60)), PLACES)
     low, high = found.intervals["top1_agreement"]
     assert (found.values["top1_agreement"], high) == (1.0, 1.0)
     assert 0.9 < low < 0.95
@@ -59,7 +82,7 @@ def test_where_all_positions_agree_the_share_need_not_be_1() -> None:
 
 
 def test_few_windows_have_no_interval_and_say_so() -> None:
-    few = divergence_figures(agreement_of(np.ones(60), np.arange(60)), WINDOWS // 3)
+    few = divergence_figures(agreement_of(np.ones(60), np.arange(60)), PLACES // 3)
     assert few.intervals == {}
     assert few.no_interval["kld_mean"] == (
         "An interval needs 5 windows, images or items; there are 4. Ask for more quality.tokens."
@@ -68,8 +91,8 @@ def test_few_windows_have_no_interval_and_say_so() -> None:
 
 def test_the_perplexity_s_interval_is_that_of_its_logarithm_over_windows() -> None:
     rng = np.random.default_rng(2)
-    expected = -3 + rng.normal(0, 0.5, 10)[WINDOWS]
-    found = perplexity_figures(expected - 0.1, expected, WINDOWS)
+    expected = -3 + rng.normal(0, 0.5, 10)[PLACES]
+    found = perplexity_figures(expected - 0.1, expected, PLACES)
     nats = -(expected - 0.1).reshape(10, 6).mean(axis=1)
     half = 2.262157 * nats.std(ddof=1) / np.sqrt(10)
     assert found.intervals["perplexity"] == pytest.approx(
@@ -112,3 +135,147 @@ def test_a_summary_has_the_interval_over_windows_or_the_reason() -> None:
     assert (found["kld_mean"].ci, found["kld_p99"].reason) == ((0.4, 0.6), "too few")
     assert found["latency_s"] == metrics["latency_s"]
     assert with_windows(metrics, None) == metrics
+
+
+def with_quality(
+    divergences: Array, right: Array, expected: float = 20.0, text: str | None = "a"
+) -> dict[str, Any]:
+    """A stored result with quality figures over windows, made from the figures of [windows]."""
+    windows = np.arange(len(divergences))
+    statistics = {
+        "kld_mean": lambda kept: float(divergences[kept].mean()),
+        "top1_agreement": lambda kept: float(right[kept].mean()),
+        "perplexity_delta": lambda kept: float(np.exp(3 + divergences[kept].mean()) - expected),
+    }
+    everything = np.ones(len(windows), dtype=bool)
+    metrics, without = {}, {}
+    for name, statistic in statistics.items():
+        value = statistic(everything)
+        without[name] = leave_one_out(statistic, parts_of(windows))
+        summary = summarise(Measurement(name=name, samples=((value,),))).model_dump(mode="json")
+        metrics[name] = summary | {"ci": part_bounds(value, without[name])}
+    quality = {"tokens_sha256": text, "without_part": without, "window": 8}
+    return BASELINE.model_dump(mode="json") | {"metrics": metrics, "facts": {"quality": quality}}
+
+
+def test_quality_is_compared_window_by_window() -> None:
+    """Windows differ far more than the two results do in any of them."""
+    rng = np.random.default_rng(0)
+    hard = rng.lognormal(-4, 1, 12)
+    ours = with_quality(hard, 0.9 + 0.05 * rng.random(12))
+    theirs = with_quality(hard * rng.normal(1.2, 0.02, 12), 0.9 + 0.05 * rng.random(12))
+    found = compare(ours, theirs).metrics
+    assert found["kld_mean"].ratio == pytest.approx(1.2, abs=0.02)
+    assert (found["kld_mean"].decision, found["kld_mean"].paired) == (Decision.WORSE, True)
+    assert found["top1_agreement"].decision is Decision.EQUIVALENT
+    delta = found["perplexity_delta"]
+    assert delta.ratio is None
+    assert delta.difference is not None
+    assert delta.difference > 0
+    assert (delta.decision, delta.reason) == (Decision.WORSE, None)
+    apart = compare(ours, theirs | {"facts": {"quality": {"tokens_sha256": "a"}}}).metrics["kld_mean"]
+    assert (apart.decision, apart.paired) == (Decision.UNDECIDED, False)
+
+
+def test_the_same_predictions_are_equal_or_equivalent() -> None:
+    same = with_quality(np.linspace(0.01, 0.02, 9), np.full(9, 0.9))
+    found = compare(same, same).metrics
+    decisions = [found[name].decision for name in ("kld_mean", "top1_agreement", "perplexity_delta")]
+    assert decisions == [Decision.EQUIVALENT, Decision.EQUIVALENT, Decision.EQUAL]
+
+
+STEPS, SEEDS, NOISE = 24, 5, 0.02
+FALLING = np.linspace(6.0, 4.0, STEPS)
+
+
+def noise(seed: int, sd: float = NOISE, size: Any = STEPS) -> NDArray[np.float64]:
+    drawn: NDArray[np.float64] = np.random.default_rng(seed).normal(0, sd, size)
+    return drawn
+
+
+CURVES = FALLING + noise(0, size=(SEEDS, STEPS))
+BAND = band_of(CURVES)
+
+
+def test_jitter_is_the_noise_of_steps_whatever_the_course() -> None:
+    wild = noise(1, size=20_000)
+    assert jitter_of(wild) == pytest.approx(NOISE, rel=0.02)
+    assert jitter_of(wild + np.linspace(0, 50, wild.size)) == pytest.approx(NOISE, rel=0.02)
+
+
+def test_the_band_is_where_another_seed_lies_in_95_of_100_cases() -> None:
+    """Draws of six seeds: the sixth one's window means about the mean of the five that make the band."""
+    inside = []
+    for draw in range(400):
+        curves = FALLING + noise(draw + 1000, size=(SEEDS + 1, STEPS))
+        apart = np.abs(window_means(curves[-1]) - window_means(curves[:-1]).mean(axis=0))
+        inside.extend((apart < band_of(curves[:-1]).course).tolist())
+    assert 0.95 <= np.mean(inside) <= 0.999, "pooling the windows makes it a little wider"
+
+
+def test_rounding_stays_inside_and_another_course_does_not() -> None:
+    rounded = deviation_of(CURVES[0] + noise(9, 1e-4), CURVES[0], BAND)
+    assert max(rounded.course, rounded.jitter) < 0.1
+    slower = deviation_of(6.0 - 0.7 * (6.0 - CURVES[0]), CURVES[0], BAND)
+    assert slower.course > 1
+
+
+def test_a_step_that_leaves_samples_out_jumps() -> None:
+    """Half of the samples have twice the variance, of which the whole batch shares half."""
+    halved = deviation_of(CURVES[0] + noise(10, NOISE), CURVES[0], BAND)
+    assert halved.jitter > 1.5
+    assert halved.jitter == pytest.approx(jitter_of(noise(10, NOISE)) / (JITTER * BAND.jitter))
+
+
+def test_a_small_difference_counts_as_none_where_seeds_are_quiet() -> None:
+    quiet = band_of(FALLING + noise(0, 1e-6, (SEEDS, STEPS)))
+    assert quiet.allowed == pytest.approx(EQUIVALENT * quiet.fall)
+    assert quiet.course < 1e-4
+    shifted = deviation_of(FALLING + 0.5 * quiet.allowed, FALLING, quiet)
+    assert shifted.course == pytest.approx(0.5)
+    assert shifted.jitter == pytest.approx(0, abs=1e-3)
+
+
+def test_where_nothing_is_learned_no_course_can_be_seen() -> None:
+    with pytest.raises(OptiGPUError, match=r"more quality\.steps, a higher learning_rate"):
+        band_of(6.0 + noise(0, size=(SEEDS, STEPS)))
+
+
+def test_the_fewest_steps_that_a_job_may_ask_for_fill_the_windows() -> None:
+    with pytest.raises(SpecError, match=r"measure\.quality\.steps"):
+        training_job(measure={"quality": {"steps": 2 * WINDOWS - 1}})
+    assert training_job(measure={"quality": {"steps": 2 * WINDOWS}}).measure.quality.seeds == SEEDS
+
+
+def training_job(**changes: Any) -> JobSpec:
+    document = {"workload": {"kind": "train_step"}, "model": "preset:tiny-gpt2-test"}
+    return JobSpec.model_validate(document | changes)
+
+
+def test_limits_of_predictions_are_refused_for_training() -> None:
+    with pytest.raises(SpecError, match="compared with fp32 by its losses"):
+        training_job(model="bundled:tiny", limits={"max_kld": 0.1})
+
+
+def judged(found: NDArray[np.float64]) -> Any:
+    quality = quality_of(found, CURVES)
+    metered = Metered(meter="quality", facts=MeterFacts(quality=quality))
+    return verdict(replicate(readings=(MeterReading(metered),)))
+
+
+def test_a_variant_outside_of_the_band_is_not_ranked() -> None:
+    assert judged(CURVES[0]).valid
+    slower = judged(6.0 - 0.5 * (6.0 - CURVES[0]))
+    assert slower.reasons == (VerdictReason.LOSS_DIVERGED,)
+    assert "times as far from fp32's on the same samples" in slower.notes[0]
+    jumping = judged(CURVES[0] + noise(10, NOISE))
+    assert jumping.reasons == (VerdictReason.LOSS_DIVERGED,)
+    assert "as they do where samples are left out" in jumping.notes[0]
+
+
+def test_a_loss_that_is_not_finite_is_a_wrong_output() -> None:
+    broken = np.where(np.arange(STEPS) < 6, CURVES[0], np.nan)
+    found = judged(broken)
+    assert found.reasons == (VerdictReason.OUTPUT_INVALID,)
+    assert "The loss of step 7 of training is not finite" in found.notes[0]
+    assert len(quality_of(broken, CURVES).losses) == 6
