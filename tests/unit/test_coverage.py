@@ -20,6 +20,7 @@ from optigpu.statistics.within import (
     median_bounds,
     median_error,
 )
+from tests.breadth import cases, spread
 from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
 from tests.unit.test_compare import beside, document, one
 
@@ -34,9 +35,7 @@ def logs(values: Array) -> Array:
     return np.asarray(np.log(np.median(values, axis=-1)))
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("processes", [2, 3, 5, 10])
+@pytest.mark.parametrize(("processes", "correlation", "tail"), spread([2, 3, 5, 10], [0.0, 0.5, 0.9], TAILS))
 def test_an_interval_over_processes_holds(processes: int, correlation: float, tail: Tail) -> None:
     rng = np.random.default_rng(processes)
     for between in (0.1, 1.0, 10.0):
@@ -48,9 +47,10 @@ def test_an_interval_over_processes_holds(processes: int, correlation: float, ta
         assert interval(samples) == pytest.approx((np.exp(low[0]), np.exp(high[0])))
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize("count", [FEWEST_FOR_INTERVAL, 29, 45, 80, 200])
+@pytest.mark.parametrize(
+    ("count", "correlation", "tail"),
+    spread([FEWEST_FOR_INTERVAL, 29, 45, 80, 200], [0.0, 0.3, 0.6, 0.9], TAILS, by_default=3),
+)
 def test_the_interval_of_one_process_holds_for_its_own_median(
     count: int, correlation: float, tail: Tail
 ) -> None:
@@ -69,8 +69,10 @@ def test_the_interval_of_one_process_holds_beside_noise_that_hides_its_correlati
     assert LEAST <= covered <= MOST
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (2, 3), (3, 3), (3, 5), (5, 5), (6, 10), (10, 10)])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "tail"),
+    spread([(2, 2), (2, 3), (3, 3), (3, 5), (5, 5), (6, 10), (10, 10)], TAILS, by_default=3),
+)
 def test_the_ratio_of_independent_processes_holds(ours: int, theirs: int, tail: Tail) -> None:
     rng = np.random.default_rng(ours)
     for between in (0.1, 10.0):
@@ -96,8 +98,7 @@ def of_process(values: Array) -> Estimate:
     )
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("count", [24, 61, 201])
+@pytest.mark.parametrize(("count", "correlation"), spread([24, 61, 201], [0.0, 0.5, 0.9]))
 def test_the_ratio_of_two_single_processes_holds_for_these_two(count: int, correlation: float) -> None:
     rng = np.random.default_rng(count)
     above, below = (positive("normal", series(rng, "normal", DRAWS, count, correlation)) for _ in range(2))
@@ -107,8 +108,7 @@ def test_the_ratio_of_two_single_processes_holds_for_these_two(count: int, corre
     assert found == pytest.approx((np.exp(low[0]), np.exp(high[0])))
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("processes", [2, 3, 5, 10])
+@pytest.mark.parametrize(("processes", "tail"), spread([2, 3, 5, 10], TAILS))
 def test_the_ratio_of_pairs_holds_however_much_disturbs_both(processes: int, tail: Tail) -> None:
     rng = np.random.default_rng(processes)
     common = rng.normal(size=(DRAWS, processes, 1))
@@ -121,8 +121,7 @@ def test_the_ratio_of_pairs_holds_however_much_disturbs_both(processes: int, tai
     assert paired_ratio(ours, theirs)[1] == pytest.approx((np.exp(found[0][0]), np.exp(found[1][0])))
 
 
-@pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("count", [2, 3, 5, 10])
+@pytest.mark.parametrize(("count", "tail"), spread([2, 3, 5, 10], TAILS))
 def test_the_ratio_of_turns_holds_whatever_the_medians_say(count: int, tail: Tail) -> None:
     rng = np.random.default_rng(count)
     factors = np.exp(np.log(1.2) + 0.02 * noise(rng, tail, (DRAWS // 2, count)))
@@ -137,15 +136,16 @@ def test_the_ratio_of_turns_holds_whatever_the_medians_say(count: int, tail: Tai
 
 @pytest.mark.parametrize(
     ("processes", "count", "correlation", "between", "tail"),
-    [
-        (2, 64, 0.0, 0.1, "normal"),
-        (3, 64, 0.0, 10.0, "normal"),
-        (10, 64, 0.0, 0.1, "t3"),
-        (5, 200, 0.5, 0.1, "normal"),
-        (5, 200, 0.5, 1.0, "lognormal"),
-        (10, 600, 0.8, 0.1, "normal"),
-        (3, 900, 0.9, 1.0, "normal"),
-    ],
+    cases(
+        [
+            (2, 64, 0.0, 0.1, "normal"),
+            (5, 200, 0.5, 1.0, "lognormal"),
+            (3, 64, 0.0, 10.0, "normal"),
+            (10, 64, 0.0, 0.1, "t3"),
+            (10, 600, 0.8, 0.1, "normal"),
+            (3, 900, 0.9, 1.0, "normal"),
+        ]
+    ),
 )
 def test_the_upper_bound_of_a_percentile_holds(
     processes: int, count: int, correlation: float, between: float, tail: Tail
@@ -170,7 +170,7 @@ def mean_of_kept(values: NDArray[Any]) -> Statistic:
     return lambda kept: float(values[kept].mean())
 
 
-@pytest.mark.parametrize(("windows", "positions"), [(5, 50), (6, 87), (11, 47), (40, 30)])
+@pytest.mark.parametrize(("windows", "positions"), cases([(5, 50), (6, 87), (11, 47), (40, 30)]))
 def test_the_interval_of_a_divergence_over_windows_holds(windows: int, positions: int) -> None:
     """Divergences of positions are lognormal, as wide as measured ones are, and windows differ."""
     rng = np.random.default_rng(windows)
@@ -184,7 +184,9 @@ def test_the_interval_of_a_divergence_over_windows_holds(windows: int, positions
     assert LEAST <= covered / 2000 <= MOST
 
 
-@pytest.mark.parametrize(("windows", "positions", "share"), [(6, 87, 0.9), (11, 47, 0.95), (64, 1, 0.8)])
+@pytest.mark.parametrize(
+    ("windows", "positions", "share"), cases([(6, 87, 0.9), (11, 47, 0.95), (64, 1, 0.8)])
+)
 def test_the_interval_of_a_share_over_windows_holds(windows: int, positions: int, share: float) -> None:
     rng = np.random.default_rng(windows)
     spread = 0.3 if positions > 1 else 0.0
@@ -217,21 +219,21 @@ def decided(spread: float, change: float, seed: int) -> dict[Decision, int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", cases(range(3), by_default=1))
 def test_of_equal_pairs_most_are_called_equivalent_and_few_different(seed: int) -> None:
     found = decided(0.01, 0.0, seed)
     assert found[Decision.BETTER] + found[Decision.WORSE] <= 8
     assert found[Decision.EQUIVALENT] >= 60
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", cases(range(3), by_default=1))
 def test_of_pairs_that_differ_by_5_percent_most_are_called_different(seed: int) -> None:
     found = decided(0.01, 0.05, seed)
     assert found[Decision.WORSE] >= 80
     assert found[Decision.BETTER] == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", cases(range(2), by_default=1))
 def test_noisy_pairs_are_undecided_and_not_wrong(seed: int) -> None:
     found = decided(0.04, 0.0, seed)
     assert found[Decision.BETTER] + found[Decision.WORSE] <= 8

@@ -18,6 +18,7 @@ from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Measurement, VerdictReason, VerdictWarning
 from optigpu.statistics.intervals import summarise
+from tests.breadth import spread
 from tests.unit.made_replicates import evidence, replicate, samples, spec, verdict
 
 pytestmark = pytest.mark.slow
@@ -234,7 +235,7 @@ def honest(noise: Callable[[np.random.Generator], Machine], seed: int) -> tuple[
     return [machine.replicate(quiet_s, rounds=int(rng.integers(10, 20))) for _ in range(3)], quiet_s
 
 
-@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.__name__)
+@pytest.mark.parametrize("noise", spread(NOISES, by_default=3), ids=lambda noise: noise.__name__)
 def test_noise_is_never_taken_for_something_else(noise: Callable[[np.random.Generator], Machine]) -> None:
     reached, marked = 0, 0
     for seed in range(RUNS):
@@ -258,7 +259,7 @@ def reach(replicates: list[Replicate], bound: float | None) -> float:
     return latency.ci[0]
 
 
-@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.__name__)
+@pytest.mark.parametrize("noise", spread(NOISES), ids=lambda noise: noise.__name__)
 def test_outputs_from_memory_are_found_beside_every_noise(
     noise: Callable[[np.random.Generator], Machine],
 ) -> None:
