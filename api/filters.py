@@ -9,8 +9,8 @@ from typing import NamedTuple
 from api.problems import ProblemError, summary
 from optigpu.backends import BACKENDS
 from optigpu.documents.fields import Entry, unknown
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import BUNDLED
 from optigpu.store import filters, workers
 from optigpu.store.database import Session
 from optigpu.store.filters import LeaderboardQuery

@@ -9,8 +9,7 @@ from optigpu.cli.options import validated
 from optigpu.conductor.recipe import make_smaller
 from optigpu.job.spec import JobSpec
 from optigpu.models.held import MODELS_DIR
-from optigpu.recipes.measured import comparison_of
-from optigpu.recipes.request import RecipeRequest
+from optigpu.recipes.request import RecipeRequest, comparison_of
 from optigpu.vocabulary import DeviceKind, RecipeName
 
 MODEL, TRAINED, AWQ_MODEL = "preset:gpt2", "bundled:tiny", "preset:opt-125m"

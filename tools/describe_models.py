@@ -1,11 +1,10 @@
 """Writes what the presets and bundled models are made of: `python -m tools.describe_models`."""
 
-from optigpu.models.bundled import BUNDLED
+from optigpu.models.facts import PACKAGED
 from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import config_of
-from optigpu.models.packaged import PACKAGED
 from optigpu.models.presets import PRESETS
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import canonical_json
 
 

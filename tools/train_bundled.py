@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from optigpu.hardware import probe
-from optigpu.models.bundled import BUNDLED
+from optigpu.models.reference import BUNDLED
 from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT, Architecture
 from tools.bundled_model.card import render_card
 from tools.bundled_model.evaluation import int8_loss, load, sample, score

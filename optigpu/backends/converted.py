@@ -19,11 +19,10 @@ from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
-from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.models.reference import BUNDLED, ModelReference, parse_reference
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 

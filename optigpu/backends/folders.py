@@ -7,10 +7,9 @@ from optigpu.backends import export
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import model_arguments
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.files import sound_directory
 from optigpu.models.held import CONFIGURATION
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
 
 

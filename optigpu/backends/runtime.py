@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
-from optigpu.hardware.kernel_shares import Kernel
+from optigpu.hardware.intensity import Kernel
 from optigpu.models.facts import Facts
-from optigpu.quality.pictures import Pixels
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind
 
@@ -26,6 +25,8 @@ Logits = NDArray[np.float32]
 """[batch, vocabulary], or [batch, classes] of a classifier."""
 Images = NDArray[np.float32]
 """[batch, channels, height, width]."""
+Pixels = NDArray[np.uint8]
+"""One image, [height, width, 3] in RGB."""
 
 
 @dataclass(frozen=True)

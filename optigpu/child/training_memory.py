@@ -16,8 +16,7 @@ from optigpu.fit.training import StackNeeds
 from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
-from optigpu.workloads.train_step import TrainStep
+from optigpu.workloads.train_step import DrawnImages, DrawnTexts, TrainStep
 
 
 def main() -> NoReturn:

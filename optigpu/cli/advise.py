@@ -47,8 +47,7 @@ def advise(
     """
     from optigpu.fit.advice import best_measured
     from optigpu.hardware import probe
-    from optigpu.hardware.cards import gpu_of
-    from optigpu.hardware.catalog import find_class
+    from optigpu.hardware.catalog import find_class, gpu_of
     from optigpu.hardware.probe import hardware_class
     from optigpu.job.spec import JobSpec
 
@@ -107,8 +106,7 @@ def _predicted(
     spec: "JobSpec", card: "Device | None", here: "Environment", hardware: str, max_kld: float | None
 ) -> "Advice":
     from optigpu.fit.advice import best_predicted
-    from optigpu.fit.fitting import Asked, fit
-    from optigpu.fit.stacks import cpu_stacks, usual_stacks
+    from optigpu.fit.fitting import Asked, cpu_stacks, fit, usual_stacks
     from optigpu.hardware.catalog import Device, HardwareKind, find
     from optigpu.models.described import decoder_shape
     from optigpu.models.reference import parse_reference

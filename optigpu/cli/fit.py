@@ -14,8 +14,7 @@ from optigpu.vocabulary import CancelledError, SpecError
 
 if TYPE_CHECKING:
     from optigpu.documents.shapes import ModelFacts
-    from optigpu.fit.fitting import Asked
-    from optigpu.fit.stacks import NamedStack
+    from optigpu.fit.fitting import Asked, NamedStack
     from optigpu.hardware.catalog import Device
     from optigpu.models.tensors import DecoderShape
 
@@ -92,7 +91,7 @@ def fit(
         )
     from optigpu.fit.fitting import RESERVE_BYTES, Asked
     from optigpu.fit.fitting import fit as fitted
-    from optigpu.hardware.cards import gpu_of
+    from optigpu.hardware.catalog import gpu_of
     from optigpu.models.described import decoder_shape
     from optigpu.models.reference import parse_reference
     from optigpu.report.fit import fit_grid
@@ -145,7 +144,7 @@ def _show_training(
     from optigpu.conductor.training_memory import fit_training
     from optigpu.fit.fitting import RESERVE_BYTES
     from optigpu.fit.training import USUAL, TrainingAsked
-    from optigpu.hardware.cards import gpu_of
+    from optigpu.hardware.catalog import gpu_of
     from optigpu.job.spec import JobSpec
     from optigpu.report import console
     from optigpu.report.fit import training_grid
@@ -170,7 +169,7 @@ def _stacks(
     stack: str | None, plan: FitPlan, card: "Device", facts: "ModelFacts"
 ) -> "tuple[NamedStack, ...]":
     from optigpu.documents.fields import refusing
-    from optigpu.fit.stacks import memory_ladder, stack_of, usual_stacks
+    from optigpu.fit.fitting import memory_ladder, stack_of, usual_stacks
     from optigpu.job.spec import Beside
 
     if stack is not None and plan is not FitPlan.USUAL:

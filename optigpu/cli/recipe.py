@@ -113,7 +113,7 @@ def _show(outcome: "RecipeOutcome", form: OutputFormat) -> None:
 def _compare(outcome: "RecipeOutcome", replicates: int, form: OutputFormat) -> None:
     """The normal job, in which both models take turns."""
     from optigpu.models.held import MODELS_DIR
-    from optigpu.recipes.measured import comparison_of
+    from optigpu.recipes.request import comparison_of
 
     os.environ[MODELS_DIR] = str(outcome.request.output.parent)
     measured = measure(comparison_of(outcome, default_device(), replicates))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.documents.result import MetricSummary
-from optigpu.statistics.turns import Timed, ratio_of_turns
+from optigpu.statistics.within import Timed, ratio_of_turns
 
 
 def with_turns(

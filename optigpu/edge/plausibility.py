@@ -32,7 +32,7 @@ CLOCK_STARTS = datetime(2020, 1, 1, tzinfo=UTC)
 """A clock that says an earlier time was never set."""
 CLOCK_WINDOW_US = 300_000_000
 FEWEST = {"p50": 11, "p90": 64, "p99": 662}
-"""Requests below which a percentile is null, as in optigpu.statistics.percentiles."""
+"""Requests below which a percentile is null, as in optigpu.statistics.intervals."""
 ROUNDING = 1.01
 """A histogram's buckets are up to 1% wide."""
 MOST_SKEW = 2

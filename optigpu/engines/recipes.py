@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from optigpu.engines.build_info import BUILD_INFO
+BUILD_INFO = """\
+file(WRITE "${CMAKE_CURRENT_LIST_DIR}/../build-info.cpp" [[
+int LLAMA_BUILD_NUMBER = 0;
+char const *LLAMA_COMMIT = "";
+char const *LLAMA_COMPILER = "";
+char const *LLAMA_BUILD_TARGET = "";
+]])
+"""
+"""A CMake script that writes build-info.cpp: a build number of 0 and empty names, since there is no git checkout."""
+
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NVIDIA = Path("/proc/driver/nvidia/version")

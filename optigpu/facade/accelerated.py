@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from optigpu.documents.fields import refusing
-from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.ops.decode.program import WeightKind
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.native_decode import NativeDecode
@@ -42,7 +42,7 @@ def accelerate(
 
     >>> from transformers import AutoModelForCausalLM, AutoTokenizer
     >>> from optigpu import accelerate
-    >>> from optigpu.models.bundled import BUNDLED
+    >>> from optigpu.models.reference import BUNDLED
     >>> tokenizer = AutoTokenizer.from_pretrained(BUNDLED["tiny"])
     >>> model = accelerate(AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"]))
     >>> prompt = tokenizer("The future of AI is", return_tensors="pt")

@@ -21,8 +21,7 @@ from optigpu.facade.kernel_figures import (
 )
 from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
-from optigpu.hardware.cards import gpu_of
-from optigpu.hardware.catalog import find
+from optigpu.hardware.catalog import find, gpu_of
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import MISSING, short
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError

@@ -7,7 +7,7 @@ from typing import Literal
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.catalog import Device
-from optigpu.hardware.kernel_shares import Kernel
+from optigpu.hardware.intensity import Kernel
 from optigpu.vocabulary import Frozen
 
 Precision = Literal["FP32", "FP16", "BF16", "INT8", "INT4"]

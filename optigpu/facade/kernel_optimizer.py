@@ -6,8 +6,7 @@ from typing import Literal, get_args
 from optigpu.documents.names import closest, did_you_mean
 from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
-from optigpu.hardware.cards import card_of
-from optigpu.hardware.catalog import find
+from optigpu.hardware.catalog import card_of, find
 from optigpu.hardware.kernel_plans import KernelPlan, Problem, planned, streamed_s
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import short

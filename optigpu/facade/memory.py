@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of
 from optigpu.hardware import best_device, probe
-from optigpu.hardware.memory import free_host_bytes
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.meters.memory import ResidentPeak
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.autocast import Autocast

@@ -36,7 +36,7 @@ def quantize(
 
     >>> from transformers import AutoModelForCausalLM
     >>> from optigpu import quantize
-    >>> from optigpu.models.bundled import BUNDLED
+    >>> from optigpu.models.reference import BUNDLED
     >>> model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype="float32")
     >>> before = model.get_memory_footprint()
     >>> model = quantize(model)
@@ -66,7 +66,7 @@ def make_it_work_hybrid(
     >>> import torch
     >>> from transformers import AutoModelForCausalLM
     >>> from optigpu import make_it_work_hybrid
-    >>> from optigpu.models.bundled import BUNDLED
+    >>> from optigpu.models.reference import BUNDLED
     >>> model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype="float32")
     >>> calibration_data = [torch.tensor([[464, 318, 257, 12]])]
     >>> model = make_it_work_hybrid(model, sample_inputs=calibration_data, smoothing_alpha=0.3, memory_target=0.4)

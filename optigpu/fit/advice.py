@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from optigpu.documents.older import current
 from optigpu.documents.versions import versions_of
-from optigpu.fit.fitting import Fit, StackFit
-from optigpu.fit.stacks import NamedStack
+from optigpu.fit.fitting import Fit, NamedStack, StackFit
 from optigpu.job.spec import JobSpec, digest
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, DeviceKind, Document, Frozen, UnsupportedError

@@ -7,9 +7,8 @@ gives each of `pipeline` groups of them some of the blocks.
 from collections.abc import Iterator
 from typing import Literal
 
-from optigpu.fit.fitting import Asked
+from optigpu.fit.fitting import Asked, NamedStack
 from optigpu.fit.memory import WIDTHS, DecoderMemory
-from optigpu.fit.stacks import NamedStack
 from optigpu.hardware.catalog import Device
 from optigpu.models.tensors import DecoderShape, Part
 from optigpu.vocabulary import DeviceKind, Frozen

@@ -1,10 +1,21 @@
-"""The limits of this process's control group, and the kernel's kills for lack of memory. Versions 1 and 2.
+"""The limits of this process's control group (versions 1 and 2), the memory that is free, and the kernel's kills.
 
 `root` is the root of the file system, so that a test can hand in another.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+
+
+def contents(path: Path) -> str:
+    """The stripped text of a file; empty if it is missing or unreadable."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
 
 ROOT = Path("/")
 
@@ -88,3 +99,13 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def free_host_bytes(root: Path = ROOT) -> int:
+    """Bytes that a new process can have: what the machine has available, and the control group's limit still allows.
+
+    `root` is the root of the file system, so that a test can hand in another.
+    """
+    available = int(psutil.virtual_memory().available)
+    left = memory_left(root)
+    return available if left is None else min(available, left)

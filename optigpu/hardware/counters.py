@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.cgroup import ROOT, contents
 from optigpu.hardware.cpu import first_of_each_core, first_of_each_package
-from optigpu.hardware.files import contents
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError
 

@@ -1,4 +1,9 @@
-"""The CPU: its model, the physical cores that this process may use, and its instruction sets."""
+"""The CPU: its model, the physical cores that this process may use, instruction sets, caches, memory nodes, setup.
+
+From sysfs as Documentation/admin-guide/pm/cpufreq.rst, intel_pstate.rst, ABI/testing/sysfs-devices-system-cpu and
+ABI/stable/sysfs-devices-node of the Linux kernel describe it. `root` is the root of the file system, so that a test can
+hand in another.
+"""
 
 import os
 import platform
@@ -10,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from optigpu.hardware.cgroup import cpu_quota
-from optigpu.hardware.files import contents
+from optigpu.documents.result import CpuSetup
+from optigpu.hardware.cgroup import ROOT, contents, cpu_quota
 
 FEATURES = (
     *(
@@ -31,10 +36,8 @@ FEATURES = (
 )
 """The kernel's flag names that decide which kernels run; "asimd" is ARM's NEON."""
 
-_ROOT = Path("/")
 
-
-def cpu_model(root: Path = _ROOT) -> str:
+def cpu_model(root: Path = ROOT) -> str:
     """The model name; with family and model number where a hypervisor hides the name."""
     fields = cpu_fields(root)
     name = fields.get("model name") or _asked("lscpu", r"Model name:\s*(.+)") or _asked(_SYSCTL, r"(.+)")
@@ -47,14 +50,14 @@ def cpu_model(root: Path = _ROOT) -> str:
     return f"{name} (family {fields['cpu family']} model {fields['model']})" if hidden else name
 
 
-def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
+def cpu_features(root: Path = ROOT) -> tuple[str, ...]:
     """The members of FEATURES that the first CPU has."""
     fields = cpu_fields(root)
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     return tuple(feature for feature in FEATURES if feature in flags)
 
 
-def has_onednn_bfloat16(root: Path = _ROOT) -> bool:
+def has_onednn_bfloat16(root: Path = ROOT) -> bool:
     """Whether oneDNN, which torch uses, has products of bfloat16 here: by AVX-512, or by ARM's bf16.
 
     Elsewhere torch has its own, which are many times slower than those of float32.
@@ -62,18 +65,18 @@ def has_onednn_bfloat16(root: Path = _ROOT) -> bool:
     return not {"avx512bw", "bf16"}.isdisjoint(cpu_features(root))
 
 
-def sums_bfloat16_apart(root: Path = _ROOT) -> bool:
+def sums_bfloat16_apart(root: Path = ROOT) -> bool:
     """Whether a product of bfloat16 holds its sums in float32 beside its output: oneDNN's, by AVX-512 without bf16."""
     features = cpu_features(root)
     return "avx512bw" in features and "avx512_bf16" not in features
 
 
-def has_vnni(root: Path = _ROOT) -> bool:
+def has_vnni(root: Path = ROOT) -> bool:
     """Whether an x86 CPU has an instruction that adds four products of 8-bit numbers to a sum: VNNI."""
     return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features(root))
 
 
-def cpu_cores(root: Path = _ROOT) -> int:
+def cpu_cores(root: Path = ROOT) -> int:
     """Physical cores that this process may use, by affinity and control group quota; at least 1."""
     allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed} if allowed else set()
@@ -87,17 +90,17 @@ def allowed_cpus() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
-def one_cpu_of_each_core(root: Path = _ROOT) -> list[int]:
+def one_cpu_of_each_core(root: Path = ROOT) -> list[int]:
     """The first logical CPU of each physical core that this process may run on, in order."""
     return first_of_each_core(allowed_cpus(), root)
 
 
-def first_of_each_core(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+def first_of_each_core(cpus: Collection[int], root: Path = ROOT) -> list[int]:
     """The lowest of `cpus` on each physical core, in order; all of them if the cores are unknown."""
     return _first_of_each(cpus, lambda cpu: _core(root, cpu))
 
 
-def first_of_each_package(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+def first_of_each_package(cpus: Collection[int], root: Path = ROOT) -> list[int]:
     """The lowest of `cpus` in each package, in order; all of them if the packages are unknown."""
     return _first_of_each(cpus, lambda cpu: _topology(root, cpu, "physical_package_id"))
 
@@ -139,3 +142,88 @@ def _asked(command: str, pattern: str) -> str | None:
     )
     found = re.search(pattern, answer.stdout) if answer.returncode == 0 else None
     return found[1] if found else None
+
+
+def node_of_each_cpu(root: Path = ROOT) -> dict[int, int]:
+    """The memory node of each CPU; without CPUs of nodes that are offline or have no memory.
+
+    Empty where the kernel knows of no nodes. `root` is the root of the file system, so that a test can hand in another.
+    """
+    nodes = root / "sys/devices/system/node"
+    usable = _listed(contents(nodes / "online")) & _listed(contents(nodes / "has_memory"))
+    cpus = {node: _listed(contents(nodes / f"node{node}/cpulist")) for node in sorted(usable)}
+    return {cpu: node for node, its in cpus.items() for cpu in sorted(its)}
+
+
+def _listed(text: str) -> set[int]:
+    """The numbers of a list like 0-3,8."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+_CPUS = "sys/devices/system/cpu"
+
+
+def cpu_setup(root: Path) -> CpuSetup:
+    """The setup of the CPUs that this process may use; virtual machines report little of it."""
+    fields = cpu_fields(root)
+    flags = (fields.get("flags") or "").split()
+    return CpuSetup(
+        base_hz=_highest_hz(root, "base_frequency") or _named_hz(fields.get("model name") or ""),
+        max_hz=_highest_hz(root, "cpuinfo_max_freq"),
+        limit_hz=_highest_hz(root, "scaling_max_freq"),
+        governor=", ".join(sorted(set(_policies(root, "scaling_governor")))) or None,
+        boost=_boost(root),
+        smt=_switch(root / _CPUS / "smt/active"),
+        numa_nodes=len([*(root / "sys/devices/system/node").glob("node[0-9]*")]) or None,
+        hypervisor="hypervisor" in flags if flags else None,
+    )
+
+
+def _highest_hz(root: Path, name: str) -> int | None:
+    """The highest of all CPUs in use, since cores may differ; the kernel counts in kHz."""
+    return max((int(text) * 1000 for text in _policies(root, name) if text.isdigit()), default=None)
+
+
+def _policies(root: Path, name: str) -> list[str]:
+    texts = (contents(root / _CPUS / f"cpu{cpu}/cpufreq" / name) for cpu in allowed_cpus())
+    return [text for text in texts if text]
+
+
+def _named_hz(model: str) -> int | None:
+    """The base clock at the end of Intel's names: "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"."""
+    found = re.search(r"@ ([\d.]+)GHz", model)
+    return round(float(found[1]) * 1e9) if found else None
+
+
+def _boost(root: Path) -> bool | None:
+    """intel_pstate reports the opposite of the other drivers."""
+    no_turbo = _switch(root / _CPUS / "intel_pstate/no_turbo")
+    return _switch(root / _CPUS / "cpufreq/boost") if no_turbo is None else not no_turbo
+
+
+def _switch(path: Path) -> bool | None:
+    return {"0": False, "1": True}.get(contents(path))
+
+
+_CACHE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def last_level_cache_bytes(root: Path = ROOT) -> int | None:
+    """Bytes of the first CPU's largest cache; None if the kernel does not report it.
+
+    `root` is the root of the file system, so that a test can hand in another.
+    """
+    sizes = (
+        _cache_bytes(path.read_text()) for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size")
+    )
+    return max((size for size in sizes if size), default=None)
+
+
+def _cache_bytes(text: str) -> int | None:
+    """The kernel writes "491520K"."""
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    return int(number) * _CACHE_UNITS[unit] if number.isdigit() and unit in _CACHE_UNITS else None

@@ -1,15 +1,31 @@
-"""Energy from a counter or from power, read regularly so that no wrap or jump is missed."""
+"""Energy from a counter or from power, read regularly so that no wrap or jump is missed.
 
+A CPU's counters are RAPL, through the kernel's power capping framework. Counted are the packages (cores, caches, memory
+controller, graphics) and the memory of each. `psys`, the whole platform, is left out: what it covers is up to the
+board's maker, it holds the packages once more, and servers lack it. The domains `core` and `uncore` are parts of their
+package, and `intel-rapl-mmio` shows the same packages. AMD's counters show there under the same names. An AMD or Intel
+GPU is read by the files of the kernel's hardware monitoring; nothing has run beside one.
+
+`root` is the root of the file system, so that a test can hand in another. Sources: Linux,
+Documentation/power/powercap/powercap.rst, ABI/testing/sysfs-class-powercap, Documentation/hwmon/sysfs-interface.rst,
+gpu/amdgpu/thermal.rst, and in ABI/testing sysfs-driver-intel-i915-hwmon and sysfs-driver-intel-xe-hwmon: microwatts and
+microjoules.
+"""
+
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
-from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.cgroup import ROOT, contents
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.nvml import Gpu
-from optigpu.hardware.powercap import energy_domains
 from optigpu.hardware.sensors import SensorError
+from optigpu.vocabulary import DeviceKind
 
 PLAUSIBLE_W = 5000.0
 """More than any GPU or any host's CPUs draw (8-socket servers included): a counter that reports more has jumped."""
@@ -220,3 +236,126 @@ def gpu_energy(gpu: Gpu) -> EnergySensor:
             raise no_counter from None
         return EnergySensor("NVML power, integrated", scope, None, 10.0, [power])
     return EnergySensor("NVML total energy counter", scope, 1e-3, 1.0, [counter])
+
+
+_ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One counter. It restarts at zero after `wraps_at_j` joules."""
+
+    name: str
+    folder: Path
+    wraps_at_j: float
+
+    def energy_j(self) -> float:
+        """The counter, in steps of a microjoule. Raises SensorError if it cannot be read."""
+        return _microjoules(self.folder / "energy_uj") / 1e6
+
+
+def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
+    """The counters of every package, and of its memory where counted. Raises SensorError if there is none."""
+    folder = root / "sys/class/powercap"
+    zones = sorted(zone for zone in folder.glob("intel-rapl:*") if _ZONE.fullmatch(zone.name))
+    names = {zone.name: _text(zone / "name") for zone in zones}
+    packages = {zone: name for zone, name in names.items() if name.startswith("package")}
+    memories = {
+        zone: f"{packages[parent]} dram"
+        for zone, name in names.items()
+        if name == "dram" and (parent := zone.rpartition(":")[0]) in packages
+    }
+    if not packages:
+        raise SensorError(
+            "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
+            "machines; measure energy on a host that has one, or with a wall meter (docs/energy.md)."
+        )
+    return tuple(_domain(folder / zone, name) for zone, name in sorted((packages | memories).items()))
+
+
+def _domain(folder: Path, name: str) -> Domain:
+    return Domain(name, folder, wraps_at_j=_microjoules(folder / "max_energy_range_uj") / 1e6)
+
+
+def _microjoules(path: Path) -> int:
+    text = _text(path)
+    if not text.isdecimal():
+        raise SensorError(f"The energy counter {path} holds {text[:40]!r}, which is not a number.")
+    return int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except PermissionError:
+        raise SensorError(
+            f"Only root may read the CPU's energy counter ({path}); run as root, or make the file readable by "
+            "others."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SensorError(
+            f"The energy counter {path} cannot be read ({type(error).__name__}); check that the machine still has it."
+        ) from error
+
+
+_CARD = re.compile(r"card\d+")
+_WALL = "connect a wall meter (docs/energy.md)"
+
+
+@dataclass(frozen=True)
+class _Monitor:
+    """The names that the drivers' monitors have, and the file that is read: a power, or a count of energy."""
+
+    drivers: tuple[str, ...]
+    file: str
+    is_power: bool
+
+
+_MONITORS: Mapping[DeviceKind, _Monitor] = MappingProxyType(
+    {
+        DeviceKind.ROCM: _Monitor(("amdgpu",), "power1_average", is_power=True),
+        DeviceKind.XPU: _Monitor(("i915", "xe"), "energy1_input", is_power=False),
+    }
+)
+
+
+def kernel_energy(device: DeviceKind, root: Path = ROOT) -> EnergySensor:
+    """The one GPU of that kind. Raises SensorError if there is no file of it, or which one is torch's is unknown."""
+    reason = KINDS[device].lacks.get(Ability.ENERGY)
+    if reason:
+        raise SensorError(f"There is no energy of an {KINDS[device].title}: {reason}; {_WALL}.")
+    monitor, title = _MONITORS[device], KINDS[device].title
+    files = _files(monitor, root)
+    if not files:
+        raise SensorError(
+            f"The kernel tells no energy of an {title} (no {monitor.file} in /sys/class/drm/card*/device/hwmon); "
+            f"{_WALL}."
+        )
+    if len(files) > 1:
+        raise SensorError(
+            f"The kernel tells the energy of {len(files)} {title}s, and not which of them torch uses; {_WALL}."
+        )
+    return _sensor(files[0], monitor)
+
+
+def _files(monitor: _Monitor, root: Path) -> list[Path]:
+    """The file of each card that has such a driver."""
+    cards = (card for card in (root / "sys/class/drm").glob("card*") if _CARD.fullmatch(card.name))
+    folders = (folder for card in cards for folder in card.glob("device/hwmon/hwmon*"))
+    named = (folder for folder in folders if contents(folder / "name") in monitor.drivers)
+    return sorted(folder / monitor.file for folder in named if (folder / monitor.file).is_file())
+
+
+def _sensor(path: Path, monitor: _Monitor) -> EnergySensor:
+    driver, scope = contents(path.parent / "name"), "what the GPU's driver counts, not the host"
+    read = partial(_millionths, path)
+    if monitor.is_power:
+        return EnergySensor(f"{driver}'s {monitor.file}, integrated", scope, None, 10.0, [PowerFlow(read)])
+    return EnergySensor(f"{driver}'s {monitor.file}", scope, 1e-6, 1.0, [CounterFlow(driver, read)])
+
+
+def _millionths(path: Path) -> float:
+    text = contents(path)
+    if not text.isdecimal():
+        raise SensorError(f"{path} holds no number; {_WALL}.")
+    return int(text) / 1e6

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from optigpu.documents.result import Environment, HostIdSource
-from optigpu.hardware.files import contents
+from optigpu.hardware.cgroup import contents
 from optigpu.vocabulary import canonical_json
 
 _FIRMWARE = ("product_uuid", "board_serial")

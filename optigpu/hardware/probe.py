@@ -1,4 +1,6 @@
-"""Describes this machine as an Environment: results are compared by it, and it explains them."""
+"""Describes this machine as an Environment: results are compared by it, and it explains them. With the origin of the
+running code, and what a cluster's scheduler gave to the process.
+"""
 
 import os
 import platform
@@ -7,24 +9,22 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from optigpu.documents.result import Accelerator, Environment
-from optigpu.hardware.allocation import allocation
-from optigpu.hardware.cgroup import memory_limit
-from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model
-from optigpu.hardware.files import contents
-from optigpu.hardware.gpu import gpus
+import optigpu
+from optigpu.documents.result import Accelerator, Allocation, Environment
+from optigpu.hardware.cgroup import contents, memory_limit
+from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model, cpu_setup
+from optigpu.hardware.gpu import OfHost, built_for, gpus, other_gpus
 from optigpu.hardware.identity import hardware_fingerprint, host_id, software_fingerprint
-from optigpu.hardware.origin import container, git_revision, image
-from optigpu.hardware.other_gpus import OfHost, built_for, other_gpus
-from optigpu.hardware.setup import cpu_setup
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, Scheduler
 
 PACKAGES = (
     "optigpu",
@@ -176,3 +176,115 @@ def _torch_build() -> dict[str, str]:
         return {}
     text = contents(Path(spec.origin).with_name("version.py"))
     return dict(re.findall(r"^(cuda|hip|xpu)\b.*=\s*'([^']+)'", text, re.MULTILINE))
+
+
+SLURM_JOB = "SLURM_JOB_ID"
+ASK_SLURM = ("scontrol", "show", "job", "--oneliner")
+_PATIENCE_S = 5.0
+
+
+def allocation(ask: Sequence[str] = ASK_SLURM) -> Allocation | None:
+    """The allocation that this process runs in; None outside of one. `ask` is the program that says more of it."""
+    if job_id := os.environ.get(SLURM_JOB):
+        return _of_slurm(job_id, ask)
+    return None
+
+
+def _of_slurm(job_id: str, ask: Sequence[str]) -> Allocation:
+    """Without an answer only the job's id and the CPUs are known."""
+    told = _fields(_answer([*ask, job_id]))
+    shared = told.get("OverSubscribe")
+    return Allocation(
+        scheduler=Scheduler.SLURM,
+        job_id=job_id,
+        gres=told.get("TresPerNode", "").removeprefix("gres:") or None,
+        cpuset=_cpuset(),
+        node_shared=None if shared is None else shared != "NO",
+    )
+
+
+def _answer(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _fields(line: str) -> dict[str, str]:
+    """`JobId=7 OverSubscribe=NO ...` by names."""
+    return dict(re.findall(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", line))
+
+
+def _cpuset() -> str | None:
+    """The CPUs that this process may use, as 0-3,8; None where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return ",".join(_ranges(sorted(os.sched_getaffinity(0))))
+
+
+def _ranges(numbers: Sequence[int]) -> Iterable[str]:
+    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
+    return (
+        str(first) if first == last else f"{first}-{last}" for first, last in zip(starts, ends, strict=True)
+    )
+
+
+IMAGE = "OPTIGPU_IMAGE"
+"""The environment variable with the name of the image; its builder sets it."""
+REVISION = "OPTIGPU_REVISION"
+"""The environment variable with the commit that an image was built from; an image holds no checkout."""
+
+_GIT_PATIENCE_S = 5.0
+_MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
+_GROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc"}
+
+
+def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
+    """The commit of the checkout around the package, and whether the package differs from it, new files included.
+
+    Outside of a checkout the commit is the value of REVISION, and it is unknown whether anything was changed. (None,
+    None) where neither is known, or git is missing or refuses a checkout that belongs to another user.
+    """
+    folder = package or Path(optigpu.__file__).resolve().parent
+    if not (folder.parent / ".git").exists():  # not just any checkout around an installed package
+        return os.environ.get(REVISION) or None, None
+    # Without the variables that select another repository, and without git rewriting its index.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder.parent), "status", "--porcelain=v2", "--branch"]
+    command += ["--untracked-files=normal", "--", folder.name]
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=variables | {"GIT_OPTIONAL_LOCKS": "0"},
+            timeout=_GIT_PATIENCE_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    commit = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", answer, re.MULTILINE)
+    if commit is None:  # a checkout without any commit yet
+        return None, None
+    return commit[1], any(not line.startswith("#") for line in answer.splitlines())
+
+
+def container(root: Path) -> str | None:
+    """The kind of container that this process runs in; None if no mark of one is found."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    named = contents(root / "run/systemd/container")
+    if named:
+        return named
+    for mark, kind in _MARKS.items():
+        if (root / mark).exists():
+            return kind
+    groups = contents(root / "proc/1/cgroup")
+    return next((kind for mark, kind in _GROUPS.items() if mark in groups), None)
+
+
+def image() -> str | None:
+    """The name of the container image, from the environment; None if it is not set."""
+    return os.environ.get(IMAGE) or None

@@ -9,8 +9,7 @@ from pydantic import JsonValue
 
 from optigpu.documents.result import Provenance, Result, VariantSummary
 from optigpu.job.spec import Variant
-from optigpu.models.bundled import BUNDLED
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 
 
 def as_measured(variant: Variant) -> Variant | None:

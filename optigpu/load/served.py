@@ -1,10 +1,20 @@
-"""What a run of a load leaves: the moments of each query, and what was seen under way."""
+"""What a run of a load leaves: the moments of each query, and what was seen under way. With the streams of a server
+elsewhere: each query is one, sent at its moment whatever became of the others.
+"""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from optigpu.load.queries import Load, Query
+from optigpu.vocabulary import OptiGPUError
+
+if TYPE_CHECKING:
+    from optigpu.backends.serving import Streamed, Streams
 
 
 @dataclass(frozen=True)
@@ -68,3 +78,112 @@ class Server(Protocol):
 
     def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
         """One run; `prompts` are the token ids of each query's prompt, by its number."""
+
+
+Connect = Callable[[], AbstractAsyncContextManager["Streams"]]
+"""Makes new connections, closed with the context."""
+
+
+class Streaming:
+    """A Server behind a network. The queue and the batch are its own affair."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+
+    def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+        """Ends when every stream has ended, whole or not.
+
+        Raises OptiGPUError for one that is overdue: a server that hangs would keep each query that follows as long.
+        """
+        return asyncio.run(self._run(load, prompts))
+
+    async def _run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+        async with self._connect() as streams:
+            return await _OneRun(streams, load, prompts).run()
+
+
+@dataclass
+class _OneRun:
+    streams: "Streams"
+    load: Load
+    prompts: Sequence[Sequence[int]]
+    served: list[Served] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    under_way: int = 0
+
+    async def run(self) -> Run:
+        self.began = time.perf_counter()
+        self.ahead = deque(self.load.queries)
+        try:
+            await self._send_all()
+        except ExceptionGroup as group:  # the first error ended the other tasks
+            raise group.exceptions[0] from group
+        seconds = self._now_s
+        served = sorted(self.served, key=lambda each: (each.intended_s, each.query.number))
+        return Run(tuple(served), tuple(self.seen), seconds)
+
+    async def _send_all(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self.load.clients is None:
+                for query in self.load.queries:
+                    tasks.create_task(self._at_its_moment(query))
+            else:
+                for _ in range(min(self.load.clients, len(self.ahead))):
+                    tasks.create_task(self._client())
+
+    @property
+    def _now_s(self) -> float:
+        return time.perf_counter() - self.began
+
+    async def _at_its_moment(self, query: Query) -> None:
+        await asyncio.sleep(max(0.0, query.arrival_s - self._now_s))
+        await self._send(query, query.arrival_s)
+
+    async def _client(self) -> None:
+        ended_s = 0.0
+        while self.ahead:
+            ended_s = await self._send(self.ahead.popleft(), ended_s)
+
+    async def _send(self, query: Query, intended_s: float) -> float:
+        """Returns when the stream has ended."""
+        noticed_s = self._now_s
+        self._count(+1, noticed_s)
+        streamed = await self.streams.stream(self.prompts[query.number], query.new_tokens)
+        if streamed.overdue:
+            raise OptiGPUError(str(streamed.error))
+        ended_s = self._now_s
+        self._count(-1, ended_s)
+        self.served.append(_served(query, intended_s, noticed_s, ended_s, streamed, self.began))
+        return ended_s
+
+    def _count(self, change: int, moment_s: float) -> None:
+        self.under_way += change
+        self.seen.append(Seen(moment_s, self.under_way))
+
+
+def _served(
+    query: Query, intended_s: float, noticed_s: float, ended_s: float, streamed: "Streamed", began: float
+) -> Served:
+    """A stream without a first token has it at its end."""
+    first_s = ended_s if streamed.first_s is None else streamed.first_s - began
+    return Served(
+        query,
+        intended_s,
+        noticed_s,
+        first_s,
+        ended_s,
+        streamed.tokens,
+        streamed.ids or (),
+        _problem(query, streamed),
+    )
+
+
+def _problem(query: Query, streamed: "Streamed") -> str | None:
+    if not streamed.finished:
+        return streamed.error or "The stream ended without all of its tokens."
+    if streamed.prompt_tokens not in (None, query.prompt_tokens):
+        return (
+            f"The server counted {streamed.prompt_tokens} tokens of a prompt of {query.prompt_tokens}: its tokenizer "
+            "is another one; name the model that it serves."
+        )
+    return None

@@ -19,9 +19,15 @@ from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
-from optigpu.hardware.energy import CountingSensor, Energy, between_changes, cpu_energy, gpu_energy
+from optigpu.hardware.energy import (
+    CountingSensor,
+    Energy,
+    between_changes,
+    cpu_energy,
+    gpu_energy,
+    kernel_energy,
+)
 from optigpu.hardware.gpu import job_gpu
-from optigpu.hardware.kernel_energy import kernel_energy
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import WallSensor, wall_source
 from optigpu.meters.base import MeterContext, Reading, keep_running, require_read

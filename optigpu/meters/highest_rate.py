@@ -1,6 +1,7 @@
 """highest_rate: the highest rate of arrivals at which a load keeps its limits, by bisection, with its interval."""
 
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,11 +13,105 @@ from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
-from optigpu.load.search import HighestRate, highest_rate
-from optigpu.load.simulated import SimulatedSlots
 from optigpu.meters.base import MeterContext, Reading
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import LoadRequest
+
+Try = Callable[[float], LoadRun]
+"""One run at a rate, in queries a second."""
+
+CLOSE_ENOUGH = 1.1
+"""The search ends when the rate that failed is at most this many times the rate that held."""
+FACTOR = 2.0
+LOWEST = 64
+"""No rate is tried below this part of the first: its runs would take too long."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One rate: how many of its runs kept the limits, and in how many the queue grew without an end."""
+
+    rate: float
+    runs: int
+    kept: int
+    saturated: int
+    met_share: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether most runs kept the limits."""
+        return 2 * self.kept > self.runs
+
+
+@dataclass(frozen=True)
+class HighestRate:
+    """What a search found.
+
+    `rate` is the highest at which most runs kept the limits, 0 where none did. The true one lies between `low`, the
+    highest rate up to which every run of every rate kept them, and `high`, the lowest from which on none did; `high` is
+    None where no rate failed.
+    """
+
+    rate: float
+    low: float
+    high: float | None
+    tried: tuple[Tried, ...]
+
+
+def highest_rate(attempt: Try, first: float, *, share: float, runs: int, most: float) -> HighestRate:
+    """Doubles or halves the rate from `first` until one holds and another does not, then bisects between them.
+
+    A run keeps the limits where at least `share` of its queries met them and its queue did not grow without an end.
+    Each rate has so many `runs`; none is above `most`.
+    """
+    tried: dict[float, Tried] = {}
+
+    def holds(rate: float) -> bool:
+        if rate not in tried:
+            tried[rate] = _try(attempt, rate, share, runs)
+        return tried[rate].holds
+
+    rate = min(first, most)
+    if holds(rate):
+        while holds(rate) and rate < most:
+            rate = min(rate * FACTOR, most)
+    else:
+        while not holds(rate) and rate > first / LOWEST:
+            rate /= FACTOR
+    good, bad = _between(tried.values())
+    while good and bad and bad > CLOSE_ENOUGH * good:
+        holds((good * bad) ** 0.5)
+        good, bad = _between(tried.values())
+    return _found(tried.values())
+
+
+def _try(attempt: Try, rate: float, share: float, runs: int) -> Tried:
+    found = [attempt(rate) for _ in range(runs)]
+    return Tried(
+        rate=rate,
+        runs=runs,
+        kept=sum(run.met_share >= share and not run.saturated for run in found),
+        saturated=sum(bool(run.saturated) for run in found),
+        met_share=sum(run.met_share for run in found) / runs,
+    )
+
+
+def _between(tried: Collection[Tried]) -> tuple[float | None, float | None]:
+    """The highest rate below every one that failed, and the lowest that failed."""
+    bad = min((each.rate for each in tried if not each.holds), default=None)
+    good = max((each.rate for each in tried if each.holds and (bad is None or each.rate < bad)), default=None)
+    return good, bad
+
+
+def _found(tried: Collection[Tried]) -> HighestRate:
+    every = sorted(tried, key=lambda each: each.rate)
+    doubtful = [each for each in every if each.kept < each.runs]
+    low = max((each.rate for each in every if not doubtful or each.rate < doubtful[0].rate), default=0.0)
+    with_one = [each.rate for each in every if each.kept]
+    high = min((each.rate for each in every if not with_one or each.rate > with_one[-1]), default=None)
+    good, _ = _between(every)
+    return HighestRate(good or 0.0, low, high, tuple(every))
+
 
 NAME = "highest_rate_per_s"
 RUNS = 3
@@ -76,3 +171,45 @@ def _of_simulated(rate: float) -> HighestRate:
         return figures_of(run, Limits(), is_open=True)
 
     return highest_rate(attempt, rate / 4, share=SHARE, runs=RUNS, most=MOST)
+
+
+class SimulatedSlots:
+    """Slots that decode nothing. A prefill takes `prefill_s`, a step of any number of sequences `step_s`.
+
+    `stalls` are moments at which the server stands still: the first call that begins after one takes that much longer.
+    """
+
+    block_tokens = 1
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        count: int,
+        prefill_s: float,
+        step_s: float,
+        stalls: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        self.count, self.length = count, 2**20
+        self._clock, self._prefill_s, self._step_s = clock, prefill_s, step_s
+        self._stalls = sorted(stalls, reverse=True)
+
+    def join(self, slot: int, prompt: Sequence[int]) -> int:
+        """Takes its time."""
+        self._work(self._prefill_s)
+        return 0
+
+    def step(self, slots: Sequence[int]) -> Sequence[int]:
+        """Takes its time once for all."""
+        self._work(self._step_s)
+        return [0] * len(slots)
+
+    def leave(self, slot: int) -> None:
+        """Takes no time."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _work(self, seconds: float) -> None:
+        while self._stalls and self._stalls[-1][0] <= self._clock.now():
+            self._clock.pass_by(self._stalls.pop()[1])
+        self._clock.pass_by(seconds)

@@ -11,8 +11,10 @@ from optigpu.documents.selftest import Comparison
 from optigpu.hardware.intensity import (
     BOUND_RULE,
     RIDGE_FLOP_PER_BYTE,
+    Kernel,
+    share,
+    table,
 )
-from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.meters.base import MeterContext, Reading, require_read
 from optigpu.vocabulary import ReplicateError, UnsupportedError, new_id
 

@@ -41,9 +41,8 @@ from optigpu.quality.images import (
     image_setting,
     write_image_reference,
 )
-from optigpu.quality.passages import Passage, predictions
-from optigpu.quality.perplexity import windows
-from optigpu.quality.read_pictures import ReadPictures, read_pictures
+from optigpu.quality.passages import Passage, predictions, windows
+from optigpu.quality.pictures import ReadPictures, read_pictures
 from optigpu.quality.reference import (
     Manifest,
     Reference,

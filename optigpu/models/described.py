@@ -13,9 +13,9 @@ from typing import NoReturn
 from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models import families
+from optigpu.models.facts import packaged
 from optigpu.models.files import read_configuration
 from optigpu.models.held import CONFIGURATION, model_directory
-from optigpu.models.packaged import packaged
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.models.tensors import DecoderShape, Description

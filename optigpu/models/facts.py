@@ -1,13 +1,16 @@
 """Facts about a model that are known without loading it."""
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.families import family_of
-from optigpu.models.packaged import packaged
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference
+from optigpu.models.tensors import Description
 
 Facts = ModelFacts | ImageFacts
 _USUAL_SIZE = 224
@@ -43,3 +46,14 @@ def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFact
         fixed_size=family_of(family).fixed_image_size,
         alpha=None if width == 1 else f"{width:g}",
     )
+
+
+PACKAGED = Path(__file__).parent / "packaged.json"
+"""By references: an object of descriptions."""
+
+
+@cache
+def packaged() -> Mapping[str, Description]:
+    """Of each preset and bundled model that generates text, by its reference."""
+    found = json.loads(PACKAGED.read_text("utf-8"))
+    return {reference: Description.model_validate(about) for reference, about in found.items()}

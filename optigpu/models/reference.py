@@ -3,13 +3,17 @@
 `preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model inside the package,
 `hub:ORG/NAME@REVISION` a repository of the model hub, `path:DIR` a directory under `OPTIGPU_MODELS_DIR`. A bare name is
 a hub name.
+
+`tools/train_bundled.py` makes the bundled models; each folder has a MODEL_CARD.md.
 """
 
+import json
 import re
-from pathlib import PurePosixPath
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from optigpu.documents.names import closest, did_you_mean
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.vocabulary import Frozen, SpecError
 
@@ -76,3 +80,21 @@ def _path(text: str) -> ModelReference:
 def preset_of(reference: ModelReference) -> Preset | None:
     """The preset that a reference names, if it names one."""
     return (PRESETS | IMAGE_PRESETS)[reference.name] if reference.kind == "preset" else None
+
+
+BUNDLED: dict[str, Path] = {name: Path(__file__).parent / f"bundled_{name}" for name in ("tiny", "small")}
+"""The folder of each: config.json, model.safetensors, tokenizer.json, as a `path:` model has them."""
+
+
+def bundled_config(name: str) -> dict[str, Any]:
+    """The transformers configuration of a bundled model."""
+    config: dict[str, Any] = json.loads((BUNDLED[name] / "config.json").read_text("utf-8"))
+    return config
+
+
+def bundled_parameters(name: str) -> int:
+    """How many weights a bundled model has, by the header of its safetensors file: its length in 8 bytes, then JSON."""
+    with (BUNDLED[name] / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    count: int = sum(prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__")
+    return count

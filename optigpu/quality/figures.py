@@ -11,9 +11,8 @@ from optigpu.documents.facts import QualityFacts
 from optigpu.documents.result import MetricSummary
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.hellaswag import ENDINGS, Item, chosen_right
-from optigpu.quality.passages import Passage
-from optigpu.quality.perplexity import perplexity
-from optigpu.statistics.jackknife import (
+from optigpu.quality.passages import Passage, perplexity
+from optigpu.statistics.estimates import (
     FEWEST_PARTS,
     Statistic,
     leave_one_out,

@@ -15,16 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.backends.runtime import ImageRuntime, Images, PictureRuntime, Pixels
+from optigpu.documents.facts import PictureFacts
 from optigpu.quality.text import DATASETS_DIR, check_inside
 from optigpu.vocabulary import UnsupportedError
 
 LABELS = "labels.csv"
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
-
-Pixels = NDArray[np.uint8]
-"""One image, [height, width, 3] in RGB."""
-Images = NDArray[np.float32]
-"""[batch, channels, height, width]."""
 
 
 @dataclass(frozen=True)
@@ -160,3 +157,45 @@ def _digest(folder: Path, pictures: Sequence[Picture]) -> str:
         content = hashlib.sha256(each.path.read_bytes()).hexdigest()
         found.update(f"{each.path.relative_to(folder).as_posix()}\0{each.label}\0{content}\n".encode())
     return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class ReadPictures:
+    """A folder's images for one model; `labels` [images] are its classes."""
+
+    labels: NDArray[np.int64]
+    facts: PictureFacts
+    _folder: PictureFolder
+    _runtime: PictureRuntime
+
+    def batches(self, size: int) -> Iterator[Images]:
+        """All images once, `size` at a time, [size, channels, height, width]; the last batch is filled up.
+
+        Raises UnsupportedError for a file that is no image.
+        """
+        return picture_batches(self._folder, size, self._runtime.processed)
+
+    def endlessly(self, size: int) -> Iterator[Images]:
+        """The batches again and again."""
+        while True:
+            yield from self.batches(size)
+
+
+def read_pictures(runtime: ImageRuntime, name: str) -> ReadPictures:
+    """The labelled images of a folder under the datasets folder.
+
+    Raises UnsupportedError for a folder that cannot be read, for labels that are no classes of the model, and for an
+    engine that reads none.
+    """
+    if not isinstance(runtime, PictureRuntime):
+        raise UnsupportedError("This engine reads no images; leave images out, or ask for the backend torch.")
+    folder = open_pictures(name)
+    labels, how = class_indices([each.label for each in folder.pictures], runtime.class_names())
+    facts = PictureFacts(
+        folder=name,
+        sha256=folder.sha256,
+        images=len(folder.pictures),
+        labels=how,
+        preprocessing=runtime.preprocessing(),
+    )
+    return ReadPictures(labels, facts, folder, runtime)

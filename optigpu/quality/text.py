@@ -1,11 +1,17 @@
 """The names of the texts on which quality is measured, and the bytes of datasets."""
 
+import bz2
 import hashlib
+import importlib
+import importlib.util
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from optigpu.vocabulary import OptiGPUError
+from optigpu.hub_organisations import hub_refusal
+from optigpu.vocabulary import Document, OptiGPUError
 
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
 """The environment variable with the datasets folder."""
@@ -70,8 +76,6 @@ def read_source(text: str) -> Source:
     if root:
         return _read_file(Path(root), _FILES.get(text, text.removeprefix(FILE_PREFIX)))
     if text in _FILES:
-        from optigpu.quality.hub import read_hub
-
         origin, content = read_hub(text, _FILES[text])
         return Source(origin, content)
     raise OptiGPUError(f"{text} is read from the datasets folder; set {DATASETS_DIR} for the worker.")
@@ -88,3 +92,47 @@ def _read_file(root: Path, name: str) -> Source:
         raise OptiGPUError(
             f"{name} under {DATASETS_DIR} cannot be read ({why}); put the file there."
         ) from error
+
+
+_REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
+    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", "test"),
+    "hellaswag": ("Rowan/hellaswag", None, "validation"),
+}
+"""Repository, configuration and split."""
+
+
+def read_hub(text: str, file: str) -> tuple[str, bytes]:
+    """The origin of a dataset, and its rows in the format of `file`.
+
+    Raises OptiGPUError when the package `datasets` is missing, its organisation is not allowed, or the hub does not
+    answer.
+    """
+    name, configuration, split = _REPOSITORIES[text]
+    if refusal := hub_refusal(name):
+        raise OptiGPUError(f"{refusal} Or set OPTIGPU_DATASETS_DIR to a folder that holds {file}.")
+    if importlib.util.find_spec("datasets") is None:
+        raise OptiGPUError(
+            f"The dataset {text} was not found: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install "
+            "the package datasets to read it from the hub."
+        )
+    try:
+        rows: Any = importlib.import_module("datasets").load_dataset(name, configuration, split=split)
+    except Exception as error:  # any error of a download
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OptiGPUError(
+            f"{text} cannot be read from the hub ({why}); set OPTIGPU_DATASETS_DIR to a folder that holds {file}."
+        ) from error
+    return f"hub:{name}", wikitext_file(rows) if text == "wikitext-2" else hellaswag_file(rows)
+
+
+def wikitext_file(rows: Iterable[Document]) -> bytes:
+    """The rows of Salesforce/wikitext as one text."""
+    return "".join(row["text"] for row in rows).encode()
+
+
+def hellaswag_file(rows: Iterable[Document]) -> bytes:
+    """The rows of Rowan/hellaswag in the format that `optigpu.quality.hellaswag` reads."""
+    lines: list[str] = []
+    for row in rows:
+        lines += [f"{row['activity_label']}: {row['ctx']}", str(row["label"]), *row["endings"]]
+    return bz2.compress("\n".join(" ".join(line.split()) for line in lines).encode())

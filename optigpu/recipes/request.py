@@ -5,8 +5,9 @@ from tempfile import TemporaryDirectory
 
 from pydantic import Field, field_validator
 
+from optigpu.job.spec import JobSpec
 from optigpu.models.reference import parse_reference, preset_of
-from optigpu.vocabulary import Frozen, RecipeName, SpecError
+from optigpu.vocabulary import DeviceKind, Frozen, RecipeName, SpecError
 
 ABOUT = "recipe.json"
 """The file in the model's folder that says how it was made."""
@@ -89,3 +90,30 @@ def check_output(folder: Path) -> None:
         raise SpecError(
             f"output: {place} cannot be written ({error.strerror}); name a folder of yours."
         ) from error
+
+
+def comparison_of(outcome: RecipeOutcome, device: DeviceKind, replicates: int) -> JobSpec:
+    """A ladder of one rung, whose processes take turns: the teacher, and the smaller model in its place.
+
+    The model's folder must lie in the model directory.
+    """
+    request = outcome.request
+    technique = {"name": "smaller_model", "model": f"path:{request.output.resolve().name}"}
+    return JobSpec.model_validate(
+        {
+            "name": f"recipe: {request.recipe}",
+            "workload": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 32},
+            "model": request.model,
+            "plan": "ladder",
+            "stack": [technique],
+            "device": device,
+            "seed": request.seed,
+            "measure": {
+                "replicates": replicates,
+                "min_seconds": 1,
+                "max_seconds": 5,
+                "meters": ["latency", "memory", "quality"],
+            },
+            "tags": ["recipe", str(request.recipe)],
+        }
+    )

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from optigpu.models.bundled import BUNDLED, bundled_config, bundled_parameters
 from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import BUNDLED, bundled_config, bundled_parameters
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import short
 from optigpu.vocabulary import Document

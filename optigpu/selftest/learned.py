@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.shapes import ModelFacts
 from optigpu.selftest.setting import SEED
-from optigpu.workloads.requests.training import DrawnTexts
-from optigpu.workloads.train_step import TrainStep
+from optigpu.workloads.train_step import DrawnTexts, TrainStep
 
 STEPS = 3
 

@@ -3,21 +3,28 @@
 Only summaries are read, never samples, so that a service can compare on every request. An interval comes from what both
 sides have, the first of: parts of the same text, processes that were measured side by side (both in pairs), several
 processes, or the two values' own intervals (`optigpu.statistics.evidence`). Where turns say the ratio of each pair of
-processes, the ratio is the mean of these, and not that of the two values. `optigpu.statistics.decisions` says what it
-decides. What is counted and not measured (COUNTED_METRICS) is compared exactly.
+processes, the ratio is the mean of these, and not that of the two values. What is counted and not measured
+(COUNTED_METRICS) is compared exactly.
+
+Two results are equivalent if two one-sided tests at 5% say that their ratio is within the margin (Schuirmann, A
+Comparison of the Two One-Sided Tests Procedure and the Power Approach, 1987), that is, if the 90% interval is; else
+different if the 95% interval leaves 1 out; else nothing is decided.
 """
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+import numpy as np
 from pydantic import ValidationError
 
 from optigpu.documents.older import current
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
-from optigpu.statistics.decisions import MARGIN, decide_difference, decide_exactly, decide_ratio
+from optigpu.statistics.estimates import Estimate
 from optigpu.statistics.evidence import evidence_of
 from optigpu.statistics.intervals import factor_bounds
 from optigpu.statistics.stored import StoredResult, StoredSummary
-from optigpu.vocabulary import COUNTED_METRICS, Document, OptiGPUError, canonical_json
+from optigpu.vocabulary import COUNTED_METRICS, Better, Document, OptiGPUError, canonical_json
 
 DIFFERENCES = ("perplexity_delta", "accuracy_loss_percent")
 """What is a difference from fp32 already, and may have either sign."""
@@ -204,3 +211,52 @@ def _leaves(document: Document, path: str = "") -> dict[str, object]:
     for name, value in document.items():
         found |= _leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
     return found
+
+
+MARGIN = 0.03
+"""Ratios between 1 / 1.03 and 1.03 count as equivalent."""
+PROCESSES_DIFFER = 0.05
+"""A single process is taken to differ from others of its variant by 5% (one standard deviation).
+
+Measured are 2% (docs/results/repeatability.json); what is different with 5% is so with less.
+"""
+
+
+def decide_ratio(logarithm: Estimate, better: Better, *, single_sides: int = 0) -> Decision:
+    """The decision from a ratio's logarithm. Single processes can show a difference and no equivalence."""
+    if single_sides == 0 and _within_margin(logarithm):
+        return Decision.EQUIVALENT
+    return decide_difference(_among_others(logarithm, single_sides), better)
+
+
+def decide_difference(estimate: Estimate, better: Better) -> Decision:
+    """Better or worse if the 95% interval leaves 0 out."""
+    low, high = map(float, estimate.bounds())
+    if low <= 0 <= high:
+        return Decision.EQUAL if low == high else Decision.UNDECIDED
+    return direction(low, better)
+
+
+def decide_exactly(baseline: float, candidate: float, better: Better) -> Decision:
+    """The decision between two figures that are counted and not measured."""
+    return Decision.EQUAL if baseline == candidate else direction(candidate - baseline, better)
+
+
+def direction(change: float, better: Better) -> Decision:
+    """Whether a rise or a fall is an improvement."""
+    return Decision.BETTER if (change > 0) == (better is Better.HIGHER) else Decision.WORSE
+
+
+def _within_margin(logarithm: Estimate) -> bool:
+    low, high = map(float, logarithm.bounds(0.90))
+    return low >= -math.log1p(MARGIN) and high <= math.log1p(MARGIN)
+
+
+def _among_others(logarithm: Estimate, single_sides: int) -> Estimate:
+    """With the variation between processes that a side of one process does not show."""
+    if single_sides == 0:
+        return logarithm
+    own, others = logarithm.error**2, single_sides * PROCESSES_DIFFER**2
+    # The variation between processes is taken as known: only its own part has few degrees of freedom.
+    freedom = logarithm.freedom * ((own + others) / np.maximum(own, 1e-12)) ** 2
+    return replace(logarithm, error=np.sqrt(own + others), freedom=freedom)

@@ -1,16 +1,60 @@
-"""Means over independent units with Student's t: one sample, pairs, and two samples of unequal spread (Welch).
+"""Means over independent units with Student's t: one sample, pairs, two samples of unequal spread (Welch), and parts of
+one text (the jackknife).
 
 Everything works along the last axis, so that one call serves one sample or thousands.
 
 Student, The Probable Error of a Mean, 1908; Welch, The Generalization of "Student's" Problem when Several Different
 Population Variances are Involved, 1947.
+
+The jackknife computes a figure of the windows of a text (or images, or items of a test) again without one part after
+the other; how far it moves says how far another text would move it (Quenouille, Notes on Bias in Estimation, 1956;
+Tukey, 1958). It serves every figure that is a smooth function of means, differences and ratios of two results on the
+same windows included. Neighbouring windows resemble each other, so that at most 32 parts of consecutive windows are
+made.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from optigpu.statistics.student import Array, t_quantiles
+Array = NDArray[np.float64]
+Bounds = tuple[float, float]
+FURTHEST = 300.0
+"""Logarithms beyond this are no figures, but an interval of two processes that have nothing in common."""
+
+_STEPS = 4000
+_MOST_FREEDOM = 1000.0
+"""Beyond it t is the normal distribution to three digits."""
+
+
+def t_quantile(probability: float, freedom: float) -> float:
+    """The value below which t with so much freedom lies with `probability` (above a half), to four digits."""
+    return _quantile(probability, round(min(freedom, _MOST_FREEDOM), 2))
+
+
+def t_quantiles(probability: float, freedom: Array) -> Array:
+    """`t_quantile` of each of `freedom` [...]."""
+    if freedom.ndim == 0:
+        return np.asarray(t_quantile(probability, float(freedom)))
+    known, where = np.unique(np.round(np.minimum(freedom, _MOST_FREEDOM), 2), return_inverse=True)
+    return np.array([_quantile(probability, each) for each in known.tolist()])[where].reshape(freedom.shape)
+
+
+@lru_cache(maxsize=8192)
+def _quantile(probability: float, freedom: float) -> float:
+    """With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle) ** (freedom - 1)."""
+    # Beyond ten standard deviations of the angle there is nothing of a narrow density.
+    last = min(math.pi / 2, 10 / math.sqrt(freedom))
+    angles = np.linspace(0.0, last, _STEPS + 1)
+    density = np.cos(angles) ** (freedom - 1)
+    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1]))) * (last / _STEPS / 2)
+    half = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)) * math.sqrt(math.pi) / 2
+    angle = float(np.interp((2 * probability - 1) * half, area, angles))
+    return math.sqrt(freedom) * math.tan(angle)
 
 
 @dataclass(frozen=True)
@@ -35,6 +79,16 @@ class Estimate:
     def upper(self, confidence: float = 0.95) -> Array:
         """The one-sided bound."""
         return np.asarray(self.centre + t_quantiles(confidence, self.freedom) * self.error + self.above)
+
+
+def factor_bounds(quotient: float, logarithm: Estimate, confidence: float = 0.95) -> Bounds | None:
+    """The interval of a ratio whose logarithm is estimated; None where it has no bound worth the name."""
+    low, high = map(float, logarithm.bounds(confidence))
+    if max(abs(low), abs(high)) > FURTHEST:
+        return None
+    # The centre is the quotient's logarithm but for rounding.
+    centre = float(logarithm.centre)
+    return quotient * math.exp(low - centre), quotient * math.exp(high - centre)
 
 
 def mean_of(units: Array) -> Estimate:
@@ -63,3 +117,67 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
         below=first.below + second.above,
         above=first.above + second.below,
     )
+
+
+MOST_PARTS = 32
+FEWEST_PARTS = 5
+"""With fewer, the spread of the parts is known too badly."""
+
+Statistic = Callable[[NDArray[np.bool_]], float]
+"""A figure of the observations that are kept."""
+
+
+def parts_of(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The part, from 0, of each observation [n] whose window's number from 0 is in `units` [n]."""
+    count = int(units.max()) + 1
+    return units * min(MOST_PARTS, count) // count
+
+
+def leave_one_out(statistic: Statistic, parts: NDArray[np.int64]) -> tuple[float, ...]:
+    """The figure without each of the parts; empty where there are too few parts for an interval."""
+    numbers = np.unique(parts)
+    if len(numbers) < FEWEST_PARTS:
+        return ()
+    return tuple(statistic(parts != number) for number in numbers.tolist())
+
+
+def part_bounds(value: float, without: Sequence[float]) -> Bounds | None:
+    """The 95% interval of a figure, on a logarithmic scale where it is positive; None where there are too few parts."""
+    if len(without) < FEWEST_PARTS or not np.isfinite(without).all():
+        return None
+    if min(value, *without) > 0:
+        return factor_bounds(value, _estimate(np.log(value), np.log(without)))
+    low, high = _estimate(np.asarray(value), np.asarray(without)).bounds()
+    return float(low), float(high)
+
+
+def share_bounds(share: float, count: int, without: Sequence[float]) -> Bounds | None:
+    """The 95% interval of a share of `count` observations (Wilson, Probable Inference, 1927).
+
+    The observations count as many as would vary as the parts do. Where all of them agree the parts do not vary, and
+    still the share need not be 1: each observation counts.
+    """
+    if len(without) < FEWEST_PARTS:
+        return None
+    error = float(_estimate(np.asarray(share), np.asarray(without)).error)
+    worth = share * (1 - share) / error**2 if error and 0 < share < 1 else float(count)
+    t = t_quantile(0.975, len(without) - 1)
+    centre = (share + t**2 / (2 * worth)) / (1 + t**2 / worth)
+    half = t / (1 + t**2 / worth) * np.sqrt(share * (1 - share) / worth + t**2 / (4 * worth**2))
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+
+
+def ratio_of_parts(ratio: float, above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """The logarithm of a ratio of two positive figures on the same parts."""
+    return _estimate(np.log(ratio), np.log(above) - np.log(below))
+
+
+def difference_of_parts(difference: float, first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """The difference of two figures on the same parts."""
+    return _estimate(np.asarray(difference), np.asarray(first) - np.asarray(second))
+
+
+def _estimate(value: Array, without: Array) -> Estimate:
+    count = len(without)
+    error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    return Estimate(np.asarray(value), np.asarray(error), np.asarray(count - 1.0))

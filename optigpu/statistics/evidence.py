@@ -4,11 +4,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optigpu.statistics.estimates import Estimate, difference, mean_of
-from optigpu.statistics.intervals import comparable
-from optigpu.statistics.jackknife import difference_of_parts, ratio_of_parts
+from optigpu.statistics.estimates import (
+    Array,
+    Estimate,
+    difference,
+    difference_of_parts,
+    mean_of,
+    ratio_of_parts,
+    t_quantile,
+)
+from optigpu.statistics.intervals import Bounds, comparable, factor_bounds
 from optigpu.statistics.stored import StoredResult, StoredSummary
-from optigpu.statistics.student import Array, t_quantile
+from optigpu.vocabulary import Better
 
 _KNOWN_WELL = 1000.0
 """Degrees of freedom of an interval that does not say its own."""
@@ -102,3 +109,15 @@ def _measured(summary: StoredSummary, as_ratio: bool) -> Estimate | None:
 
 def _scaled(figures: tuple[float, ...], as_ratio: bool) -> Array:
     return np.log(figures) if as_ratio else np.asarray(figures, dtype=np.float64)
+
+
+def speedup(baseline: StoredSummary, candidate: StoredSummary) -> tuple[float, Bounds | None] | None:
+    """The ratio, above 1 where the candidate is better, with its 95% interval; None where a figure is not positive."""
+    above, below = (candidate, baseline) if candidate.better is Better.HIGHER else (baseline, candidate)
+    if min((*above.figures, *below.figures), default=0.0) <= 0 or above.value is None or below.value is None:
+        return None
+    ratio = above.value / below.value
+    sides = [alone(each, as_ratio=True) for each in (above, below)]
+    if sides[0] is None or sides[1] is None or not comparable(above.replicates or 1, below.replicates or 1):
+        return ratio, None
+    return ratio, factor_bounds(ratio, difference(sides[0], sides[1]))

@@ -9,7 +9,7 @@ from peft.tuners.lora import Linear as LayerWithFactors
 from torch.nn import Module
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.surgery.adapter_parameters import AdapterParameters, Targets
+from optigpu.surgery.extras import AdapterParameters, Targets
 from optigpu.surgery.frozen_layers import FrozenLinear
 from optigpu.surgery.places import ExpertPlace, Place
 from optigpu.vocabulary import UnsupportedError

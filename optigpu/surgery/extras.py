@@ -1,9 +1,14 @@
-"""Packages that only some techniques and backends need, and the extras of this project that install them."""
+"""What techniques declare of the layers of this folder: packages and how they are installed, conflicts, adapters'
+parameters. Read when a job is posted: imports no torch.
+"""
 
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import Field
+
 from optigpu.documents.result import Environment
+from optigpu.vocabulary import Frozen
 
 Package = Literal["bitsandbytes", "gptqmodel", "peft"]
 """What a technique may need."""
@@ -29,3 +34,29 @@ def install_command(package: str) -> str:
     """What installs a package in a checkout."""
     extra = _EXTRAS.get(package)
     return f"pip install -e '.[{extra}]'" if extra else f"pip install {package}"
+
+
+Targets = Literal["all-linear", "attention"]
+"""Every linear layer but the head and the experts of a mixture, or those within attentions."""
+
+
+class AdapterParameters(Frozen):
+    """The parameters of a technique that trains factors A [rank, inputs] and B [outputs, rank] beside layers.
+
+    A layer computes W x + alpha / rank * B A x; B begins at zero.
+    """
+
+    rank: int = Field(8, ge=1, le=1024, description="Rows of A, and columns of B.")
+    alpha: float = Field(16.0, gt=0, le=4096, description="Weight of the factors, times the rank.")
+    targets: Targets = Field("all-linear", description="Which layers get factors; the head never does.")
+
+
+FOUR_BITS = {
+    "autocast": "the 4-bit operator computes in the dtype of its inputs, which autocast does not change",
+    "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
+    "grad_enabled": "4-bit weights have no gradient",
+}
+FUSED_NORMS = {
+    "cpu_offload": "a block reads the weights of the next block's norm, which are not on the GPU yet",
+    "grad_enabled": "the fused norms have no gradient",
+}

@@ -1,16 +1,215 @@
-"""The parts of a loaded model, as the techniques that replace them find, check and exchange them."""
+"""The parts of a loaded model, as the techniques that replace them find, check and exchange them.
 
+The experts of a mixture are linear layers too: transformers holds all of a kind as one tensor, [experts, outputs,
+inner]. They are known by the shapes of these tensors and by what their `forward` takes, not by a family's name.
+"""
+
+import copy
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch.nn import Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.surgery.experts import OpenedExperts, opened
 from optigpu.surgery.read_layers import read_layers
 from optigpu.vocabulary import UnsupportedError
+
+UP, DOWN, LONE = ("gate_up_proj", "up_proj"), "down_proj", "weight"
+"""transformers' names of the tensor before the activation, of the one after it, and of one without an activation."""
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""Its names where the gate has a tensor of its own."""
+FLAT = ("w1", "v1", "w2")
+"""DBRX's names of the same three: [experts * inner, width] each, in a module within that of the experts."""
+
+
+class OpenedExperts(Module):
+    """Experts whose matrices are linear layers, in a list under the name of transformers' tensor.
+
+    Until a layer is replaced its weight is a view of that tensor. `rest` is transformers' own module without matrices:
+    its activation, its limits, its norm.
+    """
+
+    def __init__(self, experts: Module) -> None:
+        super().__init__()
+        for name, stack in _stacks(experts).items():
+            self.add_module(name, _layers(stack, getattr(experts, f"{name}_bias", None)))
+        self.rest: Any = _without_matrices(_holder(experts))
+        self.train(experts.training)
+
+    def lists(self) -> list[tuple[str, ModuleList]]:
+        """Each list of linear layers with its name: what comes before the activation first."""
+        return [(name, part) for name, part in self.named_children() if isinstance(part, ModuleList)]
+
+    def expert(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """What one expert makes of x, [tokens, width]; one that has no matrices returns x."""
+        *before, down = (layers for _, layers in self.lists())
+        if number >= len(down):
+            return x
+        y: torch.Tensor = down[number](self._inner(*(layers[number](x) for layers in before)))
+        return self.rest.post_expert_norm(y) if hasattr(self.rest, "post_expert_norm") else y
+
+    def _inner(self, *products: torch.Tensor) -> torch.Tensor:
+        """The gated products, [tokens, inner], of one matrix or of a gate's and another one."""
+        if len(products) == 1:
+            return self._activated(*products)
+        gate, up = products
+        activation = self.rest.act_fn if hasattr(self.rest, "act_fn") else self.rest.activation_fn
+        activated: torch.Tensor = activation(gate) * up
+        return activated
+
+    def _activated(self, inner: torch.Tensor) -> torch.Tensor:
+        if not getattr(self.rest, "has_gate", True):
+            activated: torch.Tensor = self.rest.act_fn(inner)
+        elif hasattr(self.rest, "_apply_gate"):
+            activated = self.rest._apply_gate(inner)
+        else:
+            gate, up = inner.chunk(2, dim=-1)
+            activated = self.rest.act_fn(gate) * up
+        return activated
+
+
+class RoutedExperts(OpenedExperts):
+    """Experts that are told which tokens are theirs."""
+
+    def forward(self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sum over a token's experts of weight * expert(x), [..., width].
+
+        x: [..., width]; indices (int64) and weights: [tokens, experts of each].
+        """
+        return self._routed(x.reshape(-1, x.shape[-1]), indices, weights).reshape(x.shape)
+
+    def _routed(self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As `forward`, x: [tokens, width]."""
+        if _is_recorded(x):  # no shape may depend on the indices, so every expert computes every token
+            share = torch.where(indices == 0, weights, 0).sum(dim=-1, keepdim=True)
+            total = self.expert(0, x) * share
+            for number in range(1, len(self.lists()[0][1])):
+                share = torch.where(indices == number, weights, 0).sum(dim=-1, keepdim=True)
+                total = total + self.expert(number, x) * share
+            return total.to(x.dtype)
+        total = torch.zeros_like(x)
+        for number in indices.unique().tolist():
+            tokens, places = torch.where(indices == number)
+            y = self.expert(number, x[tokens]) * weights[tokens, places, None]
+            total.index_add_(0, tokens, y.to(x.dtype))
+        return total
+
+
+class SharedExperts(OpenedExperts):
+    """Experts that all compute every token."""
+
+    def forward(self, x: torch.Tensor, gammas: torch.Tensor) -> torch.Tensor:
+        """The sum over the experts of gamma * expert(x), [..., width], in float32 and then in the dtype of x.
+
+        x: [..., width]; gammas: [tokens, experts].
+        """
+        shares = gammas.reshape(*x.shape[:-1], -1, 1)
+        *before, down = (layers for _, layers in self.lists())
+        inner = (self._inner(*(layers[number](x) for layers in before)) for number in range(len(down)))
+        parts = (
+            layer(each * shares[..., n, :]) for n, (layer, each) in enumerate(zip(down, inner, strict=True))
+        )
+        return torch.stack([part.float() for part in parts]).sum(dim=0).to(x.dtype)
+
+
+class ExpertsInTurn(OpenedExperts):
+    """Experts that each get an equal share of the rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [experts * tokens, width], the first expert's tokens first; returns as much."""
+        parts = x.chunk(len(self.lists()[1][1]))
+        return torch.cat([self.expert(number, part) for number, part in enumerate(parts)])
+
+
+class ExpertProducts(OpenedExperts):
+    """One product for each expert, of as many rows as it is told."""
+
+    def forward(self, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+        """inputs: [rows, inner], the first expert's rows first; returns [rows, outputs]."""
+        layers = self.lists()[0][1]
+        parts = zip(layers, inputs.split(expert_size), strict=True)
+        return torch.cat([layer(part) for layer, part in parts if len(part)])
+
+
+def opened(module: Module) -> OpenedExperts | None:
+    """The experts of a module as linear layers, beside the module, which stays as it is; None for other modules."""
+    stacks = _stacks(module)
+    if not stacks:
+        return None
+    takes = list(inspect.signature(type(module).forward).parameters)[1:]
+    if set(stacks) == {LONE}:
+        return ExpertProducts(module) if "expert_size" in takes else None
+    gated = len(stacks) == len(GATED)
+    kind = {2: SharedExperts, 3: RoutedExperts} if gated else {1: ExpertsInTurn, 3: RoutedExperts}
+    return kind[len(takes)](module) if len(takes) in kind else None
+
+
+def _holder(module: Module) -> Module:
+    """The module whose own parameters are the matrices: the experts' own, or the one within it."""
+    within = dict(module.named_children()).get("mlp")
+    return module if within is None or set(dict(within.named_parameters())) != set(FLAT) else within
+
+
+def _stacks(module: Module) -> Mapping[str, torch.Tensor]:
+    """All experts' matrices by transformers' names, as views [experts, outputs, inner]: the last one is that after the
+    activation. Empty where the module has none, or one of three dimensions that is not known here.
+    """
+    holder = _holder(module)
+    own = dict(holder.named_parameters(recurse=False))
+    if holder is not module:
+        experts = len(own["w1"]) // cast("int", holder.ffn_hidden_size)
+        w1, v1, w2 = (own[name].unflatten(0, (experts, -1)) for name in FLAT)
+        return dict(zip(FLAT, (w1, v1, w2.mT), strict=True))
+    names = [name for name, tensor in own.items() if tensor.dim() == 3]
+    if set(names) not in ({LONE}, set(GATED), *({up, DOWN} for up in UP)):
+        return {}
+    ordered = [name for name in (*UP[:1], *GATED, LONE) if name in names]
+    turned = _is_transposed(module, own[ordered[0]], own[ordered[-1]])
+    return {name: own[name].mT if turned else own[name] for name in ordered}
+
+
+def _is_transposed(module: Module, first: Parameter, last: Parameter) -> bool:
+    """Whether the tensors are [experts, inner, outputs]; where the module does not say so, by the width of tokens.
+
+    That tells where the first tensor has a gate's outputs as well; without them the library does not transpose.
+    """
+    if hasattr(module, "is_transposed") or first is last:
+        return bool(getattr(module, "is_transposed", False))
+    return first.shape[1] == last.shape[2] and first.shape[2] != last.shape[1]
+
+
+def _layers(stack: torch.Tensor, biases: torch.Tensor | None) -> ModuleList:
+    """Linear layers around views of a tensor [experts, outputs, inner] and, if there are any, of [experts, outputs]."""
+    trained, found = stack.requires_grad, ModuleList()
+    for number, matrix in enumerate(stack.detach()):
+        outputs, inner = matrix.shape
+        layer = Linear(inner, outputs, bias=False, device="meta")
+        layer.weight = Parameter(matrix, trained)
+        if biases is not None:
+            layer.bias = Parameter(biases.detach()[number], trained)
+        found.append(layer)
+    return found
+
+
+def _without_matrices(module: Module) -> Module:
+    """A copy of a module that shares all it has with it, but for the matrices and biases of experts."""
+    rest = copy.copy(module)
+    gone = {name for stack in (*UP, *GATED, *FLAT, LONE) for name in (stack, f"{stack}_bias")}
+    rest._parameters = {name: own for name, own in module._parameters.items() if name not in gone}
+    return rest
+
+
+def _is_recorded(x: torch.Tensor) -> bool:
+    """Whether operations are being compiled, exported, traced, or captured as a CUDA graph."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if torch.compiler.is_compiling() or traced:
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
 
 LinearLayer = torch.nn.Linear | Conv1D
 Mixin = TypeVar("Mixin", bound=torch.nn.Module)

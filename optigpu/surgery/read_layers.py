@@ -9,7 +9,7 @@ from torch.nn import Module
 from transformers import GenerationConfig, PreTrainedModel
 
 from optigpu.models.facts import image_facts_from_config
-from optigpu.models.loading.randomness import forked_random
+from optigpu.models.loading.self_written import forked_random
 
 TOKENS, NEW_TOKENS = 2, 2
 """Of the text whose passes are watched: a prompt, and a step through the cache that it left."""

@@ -9,13 +9,11 @@ from pydantic import Field, field_validator, model_validator
 from optigpu.backends.runtime import ImageRuntime, Images
 from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.shapes import ImageFacts
-from optigpu.quality.pictures import check_folder
-from optigpu.quality.read_pictures import read_pictures
+from optigpu.quality.pictures import check_folder, read_pictures
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.images import wrong_size
 from optigpu.workloads.requests.passes import PassRequest
-from optigpu.workloads.requests.shapes import ImageShape
+from optigpu.workloads.requests.shapes import ImageShape, wrong_size
 
 
 class Classify(Workload):

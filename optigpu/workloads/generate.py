@@ -10,9 +10,15 @@ from pydantic import Field, model_validator
 from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.decoding import METRICS, Decode, DecodingRequest, exceeds_context
+from optigpu.workloads.requests.decoding import (
+    METRICS,
+    Decode,
+    DecodingRequest,
+    TextRequest,
+    exceeds_context,
+    text_runtime,
+)
 from optigpu.workloads.requests.shapes import DecodeShape, WorkShape
-from optigpu.workloads.requests.texts import TextRequest, text_runtime
 
 Tokens = Annotated[int, Field(ge=1, le=131072)]
 PROMPT_TOKENS = 128

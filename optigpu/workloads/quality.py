@@ -9,8 +9,7 @@ from pydantic import Field
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Check, Workload
-from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
-from optigpu.workloads.requests.untouched import Untouched
+from optigpu.workloads.requests.decoding import Untouched, drawn_ids, exceeds_context
 
 
 class Quality(Workload):

@@ -12,9 +12,19 @@ import pytest
 from optigpu.conductor.builds import builds_of
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Accelerator
-from optigpu.engines.libraries import LIBRARIES, EngineLibrary, Machine, build_facts
-from optigpu.hardware import instructions, probe
-from optigpu.hardware.instructions import NO_OBJDUMP, TOO_LARGE, counted, cuda_architectures, mentions
+from optigpu.engines import libraries
+from optigpu.engines.libraries import (
+    LIBRARIES,
+    NO_OBJDUMP,
+    TOO_LARGE,
+    EngineLibrary,
+    Machine,
+    build_facts,
+    counted,
+    cuda_architectures,
+    mentions,
+)
+from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 
@@ -54,7 +64,7 @@ def test_instructions_are_counted(built: Built) -> None:
     assert full.instructions["vnni"] > 0
     assert full.instructions["avx512"] >= full.instructions["vnni"]
     assert full.instructions["amx"] == 0
-    assert plain.instructions == dict.fromkeys(instructions.SETS, 0)
+    assert plain.instructions == dict.fromkeys(libraries.SETS, 0)
 
 
 def test_a_file_is_looked_at_once_until_it_changes(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +82,7 @@ def test_what_cannot_be_counted_has_its_reason(
     text = tmp_path / "text.so"
     text.write_text("no library")
     assert counted(text).reason == "objdump cannot read text.so."
-    monkeypatch.setattr(instructions, "LARGEST_BYTES", 10)
+    monkeypatch.setattr(libraries, "LARGEST_BYTES", 10)
     large = counted(built("large.so"))
     assert (large.instructions, large.reason) == (None, TOO_LARGE)
     assert mentions(text, b"library")

@@ -19,11 +19,10 @@ from safetensors import safe_open
 from optigpu.documents.events import Event
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
-from optigpu.models.bundled import BUNDLED, bundled_parameters
 from optigpu.models.facts import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_model, load_tokenizer, loaded_facts
-from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.models.reference import BUNDLED, ModelReference, bundled_parameters, parse_reference
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import SpecError, UnsupportedError

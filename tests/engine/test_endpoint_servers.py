@@ -13,8 +13,7 @@ from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.backends.endpoint.runtime import EndpointRuntime, prepared
 from optigpu.conductor.verdicts.servers import serving_sessions
 from optigpu.hardware import probe
-from optigpu.models.bundled import BUNDLED
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ViTConfig, ViTForI
 
 from optigpu import accelerate
 from optigpu.facade import accelerated
-from optigpu.models.bundled import BUNDLED
+from optigpu.models.reference import BUNDLED
 from optigpu.techniques.decoding.native_decode.generating import NativeGenerate
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.vocabulary import SpecError, UnsupportedError

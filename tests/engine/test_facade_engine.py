@@ -9,7 +9,7 @@ import torch
 
 from optigpu import BenchmarkEngine, QuantizationOptimizer
 from optigpu.facade.beside_card import beside_card
-from optigpu.models.bundled import bundled_parameters
+from optigpu.models.reference import bundled_parameters
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import tiny_model

@@ -9,8 +9,8 @@ from optigpu import GPUProfiler
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.roofline import Bound
 from optigpu.facade.kernel_figures import kernel_figures, published_roofs
-from optigpu.hardware.cards import gpu_of
-from optigpu.hardware.kernel_shares import Kernel
+from optigpu.hardware.catalog import gpu_of
+from optigpu.hardware.intensity import Kernel
 from optigpu.vocabulary import DeviceKind, SpecError, utc_now
 
 ROWS, WIDTH, OUT = 64, 128, 256

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optigpu import make_it_work_hybrid, quantize
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.models.reference import BUNDLED
 from optigpu.surgery import smoothing
 from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear

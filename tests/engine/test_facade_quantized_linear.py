@@ -13,7 +13,7 @@ from optigpu.facade.quantized_linear import replace_linears
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery import int4_autograd
+from optigpu.surgery import int4_layers
 from optigpu.vocabulary import SpecError, UnsupportedError
 from tests.engine.tiny_models import tiny_model
 
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_finite_differences(inputs: int, group: int | Non
     x = drawn(3, inputs, seed=2).double().requires_grad_()
     bias = layer.bias.detach().double().requires_grad_()
     assert gradcheck(
-        lambda x, bias: int4_autograd.int4_product(_padded(x, layer), layer._packed(), bias), (x, bias)
+        lambda x, bias: int4_layers.int4_product(_padded(x, layer), layer._packed(), bias), (x, bias)
     )
     layer.bias.data = layer.bias.data.double()
     assert gradcheck(layer, (x,))
@@ -89,7 +89,7 @@ def test_gradients_reach_the_factors_of_lora() -> None:
 
 
 def test_float32_gradients_are_a_product_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4_autograd, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(int4_layers, "ROWS_AT_ONCE", 5)
     layer = quantized(64, 12, 32)
     x, given = drawn(4, 64, seed=5).requires_grad_(), drawn(4, 12, seed=6)
     layer.bias.requires_grad_()

@@ -14,12 +14,12 @@ from optigpu.backends.training import TrainingBatch, UpdateRule
 from optigpu.conductor.training_memory import fit_training
 from optigpu.documents.shapes import ImageFacts
 from optigpu.fit.training import TrainingAsked
-from optigpu.hardware.cards import gpu_of
+from optigpu.hardware.catalog import gpu_of
 from optigpu.job.spec import resolve
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import ReplicateError, SpecError, UnsupportedError
-from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
+from optigpu.workloads.train_step import DrawnImages, DrawnTexts
 from tests.engine.processes import program
 from tests.engine.training import GPT2, LLAMA, MOBILENET, RESNET, VIT, trained
 

@@ -21,9 +21,8 @@ from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus

@@ -13,8 +13,8 @@ from optigpu.documents.result import Environment, Result, VerdictReason
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import MODELS_DIR
+from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from optigpu.backends.llama_cpp.gguf_header import read_header
 from optigpu.backends.stepped import SteppedRuntime
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import MODELS_DIR, held_models
+from optigpu.models.reference import BUNDLED
 from optigpu.techniques.base import LlamaCppType
 from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
 from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.hardware.telemetry import Probes
-from optigpu.meters.telemetry import MOST_SERIES_POINTS, Series, TelemetryMeter
+from optigpu.meters.telemetry import MOST_SERIES_POINTS, Probes, Series, TelemetryMeter
 from tests.drivers.nvml import ask, build
 from tests.engine.meter_contexts import doing, fail, tickers
 from tests.engine.trees import tree

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from optigpu.backends.endpoint.prompts import tokenizer_of
-from optigpu.models.bundled import BUNDLED
-from optigpu.models.facts import facts_of, image_facts_from_config, known_facts
+from optigpu.models.facts import facts_of, image_facts_from_config, known_facts, packaged
 from optigpu.models.files import TOKENIZER, TOKENIZER_CONFIGURATION
 from optigpu.models.held import CONFIGURATION
 from optigpu.models.loading.describing import description
@@ -23,9 +22,8 @@ from optigpu.models.loading.load import (
     load_tokenizer,
     loaded_image_facts,
 )
-from optigpu.models.packaged import packaged
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny_model
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from optigpu.hardware.cpu import allowed_cpus
-from optigpu.hardware.numa import node_of_each_cpu
+from optigpu.hardware.cpu import allowed_cpus, node_of_each_cpu
 from tests.engine.trees import tree
 
 NODES = "sys__devices__system__node"

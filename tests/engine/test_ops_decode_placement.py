@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optigpu.hardware.cpu import one_cpu_of_each_core
-from optigpu.hardware.numa import node_of_each_cpu
+from optigpu.hardware.cpu import node_of_each_cpu, one_cpu_of_each_core
 from optigpu.ops.decode.cpu.arena import HUGE_PAGE_BYTES, Arena
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.placement import (

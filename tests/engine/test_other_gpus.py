@@ -27,12 +27,11 @@ from optigpu.backends.torch.profile import Recording
 from optigpu.backends.torch.told_gpus import PROPERTIES, described
 from optigpu.backends.torch.training.optimizers import FOREACH
 from optigpu.documents.selftest import Subject
-from optigpu.hardware import other_gpus as asking
+from optigpu.hardware import gpu as asking
 from optigpu.hardware.device_kinds import KINDS
-from optigpu.hardware.gpu import require_sensors
-from optigpu.hardware.other_gpus import OfHost, OtherGpus, built_for, of_answer, other_gpus
+from optigpu.hardware.gpu import OfHost, OtherGpus, built_for, of_answer, other_gpus, require_sensors
 from optigpu.hardware.sensors import SensorError
-from optigpu.models.loading.randomness import forked_random
+from optigpu.models.loading.self_written import forked_random
 from optigpu.selftest.checks import all_checks
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.trees import tree

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import optigpu
 from optigpu.facade import production_demo
-from optigpu.models.bundled import BUNDLED
+from optigpu.models.reference import BUNDLED
 
 
 def test_they_are_the_library_s_own() -> None:

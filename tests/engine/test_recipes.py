@@ -8,19 +8,19 @@ import torch
 
 from optigpu.conductor.recipe import make_smaller
 from optigpu.job.plan import variants_of
-from optigpu.recipes.making.learning import learn, mean_divergence, perplexity
-from optigpu.recipes.making.make import make
-from optigpu.recipes.making.neurons import kept_count, kept_neurons
+from optigpu.recipes.making.make import kept_count, kept_neurons, make
 from optigpu.recipes.making.students import (
     blocks_of,
     down_layers,
     inner_size,
     kept_blocks,
+    learn,
+    mean_divergence,
     narrower,
+    perplexity,
     shallower,
 )
-from optigpu.recipes.measured import comparison_of
-from optigpu.recipes.request import ABOUT, RecipeOutcome, RecipeRequest, check_output
+from optigpu.recipes.request import ABOUT, RecipeOutcome, RecipeRequest, check_output, comparison_of
 from optigpu.report.recipe import recipe_grid
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.sparsity.smaller_model import SmallerModel

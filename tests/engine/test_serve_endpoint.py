@@ -14,7 +14,7 @@ from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Load, Query
-from optigpu.load.streaming import Streaming
+from optigpu.load.served import Streaming
 from optigpu.vocabulary import OptiGPUError
 from tests.engine.in_process import in_process
 from tests.engine.test_endpoint_client import REASONS, hanging

@@ -18,7 +18,7 @@ from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Load, Query
-from optigpu.load.streaming import Streaming
+from optigpu.load.served import Streaming
 from optigpu.measure import run
 from optigpu.vocabulary import VariantStatus
 from tests.engine.in_process import in_process

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.documents.result import CpuSetup
-from optigpu.hardware.setup import cpu_setup
+from optigpu.hardware.cpu import cpu_setup
 from tests.engine.trees import tree
 
 CPUS = "sys__devices__system__cpu"

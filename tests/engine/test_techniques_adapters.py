@@ -10,9 +10,9 @@ from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery.adapter_parameters import AdapterParameters
 from optigpu.surgery.adapters import add_factors
 from optigpu.surgery.bitsandbytes_layers import Nf4Linear
+from optigpu.surgery.extras import AdapterParameters
 from optigpu.surgery.frozen_layers import FrozenLinear, WideningLayer
 from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Linear

@@ -9,8 +9,7 @@ from optigpu import quantize
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
-from optigpu.surgery.experts import RoutedExperts, opened
-from optigpu.surgery.places import checked_places, exchange, expert_places
+from optigpu.surgery.places import RoutedExperts, checked_places, exchange, expert_places, opened
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly

@@ -8,7 +8,7 @@ from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.ops.norm import fused_norm
 from optigpu.surgery import fused_blocks
-from optigpu.surgery.conflicts import FUSED_NORMS
+from optigpu.surgery.extras import FUSED_NORMS
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from optigpu.documents.facts import WeightFacts
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.loading.load import MODELS_DIR, load_model
 from optigpu.models.loading.weights import architecture_digest, origin_of
 from optigpu.models.presets import PRESETS
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import BUNDLED, parse_reference
 from tests.engine.tiny_models import tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -14,8 +14,7 @@ from optigpu.documents.shapes import ImageFacts
 from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
-from optigpu.workloads.train_step import TrainStep
+from optigpu.workloads.train_step import DrawnImages, DrawnTexts, TrainStep
 from tests.engine.here import here
 from tests.engine.tiny_models import ignore
 

@@ -10,8 +10,7 @@ import pytest
 from optigpu.backends.runtime import Generation, Ids, Logits, Pass
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.quality import ScoringRequest
-from optigpu.workloads.requests.agreement import CHECKED_S, checked_places
-from optigpu.workloads.requests.decoding import DecodingRequest
+from optigpu.workloads.requests.decoding import CHECKED_S, DecodingRequest, checked_places
 from optigpu.workloads.requests.passes import PassRequest
 
 VOCABULARY, PROMPT, NEW_TOKENS = 50, 8, 40

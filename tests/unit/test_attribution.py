@@ -22,8 +22,8 @@ from optigpu.documents.result import (
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
+from optigpu.statistics.estimates import t_quantile
 from optigpu.statistics.intervals import summarise
-from optigpu.statistics.student import t_quantile
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")

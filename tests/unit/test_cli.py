@@ -21,8 +21,8 @@ from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.ranking import why_none_ranks
 from optigpu.job.spec import JobSpec, Limits, PlanName
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import BUNDLED
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload

@@ -13,7 +13,7 @@ from optigpu.clusters import SCRIPTS
 from optigpu.clusters.task import Task
 from optigpu.documents.result import Allocation
 from optigpu.documents.views import LaunchState
-from optigpu.hardware.allocation import SLURM_JOB, allocation
+from optigpu.hardware.probe import SLURM_JOB, allocation
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Scheduler, SpecError
 from worker.launchers.slurm import launch_state
@@ -83,7 +83,7 @@ def test_what_slurm_does_not_say_is_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setenv(SLURM_JOB, "12")
-    monkeypatch.setattr("optigpu.hardware.allocation._PATIENCE_S", 0.2)
+    monkeypatch.setattr("optigpu.hardware.probe._PATIENCE_S", 0.2)
     found = allocation(told(tmp_path, answer))
     assert found is not None
     assert (found.job_id, found.gres, found.node_shared) == ("12", None, None)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from optigpu.documents.result import Measurement, Samples
 from optigpu.documents.views import Decision, MetricComparison
 from optigpu.statistics.compare import (
+    MARGIN,
     NO_INTERVAL,
     OTHER_TEXT,
     SINGLE_REPLICATE,
     NotComparableError,
     compare,
 )
-from optigpu.statistics.decisions import MARGIN
+from optigpu.statistics.estimates import t_quantile
 from optigpu.statistics.intervals import paired_ratio, ratio, summarise
-from optigpu.statistics.student import t_quantile
 from tests.unit.made_results import BASELINE, INT8, WRONG
 
 SPEED = "tokens_per_s"

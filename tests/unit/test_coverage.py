@@ -9,10 +9,24 @@ from numpy.typing import NDArray
 from optigpu.documents.result import Measurement
 from optigpu.documents.views import Decision
 from optigpu.statistics.compare import compare
-from optigpu.statistics.estimates import Estimate, difference, mean_of
-from optigpu.statistics.intervals import interval, paired_ratio, ratio, summarise
-from optigpu.statistics.jackknife import Statistic, leave_one_out, part_bounds, parts_of, share_bounds
-from optigpu.statistics.percentiles import fewest_for, process_percentile
+from optigpu.statistics.estimates import (
+    Estimate,
+    Statistic,
+    difference,
+    leave_one_out,
+    mean_of,
+    part_bounds,
+    parts_of,
+    share_bounds,
+)
+from optigpu.statistics.intervals import (
+    fewest_for,
+    interval,
+    paired_ratio,
+    process_percentile,
+    ratio,
+    summarise,
+)
 from optigpu.statistics.within import (
     FEWEST_FOR_INTERVAL,
     dependence,

@@ -15,10 +15,8 @@ from pydantic import ValidationError
 
 from optigpu.meters.base import QualityOptions
 from optigpu.quality.hellaswag import ENDINGS, Item, chosen_right, item_passages, read_items
-from optigpu.quality.hub import hellaswag_file, read_hub, wikitext_file
-from optigpu.quality.passages import Passage, predictions
-from optigpu.quality.perplexity import perplexity, windows
-from optigpu.quality.text import DATASETS_DIR, read_source
+from optigpu.quality.passages import Passage, perplexity, predictions, windows
+from optigpu.quality.text import DATASETS_DIR, hellaswag_file, read_hub, read_source, wikitext_file
 from optigpu.vocabulary import OptiGPUError
 
 GOOD_ITEM = ("A man sits on a roof. he", "3", "swims.", "flies.", "sleeps in it.", "pulls up tiles.")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from optigpu.documents.views import History, HistoryPoint, Standing
-from optigpu.statistics.change_points import FEWEST, SHORTEST, change_points
 from optigpu.statistics.drift import FEWEST_REQUESTS, Array, drift
-from optigpu.statistics.levels import with_changes
+from optigpu.statistics.levels import FEWEST, SHORTEST, change_points, with_changes
 from optigpu.vocabulary import Better, DeviceKind, utc_now
 
 Noise = Callable[[np.random.Generator, int], Array]

@@ -9,10 +9,9 @@ from typer.testing import CliRunner
 
 from optigpu.cli import app
 from optigpu.fit.advice import best_measured, best_predicted, code_of, evidence_of
-from optigpu.fit.fitting import Asked, Fit, fit
+from optigpu.fit.fitting import Asked, Fit, fit, memory_ladder, stack_of, usual_stacks
 from optigpu.fit.several import Division, fit_several
-from optigpu.fit.stacks import memory_ladder, stack_of, usual_stacks
-from optigpu.hardware.cards import gpu_of
+from optigpu.hardware.catalog import gpu_of
 from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

@@ -11,7 +11,7 @@ from optigpu.hub_organisations import ORGANISATIONS, hub_refusal
 from optigpu.models import hub
 from optigpu.models.hub import why_no_hub
 from optigpu.proxies import VARIABLES
-from optigpu.quality.hub import read_hub
+from optigpu.quality.text import read_hub
 from optigpu.vocabulary import OptiGPUError
 from tests.unit.scripted_service import Answer, scripted_service
 

@@ -3,8 +3,7 @@
 import pytest
 
 from optigpu.documents.roofline import Bound
-from optigpu.hardware.intensity import Operator, bound_of, bound_of_kernel
-from optigpu.hardware.kernel_shares import Kernel, share, table
+from optigpu.hardware.intensity import Kernel, Operator, bound_of, bound_of_kernel, share, table
 from optigpu.vocabulary import DeviceKind
 
 CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.hardware.energy import PLAUSIBLE_W, SLACK_S, CounterFlow, PowerFlow, cpu_energy
-from optigpu.hardware.kernel_energy import kernel_energy
-from optigpu.hardware.powercap import energy_domains
+from optigpu.hardware.energy import (
+    PLAUSIBLE_W,
+    SLACK_S,
+    CounterFlow,
+    PowerFlow,
+    cpu_energy,
+    energy_domains,
+    kernel_energy,
+)
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 from tests.engine.trees import tree

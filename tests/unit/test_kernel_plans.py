@@ -5,10 +5,8 @@ import re
 import pytest
 
 from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer
-from optigpu.hardware.cards import card_of, gpu_of
-from optigpu.hardware.catalog import capabilities
-from optigpu.hardware.kernel_plans import Problem, planned
-from optigpu.hardware.occupancy import occupancy, refusal
+from optigpu.hardware.catalog import capabilities, card_of, gpu_of
+from optigpu.hardware.kernel_plans import Problem, occupancy, planned, refusal
 from optigpu.vocabulary import SpecError
 
 CARDS = ("T4", "A10", "A100", "H100", "H200", "L4", "L40", "L40S", "RTX 4080", "RTX 4090", "RTX 5090")

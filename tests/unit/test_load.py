@@ -11,9 +11,8 @@ from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of, littles_law
 from optigpu.load.queries import Load, Query, Schedule, poisson, read_trace
-from optigpu.load.search import CLOSE_ENOUGH, highest_rate
 from optigpu.load.served import Run, Seen
-from optigpu.load.simulated import SimulatedSlots
+from optigpu.meters.highest_rate import CLOSE_ENOUGH, SimulatedSlots, highest_rate
 from optigpu.vocabulary import SpecError
 from tests.breadth import cases
 

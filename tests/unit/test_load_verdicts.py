@@ -24,7 +24,7 @@ from optigpu.load.batching import Batching
 from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
-from optigpu.load.simulated import SimulatedSlots
+from optigpu.meters.highest_rate import SimulatedSlots
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.statistics.intervals import summarise

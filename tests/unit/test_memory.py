@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optigpu.hardware.cpu_caches import last_level_cache_bytes
-from optigpu.hardware.memory import free_host_bytes
+from optigpu.hardware.cgroup import free_host_bytes
+from optigpu.hardware.cpu import last_level_cache_bytes
 
 GROUPS = Path("sys/fs/cgroup")
 

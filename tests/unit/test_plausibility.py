@@ -20,7 +20,7 @@ from optigpu.edge.plausibility import (
 )
 from optigpu.edge.prediction import FAR_SLOWER, predict
 from optigpu.hardware.boards import board
-from optigpu.statistics.percentiles import fewest_for
+from optigpu.statistics.intervals import fewest_for
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1e6)

@@ -20,20 +20,19 @@ from optigpu.quality.figures import (
     with_windows,
 )
 from optigpu.quality.hellaswag import Item
-from optigpu.quality.loss_curves import (
+from optigpu.quality.training import (
     EQUIVALENT,
     JITTER,
     WINDOWS,
     band_of,
     deviation_of,
     jitter_of,
+    quality_of,
     window_means,
 )
-from optigpu.quality.training import quality_of
 from optigpu.statistics.compare import compare
+from optigpu.statistics.estimates import Array, leave_one_out, part_bounds, parts_of
 from optigpu.statistics.intervals import summarise
-from optigpu.statistics.jackknife import leave_one_out, part_bounds, parts_of
-from optigpu.statistics.student import Array
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.unit.made_replicates import replicate, verdict
 from tests.unit.made_results import BASELINE

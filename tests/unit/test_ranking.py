@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from optigpu.documents.ranking import why_none_ranks
+from optigpu.statistics.evidence import speedup
 from optigpu.statistics.front import compared, unsurpassed
-from optigpu.statistics.speedup import speedup
 from optigpu.statistics.stored import StoredSummary
 from optigpu.vocabulary import Better
 from tests.unit.made_results import BASELINE, WRONG

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optigpu.documents.result import Measurement, Samples
+from optigpu.statistics.estimates import t_quantile
 from optigpu.statistics.intervals import (
     FEWEST_REQUESTS,
     interval,
@@ -17,7 +18,6 @@ from optigpu.statistics.intervals import (
     summarise,
     value_of,
 )
-from optigpu.statistics.student import t_quantile
 from optigpu.statistics.within import FEWEST_FOR_INTERVAL, dependence, mid_ranks
 from optigpu.vocabulary import METRICS
 

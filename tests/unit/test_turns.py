@@ -14,7 +14,7 @@ from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict
 from optigpu.documents.rounds import RoundRecord
 from optigpu.statistics.intervals import summarise
 from optigpu.statistics.stored import StoredResult
-from optigpu.statistics.turns import MOST_DIFFERENCES, Timed, ratio_of_turns
+from optigpu.statistics.within import MOST_DIFFERENCES, Timed, ratio_of_turns
 from optigpu.vocabulary import DeviceKind, Role
 from tests.unit.made_replicates import QUIET, replicate
 from tests.unit.made_results import result

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from optigpu.hardware.catalog import Capability, capabilities
-from optigpu.hardware.occupancy import occupancy
+from optigpu.hardware.kernel_plans import occupancy
 from optigpu.ops.kernel import Example
 from tools.kernels.compiling import Compiled, compiled, digest_of
 from tools.kernels.sources import examples_of, files, name_of

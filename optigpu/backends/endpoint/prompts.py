@@ -5,10 +5,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.files import TOKENIZER, read_object
 from optigpu.models.held import model_directory
-from optigpu.models.reference import ModelReference
+from optigpu.models.reference import BUNDLED, ModelReference
 from optigpu.vocabulary import UnsupportedError
 
 CHANGES = 8

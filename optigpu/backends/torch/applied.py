@@ -21,8 +21,7 @@ from optigpu.backends.torch.stack import cache_options, load_options, mode_optio
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.loading.footprint import parameters_of, share_gone
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts
-from optigpu.models.loading.randomness import forked_random
-from optigpu.models.loading.self_written import sampled
+from optigpu.models.loading.self_written import forked_random, sampled
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, Choice, LoadOptions, Loop, ModeOptions, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError

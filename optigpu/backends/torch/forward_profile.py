@@ -10,7 +10,7 @@ from optigpu.backends.torch.clock import calls_s
 from optigpu.backends.torch.device import TorchDevice, kind_of
 from optigpu.backends.torch.memory import peaks_of
 from optigpu.backends.torch.profile import Recording
-from optigpu.hardware.kernel_shares import Kernel
+from optigpu.hardware.intensity import Kernel
 from optigpu.vocabulary import DeviceKind
 
 Inputs = torch.Tensor | Mapping[str, torch.Tensor]

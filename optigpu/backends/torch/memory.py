@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from optigpu.backends.runtime import MemoryPeaks
 from optigpu.backends.torch.device import module_of
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.hardware.device_kinds import KINDS, Ability
-from optigpu.hardware.memory import free_host_bytes
 from optigpu.models.loading.storages import storages
 from optigpu.vocabulary import DeviceKind
 

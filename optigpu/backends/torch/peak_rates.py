@@ -20,7 +20,7 @@ from optigpu.backends.torch.clock import Clock, calls_s
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.memory import free_bytes, last_gpu_cache_bytes
 from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.rates.rates import PRODUCTS, WAYS, RateLoops

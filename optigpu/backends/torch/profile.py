@@ -13,8 +13,7 @@ from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.device import TorchDevice, module_of
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.device_kinds import KINDS, Ability
-from optigpu.hardware.intensity import GLUE, Operator, bound_of, bound_of_kernel, flops_of
-from optigpu.hardware.kernel_shares import Kernel
+from optigpu.hardware.intensity import GLUE, Kernel, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _FIRST, _STEPS = "optigpu.first", "optigpu.steps"

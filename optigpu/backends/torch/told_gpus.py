@@ -1,6 +1,6 @@
 """python -m optigpu.backends.torch.told_gpus KIND: what torch tells of its GPUs of a kind, as JSON on stdout.
 
-One list, with an entry for each GPU: the properties that optigpu.hardware.other_gpus reads, under torch's names. Empty
+One list, with an entry for each GPU: the properties that optigpu.hardware.gpu reads, under torch's names. Empty
 where torch cannot use such a GPU.
 """
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import psutil
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.hardware.gpu import free_bytes
-from optigpu.hardware.memory import free_host_bytes
 from optigpu.vocabulary import DeviceKind
 
 RESERVE = 2.0

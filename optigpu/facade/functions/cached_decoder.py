@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from optigpu.facade.functions.timing import device_for, place_name, timed
 from optigpu.facade.indexed import Indexed
-from optigpu.models.loading.randomness import forked_random
+from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
 

@@ -16,7 +16,7 @@ from optigpu.facade.functions.train_steps import (
     train_step_fp32,
 )
 from optigpu.facade.indexed import Indexed
-from optigpu.models.loading.randomness import forked_random
+from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
 

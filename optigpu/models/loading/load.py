@@ -25,7 +25,6 @@ from transformers import (
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
-from optigpu.models.bundled import BUNDLED
 from optigpu.models.described import configuration_file
 from optigpu.models.facts import image_facts_from_config
 from optigpu.models.families import family_of
@@ -43,7 +42,7 @@ from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
-from optigpu.models.reference import ModelReference, preset_of
+from optigpu.models.reference import BUNDLED, ModelReference, preset_of
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64

@@ -1,11 +1,10 @@
 """Text that a model generates itself."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-
-from optigpu.models.loading.randomness import forked_random
 
 SAMPLED_AT_ONCE = 16
 """The default number of sequences that are sampled together: few enough for the cache of long ones to fit."""
@@ -49,3 +48,8 @@ def _first_token(model: PreTrainedModel, vocabulary: int) -> int:
 def _is_id(token: object, vocabulary: int) -> bool:
     """Whether a configuration's special token is one id of the model; it may be missing, a list, or another model's."""
     return isinstance(token, int) and 0 <= token < vocabulary
+
+
+def forked_random(device: torch.device) -> AbstractContextManager[None]:
+    """Leaves the random state of the CPU and of `device` as it was."""
+    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)

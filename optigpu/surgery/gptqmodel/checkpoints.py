@@ -4,7 +4,9 @@ Both are computed by our own layers (optigpu.ops), without another library. GPTQ
 result is kept in the cache folder for later processes with the same weights.
 """
 
+import copy
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -17,19 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from optigpu.models.families import family_of
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.linear.int4_linear import int4_linear_backend
 from optigpu.paths import cache_dir
-from optigpu.surgery.gptqmodel.calibration import calibration_ids, digest_of
+from optigpu.quality.text import SELF_WRITTEN, read_source
+from optigpu.surgery.extras import Package, how_to_install
 from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, QuantizationRequest
-from optigpu.surgery.gptqmodel.recipe import Recipe
-from optigpu.surgery.gptqmodel.requirements import LIBRARY, require_quantizable
+from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, conv1d_reason
 from optigpu.surgery.int4_layers import Int4Linear
+from optigpu.surgery.places import checked_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError, canonical_json
 
@@ -225,3 +229,114 @@ class Reordered(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(x[..., self.order])
         return y
+
+
+def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique: str) -> list[list[int]]:
+    """The sequences of ids, all of one length.
+
+    Raises UnsupportedError when the sequences are longer than the model's context, when the text is too short or
+    missing, and when the model has no tokenizer or one whose ids are out of its range.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if calibration.length > config.max_position_embeddings:
+        raise UnsupportedError(
+            f"{technique}: calibration sequences of {calibration.length} tokens are longer than this model's context "
+            f"of {config.max_position_embeddings}; choose a smaller length."
+        )
+    if calibration.text == SELF_WRITTEN:
+        from optigpu.models.loading.self_written import sampled
+
+        drawn = sampled(model, config.vocab_size, calibration.samples, calibration.length, calibration.seed)
+        ids: list[list[int]] = drawn.tolist()
+        return ids
+    return _cut(_encoded(model, config.vocab_size, calibration.text, technique), calibration, technique)
+
+
+def digest_of(ids: list[list[int]]) -> str:
+    """SHA-256 of the sequences, in hexadecimal."""
+    return hashlib.sha256(repr(ids).encode()).hexdigest()
+
+
+def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str) -> list[int]:
+    name = model.name_or_path
+    if not name:
+        raise UnsupportedError(
+            f"{technique} needs a tokenizer to read {text}, and a model with random weights has none; set calibration "
+            f"to {SELF_WRITTEN}."
+        )
+    try:
+        words = read_source(text).words()
+        revision = getattr(model.config, "_commit_hash", None) or "main"
+        local = Path(name).is_dir()
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, local_files_only=local)
+    except Exception as error:  # of a damaged tokenizer the library raises whatever it stumbles over
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UnsupportedError(f"{technique} cannot calibrate with {text}: {why}.") from error
+    ids: list[int] = tokenizer.encode(words, add_special_tokens=False)
+    if max(ids, default=0) >= vocabulary:
+        raise UnsupportedError(
+            f"{technique}: the tokenizer gives token id {max(ids)}, and this model's ids are 0 to {vocabulary - 1}; "
+            "put the tokenizer that the model was trained with beside it."
+        )
+    return ids
+
+
+def _cut(ids: list[int], calibration: Calibration, technique: str) -> list[list[int]]:
+    """Sequences that do not overlap, spread evenly over the text."""
+    samples, length = calibration.samples, calibration.length
+    if len(ids) < samples * length:
+        raise UnsupportedError(
+            f"{technique}: {samples} calibration sequences of {length} tokens need {samples * length} tokens, and "
+            f"{calibration.text} has {len(ids)}; choose fewer samples or a longer text."
+        )
+    step = len(ids) // samples
+    return [ids[start : start + length] for start in range(0, samples * step, step)]
+
+
+LIBRARY: Package = "gptqmodel"
+AWQ_OUTPUTS = 64
+"""The number of outputs that the library processes together when it searches for clipping limits."""
+
+
+def require_quantizable(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Raises UnsupportedError when the library is missing, or cannot quantize the model by the recipe."""
+    if recipe.method == "awq":
+        _require_known_to_awq(model)
+    if importlib.util.find_spec(LIBRARY) is None:
+        raise UnsupportedError(how_to_install(LIBRARY))
+    head = model.get_output_embeddings()
+    for place in checked_places(model, recipe.method, recipe.group_size):
+        outputs = weight_of(place.layer).shape[0]
+        if recipe.method == "awq" and place.layer is not head and outputs % AWQ_OUTPUTS:
+            raise UnsupportedError(
+                f"GPTQModel's AWQ needs layers whose outputs are a multiple of {AWQ_OUTPUTS}; {place.path} has "
+                f"{outputs}. Use gptq instead."
+            )
+    _require_own_parameters(model, recipe.method)
+
+
+def _require_known_to_awq(model: PreTrainedModel) -> None:
+    """The library scales the layers of each family by a recipe of its own."""
+    family = family_of(model.config.model_type)
+    reason = conv1d_reason(family.name)
+    if reason:
+        raise UnsupportedError(reason)
+    known = family.gptqmodel_activation
+    activation = getattr(model.config, family.keys.activation, known)
+    if known is not None and activation != known:
+        raise UnsupportedError(
+            f"GPTQModel's AWQ supports {family.title} models with the activation {known}; this one has {activation}. "
+            "Use gptq instead."
+        )
+
+
+def _require_own_parameters(model: PreTrainedModel, technique: str) -> None:
+    """GPTQModel knows each family's own layers, so none of them may have been merged or moved before."""
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
+    names = [{name for name, _ in each.named_parameters()} for each in (plain, model)]
+    if names[0] != names[1]:
+        raise UnsupportedError(
+            f"{technique} quantizes a model with the parameters of its family, and {min(names[0] ^ names[1])} was "
+            "removed or added before; leave out the technique that did so."
+        )

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.surgery.parallel.divisible import Divisible, divisible
 from optigpu.surgery.parallel.messages import receive, send
-from optigpu.surgery.parallel.ranks import Ranks
+from optigpu.surgery.parallel.ranks import Divisible, Ranks, divisible
 from optigpu.vocabulary import UnsupportedError
 
 TECHNIQUE = "pipeline_parallel"

@@ -12,9 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.surgery.parallel.divisible import Divisible, divisible
 from optigpu.surgery.parallel.messages import add_up
-from optigpu.surgery.parallel.ranks import Ranks
+from optigpu.surgery.parallel.ranks import Divisible, Ranks, divisible
 from optigpu.surgery.places import Place, weight_of
 from optigpu.vocabulary import UnsupportedError
 

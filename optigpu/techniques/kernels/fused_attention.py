@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware.capability import needs_capability
-from optigpu.hardware.device_kinds import Ability, refusal
+from optigpu.hardware.device_kinds import Ability, needs_capability, refusal
 from optigpu.techniques.base import (
     IN_TRAINING,
     ON_MODELS,

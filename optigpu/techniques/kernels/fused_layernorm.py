@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.surgery.conflicts import FUSED_NORMS
+from optigpu.surgery.extras import FUSED_NORMS
 from optigpu.surgery.norm_blocks import norm_reason
 from optigpu.techniques.base import ON_TEXT, Basis, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task

@@ -8,8 +8,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import int4_bytes
-from optigpu.surgery.conflicts import FOUR_BITS
-from optigpu.surgery.extras import Package
+from optigpu.surgery.extras import FOUR_BITS, Package
 from optigpu.surgery.gptqmodel.recipe import RecipeParameters
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task

@@ -9,7 +9,7 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part
 from optigpu.ops.layouts import int4_bytes
-from optigpu.surgery.conflicts import FOUR_BITS
+from optigpu.surgery.extras import FOUR_BITS
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 

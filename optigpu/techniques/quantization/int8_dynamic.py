@@ -7,8 +7,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware.capability import needs_capability
-from optigpu.hardware.device_kinds import Ability
+from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.ops.layouts import int8_dynamic_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware.capability import needs_capability
-from optigpu.hardware.device_kinds import Ability
+from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

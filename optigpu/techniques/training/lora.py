@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.adapter_parameters import AdapterParameters
-from optigpu.surgery.extras import Package
+from optigpu.surgery.extras import AdapterParameters, Package
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

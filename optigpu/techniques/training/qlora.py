@@ -7,8 +7,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
-from optigpu.surgery.adapter_parameters import AdapterParameters
-from optigpu.surgery.extras import Package
+from optigpu.surgery.extras import AdapterParameters, Package
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

@@ -1,10 +1,13 @@
 """Decoding of prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
+import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.backends.runtime import (
     DecodingRuntime,
@@ -13,12 +16,31 @@ from optigpu.backends.runtime import (
     Logits,
     ReferenceRuntime,
     RemoteRuntime,
+    TextRuntime,
 )
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
-from optigpu.workloads.requests.agreement import checked_places, count_near, is_agreement
-from optigpu.workloads.requests.untouched import Untouched
+
+
+class Untouched:
+    """An array as it was when this was made. It may share its memory with what the engine computes on."""
+
+    def __init__(self, array: NDArray[np.generic], earlier: "Untouched | None" = None) -> None:
+        """`earlier` is that of the request with the timed inputs, where this one's are fresh: both are looked at."""
+        self._array, self._before, self._earlier = array, _digest(array), earlier
+
+    @property
+    def problem(self) -> str | None:
+        """A sentence where its numbers are others by now."""
+        if _digest(self._array) == self._before:
+            return self._earlier.problem if self._earlier else None
+        return "The request changed its own inputs, so that what was timed is not what was asked for."
+
+
+def _digest(array: NDArray[np.generic]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
+
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """The metrics of a decoding request."""
@@ -155,3 +177,83 @@ def exceeds_context(model: ModelFacts, tokens: int, fields: str) -> str | None:
     if tokens <= model.longest:
         return None
     return f"{fields} = {tokens} exceeds the model's context of {model.longest} tokens; ask for fewer."
+
+
+TOLERANCE = 0.1
+"""A token may be less likely than the best one by this share of the standard deviation of the logits: a batch rounds
+other than a single sequence does."""
+AGREEMENT = 0.95
+"""Of the tokens, so many must be the most likely ones within that."""
+CHECKED_S, FEWEST_CHECKED = 2.0, 8
+"""A check predicts all tokens of a request again, or as many as take so long, from a place that nobody knows before."""
+
+
+def near_best(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each row's token [batch] is the most likely one by its logits [batch, vocabulary], within TOLERANCE."""
+    rows = np.arange(len(tokens))
+    behind = logits.max(axis=-1) - logits[rows, tokens]
+    near: NDArray[np.bool_] = behind <= TOLERANCE * logits.std(axis=-1)
+    return near
+
+
+def is_agreement(agreed: int, compared: int) -> bool:
+    """Whether enough of the tokens agree."""
+    return agreed >= AGREEMENT * compared
+
+
+def checked_places(first: int, last: int, request_s: float, seed: int) -> tuple[int, int]:
+    """The range of places [begin, end) of which a check predicts the tokens again: all from `first` to `last`, or some
+    where a request takes long."""
+    count = last - first
+    affordable = max(FEWEST_CHECKED, math.floor(count * CHECKED_S / max(request_s, 1e-9)))
+    if affordable >= count:
+        return first, last
+    begin = first + int(np.random.default_rng(seed).integers(count - affordable + 1))
+    return begin, begin + affordable
+
+
+def count_near(predicted: Iterator[Logits], tokens: NDArray[np.int64]) -> tuple[int, int]:
+    """How many of `tokens` [batch, places] agree with the logits that are predicted for each place, and how many are
+    NaN or infinite of all logits."""
+    agreed, wrong = 0, 0
+    for place, logits in zip(tokens.T, predicted, strict=False):
+        wrong += int((~np.isfinite(logits)).sum())
+        agreed += int(near_best(logits, place).sum()) if not wrong else 0
+    return agreed, wrong
+
+
+MOST_TEXT = 10_000
+"""The most characters of an output that a result keeps."""
+
+
+class TextRequest(DecodingRequest):
+    """The same text, continued repeatedly, as each sequence of a batch."""
+
+    def __init__(
+        self, runtime: TextRuntime, text: str, batch: int, new_tokens: int, decode: Decode | None
+    ) -> None:
+        """Raises UnsupportedError for a text that the tokenizer cannot read or that does not fit the context."""
+        ids = runtime.prompt_ids(text)
+        problem = exceeds_context(runtime.facts, len(ids) + new_tokens, "the prompt's tokens + new_tokens")
+        if problem:
+            raise UnsupportedError(problem)
+        prompt = np.tile(np.array(ids, np.int64), (batch, 1))
+        super().__init__(runtime, prompt.shape, new_tokens, prompt=prompt, decode=decode)
+        self._texts = runtime
+        runtime.notes.record(prompt_tokens=len(ids))
+
+    def checked(self, generation: Generation) -> Check:
+        """Keeps the text of the first sequence for a reader; `fresh` goes on from random tokens of the same length."""
+        found = super().checked(generation)
+        (text,) = self._texts.text_of(generation.tokens[:1])
+        return Check(found.request_s, found.problem, found.details | {"output_text": text[:MOST_TEXT]})
+
+
+def text_runtime(runtime: DecodingRuntime) -> TextRuntime:
+    """The runtime as one that reads text and draws tokens. Raises UnsupportedError for an engine that does not."""
+    if not isinstance(runtime, TextRuntime):
+        raise UnsupportedError(
+            "This engine reads no text and draws no tokens; leave prompt, temperature and top_p out, or ask for the "
+            "backend torch."
+        )
+    return runtime

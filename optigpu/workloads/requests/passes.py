@@ -6,7 +6,7 @@ import numpy as np
 
 from optigpu.backends.runtime import Ids, Images, PassRuntime
 from optigpu.workloads.base import Check
-from optigpu.workloads.requests.untouched import Untouched
+from optigpu.workloads.requests.decoding import Untouched
 
 
 class PassRequest:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from esp32_agent.core.signing import hmac_sha256
 from esp32_agent.core.stats import FEWEST, Histogram
-from optigpu.statistics.percentiles import fewest_for
+from optigpu.statistics.intervals import fewest_for
 
 
 def test_percentiles_need_as_many_samples_as_in_the_engine() -> None:

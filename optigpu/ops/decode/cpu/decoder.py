@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from optigpu.hardware.numa import node_of_each_cpu
+from optigpu.hardware.cpu import node_of_each_cpu
 from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.cpu.interface import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from optigpu.surgery.step_arguments import MadeFor, cache_tensors, is_filled, made_for, require_same
+from optigpu.surgery.compile_times import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 

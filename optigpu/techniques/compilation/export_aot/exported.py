@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers import Cache
 
-from optigpu.surgery.step_arguments import MadeFor, cache_tensors, is_filled, made_for, require_same
+from optigpu.surgery.compile_times import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.techniques.compilation.export_aot.package import Run, load_package
 from optigpu.vocabulary import UnsupportedError

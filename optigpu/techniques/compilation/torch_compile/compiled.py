@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo.exc import Unsupported
 
-from optigpu.surgery.compile_times import compile_times
-from optigpu.surgery.step_arguments import MadeFor, made_for, require_same
+from optigpu.surgery.compile_times import MadeFor, compile_times, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.hardware.memory import free_host_bytes
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, DecodeTable
 
 FREE_SHARE = 0.8
