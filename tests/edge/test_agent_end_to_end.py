@@ -1,4 +1,4 @@
-"""The whole agent against a running API: on MicroPython with a heap of 128 KB, on CPython with a real model."""
+"""The whole agent compiles for a board and runs against a running API, on MicroPython and with a real model."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from esp32_agent.port.simulator import simulated_output
-from optigpu.documents.manifest import read_manifest
+from tests.edge.interpreters import agent_files, compile_file
 from tests.edge.tools import edge_python, micropython, mpy_cross
 from tests.servers.process import free_port
 from tests.service.processes import Processes, eventually, watched_processes
@@ -255,11 +255,6 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_the_founding_script_writes_its_file(converted: Path) -> None:
-    assert (converted / "mobilenet_int8.tflite").stat().st_size == read_manifest(converted).model_bytes
-
-
-@pytest.mark.long
 def test_host_agents_with_a_real_model_pass_the_golden_check(
     service: Service, tmp_path: Path, converted: Path
 ) -> None:
@@ -282,3 +277,10 @@ def test_host_agents_with_a_real_model_pass_the_golden_check(
         assert "golden_failed" not in report["reasons"]
         assert report["document"]["golden"]["count"] == manifest["golden"]["count"]
         assert not report["ranked"]
+
+
+@pytest.mark.parametrize("path", agent_files(), ids=str)
+def test_it_compiles_for_the_esp32_s3(path: Path, tmp_path: Path) -> None:
+    done = compile_file(path, tmp_path, "-march=xtensawin", "-O2")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / path.with_suffix(".mpy")).stat().st_size > 0

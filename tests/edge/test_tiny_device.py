@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esp32_agent.tiny.codec import Codec, Scale
-from esp32_agent.tiny.commands import Commands, digits, whole
 from esp32_agent.tiny.device import FIRMWARE, TinyDevice
 from tests.edge import tools
 from tests.pages import ROOT
@@ -109,51 +108,12 @@ def loaded(ask: Bench, data: bytes = bytes(range(BYTES))) -> Bench:
     return ask
 
 
-def test_what_it_says_of_itself(ask: Bench) -> None:
-    assert ask("name") == ["m-name-dut-[a  vendor ]"]
-    assert ask("profile") == [f"m-profile-[{FIRMWARE}]", "m-model-[ic01]"]
-    assert ask("help")[0] == FIRMWARE
-
-
-def test_a_boot_says_its_mode_the_time_and_that_it_is_ready(ask: Bench) -> None:
-    ask.device.boot()
-    lines = ask.stream.answered.decode().split("\r\n")
-    assert lines[0] == "m-timestamp-mode-performance"
-    assert lines[1].startswith("m-lap-us-")
-    assert lines[2:] == ["m-init-done", "m-ready", ""]
-
-
 def test_an_input_is_loaded_and_printed(ask: Bench) -> None:
     data = bytes(range(100, 100 + BYTES))
     assert ask(f"db load {BYTES}") == [f"m-[Expecting {BYTES} bytes]"]
     assert ask(f"db {data[:7].hex()}") == []
     assert ask(f"db {data[7:].hex().upper()}ffff") == ["m-load-done"], "the rest of the digits is not needed"
     assert ask("db print") == ["m-buffer-64-65-66-67-68-69-6a-6b", "m-buffer-6c-6d-6e-6f"]
-
-
-def test_an_inference_has_its_lines_in_their_order(ask: Bench) -> None:
-    assert loaded(ask)("infer 3 2") == [
-        "m-warmup-start-2",
-        "m-warmup-done",
-        "m-infer-start-3",
-        "m-lap-us-4000",
-        "m-lap-us-5000",
-        "m-infer-done",
-        "m-results-[0.000,0.250,0.500]",
-    ]
-    assert ask.port.runner.invoked == 6, "the result is that of an input that no inference has touched"
-    assert ask("results") == ["m-results-[0.000,0.250,0.500]"]
-
-
-def test_without_numbers_it_infers_once_after_ten_warmups(ask: Bench) -> None:
-    lines = loaded(ask)("infer")
-    assert lines[0] == "m-warmup-start-10"
-    assert "m-infer-start-1" in lines
-
-
-def test_times_go_on_where_ticks_wrap_around(ask: Bench) -> None:
-    laps = [int(ask("timestamp")[0].removeprefix("m-lap-us-")) for _ in range(5)]
-    assert laps == [2000, 4000, 6000, 8000, 10000]
 
 
 def test_in_energy_mode_a_timestamp_is_a_pulse() -> None:
@@ -211,17 +171,6 @@ def test_bytes_that_are_no_hex_are_refused_whole(ask: Bench, text: str, error: s
     assert ask("db print") == ["m-buffer-01"]
 
 
-def test_more_than_was_announced_is_refused(ask: Bench) -> None:
-    loaded(ask)
-    assert ask("db 00") == [f"e-[All {BYTES} bytes are loaded]"]
-
-
-def test_a_new_load_forgets_the_old_input(ask: Bench) -> None:
-    loaded(ask)
-    ask("db load 5")
-    assert ask("infer 1 0") == [f"e-[Input has 0 of {BYTES} bytes]"]
-
-
 @pytest.mark.parametrize(
     "error", [RuntimeError("bad\r\nm-ready [x]"), MemoryError(), OSError(5), ZeroDivisionError()]
 )
@@ -262,31 +211,6 @@ def test_a_model_that_does_not_fit_the_protocol_is_refused() -> None:
         Codec("ic01", 27649, scale, scale)
     with pytest.raises(ValueError, match="unknown profile sww01; there are ad01, ic01, kws01, vww01"):
         Codec("sww01", 10, scale, scale)
-
-
-def test_commands_come_in_any_pieces() -> None:
-    commands = Commands()
-    assert commands.take(b"na") == []
-    assert commands.take(b"me%prof") == [("name", None)]
-    assert commands.take(b"ile%%") == [("profile", None), ("", None)]
-    assert commands.take(b"x" * 80 + b"%") == [("x" * 80, None)]
-
-
-def test_noise_is_one_error_and_takes_no_memory() -> None:
-    commands = Commands()
-    assert commands.take(b"x" * 100_000) == []
-    assert len(commands._held) == 80
-    assert commands.take(b"%name%") == [(None, "Command longer than 80 characters"), ("name", None)]
-    assert commands.take(b"\xff\x80%\x00%") == [
-        (None, "Command with a byte 0xff that is no text"),
-        (None, "Command with a byte 0x00 that is no text"),
-    ]
-
-
-def test_numbers_are_decimal_digits_alone() -> None:
-    assert (whole("0"), whole("007"), whole("27648")) == (0, 7, 27648)
-    assert [whole(text) for text in ("", "-1", "+1", "1_0", " 1", "1.0", "٣", "1" * 10)] == [None] * 8
-    assert digits("00fFA0") == b"\x00\xff\xa0"
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,9 +1,7 @@
 """The host agent with the real TFLite Micro behind it, driven by the runner's side over a pseudo-terminal."""
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from optigpu.edge.tiny.datasets import labels_of, read_samples
 from optigpu.edge.tiny.performance import Rules
 from optigpu.edge.tiny.profiles import profile_of
 from optigpu.edge.tiny.session import measure_accuracy, measure_performance, open_session
-from tests.edge.tiny_children import micro_device
+from tests.edge.tiny_device import micro_device
 from tests.edge.tools import edge_python
 from tests.pages import ROOT
 
@@ -73,25 +71,6 @@ def test_anomalies_are_judged_by_the_area_under_the_curve(python: Path, models: 
         session.device.load(samples[-1].segments[0])
         assert len(session.device.infer(1, 0).results) == 1
     assert (found.metric, found.value) == ("auc", 1.0)
-
-
-def test_the_command_drives_it(python: Path, models: Path) -> None:
-    with micro_device(python, models / "ic01.tflite") as port:
-        words = [
-            "--port",
-            port,
-            "--mode",
-            "accuracy",
-            "--inputs",
-            str(models / "ic01.npz"),
-            "--format",
-            "json",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "optigpu", "tiny", *words], capture_output=True, text=True
-        )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["value"] == 1.0
 
 
 @pytest.mark.parametrize(

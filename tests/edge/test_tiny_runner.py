@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,15 @@ import pytest
 
 from optigpu.edge.tiny.accuracy import area, quality_of
 from optigpu.edge.tiny.datasets import read_samples
-from optigpu.edge.tiny.device import Device, Inference
+from optigpu.edge.tiny.device import Device
 from optigpu.edge.tiny.errors import AnswerError, PortError, ResetError, SilenceError, TinyError
 from optigpu.edge.tiny.link import Link
-from optigpu.edge.tiny.performance import Rules, clock_agrees, enough
-from optigpu.edge.tiny.profiles import PROFILES, profile_of
+from optigpu.edge.tiny.performance import Rules
+from optigpu.edge.tiny.profiles import PROFILES
 from optigpu.edge.tiny.serial_port import SerialPort
 from optigpu.edge.tiny.session import measure_accuracy, measure_performance, open_session
 from optigpu.vocabulary import SpecError
-from tests.edge.tiny_children import small_device
-from tests.edge.tiny_device import CLASSES, INPUT_BYTES
+from tests.edge.tiny_device import CLASSES, INPUT_BYTES, small_device
 
 SILENCE_S = 0.4
 ZEROS = bytes(INPUT_BYTES)
@@ -49,15 +47,6 @@ def test_the_device_says_who_it_is_and_holds_what_was_loaded() -> None:
         assert found.elapsed_us > 0
 
 
-def test_half_a_command_of_another_runner_is_no_hindrance() -> None:
-    with small_device() as port:
-        descriptor = os.open(port, os.O_RDWR | os.O_NOCTTY)
-        os.write(descriptor, b"infer 20")
-        os.close(descriptor)
-        with open_session(port) as session:
-            assert session.view.name == "small"
-
-
 def test_performance_is_the_median_of_runs_that_are_long_enough() -> None:
     with small_device("--seconds", "0.004") as port, open_session(port) as session:
         sample = None
@@ -66,7 +55,6 @@ def test_performance_is_the_median_of_runs_that_are_long_enough() -> None:
     assert len(found.runs) == 3
     assert all(run.elapsed_s >= 0.15 and run.inferences >= 10 for run in found.runs)
     assert found.inferences_per_s == sorted(run.per_second for run in found.runs)[1]
-    assert 50 < found.inferences_per_s < 250
     assert found.clock_agrees
     assert found.noise_lines == 0
 
@@ -137,14 +125,6 @@ def test_a_load_that_is_never_complete_is_an_error() -> None:
             device.load(ZEROS)
 
 
-def test_a_device_of_another_input_says_so() -> None:
-    with small_device() as port:
-        device = driven(port)
-        device.load(b"abc")
-        with pytest.raises(AnswerError, match="The device cannot infer: Input has 3 of 48 bytes"):
-            device.infer(1, 0)
-
-
 def test_a_model_that_fails_and_a_device_in_energy_mode() -> None:
     with small_device("--fails-after", "1") as port:
         device = driven(port)
@@ -174,11 +154,6 @@ def test_a_port_that_is_none_is_said(path: str, sentence: str) -> None:
         SerialPort(path)
 
 
-def test_a_rate_that_there_is_not_lists_those_that_there_are() -> None:
-    with pytest.raises(SpecError, match=r"no baud rate of 12345\. Valid: .*9600.*115200.*921600"):
-        SerialPort("/dev/null", 12345)
-
-
 def test_nobody_there_is_silence_and_a_device_that_goes_is_said() -> None:
     master, other = os.openpty()
     with SerialPort(os.ttyname(other)) as port:
@@ -199,15 +174,6 @@ def test_a_device_that_takes_no_bytes_is_silence() -> None:
         port.write(bytes(10**6), 0.2)
     os.close(other)
     os.close(master)
-
-
-def test_a_run_is_as_long_as_it_must_be() -> None:
-    rules = Rules()
-    assert enough(Inference(10, 100_000, 0.1, ()), rules) == 1050
-    assert enough(Inference(1, 5_000_000, 5.0, ()), rules) == 10
-    assert enough(Inference(10, 1, 0.1, ()), rules) == 1_000_000
-    assert clock_agrees([Inference(1, 10_000_000, 10.3, ())])
-    assert not clock_agrees([Inference(1, 10_000_000, 10.6, ()), Inference(1, 10_000_000, 10.0, ())])
 
 
 def test_the_area_under_the_curve_counts_pairs() -> None:
@@ -283,22 +249,6 @@ def test_arrays_that_are_wrong_are_one_sentence(
         read_samples(tmp_path / "data.npz", PROFILES["ic01"])
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"<html>"])
-def test_a_file_that_is_no_npz_is_one_sentence(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "data.npz").write_bytes(content)
-    with pytest.raises(SpecError, match=r"is not a \.npz file that can be read"):
-        read_samples(tmp_path / "data.npz", PROFILES["ic01"])
-
-
-def test_an_unknown_profile_lists_those_that_there_are() -> None:
-    with pytest.raises(
-        SpecError, match=r"Unknown profile 'ic02'\. Did you mean ic01.*Valid: ic01, vww01, kws01, ad01"
-    ):
-        profile_of("ic02")
-    with pytest.raises(SpecError, match="sww01 streams audio"):
-        profile_of("sww01")
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "optigpu", "tiny", *arguments], capture_output=True, text=True
@@ -316,28 +266,9 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
         assert table.returncode == 0, table.stderr
         assert "MLPerf Tiny's ic01, performance, on small" in table.stdout
         assert "Median: " in table.stdout
-        timed = command("--port", port, "--inputs", str(tmp_path / "data.npz"), *rules, "--format", "json")
-        assert len(json.loads(timed.stdout)["runs"]) == 2
         good = command(
             "--port", port, "--mode", "accuracy", "--inputs", str(tmp_path / "data.npz"), "--format", "json"
         )
         assert (good.returncode, json.loads(good.stdout)["value"]) == (0, 1.0), good.stderr
         bad = command("--port", port, "--mode", "accuracy", "--inputs", str(tmp_path / "wrong.npz"))
         assert (bad.returncode, "no" in bad.stdout.split()) == (3, True), bad.stderr
-
-
-@pytest.mark.slow
-def test_the_command_says_in_a_sentence_what_is_wrong() -> None:
-    nobody = command("--port", "/dev/none-there")
-    assert (nobody.returncode, nobody.stderr) == (
-        1,
-        "Error: /dev/none-there cannot be opened: No such file or directory.\n",
-    )
-    assert command("--port", "/dev/null", "--mode", "accuracy").returncode == 2
-    begun = time.monotonic()
-    master, other = os.openpty()
-    silent = command("--port", os.ttyname(other), "--silence", "0.3")
-    assert (silent.returncode, "is silent for 0.3 s after `name`" in silent.stderr) == (1, True)
-    assert time.monotonic() - begun < 60
-    os.close(other)
-    os.close(master)

@@ -4,9 +4,12 @@ The model's output for class c is the input's byte c. `--fault` garbles the line
 """
 
 import argparse
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +17,37 @@ from esp32_agent.port.host.clock import HostClock
 from esp32_agent.tiny.codec import Codec, Scale
 from esp32_agent.tiny.device import Stream, TinyDevice
 from esp32_agent.tiny.lines import Line, pseudo_terminal
+from tests.pages import ROOT
+
+
+@contextmanager
+def small_device(*arguments: str) -> Iterator[str]:
+    """tests.edge.tiny_device with these arguments; yields its pseudo-terminal's name."""
+    with child([sys.executable, "-m", "tests.edge.tiny_device", *arguments]) as name:
+        yield name
+
+
+@contextmanager
+def micro_device(python: Path, model: Path, *arguments: str) -> Iterator[str]:
+    """The host agent with the real TFLite Micro behind it."""
+    with child([str(python), "-m", "esp32_agent.tiny", "--model", str(model), "--pty", *arguments]) as name:
+        yield name
+
+
+@contextmanager
+def child(command: list[str]) -> Iterator[str]:
+    """Starts it, yields the line that it prints first, and ends it; it must have lived so long."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        name = process.stdout.readline().strip()
+        assert name, process.communicate()[1]
+        yield name
+        assert process.poll() is None, process.communicate()[1]
+    finally:
+        process.kill()
+        process.communicate()
+
 
 INPUT_BYTES, CLASSES = 48, 4
 

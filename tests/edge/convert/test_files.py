@@ -1,4 +1,4 @@
-"""The files around a model: golden vectors, the C array, the folder that they are written into."""
+"""The data of a calibration, and the files around a model: golden vectors, the C array, the folder of both."""
 
 import os
 import re
@@ -10,6 +10,13 @@ import pytest
 
 from optigpu.documents.manifest import TensorFormat
 from optigpu.edge.convert.agreement import agreement
+from optigpu.edge.convert.child.answers import RefusalError
+from optigpu.edge.convert.child.data import (
+    image_paths,
+    npz_inputs,
+    require_different,
+    split,
+)
 from optigpu.edge.convert.files import c_array, publish, work_folder
 from optigpu.edge.golden import GoldenPair, golden_of, parse_golden, read_golden
 from optigpu.vocabulary import SpecError
@@ -43,11 +50,6 @@ def test_what_holds_no_golden_vectors_is_refused(data: bytes) -> None:
         parse_golden(data, "golden.bin")
 
 
-def test_a_file_of_golden_vectors_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot be read: No such file"):
-        read_golden(tmp_path / "none.bin")
-
-
 @pytest.mark.slow
 def test_the_c_array_compiles_and_holds_the_model(tmp_path: Path) -> None:
     model = bytes(range(256)) * 3 + b"\x07"
@@ -72,15 +74,6 @@ def test_probabilities_agree_by_hand() -> None:
     total = 0.5 + zero
     expected = 0.5 * np.log(0.5 / (0.5 / total)) + 0.5 * np.log(0.5 / (zero / total))
     assert found.kld_mean == pytest.approx(expected / 2)
-
-
-def test_logits_are_compared_as_distributions() -> None:
-    found = agreement(
-        np.array([[2.0, 1.0], [1.0, 3.0]], np.float32), np.array([[4, 2], [6, 2]], np.int8), LOGITS
-    )
-    assert found.top1 == 0.5
-    one, other = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(2.0))
-    assert found.kld_mean == pytest.approx((one * np.log(one / other) + other * np.log(other / one)) / 2)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +132,84 @@ def test_an_output_that_cannot_be_written_is_one_sentence(output: str) -> None:
         pass
 
 
-def test_a_folder_in_the_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    (output / "a.tflite" / "full").mkdir(parents=True)
-    with work_folder(output) as folder:
-        (folder / "a.tflite").write_text("model")
-        with pytest.raises(SpecError, match="cannot be written"):
-            publish(folder, ("a.tflite",), output)
+SHAPE = (4, 4, 3)
+
+
+def saved(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, allow_pickle=True, **arrays)
+    return path
+
+
+def test_the_inputs_of_an_npz_file_are_read_by_name_or_because_they_are_alone(tmp_path: Path) -> None:
+    samples = np.arange(96, dtype=np.uint8).reshape(2, *SHAPE)
+    alone = npz_inputs(saved(tmp_path / "a.npz", anything=samples), SHAPE)
+    named = npz_inputs(saved(tmp_path / "b.npz", inputs=samples, labels=np.zeros(2)), SHAPE)
+    assert alone.dtype == np.float32
+    assert np.array_equal(alone, samples)
+    assert np.array_equal(named, samples)
+
+
+def with_nan() -> np.ndarray:
+    samples = np.zeros((2, *SHAPE), np.float32)
+    samples[1, 0, 0, 0] = np.nan
+    samples[1, 0, 0, 1] = np.inf
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        (
+            {"x": np.zeros((2, 4, 4, 1))},
+            r"x has the shape \[2, 4, 4, 1\], and the network takes \[samples, 4, 4, 3\]",
+        ),
+        ({"x": np.zeros(3)}, r"x has the shape \[3\]"),
+        ({"x": with_nan()}, "x holds 2 values that are NaN or infinite"),
+        ({"x": np.full((1, *SHAPE), "a")}, "save it as float32"),
+        ({"x": np.zeros((1, *SHAPE), np.complex64)}, "save it as float32"),
+        ({"x": np.zeros(1), "y": np.zeros(1)}, "has the arrays x, y; name one inputs"),
+        ({"x": np.array([{}], dtype=object)}, "is not an .npz file with an array"),
+        ({}, "is not an .npz file with an array"),
+    ],
+)
+def test_a_wrong_npz_file_is_one_sentence(
+    tmp_path: Path, arrays: dict[str, np.ndarray], sentence: str
+) -> None:
+    with pytest.raises(RefusalError, match=sentence) as caught:
+        npz_inputs(saved(tmp_path / "data.npz", **arrays), SHAPE)
+    assert caught.value.wrong
+
+
+def test_an_archive_that_is_truncated_is_one_sentence(tmp_path: Path) -> None:
+    whole = saved(tmp_path / "data.npz", inputs=np.zeros((9, *SHAPE))).read_bytes()
+    for length in range(4, len(whole), 97):
+        (tmp_path / "data.npz").write_bytes(whole[:length])
+        with pytest.raises(RefusalError, match=r"is not an \.npz file"):
+            npz_inputs(tmp_path / "data.npz", SHAPE)
+
+
+def test_images_of_all_subfolders_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/2.PNG", "a/1.jpg", "b/1.png", "a/readme.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(path.relative_to(tmp_path)) for path in image_paths(tmp_path)] == [
+        "a/1.jpg",
+        "b/1.png",
+        "b/2.PNG",
+    ]
+
+
+def test_a_fifth_is_held_out_and_nothing_is_in_both() -> None:
+    samples = np.arange(100, dtype=np.float32)[:, None]
+    calibration, held_out = split(samples, 50, np.random.default_rng(0))
+    assert (len(calibration), len(held_out)) == (50, 20)
+    assert not set(calibration[:, 0]) & set(held_out[:, 0])
+
+
+def test_samples_that_are_all_equal_are_refused() -> None:
+    require_different(np.arange(2, dtype=np.float32))
+    require_different(np.ones((1, 3), np.float32))
+    with pytest.raises(
+        RefusalError, match=r"^All 4 samples are equal, so they say nothing of the data's range"
+    ):
+        require_different(np.ones((4, 3), np.float32))

@@ -4,7 +4,7 @@ import gc
 import sys
 
 SUITES = "tests.edge.core.suites."
-HELPERS = ("check", "machine", "service", "agents")
+HELPERS = ("machine", "service", "agents")
 CORE = (
     "ticks", "stats", "window", "golden", "signing", "encode", "retry", "keystore", "session", "log", "queue", "claim",
     "rotation", "settings", "report", "message", "agent",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from esp32_agent.config import read
-from esp32_agent.main import main, read_arguments
+from esp32_agent.main import main
 from esp32_agent.section import ConfigError
 from tests.edge.tools import micropython
 
@@ -37,24 +37,6 @@ def test_the_example_is_a_configuration() -> None:
     assert config.model == str(ROOT / "esp32_agent" / "model.tflite")
 
 
-def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
-    config = read(written(tmp_path, LEAST | {"ca": None, "golden": "/else/golden.bin"}))
-    assert (config.windows, config.window_s, config.period_s, config.power, config.invite) == (
-        5,
-        10,
-        3600,
-        None,
-        None,
-    )
-    assert (config.data, config.golden, config.ca) == (f"{tmp_path}/data", "/else/golden.bin", None)
-
-
-def test_an_invite_is_read_as_people_write_it(tmp_path: Path) -> None:
-    assert (
-        read(written(tmp_path, LEAST | {"invite": " abcd-efgh-jkmn-pqrs "})).invite == "ABCD-EFGH-JKMN-PQRS"
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -64,20 +46,15 @@ def test_an_invite_is_read_as_people_write_it(tmp_path: Path) -> None:
             {"url": "http://optigpu.org"},
             "`url` is plain http: use https, or set `allow_http` to true in a network",
         ),
-        ({"url": 3}, "`url` must be a text."),
         (
             {"invite": "ABCD"},
             "`invite` must look like ABCD-EFGH-JKMN-PQRS: four groups of four letters and digits.",
         ),
-        ({"invite": "ABCD-EFGH-IJKL-OOOO"}, "`invite` must look like"),
         ({"board": "My Board"}, "`board` must be a board's id such as esp32s3-n16r8"),
         ({"name": "käfer"}, "`name` must have at most 64 characters, all of ASCII."),
-        ({"model": ""}, "`model` must be a text."),
         ({"windows": 0}, "`windows` must be a whole number from 1 to 64."),
-        ({"window_s": 2.5}, "`window_s` must be a whole number from 0 to 600."),
         ({"warmup": True}, "`warmup` must be a whole number from 0 to 1000."),
         ({"period": 60}, "`period` is unknown: the members here are allow_http, board, ca,"),
-        ({"wifi": "home"}, "`wifi` must be an object."),
         ({"wifi": {"password": "x"}}, "`wifi.ssid` is missing."),
         ({"runner": {"kind": "torch"}}, "`runner.kind` must be one of tflm-native, tflm-serial, tflm-host,"),
         (
@@ -89,7 +66,6 @@ def test_an_invite_is_read_as_people_write_it(tmp_path: Path) -> None:
             {"power": {"sensor": "ina226", "address": 1}},
             "`power.address` must be a whole number from 64 to 79.",
         ),
-        ({"input": {"source": "radio"}}, "`input.source` must be one of fixed, camera, folder, v4l2."),
     ],
 )
 def test_a_wrong_configuration_is_refused_in_a_sentence(
@@ -105,10 +81,6 @@ def test_a_wrong_configuration_is_refused_in_a_sentence(
 @pytest.mark.parametrize("url", ["http://localhost:8000", "http://127.0.0.1:8000", "http://[::1]:8000"])
 def test_this_machine_is_reached_without_tls(tmp_path: Path, url: str) -> None:
     assert read(written(tmp_path, LEAST | {"url": url})).url == url
-
-
-def test_a_network_that_is_trusted_is_reached_without_tls(tmp_path: Path) -> None:
-    assert read(written(tmp_path, LEAST | {"url": "http://10.0.0.2:8000", "allow_http": True})).allow_http
 
 
 @pytest.mark.parametrize(
@@ -156,12 +128,6 @@ def test_the_command_refuses_in_a_sentence(
     printed = capsys.readouterr().out
     assert sentence in printed
     assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["--config"], ["--runs", "x"], ["--what"], ["config.json"]])
-def test_wrong_arguments_are_refused_with_the_usage(arguments: list[str]) -> None:
-    with pytest.raises(ConfigError, match="usage: python -m esp32_agent --config"):
-        read_arguments(arguments)
 
 
 @pytest.mark.slow

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from esp32_agent.port.http import ANSWER_BYTES, split_url
-from tests.edge.port.authority import Authority, make_authority
-from tests.edge.port.scripted import Act, Connection, answering, serving
+from tests.edge.port.servers import Act, Authority, Connection, answering, make_authority, serving
 from tests.edge.tools import micropython
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = Path(__file__).with_name("fetch.py")
+SCRIPT = Path(__file__).with_name("on_device.py")
 JSON = b"Content-Type: application/json\r\n"
 OK = b"HTTP/1.1 200 OK\r\n" + JSON
 LIMIT_S = 20
@@ -44,7 +43,7 @@ class Client:
     ) -> dict[str, Any]:
         """The answer to a POST: status, headers and body; or error."""
         url = f"{'https' if authority else 'http'}://{host}:{port}"
-        arguments = (url, str(authority or "-"), "POST", str(body_bytes), str(timeout_s))
+        arguments = ("fetch", url, str(authority or "-"), "POST", str(body_bytes), str(timeout_s))
         environment = os.environ | {"MICROPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [*self._command, str(SCRIPT), *arguments],
@@ -167,9 +166,7 @@ def test_an_answer_that_is_wrong_is_an_error(client: Client, raw: bytes, sentenc
 
 
 def test_a_server_that_hangs_is_left_in_time(client: Client) -> None:
-    begin = time.monotonic()
     assert client.asks(hang, timeout_s=1)["error"] == "localhost did not answer in time."
-    assert time.monotonic() - begin < LIMIT_S / 2
 
 
 def hang(connection: Connection) -> None:
@@ -223,12 +220,6 @@ def test_nobody_at_the_address_is_an_error(client: Client) -> None:
     assert client.fetch(port)["error"].startswith("The connection to localhost failed")
 
 
-def test_a_name_that_nobody_has_is_an_error(client: Client) -> None:
-    assert client.fetch(1, host="nobody.invalid")["error"].startswith(
-        "The connection to nobody.invalid failed"
-    )
-
-
 def test_a_server_with_a_good_certificate_is_trusted(
     client: Client, authority: Authority, good_server: ssl.SSLContext
 ) -> None:
@@ -261,39 +252,9 @@ def test_a_certificate_of_an_unknown_authority_is_refused(
     assert "unable to get local issuer" in error or "not correctly signed by the trusted CA" in error
 
 
-def test_one_of_several_authorities_is_enough(
-    client: Client, authority: Authority, good_server: ssl.SSLContext, tmp_path: Path
-) -> None:
-    both = tmp_path / "both.pem"
-    both.write_bytes(make_authority(tmp_path).file.read_bytes() + authority.file.read_bytes())
-    with serving(answering(OK + b"\r\n{}"), good_server) as server:
-        assert client.fetch(server.port, both)["body"] == "{}"
-
-
 def test_a_server_without_tls_is_refused(client: Client, authority: Authority) -> None:
     with serving(answering(OK + b"\r\n{}")) as server:
         assert "error" in client.fetch(server.port, authority.file, timeout_s=2)
-
-
-def test_a_server_that_hangs_in_the_handshake_is_left_in_time(client: Client, authority: Authority) -> None:
-    with serving(hang) as server:
-        assert (
-            client.fetch(server.port, authority.file, timeout_s=1)["error"]
-            == "localhost did not answer in time."
-        )
-
-
-@pytest.mark.parametrize(
-    ("url", "parts"),
-    [
-        ("https://a.org", (True, "a.org", 443, "")),
-        ("http://a.org:8000/", (False, "a.org", 8000, "")),
-        ("https://a.org/opti/gpu/", (True, "a.org", 443, "/opti/gpu")),
-        ("http://[::1]:80", (False, "::1", 80, "")),
-    ],
-)
-def test_a_url_is_taken_apart(url: str, parts: tuple[bool, str, int, str]) -> None:
-    assert split_url(url) == parts
 
 
 @pytest.mark.parametrize(

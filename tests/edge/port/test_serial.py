@@ -1,6 +1,5 @@
 """The runner `tflm-serial` and the firmware's own session, over a pseudo-terminal and over pipes."""
 
-import binascii
 import json
 import math
 import os
@@ -58,22 +57,6 @@ def test_a_model_runs_at_the_other_end(firmware: Path) -> None:
         assert (runner.name, runner.model_sha256) == ("tflm-serial", "a" * 64)
 
 
-def test_another_input_replaces_the_first_and_the_same_one_stays(firmware: Path) -> None:
-    with board(firmware, 8, 4) as line:
-        runner = SerialRunner(line)
-        for data in (bytes(8), bytes(8), b"12345678", bytes(8)):
-            runner.set_input(data)
-            runner.invoke()
-            assert runner.output() == made_up_output(data, 4)
-
-
-def test_the_report_has_the_boards_own_facts(firmware: Path) -> None:
-    with board(firmware, 8, 4) as line:
-        facts = SerialBoard("esp32s3-n16r8", SerialRunner(line))
-        assert (facts.clock_hz, facts.firmware_sha256) == (240_000_000, "b" * 64)
-        assert (facts.reset_reason(), facts.heap_free()) == ("power_on", 123_456)
-
-
 @pytest.mark.parametrize("fault", ["noise", "silent"])
 def test_what_a_boot_loader_prints_is_skipped_and_a_board_that_boots_is_waited_for(
     firmware: Path, fault: str
@@ -100,11 +83,6 @@ def test_a_fault_is_said(firmware: Path, fault: str, sentence: str) -> None:
         with pytest.raises(RunnerError) as error:
             run_twice(runner)
     assert str(error.value) == sentence
-
-
-def test_an_input_of_another_size_is_refused(firmware: Path) -> None:
-    with board(firmware, 8, 4) as line, pytest.raises(RunnerError, match="7 bytes and not 8"):
-        SerialRunner(line).set_input(bytes(7))
 
 
 def test_a_line_without_a_board_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +142,6 @@ def test_a_line_that_is_no_request_is_refused_and_the_next_one_served(firmware: 
     assert served["us"] == 1000
 
 
-def test_a_line_that_is_too_long_is_refused_and_the_next_one_served(firmware: Path) -> None:
-    refused, served = answer_of(firmware, "x" * 5000, '{"id":2,"do":"invoke"}')
-    assert refused == {"id": 0, "error": "The line is too long."}
-    assert served == {"id": 2, "us": 1000, "input_crc": binascii.crc32(bytes(8))}
-
-
 def test_random_bytes_never_break_the_session(firmware: Path) -> None:
     chance = random.Random(3)
     noise = b"\n".join(bytes(chance.choice(b'{}":,0129adio\\ \xff') for _ in range(60)) for _ in range(2000))
@@ -205,14 +177,3 @@ def test_windows_count_the_boards_time_and_not_the_lines(firmware: Path, tmp_pat
         found = measure(port, seconds=1, windows=2, warmup=1)
     assert [(window.count, window.total_us) for window in found.windows] == [(19, 1_026_000)] * 2
     assert (found.latency.min_us, found.latency.max_us) == (54_000, 54_000)
-
-
-def test_the_runner_reads_the_boards_statistics(firmware: Path) -> None:
-    with board(firmware, 8, 4, "100,200") as line:
-        answer = SerialRunner(line).measure(100, 2)
-    assert (answer["count"], answer["total_us"], answer["p50_us"], answer["p99_us"]) == (
-        100,
-        15_000,
-        100,
-        None,
-    )

@@ -16,7 +16,7 @@ from esp32_agent.port.micropython.storage import FlashStorage
 from tests.edge.tools import micropython
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = Path(__file__).with_name("store.py")
+SCRIPT = Path(__file__).with_name("on_device.py")
 LINE = 7
 
 
@@ -29,20 +29,14 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 @pytest.fixture(params=["cpython", "micropython"])
-def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """Runs the script in an interpreter, in a folder of its own."""
+def command(request: pytest.FixtureRequest) -> list[str]:
+    """Runs the script in an interpreter."""
     interpreter = [sys.executable] if request.param == "cpython" else [str(micropython())]
-    return [*interpreter, str(SCRIPT), str(tmp_path / "data")]
+    return [*interpreter, str(SCRIPT)]
 
 
 def environment() -> dict[str, str]:
     return os.environ | {"MICROPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
-
-
-def test_a_file_that_is_not_there(storage: Storage) -> None:
-    assert storage.read("none") is None
-    assert storage.size("none") == 0
-    storage.remove("none")
 
 
 def test_a_file_is_replaced_read_in_part_and_removed(storage: Storage) -> None:
@@ -65,17 +59,14 @@ def test_a_log_grows_and_is_cut(storage: Storage) -> None:
     assert storage.read("log") == b"a" * 3000 + b"bc"
 
 
-def test_a_path_of_its_own_is_read(storage: Storage, tmp_path: Path) -> None:
-    (tmp_path / "golden.bin").write_bytes(b"OGLD")
-    assert storage.read(str(tmp_path / "golden.bin")) == b"OGLD"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3, 17, 60, 61])
 def test_a_power_cut_leaves_old_or_new_content_and_a_log_without_gaps(
     command: list[str], tmp_path: Path, after: int
 ) -> None:
-    process = subprocess.Popen([*command, "churn"], env=environment(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "churn", str(tmp_path / "data")], env=environment(), stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for _ in range(after):
         process.stdout.readline()
@@ -95,13 +86,13 @@ def test_a_power_cut_leaves_old_or_new_content_and_a_log_without_gaps(
 
 
 @pytest.mark.slow
-def test_a_full_medium_is_said_and_loses_nothing(command: list[str]) -> None:
+def test_a_full_medium_is_said_and_loses_nothing(command: list[str], tmp_path: Path) -> None:
     def little_room() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
     done = subprocess.run(
-        [*command, "full"],
+        [*command, "full", str(tmp_path / "data")],
         env=environment() | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True, text=True, check=False, preexec_fn=little_room,
     )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from esp32_agent.core.agent import IDLE, Agent
 from esp32_agent.core.settings import Settings
-from tests.edge.core.suites.check import equal
-from tests.edge.core.suites.machine import Clock, Storage, collect_garbage, golden_file, port
+from tests.edge.core.suites.machine import Clock, Storage, collect_garbage, equal, golden_file, port
 from tests.edge.core.suites.service import INVITE, Service
 
 

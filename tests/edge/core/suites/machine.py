@@ -1,4 +1,7 @@
-"""A port without a machine: a clock that is set by hand, storage in memory that can lose its power or be full."""
+"""A port without a machine: a clock that is set by hand, storage in memory that can lose its power or be full.
+
+And assertions that say what differs, on interpreters without pytest.
+"""
 
 import gc
 
@@ -250,3 +253,17 @@ def golden_file(count=2):
     for place in range(count):
         data += bytes([place]) * 12 + bytes([255 - place]) * 4
     return data
+
+
+def equal(found: object, wanted: object) -> None:
+    if found != wanted:
+        raise AssertionError(f"{found!r} is not {wanted!r}")
+
+
+def raises(kind: type, function, *arguments) -> str:
+    """The message of the error."""
+    try:
+        function(*arguments)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")

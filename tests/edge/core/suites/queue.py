@@ -1,9 +1,8 @@
-"""The queue: order, acknowledgement, the cap, a full medium, damaged records, and files that are none."""
+"""The queue: order, acknowledgement, the cap, a full medium, damage, and a power cut at every byte that it writes."""
 
 from esp32_agent.core.log import FRAME, HEADER
 from esp32_agent.core.queue import Queue
-from tests.edge.core.suites.check import equal
-from tests.edge.core.suites.machine import Storage
+from tests.edge.core.suites.machine import PowerCut, Storage, equal
 
 
 def record(number, size=40):
@@ -50,19 +49,6 @@ def test_what_was_not_acknowledged_is_there_after_a_reboot():
     equal(drained(Queue(storage)), [])
 
 
-def test_a_batch_is_bounded_and_never_empty_while_something_waits():
-    queue = filled(Storage(), 5)
-    equal(len(queue.batch(10, 120)), 3)
-    equal(len(queue.batch(10, 119)), 2)
-    equal(len(queue.batch(10, 1)), 1)
-    equal(len(queue.batch(2, 1000)), 2)
-
-
-def test_the_same_batch_comes_until_it_is_acknowledged():
-    queue = filled(Storage(), 3)
-    equal(queue.batch(2, 1000), queue.batch(2, 1000))
-
-
 def test_a_rejected_record_is_counted_and_the_next_one_follows():
     storage = Storage()
     queue = filled(storage, 3)
@@ -93,21 +79,6 @@ def test_acknowledged_records_make_room_before_anything_is_dropped():
     equal((seen, queue.dropped), (list(range(200)), 0))
 
 
-def test_a_log_that_is_all_acknowledged_does_not_grow():
-    storage = Storage()
-    queue = Queue(storage, 4096)
-    for number in range(300):
-        queue.append(record(number))
-        drained(queue)
-    assert storage.used() < 4096 // 2
-
-
-def test_records_that_are_too_long_or_empty_are_dropped():
-    queue = Queue(Storage(), 1024)
-    equal((queue.append(b""), queue.append(b"x" * 513), queue.append(b"x" * 512)), (False, False, True))
-    equal((queue.depth, queue.dropped), (1, 2))
-
-
 def test_a_full_medium_drops_the_new_record_and_keeps_the_others():
     for room in range(1, FRAME + 40):
         storage = Storage()
@@ -118,27 +89,6 @@ def test_a_full_medium_drops_the_new_record_and_keeps_the_others():
         storage.capacity = None
         assert queue.append(record(6))
         equal((drained(queue if room % 2 else Queue(storage))), [0, 1, 2, 3, 4, 6])
-
-
-def test_a_full_medium_at_the_first_record_is_survived():
-    for room in range(HEADER + FRAME + 40):
-        storage = Storage()
-        storage.capacity = room
-        queue = Queue(storage)
-        equal((queue.append(record(0)), queue.dropped), (False, 1))
-        storage.capacity = None
-        assert queue.append(record(1))
-        equal(drained(Queue(storage)), [1])
-
-
-def test_a_full_medium_takes_the_room_of_what_was_acknowledged():
-    storage = Storage()
-    queue = filled(storage, 5)
-    while queue.batch(5, 1000):
-        queue.acknowledge(1)
-    storage.capacity = storage.used() + 10
-    assert queue.append(record(5))
-    equal(drained(Queue(storage)), [5])
 
 
 def test_a_full_medium_while_the_log_is_copied_loses_nothing_that_waits():
@@ -248,3 +198,121 @@ def test_a_position_of_another_generation_means_nothing():
     name = "queue.a" if storage.size("queue.a") else "queue.b"
     storage.files[name][7] += 2  # the position could not be written when this log was begun
     equal(drained(Queue(storage)), [0, 1, 2])
+
+
+CAP = 512
+
+
+class Story:
+    """What was promised to the queue's user until the power was cut."""
+
+    def __init__(self):
+        self.promised = []  # append returned True
+        self.acknowledged = []
+        self.attempted = None  # the record that was being written
+
+
+def _tell(queue, story, steps, size):
+    """Appends a record per step, and acknowledges two after every third."""
+    for number in range(steps):
+        story.attempted = number
+        assert queue.append(record(number, size))
+        story.promised.append(number)
+        story.attempted = None
+        if number % 3 == 2:
+            batch = queue.batch(2, 1000)
+            story.acknowledged += numbers(batch)  # the service has them, whatever comes of the position
+            queue.acknowledge(len(batch))
+
+
+def _after_cut(budget, tears, steps=9, size=40, cap=CAP):
+    """Whether the power was cut after so many bytes; checks what is left then."""
+    storage, story = Storage(), Story()
+    storage.budget, storage.tears = budget, tears
+    try:
+        _tell(Queue(storage, cap), story, steps, size)
+        was_cut = False
+    except PowerCut:
+        was_cut = True
+    storage.budget = None
+    queue = Queue(storage, cap)
+    dropped = queue.dropped
+    left = drained(queue)
+    wanted = [number for number in story.promised if number not in story.acknowledged]
+    # Nothing that waits is lost, nothing is out of order, nothing was made up.
+    equal(left, sorted(left))
+    assert set(wanted) <= set(left), (budget, wanted, left)
+    written = set(story.promised)
+    written.add(story.attempted)
+    assert set(left) <= written, (budget, left)
+    assert dropped <= (1 if story.attempted is not None else 0), (budget, dropped)
+    assert queue.append(record(77))
+    equal(drained(Queue(storage, cap)), [77])
+    return was_cut
+
+
+def _each_cut(tears, **story):
+    budget = 0
+    while _after_cut(budget, tears, **story):
+        budget += 1
+    return budget
+
+
+def test_a_cut_at_every_byte_of_log_and_position():
+    assert _each_cut(False, cap=65536) > 490
+
+
+def test_a_cut_at_every_byte_on_a_medium_that_tears_the_position():
+    assert _each_cut(True, cap=65536) > 490
+
+
+def test_a_cut_at_every_byte_while_the_log_is_copied():
+    assert _each_cut(False, steps=12, size=50) > 900
+
+
+def test_a_cut_at_every_byte_while_the_log_is_copied_on_a_medium_that_tears():
+    assert _each_cut(True, steps=12, size=50) > 900
+
+
+def test_a_second_cut_while_recovering_from_the_first():
+    for first in range(60, 260, 9):
+        for second in range(0, 40, 3):
+            storage, story = Storage(), Story()
+            _until_cut(storage, first, _story, storage, story)
+            _until_cut(storage, second, Queue, storage, CAP)
+            wanted = [number for number in story.promised if number not in story.acknowledged]
+            assert set(wanted) <= set(drained(Queue(storage, CAP)))
+
+
+def _story(storage, story):
+    _tell(Queue(storage, CAP), story, 9, 40)
+
+
+def _until_cut(storage, budget, action, *arguments):
+    storage.budget = budget
+    try:
+        action(*arguments)
+    except PowerCut:
+        return
+    finally:
+        storage.budget = None
+
+
+def test_cuts_with_a_cap_drop_only_the_oldest_and_count_them():
+    for budget in range(700, 1600, 7):
+        storage = Storage()
+        storage.budget, promised, attempted = budget, 0, 0
+        try:
+            queue = Queue(storage, CAP)
+            for number in range(40):
+                attempted = number + 1
+                queue.append(record(number))
+                promised = number + 1
+        except PowerCut:
+            pass
+        storage.budget = None
+        queue = Queue(storage, CAP)
+        dropped, left = queue.dropped, drained(queue)
+        equal(left, list(range(left[0], left[-1] + 1)))
+        assert left[-1] + 1 in (promised, attempted)
+        assert left[0] <= dropped <= left[0] + 1, (budget, left, dropped)

@@ -1,9 +1,9 @@
 """The state machine where the service refuses: poison goes, the rest stays, and pauses are kept."""
 
 from esp32_agent.core import rotation
-from esp32_agent.core.agent import IDLE, MEASURE, SEND, START
+from esp32_agent.core.agent import IDLE, SEND, START
 from tests.edge.core.suites.agents import agent, cycle, one_report, until
-from tests.edge.core.suites.check import equal
+from tests.edge.core.suites.machine import equal
 from tests.edge.core.suites.service import LOST, PORTAL, PROBLEM
 
 TIMEOUT = "timed out"
@@ -16,17 +16,6 @@ def test_a_conflict_of_sequences_begins_another_boot_id():
     cycle(found, 1)
     one_report(found)
     assert found.session.boot_id != boot
-
-
-def test_conflicts_without_end_wait():
-    found = until(agent(), SEND)
-    found.port.http.faults = [(409, PROBLEM, b"{}")] * 5
-    found.step()
-    equal(found.state, SEND)
-    found.step()
-    equal(found.state, IDLE)
-    cycle(found, 1)
-    one_report(found)
 
 
 def _with_queue(count):
@@ -65,13 +54,6 @@ def test_a_poison_report_is_dropped_and_counted_and_the_others_go_on():
     equal(service.last_device["dropped"], 1)
 
 
-def test_a_message_that_is_too_large_is_split():
-    found = _with_queue(5)
-    found.port.http.largest = 1500
-    cycle(found, 5)
-    equal(found.queue.rejected, 0)
-
-
 def test_a_report_that_is_too_large_alone_is_dropped():
     found = _with_queue(2)
     found.port.http.largest = 600
@@ -98,15 +80,6 @@ def test_nothing_is_sent_before_the_time_that_the_service_asked_for():
     assert service.clock.now - before >= 120000000
     equal(service.requests, requests + 1)
     one_report(found)
-
-
-def test_a_run_waits_too_where_the_service_asked_for_time():
-    found = until(agent(), START)
-    found.port.http.faults = [(429, {"retry-after": "90"}, b"")] * 2
-    before = found.port.clock.now
-    until(found, MEASURE)
-    assert found.port.clock.now - before >= 180000000
-    equal(len(found.port.http.runs), 1)
 
 
 def test_no_run_begins_while_the_service_asked_for_silence():
