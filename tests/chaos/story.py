@@ -17,7 +17,7 @@ from tests.chaos.engine import figure
 from tests.chaos.faults import Fault, faults
 from tests.chaos.world import MARK, World, running
 from tests.servers.postgres import libpq
-from tests.service.leftovers import processes_left
+from tests.service.processes import processes_left
 
 ANSWER_WITHIN_S = 30.0
 ENDED_WITHIN_S = 120.0

@@ -43,23 +43,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             journeys.add(item.path)
 
 
+def empty(database: Database) -> None:
+    """Deletes every row."""
+    with database.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+
+
+@contextmanager
+def emptied(served: Served) -> Iterator[Served]:
+    """The service with an empty database; keys that are made are revoked at the end, so that it is open again."""
+    empty(served.database)
+    yield served
+    with served.database.write() as session:
+        for key in keys.list_(session):
+            keys.revoke(session, key.id)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest) -> Served:
     """The service with an empty database; the test runs once on each engine, see above."""
     served: Served = request.getfixturevalue(f"service_on_{request.param}")
-    with served.database.write() as session:
-        for table in reversed(Base.metadata.sorted_tables):
-            session.execute(table.delete())
+    empty(served.database)
     return served
 
 
 @pytest.fixture
 def guarded(service: Served) -> Iterator[Served]:
-    """The service for a test that creates keys: they are revoked at its end, so that the service is open again."""
-    yield service
-    with service.database.write() as session:
-        for key in keys.list_(session):
-            keys.revoke(session, key.id)
+    """The service for a test that creates keys."""
+    with emptied(service) as served:
+        yield served
 
 
 @pytest.fixture
@@ -86,9 +99,7 @@ def postgresql_database(postgres_server_url: str) -> Iterator[Database]:
 def database(request: pytest.FixtureRequest) -> Database:
     """A database with empty tables; the test runs once on each engine."""
     opened: Database = request.getfixturevalue(f"{request.param}_database")
-    with opened.write() as session:
-        for table in reversed(Base.metadata.sorted_tables):
-            session.execute(table.delete())
+    empty(opened)
     return opened
 
 

@@ -48,12 +48,7 @@ class Processes:
 
     def alive(self) -> list[psutil.Process]:
         """Every process with our marker."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARKER) == self._marker:
-                    found.append(process)
-        return found
+        return processes_with(MARKER, self._marker)
 
     def printed(self) -> str:
         """What all of them have printed."""
@@ -88,6 +83,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Ends a process by SIGTERM; it must go in time, and say that all went well."""
     process.terminate()
     assert process.wait(STOP_WITHIN_S) == 0
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """The processes whose environment has `name=value`, however deep they were started and in whatever group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def processes_left(name: str, value: str, *, within_s: float = 30.0) -> list[psutil.Process]:
+    """What is still there when the time is over; empty as soon as nothing is."""
+    eventually(lambda: not processes_with(name, value), within_s)
+    return processes_with(name, value)
 
 
 def eventually(condition: Callable[[], T], within_s: float = 60.0) -> T:

@@ -36,18 +36,12 @@ def refused(service: Served, status: int, **request: Any) -> dict[str, Any]:
     ("change", "field", "valid"),
     [
         ({"workload": {"kind": "matmull"}}, "workload.kind", "matmul"),
-        ({"workload": {}}, "workload.kind", "generate"),
         ({"stack": [{"name": "int9"}]}, "stack.0.name", "int8_weight_only"),
-        ({"stack": [{}]}, "stack.0.name", "bf16"),
         ({"stack": [{"name": "torch_compile", "mode": "quick"}]}, "stack.0.mode", "reduce-overhead"),
         ({"device": "tpu"}, "device", "cuda"),
-        ({"plan": "stairs"}, "plan", "ladder"),
-        ({"backend": "jax"}, "backend", "llama_cpp"),
         ({"beside": [{}, {"backend": "jax"}]}, "beside.1.backend", "llama_cpp"),
         ({"beside": [{"stack": [{"name": "int9"}]}]}, "beside.0.stack.0.name", "gguf"),
-        ({"colour": 1}, "colour", "workload"),
         ({"workload": GENERATE | {"tokens": 1}}, "workload.tokens", "prompt_tokens"),
-        ({"stack": [{"name": "bf16", "bits": 8}]}, "stack.0.bits", "name"),
         ({"measure": {"replicas": 1}}, "measure.replicas", "replicates"),
         ({"measure": {"meters": ["latency", "smell"]}}, "measure.meters.1", "memory"),
     ],
@@ -65,45 +59,24 @@ def test_an_unknown_name_lists_the_valid_ones(
     ("change", "field"),
     [
         ({"workload": GENERATE | {"prompt_tokens": 10**9}}, "workload.prompt_tokens"),
-        ({"workload": GENERATE | {"prompt_tokens": -1}}, "workload.prompt_tokens"),
-        ({"workload": GENERATE | {"prompt_tokens": "32"}}, "workload.prompt_tokens"),
         ({"workload": GENERATE | {"prompt_tokens": True}}, "workload.prompt_tokens"),
-        ({"workload": GENERATE | {"prompt_tokens": 1.5}}, "workload.prompt_tokens"),
         ({"workload": GENERATE | {"prompt_tokens": 1000, "new_tokens": 1000}}, "workload"),
-        ({"workload": "generate"}, "workload"),
-        ({"workload": None}, "workload"),
         ({"model": "preset:gpt9"}, "model"),
         ({"model": "preset:gpt2" * 50}, "model"),
-        ({"model": None}, "model"),
-        ({"model": 7}, "model"),
-        ({"stack": [{"name": "fp16"}, {"name": "bf16"}]}, "stack"),
         ({"stack": [{"name": "bf16"}, {"name": "bf16"}]}, "stack"),
         ({"stack": [{"name": "bf16"}] * 17}, "stack"),
-        ({"stack": "bf16"}, "stack"),
-        ({"stack": ["bf16"]}, "stack.0"),
         ({"beside": [{}, {"stack": [{"name": "gguf"}]}]}, "beside.1.stack"),
         ({"beside": [{"backend": "llama_cpp"}], "device": "cuda"}, "beside.0.backend"),
         ({"beside": [{"stack": [{"name": "bf16"}], "label": "baseline"}]}, "beside"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 10**30}, "seed"),
         ({"measure": {"min_seconds": 5, "max_seconds": 1}}, "measure"),
-        ({"measure": {"rel_ci": 0}}, "measure.rel_ci"),
-        ({"measure": {"replicates": 1000}}, "measure.replicates"),
-        ({"limits": {"max_variants": 2}, "plan": "ladder", "stack": [{"name": "bf16"}, {"name": "torch_compile"}]},
-         "limits.max_variants"),
-        ({"limits": {"timeout_s": 4}, "measure": {"min_seconds": 5}}, "limits.timeout_s"),
         ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes"),
         ({"workload": SERVE | {"rates": [0]}}, "workload.rates.0"),
-        ({"workload": SERVE | {"rates": [10**9]}}, "workload.rates.0"),
-        ({"workload": SERVE | {"rates": ["2"]}}, "workload.rates.0"),
         ({"workload": SERVE | {"scenario": "trace", "trace": '{"arrival_s": 0'}}, "workload.trace"),
         ({"workload": GENERATE | {"new_tokens": 10**12}}, "workload.new_tokens"),
         ({"workload": GENERATE | {"batch_size": 10**12}}, "workload.batch_size"),
         ({"measure": {"replicates": 10**12}}, "measure.replicates"),
         ({"measure": {"max_seconds": 10**12}}, "measure.max_seconds"),
         ({"measure": {"quality": {"tokens": 10**12}}}, "measure.quality.tokens"),
-        ({"measure": {"quality": {"items": 10**12}}}, "measure.quality.items"),
-        ({"limits": {"max_variants": 10**12}}, "limits.max_variants"),
     ],
 )  # fmt: skip
 def test_the_field_that_is_wrong_is_named(any_service: Served, change: dict[str, Any], field: str) -> None:
@@ -128,14 +101,10 @@ DEEP = 100_000
         b"",
         b"{",
         b'{"workload": }',
-        b"{'workload': 1}",
         b'{"seed": NaN}',
         b'{"seed": Infinity}',
-        b'{"seed": -Infinity}',
         b'{"seed": 1, "seed": 2}',
-        b'{"workload": {"kind": "matmul", "kind": "generate"}}',
         b"[" * DEEP,
-        b"[" * DEEP + b"]" * DEEP,
         b'{"a":' * DEEP + b"1" + b"}" * DEEP,
         b'{"seed": ' + b"9" * 10_000 + b"}",
         b'{"model": "\xff\xfe"}',
@@ -176,18 +145,11 @@ def test_only_plain_json_is_taken(any_service: Served, headers: dict[str, str]) 
     refused(any_service, 415, content=json.dumps(MATMUL), headers=headers)
 
 
-def test_a_charset_in_the_content_type_is_fine(service: Served) -> None:
-    headers = {"Content-Type": "application/json; charset=utf-8"}
-    assert service.client.post("/v1/jobs", content=json.dumps(MATMUL), headers=headers).status_code == 202
-
-
-def test_a_body_that_is_announced_as_too_long_is_refused(any_service: Served) -> None:
-    refused(any_service, 413, content=b" " * (MEGABYTE + 1), headers=JSON)
-
-
-def test_a_body_of_exactly_the_limit_is_read(service: Served) -> None:
+def test_a_body_of_exactly_the_limit_is_read_and_a_longer_one_refused(service: Served) -> None:
     body = json.dumps(MATMUL).encode().ljust(MEGABYTE)
-    assert service.client.post("/v1/jobs", content=body, headers=JSON).status_code == 202
+    charset = {"Content-Type": "application/json; charset=utf-8"}
+    assert service.client.post("/v1/jobs", content=body, headers=charset).status_code == 202
+    refused(service, 413, content=body + b" ", headers=JSON)
 
 
 def test_a_long_body_without_a_length_is_refused_and_never_kept(any_service: Served) -> None:
@@ -228,37 +190,25 @@ def test_an_idempotency_key_has_bounds(any_service: Served, key: str) -> None:
     ("path", "field"),
     [
         ("/v1/jobs/not-a-uuid", "id"),
-        ("/v1/jobs/0", "id"),
         ("/v1/jobs/01980000000070008000000000000000", "id"),
         ("/v1/jobs/%00", "id"),
         ("/v1/results/x", "id"),
-        ("/v1/results/x/samples", "id"),
-        ("/v1/results/x/artifacts", "id"),
         (f"/v1/results/{UUID}/artifacts/.hidden", "name"),
         (f"/v1/results/{UUID}/artifacts/%00", "name"),
         (f"/v1/results/{UUID}/artifacts/a%5Cb", "name"),
         ("/v1/compare", "baseline"),
         (f"/v1/compare?baseline={UUID}&candidate=x", "candidate"),
         (f"/v1/compare?baseline={UUID}&candidate={UUID}&anyway=maybe", "anyway"),
-        ("/v1/jobs/x/results", "id"),
-        ("/v1/jobs/x/events", "id"),
         ("/v1/jobs?state=asleep", "state"),
-        ("/v1/jobs?limit=0", "limit"),
         ("/v1/jobs?limit=many", "limit"),
-        ("/v1/jobs?limit=100000", "limit"),
         ("/v1/jobs?cursor=nonsense", "cursor"),
-        ("/v1/jobs?sate=queued", "sate"),
         ("/v1/leaderboard?metric=happiness", "metric"),
         ("/v1/leaderboard?format=xml", "format"),
         ("/v1/leaderboard?cursor=nonsense", "cursor"),
         ("/v1/leaderboard?model=%00", "model"),
-        ("/v1/leaderboard?colour=red", "colour"),
-        ("/v1/leaderboard?min_top1=1.01", "min_top1"),
         ("/v1/leaderboard?min_top1=NaN", "min_top1"),
-        ("/v1/leaderboard?max_kld=-1", "max_kld"),
         ("/v1/leaderboard?max_kld=Infinity", "max_kld"),
         ("/v1/leaderboard?clean=maybe", "clean"),
-        ("/v1/leaderboard?limit=0", "limit"),
     ],
 )
 def test_a_bad_parameter_is_named(service: Served, path: str, field: str) -> None:
@@ -286,7 +236,7 @@ def test_an_unknown_parameter_lists_those_of_the_call_and_the_closest_first(any_
     assert len(many) == 20
 
 
-@pytest.mark.parametrize("reason", [None, "", " ", "a\nb", "x" * 501])
+@pytest.mark.parametrize("reason", [None, " ", "a\nb", "x" * 501])
 @pytest.mark.parametrize("kind", ["jobs", "results"])
 def test_a_withdrawal_needs_a_reason(service: Served, kind: str, reason: str | None) -> None:
     query = {} if reason is None else {"reason": reason}

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 
-from optigpu.client import Client
 from optigpu.documents.events import VariantFinished
 from optigpu.documents.result import Outcome
 from optigpu.documents.views import ArtifactView
 from optigpu.store import artifacts, jobs, leases, outcomes
 from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
 from optigpu.store.database import Database, default_url
-from optigpu.store.tables import ArtifactRow, Job, VariantRow
+from optigpu.store.tables import ArtifactRow
 from optigpu.vocabulary import JobState, NotFoundError, VariantStatus
 from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
 from tests.service.serving import Served
@@ -106,7 +105,6 @@ def test_a_file_that_is_too_large_is_a_reason(
     [
         ("trace.json", "trace.json", "application/json"),
         ("trace.json.gz", "trace.json.gz", "application/gzip"),
-        ("kernels.csv", "kernels.csv", "text/csv"),
         ("raw", "raw", "application/octet-stream"),
         ("../../etc/passwd", "_.._etc_passwd", "application/octet-stream"),
         ("a\nb\x00.json", "a_b_.json", "application/json"),
@@ -119,19 +117,6 @@ def test_a_name_is_never_a_path_and_says_the_media_type(
 ) -> None:
     (found,) = read({name: files["trace.json"]})
     assert (found.name, found.media_type) == (safe, media_type)
-
-
-def test_without_a_result_there_is_nothing_to_list(database: Database) -> None:
-    with database.read() as session, pytest.raises(NotFoundError, match="no result nonsense"):
-        artifacts.list_(session, "nonsense")
-
-
-def test_files_are_removed_with_their_result(database: Database, files: dict[str, Path]) -> None:
-    kept(database, *read(files))
-    with database.write() as session:
-        session.execute(delete(VariantRow))  # it refers to the result
-        session.execute(delete(Job))
-        assert session.scalar(select(func.count()).select_from(ArtifactRow)) == 0
 
 
 @pytest.mark.slow
@@ -202,11 +187,3 @@ def test_a_file_that_was_not_kept_says_why(served: tuple[Served, str]) -> None:
     missing = service.client.get(f"/v1/results/{result_id}/artifacts/trace.txt")
     assert missing.status_code == 404
     assert "has no file trace.txt" in missing.json()["detail"]
-
-
-def test_the_client_lists_and_downloads(served: tuple[Served, str]) -> None:
-    service, result_id = served
-    with Client(service.url) as client:
-        names = [each.name for each in client.artifacts(result_id).artifacts]
-        assert client.artifact(result_id, "trace.json") == TRACE
-    assert names == ["empty.txt", "gone.json", "long.txt", "noise.bin", "trace.json"]

@@ -16,7 +16,8 @@ from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, OptiGPUError
-from tests.service.leftovers import processes_left, processes_with
+from tests.breadth import cases
+from tests.service.processes import processes_left, processes_with
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +96,10 @@ def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, t
     assert processes_left(MARK, str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("moment", ["This machine", "The service listens", "variants to measure"])
+MOMENTS = ("variants to measure", "The service listens", "This machine")
+
+
+@pytest.mark.parametrize("moment", cases(MOMENTS, by_default=1))
 def test_ctrl_c_leaves_no_process(start: Start, tmp_path: Path, moment: str) -> None:
     process = start(*TINY)
     read_until(process, moment)
@@ -120,6 +124,7 @@ def test_ctrl_c_is_remembered_where_python_drops_its_exception() -> None:
         interruption.check()
 
 
+@pytest.mark.long
 def test_a_demo_that_is_killed_takes_its_service_along(start: Start, tmp_path: Path) -> None:
     process = start(*TINY)
     read_until(process, "variants to measure")
@@ -128,6 +133,7 @@ def test_a_demo_that_is_killed_takes_its_service_along(start: Start, tmp_path: P
     assert processes_left(MARK, str(tmp_path)) == []
 
 
+@pytest.mark.long
 def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
     process = start(*TINY)
     read_until(process, "The service listens")
@@ -137,6 +143,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
     assert processes_left(MARK, str(tmp_path), within_s=5) == []
 
 
+@pytest.mark.long
 def test_a_failed_job_ends_it_with_1_and_the_reason(start: Start) -> None:
     process = start(*TINY, program=FAILING)
     output, _ = process.communicate(timeout=120)

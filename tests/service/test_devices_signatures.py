@@ -1,18 +1,30 @@
-"""Only what a device signed is read, byte for byte, in time, and with a sequence that can be."""
+"""Only what a device signed is read: byte for byte, in time and in sequence; and what comes again counts once."""
 
 import json
 import re
+import socket
+import subprocess
 import threading
+import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
+import migrations
 from benchmarks.signing_device import MODEL
-from optigpu.store.tables import DeviceReportRow, DeviceRun
+from optigpu.store.database import Database
+from optigpu.store.tables import Device, DeviceReportRow, DeviceRun
+from tests.breadth import cases
+from tests.servers.process import free_port
 from tests.service.device_client import JSON, Claim, EdgeDevice, enrolled, invited, message, now_us, report
+from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.serving import Served, serving
+from tests.service.test_api_process import address, environment
 
 LIMIT = 65_536
 YEAR_2000_US = 946_684_800_000_000
@@ -45,15 +57,8 @@ def signed(device: EdgeDevice) -> tuple[bytes, str]:
     return body, device.header(device.path("measurements"), body)
 
 
-def test_what_a_device_signed_is_stored(service: Served, device: EdgeDevice) -> None:
-    body, header = signed(device)
-    answer = device.send("measurements", body, header)
-    assert answer.status_code == 200, answer.text
-    assert count_reports(service) == 1
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["key", "time", "boot", "seq", "fw", "sig"])
+@pytest.mark.parametrize("part", cases(["sig", "seq", "key", "time", "boot", "fw"]))
 def test_every_bit_of_every_field_is_signed(service: Served, device: EdgeDevice, part: str) -> None:
     """Of the header's text, each bit of each character of the field's value."""
     body, header = signed(device)
@@ -71,7 +76,7 @@ def test_every_bit_of_every_field_is_signed(service: Served, device: EdgeDevice,
     assert device.send("measurements", body, header).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_bit_of_the_body_is_signed(any_service: Served) -> None:
     device = enrolled(any_service.client, any_service.database)
     body, header = signed(device)
@@ -79,7 +84,12 @@ def test_every_bit_of_the_body_is_signed(any_service: Served) -> None:
         flipped = bytearray(body)
         flipped[at] ^= 1 << (at % 8)
         assert_refused(device.send("measurements", bytes(flipped), header))
-    for changed in (body[:-1], body + b" ", b" " + body, b""):
+
+
+def test_a_body_that_was_changed_is_refused(any_service: Served) -> None:
+    device = enrolled(any_service.client, any_service.database)
+    body, header = signed(device)
+    for changed in (body[:-1], body + b" ", b" " + body, b"", body.replace(b"128", b"129", 1)):
         assert_refused(device.send("measurements", changed, header))
 
 
@@ -179,7 +189,7 @@ def test_nothing_is_parsed_before_the_signature_is_right(service: Served, device
         assert device.post("measurements", body).status_code == 400
 
 
-@pytest.mark.parametrize("time_us", [0, 1, YEAR_2000_US])
+@pytest.mark.parametrize("time_us", [0, YEAR_2000_US])
 def test_a_clock_that_was_never_set_is_accepted_and_flagged(
     service: Served, device: EdgeDevice, time_us: int
 ) -> None:
@@ -190,7 +200,7 @@ def test_a_clock_that_was_never_set_is_accepted_and_flagged(
     assert service.client.get(f"/v1/devices/{device.id}").json()["clock_synchronised"] is False
 
 
-@pytest.mark.parametrize("offset_s", [-86_400, -301, 301, 10**9])
+@pytest.mark.parametrize("offset_s", [-301, 301])
 def test_a_clock_that_is_wrong_is_told_the_time(service: Served, device: EdgeDevice, offset_s: int) -> None:
     answer = device.post("measurements", message(report()), time=now_us() + offset_s * 1_000_000)
     assert answer.status_code == 401
@@ -339,3 +349,71 @@ def test_behind_a_proxy_the_path_is_signed_with_its_prefix_or_without(tmp_path: 
             header = device.header(signed_path, body, seq=sequence)
             answer = served.client.post(sent, content=body, headers=JSON | {"Authorization": header})
             assert answer.status_code == 200, (sent, signed_path)
+
+
+KILLED_AFTER_S = 0.02
+
+
+def count(database: Database, table: type[Device] | type[DeviceReportRow]) -> int:
+    with database.read() as session:
+        return session.scalars(select(func.count()).select_from(table)).one()
+
+
+def started(processes: Processes, port: int) -> "subprocess.Popen[bytes]":
+    """The service, once it answers."""
+    process = processes.start("api", "--port", str(port))
+    assert eventually(lambda: answers(address(processes)))
+    return process
+
+
+def kill_while_it_answers(
+    process: "subprocess.Popen[bytes]", processes: Processes, request: httpx.Request
+) -> None:
+    """Sends the request, reads no answer, and kills the service a moment later."""
+    url = urlsplit(address(processes))
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    with socket.create_connection((url.hostname or "", url.port or 0)) as connection:
+        start = f"{request.method} {request.url.path} HTTP/1.1\r\n{head}\r\n"
+        connection.sendall(start.encode() + request.content)
+        time.sleep(KILLED_AFTER_S)
+        process.kill()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_claim_and_a_report_outlive_the_end_of_the_service(tmp_path: Path, database_url: str) -> None:
+    migrations.upgrade(database_url)
+    port = free_port()
+    variables = environment(tmp_path, OPTIGPU_DATABASE_URL=database_url)
+    with (
+        closing(Database(database_url)) as database,
+        watched_processes(tmp_path, variables) as processes,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        claim = Claim(invited(database))
+        claiming = http.build_request("POST", "/v1/devices/claim", json=claim.body)
+        kill_while_it_answers(started(processes, port), processes, claiming)
+
+        process = started(processes, port)
+        answer = http.send(claiming)
+        assert answer.status_code in (200, 201)
+        assert count(database, Device) == 1
+        device = EdgeDevice(http, answer.json()["device_id"], claim.key)
+        device.sequence = 1
+        body = httpx.Request("POST", "http://x", json=message(report(1), report(2))).content
+        headers = JSON | {"Authorization": device.header(device.path("measurements"), body)}
+        sending = http.build_request("POST", device.path("measurements"), content=body, headers=headers)
+        kill_while_it_answers(process, processes, sending)
+
+        process = started(processes, port)
+        answers = http.send(sending).json()["reports"]
+        assert len({each["duplicate"] for each in answers}) == 1, "both were stored, or none"
+        assert count(database, DeviceReportRow) == 2
+        stop(process)

@@ -1,5 +1,6 @@
-"""Faults of workers as separate processes: killed, asked to stop, cut off from their servers."""
+"""Faults of workers as separate processes: killed, asked to stop, cut off; messages that are lost or come twice."""
 
+import json
 import signal
 import subprocess
 import time
@@ -7,17 +8,19 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import celery
 import psutil
 import psycopg
 import pytest
 import redis
 from sqlalchemy import make_url
 
+from api.doorbell import Doorbell
 from optigpu.documents.views import JobView
 from optigpu.store import leases, results, workers
 from optigpu.store.database import Database, default_url
-from optigpu.store.doorbell import queue_for
-from optigpu.vocabulary import DeviceKind, JobState, utc_now
+from optigpu.store.doorbell import LOOK_TASK, broker_url, message, queue_for, repeated
+from optigpu.vocabulary import DeviceKind, JobState, new_id, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.gate import gate_to
 from tests.service.processes import Processes, eventually, stop, watched_processes
@@ -103,8 +106,7 @@ def test_a_killed_worker_leaves_no_process_and_its_job_to_the_next(
     assert stored_once(database, job)
 
 
-@pytest.mark.parametrize("mode", ["embedded", "service"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("mode", "number"), [("embedded", signal.SIGTERM), ("service", signal.SIGINT)])
 def test_a_worker_that_is_told_to_end_hands_its_job_back_and_signs_off(
     database: Database, processes: Processes, redis_url: str, mode: str, number: signal.Signals
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_worker_that_is_told_to_end_hands_its_job_back_and_signs_off(
         assert workers.list_(session) == []
 
 
+@pytest.mark.long
 def test_a_worker_that_lost_its_lease_lives_and_takes_the_next_job(
     database: Database, processes: Processes
 ) -> None:
@@ -138,6 +141,7 @@ def test_a_worker_that_lost_its_lease_lives_and_takes_the_next_job(
     assert stored_once(database, job)
 
 
+@pytest.mark.long
 def test_a_run_survives_connections_that_the_database_ends(postgres: str, processes: Processes) -> None:
     with migrated(postgres) as database:
         job_id = submit(database, matmul(measure=SLOW))
@@ -152,6 +156,7 @@ def test_a_run_survives_connections_that_the_database_ends(postgres: str, proces
         assert stored_once(database, job)
 
 
+@pytest.mark.long
 def test_a_result_waits_for_a_database_that_is_away(postgres: str, processes: Processes) -> None:
     """It is away while the measurement ends, for less than the lease."""
     with migrated(postgres) as database, gate_to(postgres, 5432) as gate:
@@ -169,6 +174,7 @@ def test_a_result_waits_for_a_database_that_is_away(postgres: str, processes: Pr
         assert stored_once(database, job)
 
 
+@pytest.mark.long
 def test_a_run_ends_when_the_database_is_away_for_longer_than_the_lease(
     postgres: str, processes: Processes
 ) -> None:
@@ -186,6 +192,7 @@ def test_a_run_ends_when_the_database_is_away_for_longer_than_the_lease(
         assert stored_once(database, job)
 
 
+@pytest.mark.long
 def test_a_worker_waits_for_a_broker_that_is_away_and_a_ring_that_was_lost_is_rung_again(
     database: Database, processes: Processes, redis_url: str, broker: redis.Redis
 ) -> None:
@@ -204,17 +211,6 @@ def test_a_worker_waits_for_a_broker_that_is_away_and_a_ring_that_was_lost_is_ru
         stop(worker)
 
 
-def test_a_worker_can_be_ended_while_the_broker_is_away(
-    processes: Processes, database: Database, redis_url: str
-) -> None:
-    with gate_to(redis_url, 6379) as gate:
-        worker = processes.start("worker", "--device", "cpu", OPTIGPU_REDIS_URL=gate.url)
-        assert eventually(
-            lambda: "broker.away" in processes.printed() or "Cannot connect" in processes.printed()
-        )
-        stop(worker)
-
-
 def end_connections(url: str) -> None:
     """What a restart of the server does to its clients."""
     with psycopg.connect(
@@ -224,3 +220,85 @@ def end_connections(url: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+CPU = DeviceKind.CPU
+
+
+@pytest.fixture
+def on_postgresql(postgres_server_url: str) -> Iterator[Database]:
+    with fresh_database(postgres_server_url) as url, migrated(url) as on_postgresql:
+        yield on_postgresql
+
+
+@pytest.fixture
+def beside_servers(tmp_path: Path, on_postgresql: Database, redis_url: str) -> Iterator[Processes]:
+    variables = {
+        "OPTIGPU_DATABASE_URL": on_postgresql._engine.url.render_as_string(hide_password=False),
+        "OPTIGPU_REDIS_URL": redis_url,
+        "OPTIGPU_DATA_DIR": str(tmp_path),
+        "OPTIGPU_SWEEP_S": "0.5",
+    }
+    with watched_processes(tmp_path, variables) as beside_servers:
+        yield beside_servers
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[celery.Celery]:
+    """Any Celery program, as Flower is one."""
+    app = celery.Celery("tools", broker=broker_url(redis_url), set_as_current=False)
+    yield app
+    app.close()
+
+
+def ids(broker: redis.Redis) -> list[str]:
+    """The tasks' ids of the messages that wait, in the order in which they came."""
+    return [json.loads(each)["headers"]["id"] for each in reversed(broker.lrange(QUEUE, 0, -1))]
+
+
+@pytest.mark.long
+def test_celery_shows_what_waits_and_what_runs(
+    beside_servers: Processes, on_postgresql: Database, broker: redis.Redis, app: celery.Celery
+) -> None:
+    first, second = (submit(on_postgresql, matmul(measure=ENDLESS)) for _ in range(2))
+    for job_id in (first, second):
+        app.send_task(**message(job_id, CPU))
+    assert ids(broker) == [first, second]
+    worker = beside_servers.start("worker", "--device", "cpu")
+    inspect = app.control.inspect(timeout=2)
+    (active,) = eventually(lambda: [each for each in (inspect.active() or {}).values() if each])
+    assert [(task["name"], task["id"], task["args"]) for task in active] == [(LOOK_TASK, first, [first])]
+    assert ids(broker) == [second]
+    assert list((inspect.reserved() or {}).values()) == [[]]
+    assert look(on_postgresql, first).state is JobState.RUNNING
+    stop(worker)
+    assert [look(on_postgresql, job_id).state for job_id in (first, second)] == [JobState.QUEUED] * 2
+
+
+def test_lost_repeated_and_senseless_messages_change_nothing(
+    beside_servers: Processes, on_postgresql: Database, broker: redis.Redis, app: celery.Celery
+) -> None:
+    told, lost = submit(on_postgresql, matmul()), submit(on_postgresql, matmul())
+    for each in (message(told, CPU), message(told, CPU), repeated(told, CPU), message(new_id(), CPU)):
+        app.send_task(**each)
+    worker = beside_servers.start("worker", "--device", "cpu")
+    both = (told, lost)
+    assert eventually(lambda: all(look(on_postgresql, job_id).state.is_final for job_id in both), 90)
+    assert eventually(lambda: ids(broker) == [])
+    stop(worker)
+    assert [[attempt.outcome for attempt in look(on_postgresql, job_id).attempts] for job_id in both] == [
+        ["succeeded"]
+    ] * 2
+
+
+def test_the_api_sends_a_batch_in_its_order_and_drops_it_while_the_broker_is_away(
+    redis_url: str, broker: redis.Redis
+) -> None:
+    doorbell, away = Doorbell(redis_url), Doorbell("redis://127.0.0.1:1/0")
+    posted = [new_id() for _ in range(50)]
+    for job_id in posted:
+        away.ring(job_id, CPU)
+        doorbell.ring(job_id, CPU)
+    doorbell.close()
+    away.close()
+    assert ids(broker) == posted

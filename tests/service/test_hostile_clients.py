@@ -40,8 +40,6 @@ def a_row(service: Served) -> dict[str, Any]:
     [
         [],
         [None],
-        [1],
-        ["x"],
         ["x", "y"],
         ["2026-01-01T00:00:00", "'; DROP TABLE jobs; --"],
         ["9999-12-31T23:59:59+23:59", UUID],
@@ -51,7 +49,6 @@ def a_row(service: Served) -> dict[str, Any]:
         [True, "a"],
         ["\x00"],
         {"a": 1},
-        "x" * 300,
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from optigpu.store import results, standings
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Frozen, JobState
 from optigpu.workloads import WORKLOADS
-from tests.service.browser_forms import Browser, text_of
+from tests.service.pages import Browser, text_of
 from tests.service.records import a_result
 from tests.service.serving import MATMUL, Served
 

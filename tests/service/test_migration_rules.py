@@ -135,10 +135,10 @@ def test_each_step_down_and_up_keeps_the_jobs_and_the_leaderboard(database_url: 
     before = board(database_url)
     for revision in REVISIONS[1:]:
         migrations.downgrade(database_url, revision)
-        assert stored(database_url) == (1, 1), revision
+        assert stored(database_url) == (1, 1, 1), revision
     for revision in reversed(REVISIONS[:-1]):
         migrations.upgrade(database_url, revision)
-        assert stored(database_url) == (1, 1), revision
+        assert stored(database_url) == (1, 1, 1), revision
     assert board(database_url) == before
 
 
@@ -147,7 +147,7 @@ def stored(url: str) -> tuple[int, ...]:
     with opened(url) as engine, engine.begin() as connection:
         return tuple(
             connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()
-            for table in ("jobs", "results")
+            for table in ("jobs", "results", "samples")
         )
 
 

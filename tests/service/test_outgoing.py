@@ -132,13 +132,6 @@ def test_redirects_end_somewhere_and_none_turns_into_a_get(receiver: Receiver) -
         send(Sender(("127.0.0.1",)), receiver.url())
 
 
-def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    send(Sender(("127.0.0.1",)), receiver.url())
-    assert len(receiver.received) == 1
-
-
 def test_who_does_not_listen_or_is_not_there_is_said() -> None:
     with pytest.raises(DeliveryError, match="ConnectError"):
         send(Sender(("127.0.0.1",)), "http://127.0.0.1:1/")

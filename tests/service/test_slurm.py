@@ -28,6 +28,7 @@ from worker.launchers.slurm import Slurm
 from worker.settings import LauncherSettings
 
 pytestmark = pytest.mark.slow
+
 LEASE_S = 4.0
 
 
@@ -150,6 +151,7 @@ def test_a_cancel_reaches_a_pilot_and_a_job_that_still_waits(here: Site) -> None
     assert here.look(waits).attempts == ()
 
 
+@pytest.mark.long
 def test_the_end_of_an_allocation_keeps_what_is_measured(here: Site) -> None:
     """Slurm's time limit, which counts whole minutes, and sends its warning a minute before: here at once."""
     workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "batch_size": 1}
@@ -170,6 +172,7 @@ def test_an_allocation_that_ends_before_anything_was_measured_is_followed_by_ano
     assert [attempt.outcome for attempt in job.attempts] == ["allocation_ended", "succeeded"]
 
 
+@pytest.mark.long
 def test_a_pilot_that_is_killed_is_followed_by_another(here: Site) -> None:
     """Its lease runs out, as that of any worker."""
     job_id = here.submit(note="3")
@@ -178,6 +181,7 @@ def test_a_pilot_that_is_killed_is_followed_by_another(here: Site) -> None:
     assert [attempt.outcome for attempt in job.attempts] == ["lost", "succeeded"]
 
 
+@pytest.mark.long
 def test_a_node_that_dies_gets_its_job_again_when_it_is_back(here: Site) -> None:
     """Slurm itself puts the allocation back, and its pilot has the same token."""
     job_id = here.submit(note="3")

@@ -20,12 +20,12 @@ from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
+from tests.breadth import cases
 from tests.service.processes import eventually
 from tests.service.workers import (
     AT_ONCE,
     ENDLESS,
     QUICK,
-    change,
     hopeless,
     look,
     matmul,
@@ -59,10 +59,6 @@ def either_database(database_url: str) -> Iterator[Database]:
 def database(tmp_path: Path) -> Iterator[Database]:
     with migrated(default_url(tmp_path)) as database:
         yield database
-
-
-def test_an_empty_queue_is_said_to_be_empty(database: Database) -> None:
-    assert not execute_next(worker_context(database))
 
 
 @pytest.mark.slow
@@ -153,6 +149,7 @@ def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: D
     assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_of_which_nothing_can_be_ranked_succeeds_and_says_so(database: Database) -> None:
     """Without most of its weights the model predicts other tokens, which the job's own limit does not allow."""
@@ -229,11 +226,10 @@ def test_a_cancelled_job_keeps_the_replicates_that_are_whole(database: Database)
 
 @pytest.mark.slow
 def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
-    either_database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured is what has ended: here one variant, since no two are resident side by side."""
     monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
-    database = either_database
     job_id = submit(database, matmul(sizes=(64, 65)))
     with working(worker_context(database)):
         assert eventually(lambda: statuses(database, job_id)[:1] == [VariantStatus.SUCCEEDED])
@@ -290,15 +286,6 @@ def test_a_cpu_worker_leaves_a_cuda_job_in_the_queue(database: Database) -> None
     assert look(database, job_id).state is JobState.QUEUED
 
 
-def test_a_document_that_this_version_cannot_read_fails_its_job(database: Database) -> None:
-    job_id = submit(database, matmul())
-    change(database, "UPDATE jobs SET spec = :spec", spec='{"workload": {"kind": "alchemy"}}')
-    assert not execute_next(worker_context(database))
-    job = look(database, job_id)
-    assert job.state is JobState.FAILED
-    assert "workload" in (job.reason or "")
-
-
 @pytest.mark.slow
 def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -317,13 +304,16 @@ def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [
-        (
-            lambda model: (model / SINGLE).write_bytes((model / SINGLE).read_bytes()[:-99]),
-            "model.safetensors",
-        ),
-        (lambda model: (model / CONFIGURATION).write_text('{"model_type": "llama", "vo'), "config.json"),
-    ],
+    cases(
+        [
+            (
+                lambda model: (model / SINGLE).write_bytes((model / SINGLE).read_bytes()[:-99]),
+                "model.safetensors",
+            ),
+            (lambda model: (model / CONFIGURATION).write_text('{"model_type": "llama", "vo'), "config.json"),
+        ],
+        by_default=1,
+    ),
     ids=["cut weights", "cut configuration"],
 )
 def test_a_damaged_model_fails_each_rung_with_a_sentence_that_names_the_file(

@@ -1,13 +1,17 @@
-"""The calls of a pilot: one job's worker by HTTP, with a token that opens this job and nothing else."""
+"""Pilots: one job's worker by HTTP, with a token that opens this job and nothing else; and as a process of its own."""
 
 import base64
 import hashlib
+import os
+import subprocess
 import zlib
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from sqlalchemy import select, update
 
@@ -28,13 +32,15 @@ from optigpu.documents.views import ProgressView
 from optigpu.job.measured import as_measured, summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.store import artifacts, events, jobs, keys, launches, leases
+from optigpu.store import artifacts, events, keys, launches, leases
 from optigpu.store.artifacts import PIECE_BYTES
 from optigpu.store.launches import Begun
 from optigpu.store.tables import LaunchRow, ResultRow
-from optigpu.vocabulary import FailureKind, JobState, LeaseLostError, OptiGPUError, Scheduler, utc_now
-from tests.service.records import a_failure, a_plan, a_result, a_worker, an_outcome
+from optigpu.vocabulary import JobState, LeaseLostError, OptiGPUError, Scheduler, utc_now
+from tests.service.processes import Processes, eventually, watched_processes
+from tests.service.records import a_plan, a_result, a_worker, an_outcome
 from tests.service.serving import MATMUL, Served, serving
+from tests.service.workers import ENDLESS, look, matmul, measuring_processes
 from worker.service_calls import ServiceCalls
 
 JOB = MATMUL | {"via": "slurm"}
@@ -97,11 +103,6 @@ def measured(begun: Begun) -> Result:
     return a_result().model_copy(update={"variant": summary_of(known)})
 
 
-def look(service: Served, job_id: str) -> Any:
-    with service.database.read() as session:
-        return jobs.get(session, job_id)
-
-
 def test_a_pilot_does_by_http_what_a_worker_does_in_the_database(service: Served) -> None:
     begun = launched(service)
     calls = Calls(service, begun.token)
@@ -122,7 +123,7 @@ def test_a_pilot_does_by_http_what_a_worker_does_in_the_database(service: Served
     for _ in range(2):  # the answer to the first one was lost
         assert calls.save(outcome).status_code == 204
     assert calls.end(DONE).status_code == 204
-    job = look(service, begun.job_id)
+    job = look(service.database, begun.job_id)
     assert (job.state, job.variants[0].result_id) == (JobState.SUCCEEDED, result.id)
     with service.database.read() as session:
         kinds = [event.kind for event in events.after(session, begun.job_id, 0)]
@@ -189,7 +190,7 @@ def test_an_old_fencing_number_changes_nothing(service: Served) -> None:
     ]
     assert [answer.status_code for answer in answers] == [409] * 5
     assert again.beat().status_code == 200
-    assert look(service, begun.job_id).variants == ()
+    assert look(service.database, begun.job_id).variants == ()
 
 
 def test_another_allocation_begins_anew(service: Served) -> None:
@@ -202,7 +203,7 @@ def test_another_allocation_begins_anew(service: Served) -> None:
     assert (lease["attempt"], lease["done"]) == (2, [])
     calls.fencing = lease["fencing"]
     calls.event(Planned(variants=a_plan("baseline", "other")))
-    assert [each.status for each in look(service, begun.job_id).variants] == ["pending", "pending"]
+    assert [each.status for each in look(service.database, begun.job_id).variants] == ["pending", "pending"]
 
 
 def test_the_token_ends_with_its_job(service: Served) -> None:
@@ -270,14 +271,7 @@ def test_a_cancel_is_told_with_the_heartbeat(service: Served) -> None:
     service.client.post(f"/v1/jobs/{begun.job_id}/cancel")
     assert calls.beat().json() == {"cancel_requested": True}
     assert calls.end(Finish(state=JobState.CANCELLED, reason="Cancelled on request.")).status_code == 204
-    assert look(service, begun.job_id).state is JobState.CANCELLED
-
-
-def test_a_failure_is_followed_by_what_its_kind_allows(service: Served) -> None:
-    calls, begun = claimed(service)
-    assert calls.end(Fail(failure=FailureKind.REFUSED, reason="No such model.")).status_code == 204
-    job = look(service, begun.job_id)
-    assert (job.state, job.reason) == (JobState.FAILED, "No such model.")
+    assert look(service.database, begun.job_id).state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -296,11 +290,6 @@ def test_a_result_of_another_workload_is_refused(job: dict[str, Any], service: S
     assert other.save(theirs).status_code == 409
     with service.database.read() as session:
         assert session.get_one(ResultRow, taken.id).job_id == begun.job_id
-
-
-def test_a_variant_that_is_not_planned_is_not_found(service: Served) -> None:
-    calls, _ = claimed(service)
-    assert calls.save(a_failure()).status_code == 404
 
 
 def a_file(name: str, plain: bytes, **changes: Any) -> PilotFile:
@@ -360,7 +349,7 @@ def test_a_machine_that_does_not_suit_the_job_is_refused_and_the_launch_says_why
     assert refused.status_code == 409
     with service.database.write() as session:
         launches.end(session, begun.id, "Slurm's job 7 ended as FAILED.")
-    job = look(service, begun.job_id)
+    job = look(service.database, begun.job_id)
     assert job.launch.reason == refused.json()["detail"]
     assert job.reason.startswith("The allocation's machine (1x Test CPU) does not have what the job asks for")
 
@@ -387,3 +376,60 @@ def test_a_pilot_without_a_valid_token_stops(any_service: Served) -> None:
     with pytest.raises(LeaseLostError, match="unknown, revoked or expired"):
         calls.call("GET", "job")
     calls.close()
+
+
+VARIABLES = ("OPTIGPU_DATABASE_URL", "OPTIGPU_REDIS_URL")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as found:
+        yield found
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    folders = {name: str(tmp_path / name) for name in ("OPTIGPU_DATA_DIR", "OPTIGPU_LOCK_DIR")}
+    with watched_processes(tmp_path, folders) as found:
+        yield found
+
+
+def started(served: Served, processes: Processes, spec: JobSpec) -> tuple[str, subprocess.Popen[bytes]]:
+    """A job that was handed over, and its pilot."""
+    served.submit(spec.model_dump(mode="json"))
+    with served.database.write() as session:
+        begun = launches.begin(session, Scheduler.SLURM)
+    assert begun is not None
+    assert not [name for name in VARIABLES if name in os.environ]
+    handed = {"OPTIGPU_URL": served.url, "OPTIGPU_PILOT_TOKEN": begun.token}
+    arguments = ("worker", "--once", "--job", begun.job_id, "--device", "cpu")
+    return begun.job_id, processes.start(*arguments, **handed)
+
+
+@pytest.mark.slow
+def test_a_pilot_measures_its_job_and_ends(served: Served, processes: Processes) -> None:
+    job_id, pilot = started(served, processes, matmul(via="slurm"))
+    assert pilot.wait(120) == 0
+    job = look(served.database, job_id)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    (result,) = served.client.get(f"/v1/jobs/{job_id}/results").json()["results"]
+    samples = served.client.get(f"/v1/results/{result['id']}/samples").json()["samples"]
+    assert samples["latency_s"][0]
+
+
+@pytest.mark.long
+def test_a_pilot_opens_no_port_and_its_end_leaves_the_job_to_the_next(
+    served: Served, processes: Processes
+) -> None:
+    job_id, pilot = started(served, processes, matmul(via="slurm", measure=ENDLESS))
+    of_it = psutil.Process(pilot.pid)
+    assert eventually(lambda: measuring_processes(of_it))
+    for process in (of_it, *of_it.children(recursive=True)):
+        assert [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN] == []
+    pilot.terminate()
+    assert pilot.wait(60) == 0
+    job = look(served.database, job_id)
+    assert (job.state, [each.outcome for each in job.attempts]) == (JobState.QUEUED, ["allocation_ended"])
+    assert str(job.reason).startswith(
+        "The scheduler ended the job's allocation. Nothing was measured by then."
+    )

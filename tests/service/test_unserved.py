@@ -10,11 +10,12 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Unserved, Want
 from optigpu.job.spec import JobSpec
-from optigpu.store import jobs, leases, unserved, workers
+from optigpu.store import jobs, leases, workers
 from optigpu.store.database import Database
 from optigpu.store.workers import LEASE_S, WorkerInfo
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.vocabulary import utc_now
 from tests.service.records import a_gpu_worker, a_spec, a_worker
+from tests.service.serving import MATMUL, Served
 
 ON_TINY = {"workload": {"kind": "generate"}, "model": "bundled:tiny"}
 NF4 = ON_TINY | {"stack": [{"name": "nf4"}]}
@@ -95,24 +96,6 @@ def test_each_thing_that_is_asked_for_is_named_with_what_there_is_or_helps(
     assert words in found.sentence
 
 
-@pytest.mark.parametrize(
-    ("job", "worker"),
-    [
-        ({}, a_worker()),
-        ({"device": "cuda", "target": {"gpu": "h200", "min_vram_bytes": 10**9}}, a_gpu_worker()),
-        (NF4, a_worker(packages=("bitsandbytes",))),
-        (ON_TINY | {"model": "path:a/b"}, a_worker(models=("path:a/b",))),
-        (ON_TINY | {"model": "hub:nobody/tiny"}, a_worker()),
-        (ON_TINY | {"model": "hub:nobody/tiny"}, a_worker(models=("hub:nobody/tiny",), **OFFLINE)),
-        (ON_TINY | {"beside": [{"backend": "llama_cpp"}, {"stack": [{"name": "nf4"}]}]}, a_worker()),
-    ],
-)
-def test_nothing_is_said_of_a_job_that_a_live_worker_can_take(
-    session: Session, job: dict, worker: WorkerInfo
-) -> None:
-    assert why(session, a_spec(**job), a_worker("lacks everything", backends=()), worker) is None
-
-
 def test_what_each_of_two_workers_lacks_is_not_said_of_both(session: Session) -> None:
     """One has the package and not the folder, the other the folder and not the package."""
     spec = a_spec(**(NF4 | {"model": "path:mine"}))
@@ -153,18 +136,6 @@ def test_a_silent_worker_can_take_nothing(session: Session) -> None:
     assert jobs.get(session, job.id, lease_s=LEASE_S + 600).unserved is None
 
 
-def test_a_job_that_has_ended_waits_for_nobody(session: Session) -> None:
-    job_id = jobs.submit(session, a_spec()).job.id
-    cancelled = jobs.request_cancel(session, job_id)
-    assert (cancelled.state, cancelled.unserved) == (JobState.CANCELLED, None)
-
-
-def test_a_queue_is_asked_at_once(session: Session) -> None:
-    workers.register(session, a_worker())
-    served, waits = (jobs.submit(session, a_spec(**changes)).job.id for changes in ({}, TPU))
-    assert set(unserved.reasons(session, [served, waits, "no job"], LEASE_S)) == {waits}
-
-
 JOBS: list[dict[str, Any]] = [
     {},
     {"device": "cuda"},
@@ -176,6 +147,7 @@ JOBS: list[dict[str, Any]] = [
     ON_TINY | {"model": "path:mine"},
     ON_TINY | {"model": "hub:nobody/tiny@main"},
     NF4 | {"model": "hub:nobody/tiny@main", "device": "cuda"},
+    ON_TINY | {"beside": [{"backend": "llama_cpp"}, {"stack": [{"name": "nf4"}]}]},
 ]
 WORKERS = [
     a_worker(),
@@ -201,3 +173,43 @@ def test_a_job_is_said_to_wait_exactly_when_the_worker_would_not_claim_it(sessio
             jobs.request_cancel(session, job_id)
         workers.leave(session, worker.id)
     assert {True, False} == set(takes)
+
+
+FOR_A_TPU = MATMUL | {"device": "cuda", "target": {"gpu": "TPU"}}
+SENTENCE = "No live worker has a GPU named TPU; there are: NVIDIA H200."
+
+
+def serve_with(service: Served, **changes: Any) -> None:
+    with service.database.write() as session:
+        workers.register(session, a_gpu_worker(**changes))
+
+
+def test_the_answer_to_a_post_says_why_the_job_will_wait(service: Served) -> None:
+    serve_with(service)
+    job = service.submit(FOR_A_TPU)
+    assert job["state"] == "queued"
+    assert (job["unserved"]["want"], job["unserved"]["name"]) == ("gpu", "TPU")
+    assert job["unserved"]["sentence"].startswith(SENTENCE)
+    assert service.client.get(job["links"]["self"]).json() == job | {"queue_position": 1}
+
+
+def test_the_page_says_it_of_the_jobs_that_wait(service: Served) -> None:
+    serve_with(service)
+    with service.database.write() as session:
+        workers.register(session, a_worker())
+    service.submit()
+    job = service.submit(FOR_A_TPU)
+    page = service.client.get("/jobs").text
+    assert job["id"] in page
+    assert page.count(f"Waits: {SENTENCE}") == page.count("Waits: ") == 1
+
+
+def test_a_job_cannot_ask_for_what_lies_outside_of_the_model_directories(service: Served) -> None:
+    """A reference is compared with the names that workers list: no worker looks at its disk for a job that waits."""
+    serve_with(service, device="cpu", gpus=(), models=("path:mine",))
+    generate = {"workload": {"kind": "generate"}}
+    for reference in ("path:/etc", "path:../mine", "path:mine/../../etc"):
+        assert service.client.post("/v1/jobs", json=generate | {"model": reference}).status_code == 422
+    answers = [service.submit(generate | {"model": f"path:{name}"}) for name in ("etc", "no-such-folder")]
+    sentences = {job["unserved"]["sentence"].replace(job["model"], "X") for job in answers}
+    assert len(sentences) == 1

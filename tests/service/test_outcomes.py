@@ -1,24 +1,27 @@
-"""Outcomes: stored whole or not at all, once, and given back as they were."""
+"""Outcomes: stored whole or not at all, once, and given back as they were; and the end of what processes print."""
 
 import struct
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.documents.events import Event, Waiting
+from optigpu.documents.events import Event, Printed, Waiting
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Outcome, Samples
-from optigpu.store import events, jobs, leases, outcomes, results
+from optigpu.store import events, job_views, jobs, keys, leases, outcomes, results
 from optigpu.store.database import Database
-from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.leaderboard import query
 from optigpu.store.leases import Lease
-from optigpu.store.results import pack, unpack
+from optigpu.store.outcomes import LONGEST_PRINTED
 from optigpu.store.tables import EnvironmentRow, Job, LeaderboardEntry, MetricRow, ResultRow, SamplesRow
-from optigpu.vocabulary import JobState, NotFoundError, VariantStatus
-from tests.service.records import a_failure, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
+from optigpu.vocabulary import JobState, LeaseLostError, NotFoundError, VariantStatus
+from tests.service.pages import Browser
+from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.serving import serving
+from tests.service.workers import migrated, submit, tiny_ladder, worker_context
+from worker.execute import execute_next
 
 RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
 
@@ -57,41 +60,6 @@ def test_raw_samples_come_back_bit_for_bit(database: Database) -> None:
         _bits(replicate) for replicate in RAW
     ]
     assert stored["ttft_s"] == ()
-
-
-def test_samples_are_compressed() -> None:
-    lengths, data = pack(((0.5,) * 1000, (0.25,) * 1000))
-    assert len(data) < 200
-    assert unpack(lengths, data) == ((0.5,) * 1000, (0.25,) * 1000)
-
-
-def test_what_is_not_there_is_not_found(database: Database) -> None:
-    lease = _planned(database, "baseline")
-    with database.write() as session:
-        for look in (results.get, results.samples):
-            with pytest.raises(NotFoundError, match="no result nonsense"):
-                look(session, "nonsense")
-        with pytest.raises(NotFoundError, match="no variant 7"):
-            outcomes.variant_started(session, lease, 7)
-        with pytest.raises(NotFoundError, match="no variant 7"):
-            outcomes.save_outcome(session, lease, a_failure(index=7))
-
-
-def test_an_environment_is_stored_once(database: Database) -> None:
-    lease = _planned(database, "a", "b")
-    with database.write() as session:
-        outcomes.save_outcome(session, lease, an_outcome(a_result(index=0)))
-        outcomes.save_outcome(session, lease, an_outcome(a_result(index=1)))
-        assert session.scalar(select(func.count()).select_from(EnvironmentRow)) == 1
-
-
-def test_a_metric_without_a_value_has_no_row(database: Database) -> None:
-    metrics = {"tokens_per_s": a_metric("tokens_per_s", 9.0), "peak_bytes": a_metric("peak_bytes", None)}
-    lease = _planned(database, "baseline")
-    with database.write() as session:
-        outcomes.save_outcome(session, lease, an_outcome(a_result(metrics)))
-        rows = session.scalars(select(MetricRow)).all()
-    assert [(row.name, row.value, row.low, row.high) for row in rows] == [("tokens_per_s", 9.0, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +159,6 @@ def test_an_attribution_of_another_version_is_given_back_as_it_was_stored(databa
         assert jobs.get(session, lease.job_id).attribution == later
 
 
-def test_an_invalid_result_is_stored_but_not_ranked(database: Database) -> None:
-    lease = _planned(database, "baseline")
-    with database.write() as session:
-        outcomes.save_outcome(session, lease, an_outcome(a_result(valid=False)))
-        assert len(results.of_job(session, lease.job_id)) == 1
-        (board,) = query(session, LeaderboardQuery()).boards
-        assert (board.rows, board.not_ranked) == ((), {"output_invalid": 1})
-
-
 def _save_and_fail(database: Database, lease: Lease) -> None:
     with database.write() as session:
         outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": RAW}))
@@ -223,3 +182,61 @@ def _stored(session: Session, job_id: str) -> tuple:
 
 def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
+
+
+KEY = "a-first-key-that-is-long-enough"
+
+
+def test_the_end_of_all_that_a_variant_s_processes_print_is_kept(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline", "bf16"))
+        for text in ("first\x00", "x" * (LONGEST_PRINTED - 10), "last"):
+            outcomes.printed(session, lease, Printed(index=1, text=text))
+        with pytest.raises(NotFoundError):
+            outcomes.printed(session, lease, Printed(index=2, text="x"))
+    with database.write() as session:
+        leases.release(session, lease)
+        with pytest.raises(LeaseLostError):
+            outcomes.printed(session, lease, Printed(index=1, text="too late"))
+    with database.read() as session:
+        printed = job_views.printed(session, job_id)
+    assert list(printed) == [1]
+    assert len(printed[1]) == LONGEST_PRINTED
+    assert printed[1].endswith("x\n\nlast")
+
+
+@pytest.mark.slow
+def test_only_an_administrator_sees_what_processes_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real processes; a library's warnings are what they print most."""
+    monkeypatch.setenv("PYTHONWARNINGS", "always")
+    url = f"sqlite:///{tmp_path / 'optigpu.db'}"
+    with migrated(url) as database:
+        job_id = submit(database, tiny_ladder())
+        assert execute_next(worker_context(database))
+        with database.write() as session:
+            reader = keys.create(session, "reader", ["submit"])
+        with database.read() as session:
+            printed = job_views.printed(session, job_id)
+        assert printed
+    first = next(iter(printed.values())).splitlines()[-1]
+    with serving(url, api_key=KEY) as served:
+        for key, sees in ((reader, False), (KEY, True)):
+            with Browser(served) as browser:
+                browser.sign_in(key)
+                page = browser.read(f"/jobs/{job_id}")
+                assert ("What its processes printed" in page) is sees
+            answer = served.client.get(
+                f"/v1/jobs/{job_id}/events", headers={"Authorization": f"Bearer {key}"}
+            )
+            assert "printed" not in answer.text
+            assert (
+                first
+                not in served.client.get(
+                    f"/v1/jobs/{job_id}", headers={"Authorization": f"Bearer {key}"}
+                ).text
+            )

@@ -1,14 +1,18 @@
-"""Jobs over HTTP: posted, looked at, listed, cancelled, and what a worker leaves behind."""
+"""Jobs: posted once, looked at, listed in order, cancelled whenever, and what a worker leaves behind."""
 
 import gzip
-from datetime import datetime, timedelta
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import httpx
 import pytest
 
+from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import new_id
-from tests.service.records import a_metric, a_result
+from optigpu.store import events, jobs, leases, outcomes, workers
+from optigpu.store.database import Database
+from optigpu.vocabulary import ConflictError, JobState, new_id
+from tests.service.records import a_metric, a_result, a_spec, a_worker
 from tests.service.serving import MATMUL, Served
 
 
@@ -16,6 +20,7 @@ def test_a_posted_job_is_stored_and_can_be_looked_at(service: Served) -> None:
     posted = service.client.post("/v1/jobs", json=MATMUL)
     job = posted.json()
     assert posted.status_code == 202
+    assert job["created_at"].endswith("Z")
     assert posted.headers["location"] == f"/v1/jobs/{job['id']}" == job["links"]["self"]
     assert (job["state"], job["queue_position"], job["spec"]["workload"]["sizes"]) == ("queued", None, [64])
     assert service.client.get(posted.headers["location"]).json() == job | {"queue_position": 1}
@@ -39,23 +44,6 @@ def test_a_job_with_stacks_of_another_backend_beside_its_own_is_stored_whole(ser
     assert stored == JobSpec.model_validate(document)
 
 
-SCALING = {
-    "workload": {"kind": "train_step"},
-    "model": "preset:tiny-llama-test",
-    "stack": [{"name": "gradient_checkpointing"}],
-    "plan": "batch_scaling",
-}
-
-
-def test_a_job_that_looks_for_the_largest_batch_is_posted_as_any_other(service: Served) -> None:
-    job = service.submit(SCALING | {"limits": {"max_bytes": 2e9}})
-    assert (job["spec"]["plan"], job["spec"]["limits"]["max_bytes"]) == ("batch_scaling", 2e9)
-    assert service.claim().spec.limits.max_batch == 256
-    refused = service.client.post("/v1/jobs", json=SCALING)
-    assert refused.status_code == 422
-    assert "batch_scaling needs the memory that it may take" in refused.text
-
-
 def test_a_search_is_not_refused_for_the_time_that_its_stacks_would_take_in_a_grid(service: Served) -> None:
     menu = [{"name": name} for name in ("bf16", "int8_weight_only", "static_kv_cache")]
     asked = {
@@ -66,19 +54,6 @@ def test_a_search_is_not_refused_for_the_time_that_its_stacks_would_take_in_a_gr
     }
     assert service.submit(asked | {"plan": "search"})["state"] == "queued"
     assert service.client.post("/v1/jobs", json=asked | {"plan": "grid"}).status_code == 422
-
-
-def test_times_are_utc(service: Served) -> None:
-    created = service.submit()["created_at"]
-    assert created.endswith("Z")
-    assert datetime.fromisoformat(created).utcoffset() == timedelta(0)
-
-
-def test_every_link_of_a_job_leads_somewhere(service: Served) -> None:
-    links = service.submit()["links"]
-    service.client.post(links["cancel"]).raise_for_status()
-    for name in ("self", "events", "results"):
-        assert service.client.get(links[name]).status_code == 200
 
 
 def test_the_same_idempotency_key_answers_with_the_same_job(service: Served) -> None:
@@ -129,21 +104,6 @@ def test_jobs_are_filtered_by_state(service: Served) -> None:
     assert listed == {"queued": [queued], "cancelled": [cancelled], "running": []}
 
 
-def test_a_queued_job_is_cancelled_at_once_and_again_without_harm(service: Served) -> None:
-    job_id = service.submit()["id"]
-    first, second = (service.client.post(f"/v1/jobs/{job_id}/cancel") for _ in range(2))
-    assert (first.status_code, first.json()["state"]) == (200, "cancelled")
-    assert second.json() == first.json()
-
-
-def test_a_running_job_is_asked_to_stop(service: Served) -> None:
-    job_id = service.submit()["id"]
-    service.claim()
-    job = service.client.post(f"/v1/jobs/{job_id}/cancel").json()
-    assert job["state"] == "running"
-    assert job["cancel_requested_at"]
-
-
 def test_results_and_samples_of_a_finished_job(service: Served) -> None:
     job_id = service.submit()["id"]
     result = a_result({"tflops": a_metric("tflops", 1.5, (1.4, 1.6))}, workload="matmul")
@@ -183,14 +143,6 @@ def test_an_id_may_be_written_in_capitals(service: Served) -> None:
     assert service.client.get(f"/v1/jobs/{job_id.upper()}").json()["id"] == job_id
 
 
-def test_workers_and_hardware_are_listed(service: Served) -> None:
-    service.submit()
-    lease = service.claim()
-    workers = service.client.get("/v1/workers").json()["workers"]
-    assert [(worker["id"], worker["alive"]) for worker in workers] == [(lease.worker_id, True)]
-    assert service.client.get("/v1/hardware").json()["hardware"] == ["1x Test CPU"]
-
-
 def test_answers_are_not_cached_and_long_ones_are_compressed(service: Served) -> None:
     for _ in range(3):
         service.submit()
@@ -210,16 +162,7 @@ def test_the_schema_calls_list_what_a_job_may_hold(any_service: Served) -> None:
     assert int8["layer"] == "quantization"
     assert {"summary", "requires", "conflicts", "schema"} <= set(int8)
     workloads = any_service.client.get("/v1/schema/workloads").json()["workloads"]
-    backends = {workload["kind"]: workload["backends"] for workload in workloads}
-    assert backends["generate"][:2] == ["torch", "llama_cpp"]
-    assert {"onnxruntime", "openvino", "endpoint"} <= set(backends["generate"])
-    assert backends["matmul"] == ["torch"]
-
-
-def test_a_head_or_an_unknown_method_says_which_are_possible(any_service: Served) -> None:
-    answer = any_service.client.request("DELETE", "/v1/jobs")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert "torch" in next(workload["backends"] for workload in workloads if workload["kind"] == "generate")
 
 
 def test_a_page_of_another_origin_cannot_change_anything(service: Served) -> None:
@@ -242,3 +185,114 @@ def test_a_name_that_is_not_loopback_is_refused(any_service: Served, host: str) 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST"])
 def test_every_name_of_loopback_is_allowed(any_service: Served, host: str) -> None:
     assert httpx.get(f"{any_service.url}/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+def test_twins_that_come_at_once_create_one_job(database: Database) -> None:
+    together = Barrier(8)
+
+    def post(_: int) -> tuple[str, bool]:
+        together.wait()
+        with database.write() as session:
+            submitted = jobs.submit(session, a_spec(), idempotency_key="key")
+        return submitted.job.id, submitted.created
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert len({job_id for job_id, _ in answers}) == 1
+    assert sum(created for _, created in answers) == 1
+
+
+def test_a_list_can_be_of_one_tag(database: Database) -> None:
+    """Whole tags: no part of one is found, and no character of one is a wildcard."""
+    with database.write() as session:
+        paper = jobs.submit(session, a_spec(tags=["paper", "zen_4"])).job.id
+        draft = jobs.submit(session, a_spec(tags=["paper-draft", "zen54"])).job.id
+        jobs.submit(session, a_spec())
+        found = {
+            tag: [job.id for job in jobs.list_(session, tag=tag).jobs]
+            for tag in ("paper", "zen_4", "zen54", "pape")
+        }
+    assert found == {"paper": [paper], "zen_4": [paper], "zen54": [draft], "pape": []}
+
+
+def test_a_queued_job_is_cancelled_at_once_and_only_once(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        cancelled = jobs.request_cancel(session, job_id)
+    with database.write() as session:
+        assert jobs.request_cancel(session, job_id) == cancelled
+        assert leases.claim(session, a_worker(), 30) is None
+    assert cancelled.state is JobState.CANCELLED
+    assert cancelled.cancel_requested_at is not None
+    assert cancelled.reason == "Cancelled on request, before it began."
+    with database.read() as session:
+        assert [event.kind for event in events.after(session, job_id, 0)] == [
+            "state",
+            "cancel_requested",
+            "state",
+        ]
+
+
+def test_a_running_job_runs_on_until_its_worker_says_that_it_has_stopped(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        assert leases.heartbeat(session, lease, 30) is False
+        assert jobs.request_cancel(session, job_id).state is JobState.RUNNING
+        assert leases.heartbeat(session, lease, 30) is True
+        outcomes.finish(session, lease, JobState.CANCELLED, "Cancelled on request.")
+        assert jobs.get(session, job_id).state is JobState.CANCELLED
+
+
+def test_events_count_without_gaps_when_many_write_at_once(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+
+    def write(number: int) -> int:
+        with database.write() as session:
+            return events.append(session, job_id, "note", {"number": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        given = sorted(pool.map(write, range(40)))
+    with database.read() as session:
+        stored = events.after(session, job_id, 0)
+        assert given == list(range(2, 42))
+        assert [event.sequence for event in stored] == list(range(1, 42))
+        assert events.after(session, job_id, 38) == stored[38:]
+        assert events.after(session, job_id, 0, limit=2) == stored[:2]
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_the_progress_of_a_job_that_has_ended_is_whole(database: Database, state: JobState) -> None:
+    """However it ended: an ended job has nothing to come."""
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        workers.register(session, a_worker())
+        lease = leases.claim(session, a_worker(), lease_s=60)
+        assert lease is not None
+        leases.heartbeat(session, lease, 60, ProgressView(fraction=0.4, doing="measuring", remaining_s=60))
+        assert jobs.get(session, lease.job_id).progress.fraction == 0.4
+        outcomes.finish(session, lease, state, "As told.")
+        ended = jobs.get(session, lease.job_id).progress
+    assert (ended.fraction, ended.doing, ended.remaining_s) == (1.0, None, 0.0)
+
+
+def test_jobs_that_are_posted_at_once_have_answers_of_their_own(database: Database) -> None:
+    posts = [
+        jobs.Post(a_spec(), idempotency_key="b"),
+        jobs.Post(a_spec(), idempotency_key="a"),
+        jobs.Post(a_spec(), idempotency_key="b"),
+        jobs.Post(a_spec(seed=7), idempotency_key="b"),
+        jobs.Post(a_spec()),
+    ]
+    with database.write() as session:
+        one, other, same, conflict, plain = jobs.submit_all(session, posts)
+    assert isinstance(conflict, ConflictError)
+    made = [answer for answer in (one, other, same, plain) if isinstance(answer, jobs.Submitted)]
+    assert [answer.created for answer in made] == [True, True, False, True]
+    ids = [answer.job.id for answer in made]
+    assert ids[2] == ids[0]
+    with database.read() as session:
+        stored = {job.id for job in jobs.list_(session).jobs}
+    assert stored == set(ids)

@@ -1,25 +1,32 @@
-"""The lease of a running job: kept, lost, and what a worker learns by keeping it. No job is measured here."""
+"""What a worker may lose while it works: the lease of its job, and its device."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs, leases
-from optigpu.store.database import Database
+from optigpu.documents.views import ProgressView, WorkerView
+from optigpu.hardware import probe
+from optigpu.hardware.device_kinds import KINDS
+from optigpu.store import events, jobs, leases, workers
+from optigpu.store.database import Database, default_url
 from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, UnsupportedError, utc_now
+from tests.breadth import cases
+from tests.engine.processes import children, program
 from tests.servers.postgres import fresh_database
 from tests.service.gate import Gate, gate_to
-from tests.service.processes import eventually
-from tests.service.workers import look, matmul, migrated, submit, worker_context
+from tests.service.processes import eventually, watched_processes
+from tests.service.workers import look, matmul, migrated, submit, worker_context, working
+from worker.capabilities import serving
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption
@@ -202,3 +209,120 @@ def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Ga
     with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.DATABASE_AWAY
+
+
+LOST = "RuntimeError: No CUDA GPUs are available"
+BROKEN_TORCH = "raise RuntimeError('No CUDA GPUs are available')\n"
+UNSUPPORTED: dict[str, Any] = {"dtypes": ("tf32",)}
+"""What a CPU has not: every variant is unsupported, and the job fails."""
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Locks and data of this test alone."""
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def own_database(tmp_path: Path) -> Iterator[Database]:
+    with migrated(default_url(tmp_path)) as own_database:
+        yield own_database
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_after_a_failure_a_device_that_is_gone_fails_no_other_job(own_database: Database) -> None:
+    first, second = submit(own_database, matmul(**UNSUPPORTED)), submit(own_database, matmul())
+    context = worker_context(own_database)
+    context.proof = program("unproven", "breaks", LOST)
+    assert execute_next(context)
+    assert (look(own_database, first).state, context.in_doubt) == (JobState.FAILED, True)
+    assert not execute_next(context)
+    assert context.stopping.asked
+    assert (context.lost or "").startswith("torch finds no GPU")
+    assert look(own_database, second).state is JobState.QUEUED
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_after_a_failure_a_device_that_works_goes_on(own_database: Database) -> None:
+    submit(own_database, matmul(**UNSUPPORTED))
+    second = submit(own_database, matmul())
+    context = worker_context(own_database)
+    assert execute_next(context)
+    assert execute_next(context), "the real proof, on this machine's CPU"
+    assert (look(own_database, second).state, context.in_doubt) == (JobState.SUCCEEDED, False)
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_a_job_that_succeeds_asks_for_no_proof(own_database: Database) -> None:
+    for _ in range(2):
+        submit(own_database, matmul())
+    context = worker_context(own_database)
+    context.proof = program("unproven", "breaks", LOST)
+    assert execute_next(context)
+    assert execute_next(context)
+    assert context.lost is None
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_a_worker_that_is_to_stop_while_it_proves_its_device_has_lost_nothing(own_database: Database) -> None:
+    context = worker_context(own_database)
+    context.in_doubt, context.proof = True, program("unproven", "hangs")
+    before = children()
+    with working(context):
+        assert eventually(lambda: children() - before)
+    assert (context.lost, context.in_doubt) == (None, True)
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", cases(["embedded", "service"], by_default=1))
+def test_a_worker_whose_device_is_gone_ends_with_a_sentence(
+    own_database: Database, tmp_path: Path, redis_url: str, mode: str
+) -> None:
+    """Its torch breaks while it runs, as it does when a driver is updated under it."""
+    later = tmp_path / "later"
+    later.mkdir()
+    variables = {
+        "OPTIGPU_DATA_DIR": str(tmp_path),
+        "OPTIGPU_POLL_S": "0.2",
+        "OPTIGPU_SWEEP_S": "0.5",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(later), os.environ.get("PYTHONPATH")))),
+    }
+    if mode == "service":
+        variables["OPTIGPU_REDIS_URL"] = redis_url
+    with watched_processes(tmp_path, variables) as processes:
+        worker = processes.start("worker", "--device", "cpu")
+        assert eventually(lambda: registered(own_database))
+        (later / "torch.py").write_text(BROKEN_TORCH)
+        first, second = submit(own_database, matmul()), submit(own_database, matmul())
+        assert worker.wait(90) == 1
+        said = [line for line in processes.printed().splitlines() if line.startswith("python -m worker: ")]
+    assert [line.partition(", although")[0] for line in said] == ["python -m worker: torch finds no GPU"]
+    assert [look(own_database, job_id).state for job_id in (first, second)] == [JobState.QUEUED] * 2
+    assert look(own_database, first).failure is FailureKind.DEVICE_LOST
+    assert not registered(own_database)
+
+
+def registered(own_database: Database) -> list[WorkerView]:
+    with own_database.read() as session:
+        return workers.list_(session)
+
+
+ABSENT = {device for device in (DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS) if not probe().has(device)}
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize("device", sorted(ABSENT))
+def test_a_worker_for_a_gpu_that_is_not_there_says_which(device: DeviceKind, tmp_path: Path) -> None:
+    title = KINDS[device].title
+    with (
+        pytest.raises(
+            UnsupportedError, match=f"no {title} that works .*; start the worker with --device cpu"
+        ),
+        serving(device, tmp_path),
+    ):
+        pass

@@ -1,13 +1,18 @@
-"""The OpenAPI document: complete, and true."""
+"""The OpenAPI document and the page of all calls: complete and true, drawn without network, scripts or a key."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api.examples import JOBS
+from api.examples import JOBS, WEBHOOKS
 from api.openapi import LINKS
-from tests.service.serving import Served
+from api.reference import Document
+from optigpu.job.spec import JobSpec
+from tests.service.pages import Page
+from tests.service.serving import Served, serving
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,40 +59,16 @@ def test_every_call_that_needs_a_key_says_so(document: dict[str, Any]) -> None:
     for call, operation in operations(document):
         guarded = ("/v1/" in call or "/metrics" in call) and call != "POST /v1/devices/claim"
         assert bool(operation.get("security")) == guarded, call
-    schemes = document["components"]["securitySchemes"]
-    assert (schemes["HTTPBearer"]["type"], schemes["HTTPBearer"]["scheme"]) == ("http", "bearer")
-    assert (schemes["DeviceSignature"]["type"], schemes["DeviceSignature"]["name"]) == (
-        "apiKey",
-        "Authorization",
-    )
-    assert (schemes["PilotToken"]["type"], schemes["PilotToken"]["scheme"]) == ("http", "bearer")
-    assert len(schemes) == 3
     by_pilots = {
-        call.partition(" ")[2]
-        for call, operation in operations(document)
-        if operation.get("security") == [{"PilotToken": []}]
+        call for call, operation in operations(document) if operation.get("security") == [{"PilotToken": []}]
     }
-    assert by_pilots == {call.partition(" ")[2] for call, _ in operations(document) if "/v1/pilot/" in call}
+    assert by_pilots == {call for call, _ in operations(document) if "/v1/pilot/" in call}
     by_devices = {
         operation["operationId"]
         for _, operation in operations(document)
         if operation.get("security") == [{"DeviceSignature": []}]
     }
     assert by_devices == {"start_device_run", "send_measurements", "change_device_key"}
-
-
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    def references(node: Any) -> Iterator[str]:
-        if isinstance(node, dict):
-            yield from [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-            for value in node.values():
-                yield from references(value)
-        elif isinstance(node, list):
-            for value in node:
-                yield from references(value)
-
-    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
-    assert set(references(document)) <= known
 
 
 @pytest.mark.parametrize("name", sorted(JOBS))
@@ -116,10 +97,59 @@ def test_every_link_leads_from_a_documented_answer_to_a_call_with_all_that_it_ne
         assert set(link.parameters) <= {each["name"] for each in parameters}, link
 
 
-def test_links_lead_from_a_posted_job_to_its_results() -> None:
-    reached, seen = {"submit_job"}, 0
-    while seen < len(reached):
-        seen = len(reached)
-        reached |= {link.target for link in LINKS if link.source in reached}
-    assert {"get_job", "follow_job", "cancel_job", "get_job_results", "get_result", "get_samples"} <= reached
-    assert {"list_artifacts", "get_artifact", "compare_results"} <= reached
+KEY = "a-first-key-that-is-long-enough"
+
+
+def test_the_page_has_every_operation_with_its_parameters_and_answers(any_service: Served) -> None:
+    text = any_service.client.get("/docs").text
+    page = Page(text)
+    document = any_service.client.get("/openapi.json").json()
+    calls = [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    assert len(calls) >= 21
+    for method, path, operation in calls:
+        assert operation["operationId"] in page.ids
+        assert f"<code>{method.upper()} {path}</code>" in text
+        for parameter in operation.get("parameters", ()):
+            assert f"<code>{parameter['name']}</code>" in text
+    assert {f"schema-{name}" for name in document["components"]["schemas"]} <= page.ids
+
+
+def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -> None:
+    answer = any_service.client.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    page = Page(answer.text)
+    assert page.from_elsewhere == []
+    hosts = set(re.findall(r"https?://[^/\s\"'<&]+", answer.text))
+    (example,) = map(str, JobSpec.model_fields["endpoint"].examples or ())  # text, not a link
+    receiver = str(WEBHOOKS["chat"].document["url"])
+    assert hosts == {any_service.url, example, receiver.removesuffix("/optigpu")}
+    assert receiver not in page.links
+    assert example not in page.links
+    inside = {link for link in page.links if link.startswith("#")}
+    assert {link[1:] for link in inside} <= page.ids
+    for link in set(page.links) - inside:
+        assert any_service.client.get(link).status_code == 200
+
+
+def test_a_host_header_is_not_taken_for_html(tmp_path: Path) -> None:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", host="0.0.0.0") as served:
+        assert "<b>" not in served.client.get("/docs", headers={"Host": "a<b>"}).text
+
+
+def test_commands_carry_the_key_the_body_and_what_is_required(any_service: Served) -> None:
+    document = Document.model_validate(any_service.client.get("/openapi.json").json())
+    curl = {call.operation.name: call.curl for group in document.groups() for call in group.calls}
+    assert curl["is_alive"] == 'curl -s "$URL/healthz"'
+    key = '-H "Authorization: Bearer $OPTIGPU_API_KEY"'
+    assert curl["cancel_job"] == f'curl -s -X POST "$URL/v1/jobs/$ID/cancel" {key}'
+    assert curl["withdraw_job"] == f'curl -s -X DELETE "$URL/v1/jobs/$ID?reason=$REASON" {key}'
+    assert curl["compare_results"].startswith(
+        'curl -s "$URL/v1/compare?baseline=$BASELINE&candidate=$CANDIDATE"'
+    )
+    posted = curl["submit_job"]
+    assert posted.startswith(f"curl -s \"$URL/v1/jobs\" {key} -H 'Content-Type: application/json' -d '{{")

@@ -1,9 +1,8 @@
-"""Keys of devices: they change, they end, their calls are counted; and the command line of the operator."""
+"""A device's identity: it enrols with a code, once and in time; its keys change and end; the operator's commands."""
 
 import argparse
 import json
 import secrets
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,132 @@ from sqlalchemy import select, update
 from api.__main__ import main
 from api.commands import duration
 from api.device_command import LONGEST
-from benchmarks.signing_device import MODEL
+from benchmarks.signing_device import BOARD, FIRMWARE, MODEL
+from optigpu.documents.devices import DeviceSource
+from optigpu.edge.codes import new_code
 from optigpu.store import devices
 from optigpu.store.database import moment
 from optigpu.store.errors import KeyRefusedError
-from optigpu.store.tables import DeviceKey
-from tests.service.device_client import Claim, EdgeDevice, enrolled, message, now_us, report
+from optigpu.store.tables import Device, DeviceInvite, DeviceKey
+from tests.service.device_client import Claim, EdgeDevice, enrolled, invited, message, now_us, report
 from tests.service.serving import Served, serving
+
+
+def claimed(service: Served, body: dict[str, Any]) -> Any:
+    return service.client.post("/v1/devices/claim", json=body)
+
+
+def count_devices(service: Served) -> int:
+    with service.database.read() as session:
+        return len(session.scalars(select(Device.id)).all())
+
+
+def test_a_device_that_has_the_code_gets_its_identity(service: Served) -> None:
+    claim = Claim(invited(service.database, name="by the window"), name="esp32")
+    answer = claimed(service, claim.body)
+    assert answer.status_code == 201, answer.text
+    given = answer.json()
+    assert given["key_id"] == f"{given['device_id']}.1"
+    assert abs(given["server_time_us"] - now_us()) < 60_000_000
+    with service.database.read() as session:
+        device = session.get_one(Device, given["device_id"])
+        assert (device.name, device.board, device.source) == ("by the window", BOARD, DeviceSource.DEVICE)
+        assert device.firmware_sha256 == FIRMWARE
+        assert session.get_one(DeviceKey, (device.id, 1)).secret == claim.key
+
+
+def test_the_secret_of_a_code_is_stored_nowhere(service: Served) -> None:
+    code = invited(service.database)
+    secret = code[5:].replace("-", "")
+    with service.database.read() as session:
+        row = session.scalars(select(DeviceInvite)).one()
+        stored = [str(getattr(row, column.name)) for column in DeviceInvite.__table__.columns]
+    assert not [value for value in stored if secret in value or code[5:9] in value]
+    claimed(service, Claim(code).body)
+    with service.database.read() as session:
+        assert session.scalars(select(DeviceInvite.verifier)).one() is None
+
+
+def test_the_same_claim_again_gets_the_same_answer(service: Served) -> None:
+    """Its first answer may have been lost on the way."""
+    claim = Claim(invited(service.database))
+    first, second = (claimed(service, claim.body) for _ in range(2))
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert [answer.json()["device_id"] for answer in (first, second)] == [first.json()["device_id"]] * 2
+    assert count_devices(service) == 1
+
+
+def test_a_code_is_for_one_device(service: Served) -> None:
+    code = invited(service.database)
+    assert claimed(service, Claim(code).body).status_code == 201
+    assert claimed(service, Claim(code).body).status_code == 403
+    assert count_devices(service) == 1
+
+
+@pytest.mark.parametrize("change", ["proof", "sealed_key", "nonce", "board", "firmware"])
+def test_a_claim_that_was_changed_is_refused_before_and_after_the_true_one(
+    service: Served, change: str
+) -> None:
+    true = Claim(invited(service.database)).body
+    other = "esp32s3-n8" if change == "board" else secrets.token_hex(len(true[change]) // 2)
+    assert claimed(service, true | {change: other}).status_code == 403
+    assert claimed(service, true).status_code == 201
+    assert claimed(service, true | {change: other}).status_code == 403
+    assert count_devices(service) == 1
+
+
+def test_a_wrong_code_an_unknown_one_and_an_expired_one_have_one_answer(service: Served) -> None:
+    code = invited(service.database)
+    guessed = f"{code[:4]}-{new_code().text[5:]}"
+    unknown = new_code().text
+    answers = [claimed(service, Claim(each).body) for each in (guessed, unknown)]
+    with service.database.write() as session:
+        session.execute(update(DeviceInvite).values(expires_at=DeviceInvite.created_at))
+    answers.append(claimed(service, Claim(code).body))
+    assert {answer.status_code for answer in answers} == {403}
+    assert len({answer.json()["detail"] for answer in answers}) == 1
+    assert count_devices(service) == 0
+
+
+def test_the_answer_to_a_claim_is_not_repeated_after_its_invitation(service: Served) -> None:
+    claim = Claim(invited(service.database))
+    assert claimed(service, claim.body).status_code == 201
+    with service.database.write() as session:
+        session.execute(update(DeviceInvite).values(expires_at=DeviceInvite.created_at))
+    assert claimed(service, claim.body).status_code == 403
+
+
+def test_an_invitation_of_a_simulator_makes_a_simulator(service: Served) -> None:
+    device = enrolled(service.client, service.database, source=DeviceSource.SIMULATOR)
+    view = service.client.get(f"/v1/devices/{device.id}").json()
+    assert (view["source"], view["last_seen_at"], view["key_version"]) == ("simulator", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"invite": "abcd"}, "invite"),
+        ({"nonce": "0" * 31}, "nonce"),
+        ({"sealed_key": "G" * 64}, "sealed_key"),
+        ({"proof": "a" * 64 + "\n"}, "proof"),
+        ({"board": "a:b"}, "board"),
+        ({"firmware": None}, "firmware"),
+        ({"schema": True}, "schema"),
+        ({"name": "a\x00b"}, "name"),
+        ({"key": "0" * 64}, "key"),
+    ],
+)
+def test_a_malformed_claim_is_named(any_service: Served, change: dict[str, Any], field: str) -> None:
+    answer = claimed(any_service, Claim(new_code().text).body | change)
+    assert answer.status_code == 422, answer.text
+    assert [entry["field"] for entry in answer.json()["errors"]] == [field]
+
+
+def test_guessing_codes_is_limited_by_address(tmp_path: Any) -> None:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute") as served:
+        answers = [claimed(served, Claim(new_code().text).body) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [403, 403, 403, 429, 429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
 
 
 @pytest.fixture
@@ -187,54 +305,7 @@ def test_the_command_line_invites_lists_rotates_and_revokes(
     assert "There is no device nonsense." in capsys.readouterr().err
 
 
-def test_a_code_is_shown_alone_on_standard_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OPTIGPU_DATABASE_URL", f"sqlite:///{tmp_path / 'optigpu.db'}")
-    assert main(["devices", "invite"]) == 0
-    printed = capsys.readouterr()
-    assert len(printed.out) == len("ABCD-EFGH-JKMN-PQRS\n")
-    assert "One device can enrol with this code until" in printed.err
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["invite", "--expires", "0m"], ["invite", "--name", "a\nb"], ["revoke"]]
-)
-def test_a_wrong_command_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["devices", *words])
-    assert ended.value.code == 2
-    assert "usage: python -m api devices" in capsys.readouterr().err
-
-
-def test_a_wrong_setting_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OPTIGPU_DEVICE_RATE_LIMIT", "fast")
-    assert main(["devices", "list"]) == 1
-    assert capsys.readouterr().err.startswith("OPTIGPU_DEVICE_RATE_LIMIT: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "lasts"),
-    [
-        ("30s", timedelta(seconds=30)),
-        ("15m", timedelta(minutes=15)),
-        ("2h", timedelta(hours=2)),
-        ("7d", timedelta(days=7)),
-    ],
-)
-def test_times_are_read(text: str, lasts: timedelta) -> None:
-    assert duration(LONGEST)(text) == lasts
-
-
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "-5m", "8d", "1.5h", "15 m", "1w", "999999d"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="15m, 2h or 1d"):
         duration(LONGEST)(text)
-
-
-def test_a_signed_request_with_the_new_key_needs_no_other_boot(service: Served, device: EdgeDevice) -> None:
-    new = rotated(device, secrets.token_bytes(32))
-    answer = new.post("measurements", message(report(1)), time=now_us())
-    assert answer.json()["reports"][0]["duplicate"] is False
