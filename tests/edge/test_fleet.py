@@ -31,8 +31,7 @@ from esp32_agent.port import base
 from esp32_agent.port.simulator import SimulatedRunner
 from optigpu.client import Client
 from optigpu.documents.devices import DeviceReportView
-from tests.service.processes import Processes, stop, watched_processes
-from tests.service.test_api_process import address, environment
+from tests.service.processes import Processes, address, environment, stop, watched_processes
 
 TICKS, HOUR_US, NEVER_US, BOOT_S = 1 << 30, 3_600_000_000, 1 << 62, 0.2
 INPUT_BYTES, OUTPUT_BYTES, QUEUE_BYTES = 192, 10, 65_536

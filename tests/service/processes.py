@@ -14,6 +14,7 @@ from typing import TypeVar
 import psutil
 
 MARKER = "LC_OPTIGPU_TEST_MARKER"  # measuring processes get only what is listed, and LC_* is
+LISTENS = "OptiGPU listens on "
 STOP_WITHIN_S = 15.0
 
 T = TypeVar("T")
@@ -83,6 +84,28 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Ends a process by SIGTERM; it must go in time, and say that all went well."""
     process.terminate()
     assert process.wait(STOP_WITHIN_S) == 0
+
+
+def address(processes: Processes) -> str:
+    """Where the service listens, read from what it printed."""
+
+    def printed() -> str:
+        lines = processes.printed().splitlines()
+        return next((line.removeprefix(LISTENS) for line in lines if line.startswith(LISTENS)), "")
+
+    found = eventually(printed)
+    assert found, processes.printed()
+    return found
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Variables for a service of its own, without a worker."""
+    return {
+        "OPTIGPU_DATABASE_URL": f"sqlite:///{folder / 'optigpu.db'}",
+        "OPTIGPU_DATA_DIR": str(folder),
+        "OPTIGPU_EMBEDDED_WORKER": "false",
+        **more,
+    }
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:

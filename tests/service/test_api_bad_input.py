@@ -38,12 +38,8 @@ def refused(service: Served, status: int, **request: Any) -> dict[str, Any]:
         ({"workload": {"kind": "matmull"}}, "workload.kind", "matmul"),
         ({"stack": [{"name": "int9"}]}, "stack.0.name", "int8_weight_only"),
         ({"stack": [{"name": "torch_compile", "mode": "quick"}]}, "stack.0.mode", "reduce-overhead"),
-        ({"device": "tpu"}, "device", "cuda"),
-        ({"beside": [{}, {"backend": "jax"}]}, "beside.1.backend", "llama_cpp"),
         ({"beside": [{"stack": [{"name": "int9"}]}]}, "beside.0.stack.0.name", "gguf"),
-        ({"workload": GENERATE | {"tokens": 1}}, "workload.tokens", "prompt_tokens"),
         ({"measure": {"replicas": 1}}, "measure.replicas", "replicates"),
-        ({"measure": {"meters": ["latency", "smell"]}}, "measure.meters.1", "memory"),
     ],
 )
 def test_an_unknown_name_lists_the_valid_ones(

@@ -1,11 +1,13 @@
-"""`python -m api` as a process: what it loads, what it weighs, when it refuses to start."""
+"""`python -m api` as a process: what it loads and weighs, when it refuses to start, and a path of a reverse proxy."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -14,42 +16,26 @@ import pytest
 
 import migrations
 from api import logs
-from api.__main__ import listen, main
-from api.settings import ServiceSettings
+from api.__main__ import main
+from optigpu.client import Client
 from optigpu.store import keys
 from optigpu.store.database import Database
-from tests.service.processes import Processes, eventually, watched_processes
+from tests.service.pages import Page
+from tests.service.processes import (
+    LISTENS,
+    address,
+    environment,
+    stop,
+    watched_processes,
+)
+from tests.service.records import a_metric, a_result
+from tests.service.serving import MATMUL, Served, serving
 
 MOST_BYTES = 200 * 10**6
-LISTENS = "OptiGPU listens on "
 EVERYTHING = (
     "/readyz", "/", "/docs", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib", "opentelemetry.sdk")
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Variables for a service of its own, without a worker."""
-    return {
-        "OPTIGPU_DATABASE_URL": f"sqlite:///{folder / 'optigpu.db'}",
-        "OPTIGPU_DATA_DIR": str(folder),
-        "OPTIGPU_EMBEDDED_WORKER": "false",
-        **more,
-    }
-
-
-def address(processes: Processes) -> str:
-    """Where the service listens, read from what it printed."""
-
-    def printed() -> str:
-        lines = processes.printed().splitlines()
-        return next((line.removeprefix(LISTENS) for line in lines if line.startswith(LISTENS)), "")
-
-    found = eventually(printed)
-    assert found, processes.printed()
-    return found
-
-
 Refuse = Callable[..., tuple[int, str]]
 
 
@@ -136,31 +122,16 @@ def test_others_may_not_reach_it_without_a_key(refuse: Refuse) -> None:
 
 
 @pytest.mark.slow
-def test_the_process_itself_refuses_in_a_sentence(tmp_path: Path) -> None:
-    with watched_processes(tmp_path, environment(tmp_path)) as processes:
-        process = processes.start("api", "--host", "0.0.0.0", "--port", "0")
-        assert process.wait(60) == 2
-        assert "OPTIGPU_API_KEY" in processes.printed()
-        assert "Traceback" not in processes.printed()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["environment", "database"])
-def test_others_may_reach_it_with_a_key(tmp_path: Path, source: str) -> None:
-    key = {"OPTIGPU_API_KEY": "a-first-key-that-is-long-enough"} if source == "environment" else {}
+def test_others_may_reach_it_with_a_key(tmp_path: Path) -> None:
     variables = environment(tmp_path)
-    if source == "database":
-        migrations.upgrade(variables["OPTIGPU_DATABASE_URL"])
-        database = Database(variables["OPTIGPU_DATABASE_URL"])
-        with database.write() as session:
-            keys.create(session, "somebody", ["read"])
-        database.close()
-    with watched_processes(tmp_path, variables | key) as processes:
+    migrations.upgrade(variables["OPTIGPU_DATABASE_URL"])
+    with closing(Database(variables["OPTIGPU_DATABASE_URL"])) as database, database.write() as session:
+        keys.create(session, "somebody", ["read"])
+    with watched_processes(tmp_path, variables) as processes:
         process = processes.start("api", "--host", "0.0.0.0", "--port", "0")
         url = address(processes).replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(f"{url}/v1/jobs", timeout=30).status_code == 401
-        process.terminate()
-        process.wait(30)
+        stop(process)
 
 
 def test_a_port_that_is_taken_is_said(refuse: Refuse) -> None:
@@ -187,12 +158,6 @@ def test_a_setting_that_makes_no_sense_is_named(refuse: Refuse, variable: str, v
     assert variable != "OPTIGPU_API_KEY" or value not in words
 
 
-def test_a_database_url_that_cannot_be_used_is_said(refuse: Refuse) -> None:
-    status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL="mysql://somewhere/else")
-    assert status == 1
-    assert "postgresql" in words
-
-
 def test_a_data_folder_that_cannot_be_made_is_said(refuse: Refuse, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     url = f"sqlite:///{tmp_path / 'file' / 'optigpu.db'}"
@@ -203,16 +168,98 @@ def test_a_data_folder_that_cannot_be_made_is_said(refuse: Refuse, tmp_path: Pat
     )
 
 
-def test_a_server_that_is_down_is_said(refuse: Refuse) -> None:
-    away = "postgresql://nobody.0.0.1:1/none"
-    status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL=away)
-    assert status == 1
-    assert words.endswith("Check that it runs, and its address in OPTIGPU_DATABASE_URL.\n")
+PREFIX = "/optigpu"
 
 
-def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_headers(tmp_path: Path) -> None:
-    settings = ServiceSettings(database_url=f"sqlite:///{tmp_path / 'optigpu.db'}", port=0)
-    with listen(settings) as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+class Removing(httpx.BaseTransport):
+    """A proxy that removes the path before it passes a request on, and answers 404 to other paths."""
+
+    def __init__(self) -> None:
+        self._direct = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """The service's answer."""
+        if not request.url.path.startswith(f"{PREFIX}/"):
+            return httpx.Response(404, text="This path is another service's.")
+        path = request.url.raw_path.removeprefix(PREFIX.encode())
+        request.url = request.url.copy_with(raw_path=path)
+        return self._direct.handle_request(request)
+
+
+@pytest.fixture
+def prefixed(tmp_path: Path) -> Iterator[Served]:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", root_path="optigpu/") as served:
+        yield served
+
+
+@pytest.fixture(params=["removes", "passes on"])
+def proxied(request: pytest.FixtureRequest, prefixed: Served) -> Iterator[httpx.Client]:
+    """A client that sees the service under the path alone."""
+    transport = Removing() if request.param == "removes" else httpx.HTTPTransport()
+    with httpx.Client(base_url=prefixed.url, transport=transport, timeout=30) as client:
+        yield client
+
+
+def a_measured_job(served: Served, client: httpx.Client) -> httpx.Response:
+    answer = client.post(f"{PREFIX}/v1/jobs", json=MATMUL)
+    results = [
+        a_result({"tflops": a_metric("tflops", n + 1.0)}, index=n, stack=("bf16",) * n, workload="matmul")
+        for n in range(2)
+    ]
+    served.finish(served.claim(), *results)
+    return answer
+
+
+def test_every_link_of_a_job_leads_back(prefixed: Served, proxied: httpx.Client) -> None:
+    answer = a_measured_job(prefixed, proxied)
+    job = answer.json()
+    assert answer.headers["location"] == job["links"]["self"] == f"{PREFIX}/v1/jobs/{job['id']}"
+    for name, link in job["links"].items():
+        method = "POST" if name in ("cancel", "retry") else "GET"
+        # Only a parked job is put back.
+        assert proxied.request(method, link).status_code == (409 if name == "retry" else 200), link
+    (listed,) = proxied.get(f"{PREFIX}/v1/jobs").json()["jobs"]
+    assert listed["links"] == job["links"]
+
+
+def test_links_of_results_and_boards_lead_back(prefixed: Served, proxied: httpx.Client) -> None:
+    job = a_measured_job(prefixed, proxied).json()
+    first = proxied.get(job["links"]["results"]).json()["results"][0]["id"]
+    related = proxied.get(f"{PREFIX}/v1/results/{first}").headers["link"]
+    page = proxied.get(f"{PREFIX}/v1/leaderboard?limit=1")
+    (board,) = page.json()["boards"]
+    links = [*re.findall(r"<([^>]+)>", f"{related} {page.headers['link']}"), *board["links"].values()]
+    assert len(links) == 5
+    for link in links:
+        assert link.startswith(f"{PREFIX}/v1/")
+        assert proxied.get(link).status_code == 200, link
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_links_of_pages_lead_back(prefixed: Served, proxied: httpx.Client, path: str) -> None:
+    a_measured_job(prefixed, proxied)
+    links = [link for link in Page(proxied.get(PREFIX + path).text).links if not link.startswith("#")]
+    assert len(links) >= 2
+    for link in links:
+        assert proxied.get(link).status_code == 200, link
+
+
+def test_commands_and_the_openapi_document_name_the_path(proxied: httpx.Client) -> None:
+    assert proxied.get(f"{PREFIX}/openapi.json").json()["servers"] == [{"url": PREFIX}]
+    assert f"URL={str(proxied.base_url).rstrip('/')}{PREFIX}</pre>" in proxied.get(f"{PREFIX}/docs").text
+
+
+def test_the_client_works_under_a_path(prefixed: Served) -> None:
+    with Client(f"{prefixed.url}{PREFIX}/") as client:
+        job = client.submit(MATMUL)
+        assert client.job(job.id).links["self"] == f"{PREFIX}/v1/jobs/{job.id}"
+
+
+def test_callers_behind_a_proxy_are_counted_apart(tmp_path: Path) -> None:
+    """The proxy of this machine is trusted; FORWARDED_ALLOW_IPS names others."""
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="1/minute") as served:
+        answers = [
+            served.client.get("/v1/jobs", headers={"X-Forwarded-For": caller}).status_code
+            for caller in ("192.0.2.1", "192.0.2.2", "192.0.2.1")
+        ]
+    assert answers == [200, 200, 429]

@@ -123,14 +123,3 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     status, said = command("restore", tmp_path / "later", "--replace")
     assert (status, "revision 9999 is unknown" in said) == (1, True), said
     assert seen(database_url) == before
-
-
-def test_missing_programs_of_postgresql_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OPTIGPU_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["backup", str(tmp_path / "backup")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("pg_dump is missing; install PostgreSQL's client programs")
-    assert list(tmp_path.iterdir()) == []

@@ -186,13 +186,6 @@ def test_the_same_rotation_again_gets_the_same_answer(service: Served, device: E
     assert len(secrets_of(service)) == 2
 
 
-def test_a_device_that_lost_its_new_key_makes_another(service: Served, device: EdgeDevice) -> None:
-    rotated(device, secrets.token_bytes(32))
-    new = rotated(device, secrets.token_bytes(32))
-    assert status(new) == 200
-    assert status(device) == 401
-
-
 def test_a_copy_of_an_earlier_rotation_does_not_bring_its_key_back(
     service: Served, device: EdgeDevice
 ) -> None:

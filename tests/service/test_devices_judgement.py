@@ -199,6 +199,7 @@ def test_nothing_forged_is_accepted_and_everything_honest_is(
     assert "Forged requests: 600, accepted: 0 (goal: 0)" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_accepted_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

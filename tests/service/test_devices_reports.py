@@ -1,7 +1,6 @@
 """Messages: each is read or refused with its fields, stored whole or not at all, and each of its reports once."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -41,32 +40,13 @@ def rows(service: Served) -> list[DeviceReportRow]:
 
 
 def test_a_report_is_stored_with_what_a_leaderboard_needs(service: Served, device: EdgeDevice) -> None:
-    run_id = device.run()
-    sent = report(7, run_id)
+    sent = report(7, device.run())
     (answer,) = device.reports(sent)
     (row,) = rows(service)
-    assert (row.id, row.device_id, row.boot_id, row.sequence) == (
-        answer["report_id"],
-        device.id,
-        sent["boot_id"],
-        7,
-    )
-    assert (row.run_id, row.model_sha256, row.board, row.count) == (
-        run_id,
-        sent["model_sha256"],
-        sent["board"],
-        640,
-    )
-    assert (row.input_source, row.runner, row.source, row.state) == (
-        "fixed",
-        "tflm-native",
-        "device",
-        answer["state"],
-    )
-    assert (row.latency_p50_us, row.power_source) == (78_480, "ina226")
+    assert (row.id, row.device_id, row.document) == (answer["report_id"], device.id, sent)
+    assert (row.runner, row.source, row.state) == ("tflm-native", "device", answer["state"])
+    assert (row.count, row.latency_p50_us, row.power_source) == (640, 78_480, "ina226")
     assert row.energy_per_inference_uj == 5_124_000 / 128
-    assert row.document == sent
-    assert (datetime.now(UTC) - row.received_at).total_seconds() < 60
 
 
 def test_reports_are_read_newest_first_page_by_page(service: Served, device: EdgeDevice) -> None:
@@ -131,15 +111,6 @@ def test_a_heartbeat_is_a_message_without_reports(service: Served, device: EdgeD
     assert view["last_seen_at"] >= view["created_at"]
     assert service.client.get(view["links"]["self"]).json() == view
     assert service.client.get(view["links"]["reports"]).json() == {"reports": [], "next_cursor": None}
-
-
-def test_devices_are_listed_newest_first(service: Served, device: EdgeDevice) -> None:
-    ids = [device.id, *(enrolled(service.client, service.database).id for _ in range(2))]
-    first = service.client.get("/v1/devices", params={"limit": "2"}).json()
-    second = service.client.get("/v1/devices", params={"limit": "2", "cursor": first["next_cursor"]}).json()
-    found = [each["id"] for page in (first, second) for each in page["devices"]]
-    assert found == sorted(ids, reverse=True)
-    assert second["next_cursor"] is None
 
 
 @pytest.mark.parametrize("path", ["", "/reports"])
@@ -216,22 +187,6 @@ def test_a_malformed_report_is_named_and_nothing_of_its_message_is_stored(
         assert session.get_one(Device, device.id).queue_depth is None, "nothing of the message counts"
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"rssi": -1000}, "device.rssi"),
-        ({"queue_depth": -1}, "device.queue_depth"),
-        ({"uptime_us": 0.5}, "device.uptime_us"),
-        ({"reset_reason": ""}, "device.reset_reason"),
-        ({"mood": "fine"}, "device.mood"),
-    ],
-)
-def test_a_malformed_status_is_named(any_service: Served, change: dict[str, Any], field: str) -> None:
-    device = enrolled(any_service.client, any_service.database)
-    answer = device.post("measurements", message(**change))
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
-
-
 def test_a_surrogate_and_any_other_text_are_no_harm(service: Served, device: EdgeDevice) -> None:
     body = json.dumps(message(report(1, error="X"))).replace('"X"', '"\\ud800"').encode()
     assert device.post("measurements", body).status_code == 422
@@ -249,11 +204,6 @@ def test_a_manifest_is_entered_once_and_never_changed(service: Served) -> None:
     (listed,) = service.client.get(MODEL_PLACE).json()["models"]
     assert listed == first.json()
     assert listed["manifest"]["golden"]["outputs"] == manifest()["golden"]["outputs"]
-
-
-def test_a_wrong_manifest_is_named(any_service: Served) -> None:
-    answer = any_service.client.post(MODEL_PLACE, json=manifest(sha256="0"))
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "sha256")
 
 
 Json = st.recursive(

@@ -95,15 +95,6 @@ def test_figures_come_from_the_windows_with_their_spread(service: Served, enter:
     assert (row["windows"], row["inferences"], row["power_source"]) == (5, sum(counts), "ina226")
 
 
-def test_one_disturbed_window_of_ten_does_not_widen_the_spread(service: Served, enter: Enter) -> None:
-    quiet = [{"count": 100, "total_us": 10_000_000, "energy_uj": None}] * 9
-    disturbed = {"count": 20, "total_us": 10_000_000, "energy_uj": None}
-    report = a_report(100_000, watts=None).model_dump(mode="json") | {"windows": [*quiet, disturbed]}
-    enter("one", type(a_report()).model_validate(report))
-    (row,) = board(service)["rows"]
-    assert (row["figures"]["latency"]["low"], row["figures"]["latency"]["high"]) == (0.1, 0.1)
-
-
 def test_devices_whose_spreads_overlap_share_a_rank(service: Served, enter: Enter) -> None:
     enter("first", a_report(100_000, spread_us=10_000))
     enter("second", a_report(105_000, spread_us=10_000))
@@ -260,21 +251,6 @@ def test_the_cost_follows_from_the_price_the_lifetime_and_the_energy(service: Se
     assert page(service, price=8)["cost"] == {"price": 8.0, "price_per_kwh": None, "lifetime_years": 3.0}
 
 
-def test_without_a_price_there_is_no_cost_and_without_energy_none_with_it(
-    service: Served, enter: Enter
-) -> None:
-    enter("unknown board", a_report(100_000, board="my-own-board"))
-    enter("no sensor", a_report(100_000, watts=None))
-    rows = {row["device"]: row["figures"]["cost"] for row in board(service, metric="cost")["rows"]}
-    assert rows["unknown board"]["reason"] == "The price of my-own-board is not known; give one with price=."
-    rows = {
-        row["device"]: row["figures"]["cost"]
-        for row in board(service, metric="cost", price=5, price_per_kwh=0.3)["rows"]
-    }
-    assert rows["unknown board"]["value"] > 0
-    assert "no power sensor. Leave price_per_kwh out" in rows["no sensor"]["reason"]
-
-
 def test_pages_continue_the_ranks(service: Served, enter: Enter) -> None:
     for n in range(5):
         enter(f"device {n}", a_report(100_000 + 20_000 * (n // 2), spread_us=1_000))
@@ -289,29 +265,12 @@ def test_pages_continue_the_ranks(service: Served, enter: Enter) -> None:
     assert sorted(name for _, name in found) == [f"device {n}" for n in range(5)]
 
 
-def test_a_list_of_boards_has_a_link_to_the_next(
-    service: Served, enter: Enter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(edge_leaderboard, "BOARDS", 2)
-    for n in range(3):
-        enter("one", a_report(100_000, sequence=n + 1, model_sha256=str(n) * 64))
-    found, path = [], "/v1/edge/leaderboard"
-    while path:
-        answer = service.client.get(path)
-        found.append([each["model_sha256"][0] for each in answer.json()["boards"]])
-        path = answer.links.get("next", {}).get("url", "")
-    assert found == [["2", "1"], ["0"]]
-
-
 @pytest.mark.parametrize(
     ("query", "close"),
     [
         ({"model": "c" * 64}, MODEL),
         ({"board": "esp32s3-n16r9"}, BOARD),
-        ({"runner": "tflm-nativ"}, "tflm-native"),
-        ({"input": "fixd"}, "fixed"),
         ({"metric": "fps_per_wat"}, "fps_per_watt"),
-        ({"includ_unranked": "true"}, "include_unranked"),
     ],
 )
 def test_an_unknown_filter_is_refused_with_what_is_known(
@@ -385,16 +344,6 @@ def test_workers_of_the_same_network_stand_beside_by_energy_per_inference(beside
     assert found["rows"][0]["rank"] == 1, "workers are not ranked with devices"
 
 
-def test_a_network_from_a_file_is_like_no_other(service: Served, enter: Enter) -> None:
-    with service.database.write() as session:
-        known(session, a_manifest(family="file", alpha=None))
-    network = NetworkFacts(family="file", input=(96, 96, 3), classes=10)
-    service.submit()
-    service.finish(service.claim(), a_classification(10, 1, network=network, weight_hash=OTHER_MODEL))
-    enter("one", a_report())
-    assert board(service)["workers"] == []
-
-
 def test_csv_has_devices_and_workers_in_si_units(beside: Served) -> None:
     answer = beside.client.get("/v1/edge/leaderboard", headers={"Accept": "text/csv"})
     assert answer.headers["content-type"].startswith("text/csv")
@@ -407,16 +356,6 @@ def test_csv_has_devices_and_workers_in_si_units(beside: Served) -> None:
     assert float(device["energy_high"]) == pytest.approx(0.05)
     assert (worker["backend"], worker["likeness"], worker["rank"]) == ("litert", "file", "")
     assert float(worker["energy"]) == pytest.approx(0.005)
-
-
-def test_markdown_is_a_table_of_devices_and_one_of_workers(beside: Served) -> None:
-    text = beside.client.get("/v1/edge/leaderboard?format=md&metric=fps_per_watt&price=8").text
-    assert "**Edge leaderboard by FPS/W: mobilenet_v2 alpha 0.35, 96x96x3, 10 classes" in text
-    assert "**Beside it, workers by energy per inference" in text
-    assert "| 1 | one | esp32s3-n16r8 |" in text
-    assert "the same network but for its last layer, other weights" in text
-    assert "no energy: not measured" in text
-    assert "cost: 8 USD of a device over 3 years of nothing but inferences, without energy." in text
 
 
 def test_a_signed_report_that_the_service_believes_stands_on_the_board(service: Served) -> None:
@@ -440,14 +379,14 @@ def test_no_cell_runs_in_a_spreadsheet(service: Served, enter: Enter) -> None:
     assert record["device"] == "'=1+1"
 
 
-def test_the_client_reads_every_board(service: Served, enter: Enter) -> None:
+def test_the_client_reads_every_board(service: Served, enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_leaderboard, "BOARDS", 2)
     for n in range(3):
         enter("one", a_report(100_000, sequence=n + 1, model_sha256=str(n) * 64))
     with Client(service.url) as client:
         found = list(client.edge_boards(metric="fps"))
-        grids = edge_grids(client.edge_leaderboard(metric="fps"))
+        assert len(edge_grids(client.edge_leaderboard(metric="fps"))) == 2
     assert [each.model_sha256[0] for each in found] == ["2", "1", "0"]
-    assert len(grids) == 3
 
 
 def test_a_device_that_is_deleted_leaves_the_board(service: Served, enter: Enter) -> None:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import celery
@@ -17,10 +16,10 @@ from sqlalchemy import make_url
 
 from api.doorbell import Doorbell
 from optigpu.documents.views import JobView
-from optigpu.store import leases, results, workers
+from optigpu.store import results, workers
 from optigpu.store.database import Database, default_url
 from optigpu.store.doorbell import LOOK_TASK, broker_url, message, queue_for, repeated
-from optigpu.vocabulary import DeviceKind, JobState, new_id, utc_now
+from optigpu.vocabulary import DeviceKind, JobState, new_id
 from tests.servers.postgres import fresh_database
 from tests.service.gate import gate_to
 from tests.service.processes import Processes, eventually, stop, watched_processes
@@ -123,22 +122,6 @@ def test_a_worker_that_is_told_to_end_hands_its_job_back_and_signs_off(
     assert (job.state, outcomes(job)) == (JobState.QUEUED, ["released"])
     with database.read() as session:
         assert workers.list_(session) == []
-
-
-@pytest.mark.long
-def test_a_worker_that_lost_its_lease_lives_and_takes_the_next_job(
-    database: Database, processes: Processes
-) -> None:
-    job_id = submit(database, matmul(measure=SLOW))
-    worker = processes.start("worker", "--device", "cpu")
-    child = child_of(worker)
-    with database.write() as session:
-        leases.sweep(session, utc_now() + timedelta(hours=1))
-    child.wait(timeout=15)
-    job = ended(database, job_id)
-    stop(worker)
-    assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["lost", "succeeded"])
-    assert stored_once(database, job)
 
 
 @pytest.mark.long

@@ -1,23 +1,26 @@
-"""The form of a job: it follows from the schema, posts what it says, and puts the API's words at its fields."""
+"""The form of a job, which follows from the schema and says the API's words; and other parts of the pages."""
 
+import ast
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import Field
 
 from api.examples import JOBS
 from api.job_form.documents import document_of, errors_at, values_of
-from api.job_form.schema import Choice, fields, job_form, parts_of
+from api.job_form.schema import Choice, fields, job_form
+from api.pages.bars import bars
 from api.pages.new_job import PRESETS
+from api.pages.result import again
+from api.rendering import wants_page
 from optigpu.job.spec import JobSpec
 from optigpu.store import results, standings
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import Frozen, JobState
+from optigpu.vocabulary import JobState
 from optigpu.workloads import WORKLOADS
 from tests.service.pages import Browser, text_of
-from tests.service.records import a_result
+from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -25,14 +28,8 @@ ASKED = {"workload": "matmul", "workload.matmul.sizes": "64, 128", "measure.repl
 
 
 @pytest.fixture
-def empty(service_on_sqlite: Served) -> Served:
-    """A service of which only the jobs of the test are looked at."""
-    return service_on_sqlite
-
-
-@pytest.fixture
-def browser(empty: Served) -> Iterator[Browser]:
-    with Browser(empty) as found:
+def browser(service_on_sqlite: Served) -> Iterator[Browser]:
+    with Browser(service_on_sqlite) as found:
         yield found
 
 
@@ -48,58 +45,6 @@ def test_the_form_has_every_workload_technique_and_field() -> None:
     names = {part.name for part in fields(job_form())}
     expected = {f"workload.{kind}.{name}" for kind, model in WORKLOADS.items() for name in model.model_fields}
     assert {name for name in expected if not name.endswith(".kind")} <= names
-
-
-class BrandNew(Frozen):
-    """A technique that was written this morning."""
-
-    name: Literal["brand_new"] = "brand_new"
-    strength: int = Field(3, ge=1, description="How much of it.")
-
-
-class Renamed(Frozen):
-    name: Literal["renamed"] = "renamed"
-
-
-class Other(Frozen):
-    """A workload of the same morning."""
-
-    kind: Literal["other"] = "other"
-    depth: int | None = None
-
-
-class Another(Frozen):
-    kind: Literal["another"] = "another"
-
-
-class Request(Frozen):
-    """With a field that nobody has heard of."""
-
-    workload: Annotated[Other | Another, Field(discriminator="kind")]
-    stack: tuple[Annotated[BrandNew | Renamed, Field(discriminator="name")], ...] = ()
-    colour: str = Field("blue", description="Of it.")
-
-
-def test_what_is_added_in_code_appears_by_itself() -> None:
-    """A technique with parameters of its own, a workload, and a field."""
-    parts = parts_of(Request.model_json_schema())
-    found = {part.name: part for part in fields(parts)}
-    assert set(found) == {
-        *("workload", "workload.other.depth", "stack", "stack.brand_new.strength", "colour"),
-    }
-    assert found["stack.brand_new.strength"].help == "How much of it."
-    sent = {
-        "workload": ["other"],
-        "workload.other.depth": ["9"],
-        "workload.another.x": ["1"],
-        "colour": ["red"],
-    }
-    sent |= {"stack": ["renamed", "brand_new"], "stack.brand_new.strength": ["5"]}
-    document = document_of(parts, sent)
-    assert Request.model_validate(document).stack == (Renamed(), BrandNew(strength=5))
-    assert document["workload"] == {"kind": "other", "depth": 9}
-    assert document["colour"] == "red"
-    assert values_of(parts, document) == {name: value for name, value in sent.items() if name in found}
 
 
 @pytest.mark.parametrize("name", [*JOBS, *(name for name in PRESETS if name not in JOBS)])
@@ -126,14 +71,10 @@ def test_parts_that_are_no_fields_survive_as_json() -> None:
     [
         ("stack.1.mode", "stack.torch_compile.mode"),
         ("stack.0", "stack"),
-        ("stack.9.x", "stack"),
         ("workload.batch_size", "workload.generate.batch_size"),
-        ("workload", "workload"),
         ("measure.quality.tokens", "measure.quality.tokens"),
-        ("limits.nothing", "limits"),
         ("tags.0", "tags"),
         ("beside.0.stack.0", "beside"),
-        ("body", "body"),
         ("nothing.at.all", "body"),
     ],
 )
@@ -143,23 +84,23 @@ def test_an_error_of_the_api_stands_at_its_field(field: str, place: str) -> None
     assert found == {place: ["Wrong."]}
 
 
-def test_a_job_is_checked_and_posted_without_a_script(empty: Served, browser: Browser) -> None:
-    before = empty.count_jobs()
+def test_a_job_is_checked_and_posted_without_a_script(service_on_sqlite: Served, browser: Browser) -> None:
+    before = service_on_sqlite.count_jobs()
     checked = browser.send("/jobs/new", "/jobs/new", ASKED | {"ask": "check"})
     assert checked.status_code == 200
     assert "2 variants x 1 process" in checked.text
-    assert empty.count_jobs() == before
+    assert service_on_sqlite.count_jobs() == before
     posted = browser.send("/jobs/new", "/jobs/new", ASKED | {"ask": "post"})
     assert posted.status_code == 303
     page = browser.read(posted.headers["location"])
     assert "Cancel the job" in page
-    job = empty.client.get(f"/v1{posted.headers['location']}").json()
+    job = service_on_sqlite.client.get(f"/v1{posted.headers['location']}").json()
     assert job["spec"]["workload"] == {"kind": "matmul", "sizes": [64, 128], "dtypes": ["float32"]}
     assert job["spec"]["measure"]["replicates"] == 1
 
 
 def test_a_form_that_is_sent_twice_is_one_job_and_a_changed_one_is_another(
-    empty: Served, browser: Browser
+    service_on_sqlite: Served, browser: Browser
 ) -> None:
     once = {"once": "the-same", "ask": "post"}
     places = [browser.send("/jobs/new", "/jobs/new", ASKED | once).headers["location"] for _ in range(2)]
@@ -172,13 +113,10 @@ def test_a_form_that_is_sent_twice_is_one_job_and_a_changed_one_is_another(
     ("changes", "place", "words"),
     [
         ({"workload.matmul.sizes": "x"}, "workload.matmul.sizes", "'x' is not a whole number."),
-        ({"measure.replicates": "0"}, "measure.replicates", "0 is too small; the least is 1."),
-        ({"measure.rel_ci": "nan"}, "measure.rel_ci", "'nan' is not a number."),
         ({"model": "preset:gpt2"}, "model", "matmul runs no model; leave the field out."),
         ({"beside": "{"}, "beside", "'{' is not a list."),
         ({"workload": "nothing"}, "workload", "Unknown name 'nothing'."),
         ({"stack": ["bf16"]}, "stack", "bf16 has no effect on matmul"),
-        ({"limits.deadline": "tomorrow"}, "limits.deadline", "Input should be a valid datetime"),
         ({"priority": "99"}, "priority", "99 is too large; the most is 10."),
     ],
 )
@@ -191,11 +129,11 @@ def test_the_api_s_words_stand_at_the_field(
     assert f'href="#{place}"' in answer.text
 
 
-def test_the_address_fills_the_form_in(empty: Served, browser: Browser) -> None:
+def test_the_address_fills_the_form_in(service_on_sqlite: Served, browser: Browser) -> None:
     made = a_result(stack=("bf16",), model="preset:gpt2")
     shapes = {"kind": "generate", "prompt_tokens": 16, "new_tokens": 8, "batch_size": 1}
     made = made.model_copy(update={"variant": made.variant.model_copy(update={"workload": shapes})})
-    with empty.database.write() as session:
+    with service_on_sqlite.database.write() as session:
         results.add(session, made, {})
         standings.enter(session, made)
     page = browser.read(f"/jobs/new?from={made.id}&measure.replicates=2&note=Again")
@@ -203,7 +141,7 @@ def test_the_address_fills_the_form_in(empty: Served, browser: Browser) -> None:
     assert 'name="measure.replicates" value="2"' in page
     assert '"fresh": true' in page.replace("&#34;", '"')
     assert 'value="bf16" checked' in page
-    job = empty.submit(MATMUL | {"name": "first"})
+    job = service_on_sqlite.submit(MATMUL | {"name": "first"})
     assert 'value="first"' in browser.read(f"/jobs/new?from={job['id']}")
 
 
@@ -220,13 +158,15 @@ def test_an_address_that_is_wrong_is_a_page_that_says_so(browser: Browser, query
     assert words in browser.read(f"/jobs/new?{query}")
 
 
-def test_what_people_write_is_text_on_every_page_of_a_job(empty: Served, browser: Browser) -> None:
+def test_what_people_write_is_text_on_every_page_of_a_job(
+    service_on_sqlite: Served, browser: Browser
+) -> None:
     """In names, notes, reasons and in what is typed into the form; a tag takes no such characters at all."""
-    job = empty.submit(MATMUL | {"name": HOSTILE, "note": HOSTILE * 10, "tags": ["a:b/c"]})
-    lease = empty.claim()
+    job = service_on_sqlite.submit(MATMUL | {"name": HOSTILE, "note": HOSTILE * 10, "tags": ["a:b/c"]})
+    lease = service_on_sqlite.claim()
     while lease.job_id != job["id"]:
-        lease = empty.claim()
-    empty.finish(lease, reason=HOSTILE)
+        lease = service_on_sqlite.claim()
+    service_on_sqlite.finish(lease, reason=HOSTILE)
     typed = browser.send(
         "/jobs/new", "/jobs/new", ASKED | {"name": HOSTILE, "model": HOSTILE, "ask": "check"}
     )
@@ -240,30 +180,79 @@ def test_what_people_write_is_text_on_every_page_of_a_job(empty: Served, browser
 
 
 def test_a_job_is_cancelled_from_its_page_and_listed_by_state_and_tag(
-    empty: Served, browser: Browser
+    service_on_sqlite: Served, browser: Browser
 ) -> None:
-    job = empty.submit(MATMUL | {"name": "to be cancelled", "tags": ["mine"]})
+    job = service_on_sqlite.submit(MATMUL | {"name": "to be cancelled", "tags": ["mine"]})
     place = f"/jobs/{job['id']}"
     assert browser.send(place, f"{place}/cancel").status_code == 303
     page = browser.read(place)
     assert "cancelled" in page
     assert "Cancel the job" not in page
-    assert empty.client.get(f"/v1{place}").json()["state"] == JobState.CANCELLED
+    assert service_on_sqlite.client.get(f"/v1{place}").json()["state"] == JobState.CANCELLED
     assert "to be cancelled" in browser.read("/jobs?state=cancelled&tag=mine")
     assert "No job matches" in browser.read("/jobs?state=running&tag=mine")
     browser.read("/jobs/01980000-0000-7000-8000-000000000000", 404)
     browser.read("/jobs/nothing", 422)
 
 
-def test_a_preview_says_what_a_job_will_be_and_stores_nothing(empty: Served) -> None:
-    before = empty.count_jobs()
-    answer = empty.client.post("/v1/preview", json=JOBS["ladder"].document)
-    assert answer.status_code == 200
-    preview = answer.json()
-    assert [each["label"] for each in preview["variants"]][:2] == ["baseline", "bf16"]
-    assert preview["seconds"] > 0
-    assert preview["sentence"].startswith(f"{len(preview['variants'])} variants x 1 process")
-    assert preview["spec"]["measure"]["rel_ci"] == 0.01
-    assert empty.count_jobs() == before
-    wrong = empty.client.post("/v1/preview", json={"workload": {"kind": "generate"}})
-    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "model")
+def test_bars_are_on_one_scale_from_zero() -> None:
+    found = bars([a_metric("tokens_per_s", 80.0, (70.0, 100.0)), a_metric("tokens_per_s", 40.0)])
+    assert [(bar.end, bar.low, bar.high, bar.sure) for bar in found] == [
+        (80, 70, 100, True),
+        (40, 0, 0, False),
+    ]
+
+
+def a_document(**variant: Any) -> dict[str, Any]:
+    document = a_result(stack=("bf16",)).model_dump(mode="json")
+    workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8, "batch_size": 2}
+    document["variant"] |= {"workload": workload, "model": "preset:gpt2"} | variant
+    return document
+
+
+def test_the_code_of_a_stack_is_its_request() -> None:
+    stack = ({"name": "bf16"}, {"name": "torch_compile", "mode": "reduce-overhead"})
+    spec = {"measure": {"replicates": 5}, "limits": {}}
+    found = again(a_document(stack=stack), spec)
+    _, assigned, _ = ast.parse(found.python).body
+    assert isinstance(assigned, ast.Assign)
+    assert isinstance(assigned.value, ast.Call)
+    workload, model = map(ast.literal_eval, assigned.value.args)
+    named = {each.arg or "": ast.literal_eval(each.value) for each in assigned.value.keywords}
+    assert (workload["batch_size"], model) == (2, "preset:gpt2")
+    assert named["stack"] == ["bf16", stack[1]]
+    assert named["measure"]["replicates"] == 5
+    assert "limits" not in named
+    written = [each if isinstance(each, dict) else {"name": each} for each in named.pop("stack")]
+    posted = JobSpec.model_validate({"workload": workload, "model": model, "stack": written} | named)
+    assert posted == JobSpec.model_validate_json(found.json)
+
+
+def test_a_technique_of_another_version_has_no_code_but_a_reason() -> None:
+    found = again(a_document(stack=({"name": "int9"},)), None)
+    assert found.request is None
+    assert "int9" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "page"),
+    [
+        ("/", "text/html,*/*;q=0.8", True),
+        ("/", "*/*", False),
+        ("/v1/jobs", "text/html", False),
+        ("/optigpu/v1/jobs", "text/html", False),
+        ("/optigpu/", "text/html", True),
+    ],
+)
+def test_errors_are_pages_for_browsers_outside_of_the_json_api(path: str, accept: str, page: bool) -> None:
+    prefix = "/optigpu" if path.startswith("/optigpu") else ""
+    headers = [(b"accept", accept.encode())]
+    assert wants_page({"type": "http", "path": path, "root_path": prefix, "headers": headers}) is page
+
+
+def test_no_text_of_others_changes_the_direction_of_a_page(any_service: Served) -> None:
+    job = any_service.submit(MATMUL | {"name": "quick\u202efox\u2066", "note": "a\u202eb<i>"})
+    for address in ("/jobs", f"/jobs/{job['id']}"):
+        page = any_service.client.get(address, headers={"Accept": "text/html"}).text
+        assert "quickfox" in page
+        assert not {"\u202e", "\u2066"} & set(page)

@@ -85,7 +85,6 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "fresh": {"fresh": True},
     "another seed": {"seed": 1},
     "another shape": {"workload": {"kind": "matmul", "sizes": [65]}},
-    "more shapes": {"workload": {"kind": "matmul", "sizes": [64, 65]}},
     "more processes": {"measure": {"replicates": 5}},
     "another meter": {"measure": {"meters": ["latency", "profile"]}},
 }

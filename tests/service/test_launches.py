@@ -90,14 +90,6 @@ def test_the_end_of_a_launch_whose_job_was_claimed_changes_nothing_of_the_job(da
         assert lease.fencing == 1
 
 
-def test_an_allocation_that_its_scheduler_starts_again_claims_with_the_same_token(database: Database) -> None:
-    with database.write() as session:
-        launch = (posted_in(session), begun(session))[1]
-        claimed(session, launch)
-        leases.sweep(session, utc_now() + timedelta(hours=1))
-        assert claimed(session, launch, "the next").fencing == 2
-
-
 def test_a_job_says_if_nobody_hands_it_over(database: Database) -> None:
     with database.write() as session:
         workers.register(session, a_worker())

@@ -114,17 +114,6 @@ def test_progress_does_not_accumulate_and_its_sequence_grows(database: Database)
     assert sequences == list(range(5, 55))
 
 
-def test_a_heartbeat_extends_the_lease(database: Database) -> None:
-    start = utc_now()
-    with database.write() as session:
-        jobs.submit(session, a_spec())
-        lease = leases.claim(session, a_worker(), 30, now=start)
-        assert lease is not None
-        leases.heartbeat(session, lease, 30, now=start + timedelta(seconds=20))
-        assert leases.sweep(session, now=start + timedelta(seconds=45)) == leases.Swept()
-        assert leases.sweep(session, now=start + timedelta(seconds=51)).requeued == (lease.job_id,)
-
-
 WRITES: dict[str, Callable[[Session, Lease], object]] = {
     "heartbeat": lambda s, lease: leases.heartbeat(s, lease, 30, ProgressView(fraction=0.9)),
     "plan": lambda s, lease: outcomes.plan(s, lease, a_plan("stale")),
@@ -176,31 +165,6 @@ def test_an_expired_job_is_taken_up_again_until_it_was_lost_too_often(database: 
     )
     assert [attempt.outcome for attempt in job.attempts] == ["lost", "lost", "failed"]
     assert (job.parked, job.failure) == (True, FailureKind.LOST)
-
-
-def test_a_job_that_is_handed_back_keeps_its_place_and_its_attempts(database: Database) -> None:
-    with database.write() as session:
-        first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
-        for _ in range(5):
-            lease = _claimed(session)
-            assert lease.job_id == first
-            leases.release(session, lease)
-        _claimed(session)
-        assert leases.sweep(session, now=utc_now() + LATER).requeued == (first,)
-        assert jobs.get(session, second).queue_position == 2
-
-
-@pytest.mark.parametrize("how", ["released", "expired"])
-def test_a_job_that_was_cancelled_meanwhile_is_not_taken_up_again(database: Database, how: str) -> None:
-    with database.write() as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        lease = _claimed(session)
-        jobs.request_cancel(session, job_id)
-        if how == "released":
-            leases.release(session, lease)
-        else:
-            assert leases.sweep(session, now=utc_now() + LATER).cancelled == (job_id,)
-        assert jobs.get(session, job_id).state is JobState.CANCELLED
 
 
 def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Database) -> None:

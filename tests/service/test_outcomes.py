@@ -1,27 +1,45 @@
-"""Outcomes: stored whole or not at all, once, and given back as they were; and the end of what processes print."""
+"""Outcomes and their files: stored whole or not at all, once, given back as they were; and what processes print."""
 
+import gzip
+import hashlib
+import random
 import struct
+import time
 from pathlib import Path
 
+import httpx
 import pytest
-from pydantic import TypeAdapter
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.documents.events import Event, Printed, Waiting
+from optigpu.documents.events import Printed, VariantFinished
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import Attribution, Outcome, Samples
-from optigpu.store import events, job_views, jobs, keys, leases, outcomes, results
-from optigpu.store.database import Database
+from optigpu.documents.result import Outcome, Samples
+from optigpu.documents.views import ArtifactView
+from optigpu.store import artifacts, events, job_views, jobs, keys, leases, outcomes, results
+from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
+from optigpu.store.database import Database, default_url
 from optigpu.store.leases import Lease
 from optigpu.store.outcomes import LONGEST_PRINTED
-from optigpu.store.tables import EnvironmentRow, Job, LeaderboardEntry, MetricRow, ResultRow, SamplesRow
+from optigpu.store.tables import (
+    ArtifactRow,
+    EnvironmentRow,
+    Job,
+    LeaderboardEntry,
+    MetricRow,
+    ResultRow,
+    SamplesRow,
+)
 from optigpu.vocabulary import JobState, LeaseLostError, NotFoundError, VariantStatus
 from tests.service.pages import Browser
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome
-from tests.service.serving import serving
-from tests.service.workers import migrated, submit, tiny_ladder, worker_context
+from tests.service.serving import Served, serving
+from tests.service.workers import look, matmul, migrated, submit, tiny_ladder, worker_context
 from worker.execute import execute_next
+from worker.heartbeat import Heartbeat
+from worker.held import StoredJob
+from worker.recorder import Recorder
+from worker.trace import AttemptTrace
 
 RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
 
@@ -123,34 +141,6 @@ def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Da
     assert "NUL" in job.variants[0].reason
 
 
-def test_the_events_tell_the_whole_story(database: Database) -> None:
-    outcome = an_outcome(a_result(), {"tokens_per_s": RAW})
-    lease = _planned(database, "baseline")
-    attribution = Attribution(metric="tokens_per_s", rows=())
-    with database.write() as session:
-        outcomes.note(session, lease, Waiting(doing="cc1plus uses 1.1 of 2 cores", up_to_s=60))
-        outcomes.variant_started(session, lease, 0)
-        outcomes.save_outcome(session, lease, outcome)
-        outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)
-        story = events.after(session, lease.job_id, 0)
-        job = jobs.get(session, lease.job_id)
-    measured = ["waiting", "variant_started", "variant_finished", "finished"]
-    assert [event.kind for event in story] == ["state", "state", "planned", *measured, "state"]
-    assert [event.data["state"] for event in story if event.kind == "state"] == [
-        "queued",
-        "running",
-        "succeeded",
-    ]
-    for event in story:
-        if event.kind != "state":
-            assert TypeAdapter[Event](Event).validate_python(event.data).kind == event.kind
-    (finished,) = [event.data["outcome"] for event in story if event.kind == "variant_finished"]
-    assert "samples" not in finished
-    assert job.variants[0].result_id == finished["result"]["id"]
-    assert job.attempts[0].outcome == "succeeded"
-    assert job.attribution == attribution.model_dump(mode="json")
-
-
 def test_an_attribution_of_another_version_is_given_back_as_it_was_stored(database: Database) -> None:
     lease = _planned(database, "baseline")
     later = {"metric": "tokens_per_s", "rows": [{"invented": 1}], "invented": [2]}
@@ -208,6 +198,7 @@ def test_the_end_of_all_that_a_variant_s_processes_print_is_kept(database: Datab
     assert printed[1].endswith("x\n\nlast")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_only_an_administrator_sees_what_processes_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,3 +231,166 @@ def test_only_an_administrator_sees_what_processes_printed(
                     f"/v1/jobs/{job_id}", headers={"Authorization": f"Bearer {key}"}
                 ).text
             )
+
+
+TRACE = b'{"traceEvents": [' + b'{"name": "aten::mm", "dur": 12}, ' * 1000 + b"{}]}"
+LONG = b"a" * (5 * PIECE_BYTES + 3)
+NOISE = random.Random(7).randbytes(3 * PIECE_BYTES + 7)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A text that packs well, noise that does not and is longer than a piece, no bytes, and one byte many times.
+
+    The last takes less than a piece in the database, and many to send.
+    """
+    contents = {"trace.json": TRACE, "noise.bin": NOISE, "empty.txt": b"", "long.txt": LONG}
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    return {name: tmp_path / name for name in contents}
+
+
+def kept(database: Database, *files: Artifact) -> str:
+    """Stores a result with these files and returns its id."""
+    result = a_result()
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        lease = leases.claim(session, a_worker(), 300)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
+        outcomes.save_outcome(session, lease, an_outcome(result), files)
+    return result.id
+
+
+def test_files_come_back_bit_for_bit(database: Database, files: dict[str, Path]) -> None:
+    result_id = kept(database, *read(files))
+    for name, path in files.items():
+        pieces = list(content(database, result_id, name))
+        assert b"".join(pieces) == path.read_bytes()
+        assert max(map(len, pieces), default=0) <= PIECE_BYTES
+    with database.read() as session:
+        listed = artifacts.list_(session, result_id).artifacts
+        stored = session.scalar(select(func.length(ArtifactRow.data)).where(ArtifactRow.name == "trace.json"))
+    assert listed[3] == ArtifactView(
+        name="trace.json",
+        media_type="application/json",
+        size_bytes=len(TRACE),
+        sha256=hashlib.sha256(TRACE).hexdigest(),
+    )
+    assert [each.name for each in listed] == ["empty.txt", "long.txt", "noise.bin", "trace.json"]
+    assert stored is not None
+    assert stored < len(TRACE) / 20
+
+
+def test_what_cannot_be_read_is_a_reason_and_the_others_are_kept(
+    database: Database, files: dict[str, Path], tmp_path: Path
+) -> None:
+    result_id = kept(database, *read(files | {"gone.json": tmp_path / "gone", "folder.json": tmp_path}))
+    with database.read() as session:
+        listed = {each.name: each for each in artifacts.list_(session, result_id).artifacts}
+        assert listed["gone.json"].reason == "It could not be read: No such file or directory."
+        assert listed["folder.json"].reason == "It could not be read: Is a directory."
+        assert listed["gone.json"].sha256 is None
+        with pytest.raises(NotFoundError, match=r"gone\.json was not kept: It could not be read"):
+            artifacts.find(session, result_id, "gone.json")
+    assert b"".join(content(database, result_id, "trace.json")) == TRACE
+
+
+def test_a_file_that_is_too_large_is_a_reason(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "MOST_ARTIFACT_BYTES", 2 * PIECE_BYTES)
+    found = {each.name: each for each in read(files)}
+    assert found["noise.bin"].data is None
+    assert found["noise.bin"].size_bytes == len(NOISE)
+    assert found["noise.bin"].reason == f"It is larger than {2 * PIECE_BYTES} bytes even when compressed."
+    assert found["trace.json"].data is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "safe", "media_type"),
+    [
+        ("trace.json", "trace.json", "application/json"),
+        ("trace.json.gz", "trace.json.gz", "application/gzip"),
+        ("raw", "raw", "application/octet-stream"),
+        ("../../etc/passwd", "_.._etc_passwd", "application/octet-stream"),
+        ("a\nb\x00.json", "a_b_.json", "application/json"),
+        ("..", "file", "application/octet-stream"),
+        ("x" * 300, "x" * 100, "application/octet-stream"),
+    ],
+)
+def test_a_name_is_never_a_path_and_says_the_media_type(
+    files: dict[str, Path], name: str, safe: str, media_type: str
+) -> None:
+    (found,) = read({name: files["trace.json"]})
+    assert (found.name, found.media_type) == (safe, media_type)
+
+
+@pytest.mark.slow
+def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[str, Path]) -> None:
+    """Read while the listener runs: after it the run removes them."""
+    with migrated(default_url(tmp_path)) as database:
+        context = worker_context(database)
+        job_id = submit(database, matmul())
+        lease = context.write(lambda session: leases.claim(session, context.info, 60))
+        assert lease is not None
+        context.write(lambda session: outcomes.plan(session, lease, a_plan("baseline")))
+        result = a_result()
+        outcome = Outcome(index=0, status=VariantStatus.SUCCEEDED, result=result, artifacts=files)
+        job = StoredJob(context, lease)
+        with Heartbeat(job, 60, claimed_at=time.monotonic()) as heartbeat:
+            trace = AttemptTrace(context.tracing, lease)
+            recorder = Recorder(job, heartbeat, context.stopping, trace)
+            recorder(VariantFinished(outcome=outcome))
+            for path in files.values():
+                path.unlink()
+            recorder.finish(JobState.SUCCEEDED, None)
+        assert look(database, job_id).variants[0].result_id == result.id
+        assert b"".join(content(database, result.id, "noise.bin")) == NOISE
+
+
+@pytest.fixture
+def served(service: Served, files: dict[str, Path], tmp_path: Path) -> tuple[Served, str]:
+    """A service with one result and its files, one of which could not be kept."""
+    return service, kept(service.database, *read(files | {"gone.json": tmp_path / "gone"}))
+
+
+@pytest.mark.slow
+def test_a_result_links_to_its_files_and_each_can_be_downloaded(served: tuple[Served, str]) -> None:
+    service, result_id = served
+    links = service.client.get(f"/v1/results/{result_id}").headers["link"]
+    assert f'</v1/results/{result_id}/artifacts>; rel="related"; title="artifacts"' in links
+    listed = service.client.get(f"/v1/results/{result_id}/artifacts").json()
+    by_name = {each["name"]: each for each in listed["artifacts"]}
+    answer = service.client.get(by_name["noise.bin"]["links"]["self"])
+    assert answer.content == NOISE
+    assert answer.headers["content-disposition"] == 'attachment; filename="noise.bin"'
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert by_name["noise.bin"]["sha256"] == hashlib.sha256(answer.content).hexdigest()
+    assert service.client.get(by_name["empty.txt"]["links"]["self"]).content == b""
+
+
+@pytest.mark.slow
+def test_a_download_says_its_length_unless_it_is_compressed_on_the_way(served: tuple[Served, str]) -> None:
+    service, result_id = served
+    url = f"{service.url}/v1/results/{result_id}/artifacts/trace.json"
+    plain = httpx.get(url, headers={"Accept-Encoding": "identity"})
+    assert (plain.headers["content-length"], plain.content) == (str(len(TRACE)), TRACE)
+    with httpx.stream("GET", url, headers={"Accept-Encoding": "gzip"}) as packed:
+        raw = b"".join(packed.iter_raw())
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(raw) == TRACE
+
+
+def test_a_file_that_was_not_kept_says_why(served: tuple[Served, str]) -> None:
+    service, result_id = served
+    listed = service.client.get(f"/v1/results/{result_id}/artifacts").json()["artifacts"]
+    (gone,) = [each for each in listed if each["name"] == "gone.json"]
+    assert (gone["links"], gone["reason"]) == ({}, "It could not be read: No such file or directory.")
+    answer = service.client.get(f"/v1/results/{result_id}/artifacts/gone.json")
+    assert answer.status_code == 404
+    assert "could not be read" in answer.json()["detail"]
+    missing = service.client.get(f"/v1/results/{result_id}/artifacts/trace.txt")
+    assert missing.status_code == 404
+    assert "has no file trace.txt" in missing.json()["detail"]

@@ -31,6 +31,9 @@ QUICK = (
 QUICK_ARGUMENT = QUICK.replace('"measure": ', "measure=")
 STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
 MEASURING = ("run", "ladder", "submit")
+LASTING = (*MEASURING, "bench", "replay")
+OFTEN = ("--workload matmul", "> ladder.json")
+"""Of the commands that measure, those that run each time: what they keep is read by others."""
 QUICK_FLAGS = (
     "--replicates 1 --min-seconds 0.05 --max-seconds 1 --rel-ci 1 --meters latency --wait-for-quiet 0"
 )
@@ -89,10 +92,12 @@ def service(folder: Path) -> Iterator[str]:
 
 
 def own_commands() -> Iterator[object]:
-    """Those of the first page and of the library's; the ones that need llama.cpp have its mark."""
+    """Those of the first page and of the library's: with the mark of llama.cpp, or as long, where they need or last so."""
     for command in (*commands(GETTING_STARTED), *commands(LIBRARY)):
         if command.startswith("optigpu "):
-            yield pytest.param(command, marks=[pytest.mark.llama] if "llama_cpp" in command else [])
+            lasts = command.split()[1] in LASTING and not any(each in command for each in OFTEN)
+            needs = [pytest.mark.llama] if "llama_cpp" in command else []
+            yield pytest.param(command, marks=[*needs, pytest.mark.long] if lasts else needs)
 
 
 @pytest.mark.parametrize("command", [*own_commands()])
@@ -159,6 +164,7 @@ def test_the_readme_s_example_works(folder: Path) -> None:
     assert all(float(line.split()[1].removesuffix("x")) > 0 for line in lines)
 
 
+@pytest.mark.long
 def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
     """And in less time: that it works is all that is asked."""
     (source,) = [block for block in blocks(LIBRARY, "python") if "optigpu.ladder(" in block]
@@ -177,6 +183,7 @@ def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
     assert float(int8.removeprefix("int8_weight_only ")) > 0
 
 
+@pytest.mark.long
 def test_the_operator_s_example_writes_text(folder: Path) -> None:
     """Without its ten seconds of calibration, which tests/engine looks at."""
     (source,) = [block for block in blocks(LIBRARY, "python") if "new_decoder" in block]

@@ -35,10 +35,6 @@ def matmul(flags: str, answer: str, **fields: Any) -> Mistake:
     return Mistake(f"--workload matmul {flags}", MATMUL | fields, answer)
 
 
-def shapes(**fields: Any) -> dict[str, Any]:
-    return {"kind": "generate", **fields}
-
-
 MISTAKES = [
     # names
     Mistake(
@@ -53,18 +49,11 @@ MISTAKES = [
         stack=[{"name": "bf16"}, {"name": "torch_compil"}],
     ),
     generate(
-        "--stack torch_compile:modus=default",
-        "stack.0.modus: Unknown field 'modus'. Did you mean mode? Valid: mode, backend,",
-        stack=[{"name": "torch_compile", "modus": "default"}],
-    ),
-    generate(
         "--beside lama_cpp/gguf",
         "beside.0.backend: Unknown value 'lama_cpp'. Did you mean llama_cpp or ik_llama_cpp? Valid:",
         beside=[{"backend": "lama_cpp", "stack": [{"name": "gguf"}]}],
     ),
-    generate("--sizes 64", "workload.sizes: Unknown field 'sizes'.", workload=shapes(sizes=[64])),
     generate("--model preset:gtp2", "model: Unknown preset 'gtp2'. Did you mean gpt2", model="preset:gtp2"),
-    generate("--model hf:gpt2", "model: Unknown kind of model 'hf'; write preset:NAME,", model="hf:gpt2"),
     generate("--model path:../x", "model: '../x' must be a relative path under", model="path:../x"),
     # numbers
     generate(

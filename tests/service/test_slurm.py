@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
 
 from optigpu.clusters import Task
 from optigpu.documents.views import JobView, LaunchState
 from optigpu.store import events, jobs, launches, queue
-from optigpu.store.tables import ResultRow
 from optigpu.vocabulary import JobState, Scheduler
 from tests.pages import ROOT
 from tests.servers.slurm import Cluster
 from tests.service.processes import eventually
 from tests.service.serving import Served, serving
-from tests.service.slurm_forks import forks
 from worker.launch import LaunchLoop
 from worker.launchers.base import Access
 from worker.launchers.slurm import Slurm
@@ -30,6 +27,8 @@ from worker.settings import LauncherSettings
 pytestmark = pytest.mark.slow
 
 LEASE_S = 4.0
+JOBS = 12
+PILOT = f"{sys.executable} -m tests.service.slurm_pilot"
 
 
 @dataclass
@@ -115,7 +114,7 @@ def site(slurm: Cluster, folder: Path, program: str, options: str = "") -> Itera
 
 @pytest.fixture
 def here(slurm: Cluster, tmp_path: Path) -> Iterator[Site]:
-    with site(slurm, tmp_path, f"{sys.executable} -m tests.service.slurm_pilot") as found:
+    with site(slurm, tmp_path, PILOT) as found:
         yield found
 
 
@@ -215,27 +214,24 @@ class DyingLauncher(Slurm):
 
 
 @pytest.mark.long
-def test_of_fifty_jobs_none_is_lost_and_none_runs_twice(
+def test_of_many_jobs_none_is_lost_and_none_runs_twice(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.launch.UNCONFIRMED", timedelta(seconds=2))
-    shared = "--exclusive=user --mem=10"
-    with forks(tmp_path) as program, site(slurm, tmp_path, program, shared) as here:
+    with site(slurm, tmp_path, PILOT, "--exclusive=user --mem=10") as here:
         here.loop.launcher = DyingLauncher()
-        job_ids = {here.submit(name=f"job {number}") for number in range(50)}
+        job_ids = {here.submit(name=f"job {number}") for number in range(JOBS)}
 
         def all_ended() -> bool:
             with suppress(DyingLauncher.DiedError):
                 here.loop.round()
             with here.served.database.read() as session:
-                return queue.counts(session)[JobState.SUCCEEDED] == len(job_ids)
+                return queue.counts(session)[JobState.SUCCEEDED] == JOBS
 
-        assert eventually(all_ended, within_s=180), here.told()
+        assert eventually(all_ended, within_s=200), here.told()
         assert eventually(here.is_clear)
         for job_id in job_ids:
             job = here.look(job_id)
             assert [each.outcome for each in job.attempts if each.outcome != "not_started"] == ["succeeded"]
             assert len(here.served.client.get(f"/v1/jobs/{job_id}/results").json()["results"]) == 1
-        with here.served.database.read() as session:
-            assert session.scalar(select(func.count()).select_from(ResultRow)) == len(job_ids)
-    assert DyingLauncher.submitted > 50
+    assert DyingLauncher.submitted > JOBS

@@ -49,7 +49,6 @@ def test_without_a_worker_it_is_said_how_to_start_one(session: Session) -> None:
     ("job", "serving", "want", "name", "words"),
     [
         ({"device": "cuda"}, [a_worker()], Want.DEVICE, "cuda", "there are: cpu (1x Test CPU)"),
-        ({"device": "mps"}, [a_worker()], Want.DEVICE, "mps", "`python -m worker --device mps`"),
         (
             TPU,
             [a_worker(), a_gpu_worker(), a_gpu_worker("other", gpus=("NVIDIA A100",))],
@@ -59,11 +58,6 @@ def test_without_a_worker_it_is_said_how_to_start_one(session: Session) -> None:
             {"device": "cuda", "target": {"min_vram_bytes": 200 * 10**9}},
             [a_gpu_worker()],
             *(Want.MEMORY, "200000000000", "200.0 GB of memory; there are: NVIDIA H200 with 141.0 GB"),
-        ),
-        (
-            {"device": "cuda", "target": {"gpu": "a100", "min_vram_bytes": 100 * 10**9}},
-            [a_gpu_worker(), a_gpu_worker("small", gpus=("NVIDIA A100",), vram_bytes=40 * 10**9)],
-            *(Want.MEMORY, "100000000000", "there are: NVIDIA A100 with 40.0 GB"),
         ),
         (
             ON_TINY | {"backend": "llama_cpp"},
@@ -107,13 +101,6 @@ def test_what_each_of_two_workers_lacks_is_not_said_of_both(session: Session) ->
     assert found.sentence.startswith(
         "No live worker on cpu that fits the job otherwise has path:mine in its OPTIGPU_MODELS_DIR; there are: none."
     )
-
-
-def test_a_long_list_is_cut(session: Session) -> None:
-    names = tuple(f"path:model-{number:02}" for number in range(20))
-    found = why(session, a_spec(**(ON_TINY | {"model": "path:mine"})), a_worker(models=names))
-    assert found is not None
-    assert "path:model-06, path:model-07 and 12 more." in found.sentence
 
 
 def test_a_worker_that_comes_later_takes_the_job_and_the_sentence_goes(session: Session) -> None:

@@ -1,6 +1,6 @@
 """A job from the queue to the leaderboard, in the test's own process: real databases, real measuring processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,14 +13,13 @@ from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.models.files import SINGLE
-from optigpu.models.held import CONFIGURATION, MODELS_DIR
+from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
-from tests.breadth import cases
 from tests.service.processes import eventually
 from tests.service.workers import (
     AT_ONCE,
@@ -105,48 +104,14 @@ def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     assert bf16["speedup"] is not None, verdicts
 
 
-@pytest.mark.long
-def test_a_job_that_looks_for_the_largest_batch_has_a_board_of_its_own(database: Database) -> None:
-    spec = JobSpec.model_validate(
-        {
-            "workload": {"kind": "train_step", "sequence_tokens": 32},
-            "model": "preset:tiny-llama-test",
-            "plan": "batch_scaling",
-            "limits": {"max_bytes": 60e6, "max_batch": 4, "wait_for_quiet_s": 0},
-        }
-    )
-    job_id = submit(database, spec)
-    assert execute_next(worker_context(database))
-    assert look(database, job_id).state is JobState.SUCCEEDED
-    with database.read() as session:
-        (board,) = leaderboard.query(session, LeaderboardQuery()).boards
-    assert (board.metric, board.workload["memory_limit_bytes"], board.rows[0].value.value) == (
-        "largest_batch",
-        60_000_000,
-        4.0,
-    )
-
-
 @pytest.mark.slow
 def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32", "float32")))
     assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.SUCCEEDED
-    assert [variant.status for variant in job.variants] == [
-        VariantStatus.UNSUPPORTED,
-        VariantStatus.SUCCEEDED,
-    ]
+    assert statuses(database, job_id) == [VariantStatus.UNSUPPORTED, VariantStatus.SUCCEEDED]
     assert "tf32" in (job.variants[0].reason or "")
-
-
-@pytest.mark.slow
-def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: Database) -> None:
-    job_id = submit(database, matmul(dtypes=("tf32",)))
-    assert execute_next(worker_context(database))
-    job = look(database, job_id)
-    assert job.state is JobState.FAILED
-    assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
 
 
 @pytest.mark.long
@@ -302,32 +267,14 @@ def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    cases(
-        [
-            (
-                lambda model: (model / SINGLE).write_bytes((model / SINGLE).read_bytes()[:-99]),
-                "model.safetensors",
-            ),
-            (lambda model: (model / CONFIGURATION).write_text('{"model_type": "llama", "vo'), "config.json"),
-        ],
-        by_default=1,
-    ),
-    ids=["cut weights", "cut configuration"],
-)
 def test_a_damaged_model_fails_each_rung_with_a_sentence_that_names_the_file(
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[Path], object],
-    said: str,
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = tmp_path / "models"
     whole = load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype="float32")
     whole.save_pretrained(models / "cut")
-    damage(models / "cut")
+    weights = models / "cut" / SINGLE
+    weights.write_bytes(weights.read_bytes()[:-99])
     monkeypatch.setenv(MODELS_DIR, str(models))
     ladder = tiny_ladder().model_dump(mode="json") | {"model": "path:cut"}
     job_id = submit(database, JobSpec.model_validate(ladder))
@@ -336,7 +283,7 @@ def test_a_damaged_model_fails_each_rung_with_a_sentence_that_names_the_file(
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     for variant in job.variants:
-        assert said in (variant.reason or "")
+        assert "model.safetensors" in (variant.reason or "")
         assert "\n" not in (variant.reason or "")
     assert "Traceback" not in caplog.text
 

@@ -1,0 +1,285 @@
+"""The databases: what goes in comes out as it was, a reader sees one state, servers' addresses, and tables by month."""
+
+import math
+import re
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from dotenv import dotenv_values
+from kombu.connection import Connection
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError
+
+import migrations
+from optigpu.store import jobs, queue, results
+from optigpu.store.cursors import decode_cursor, encode_cursor
+from optigpu.store.database import Database, default_url, engine_for
+from optigpu.store.doorbell import broker_url
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.tables import Attempt, EnvironmentRow, Job
+from optigpu.vocabulary import DocumentError, JobState, StoreError
+from tests.pages import ROOT
+from tests.servers.postgres import fresh_database, libpq
+from tests.service.records import NOON, a_metric, a_result, a_spec
+
+
+def _submitted(database: Database) -> str:
+    with database.write() as session:
+        return jobs.submit(session, a_spec()).job.id
+
+
+def test_a_read_session_sees_one_state_whatever_is_committed_meanwhile(database: Database) -> None:
+    first = _submitted(database)
+    with database.read() as session:
+        before = queue.counts(session)
+        with database.write() as writing:
+            jobs.submit(writing, a_spec())
+            jobs.request_cancel(writing, first)
+        assert queue.counts(session) == before
+        assert [job.id for job in jobs.list_(session).jobs] == [first]
+    with database.read() as session:
+        assert queue.counts(session)[JobState.CANCELLED] == 1
+        assert len(jobs.list_(session).jobs) == 2
+
+
+def test_reads_beside_writers_never_fail(database: Database) -> None:
+    """A snapshot that only reads has nothing to be serialized with, so nothing has to be tried again."""
+
+    def read(_: int) -> bool:
+        with database.read() as session:
+            return sum(queue.counts(session).values()) == len(jobs.list_(session, limit=1000).jobs)
+
+    with ThreadPoolExecutor(4) as pool:
+        written = pool.map(lambda _: _submitted(database), range(40))
+        consistent = list(pool.map(read, range(40)))
+        assert len(set(written)) == 40
+    assert all(consistent)
+
+
+def test_a_session_that_reads_leaves_its_statements_prepared(postgresql_database: Database) -> None:
+    """So that PostgreSQL plans a page's statements once for each connection, and not for each reader."""
+    for _ in range(6):
+        with postgresql_database.read() as session:
+            queue.counts(session)
+    with postgresql_database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM pg_prepared_statements")) > 0
+
+
+def test_a_write_after_a_read_on_the_same_connection_sees_what_others_committed(database: Database) -> None:
+    """The isolation of a read must not stay with the pooled connection: a claim relies on READ COMMITTED."""
+    for _ in range(3):
+        with database.read() as session:
+            queue.counts(session)
+        with database.write() as session:
+            before = queue.counts(session)[JobState.QUEUED]
+            _in_another_thread(database) if database.dialect == "postgresql" else jobs.submit(
+                session, a_spec()
+            )
+            assert queue.counts(session)[JobState.QUEUED] == before + 1
+
+
+def _in_another_thread(database: Database) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_submitted, database).result()
+
+
+def test_connections_that_the_server_has_closed_are_replaced(postgresql_database: Database) -> None:
+    """As a restart of the server leaves them; nobody who asks afterwards sees it."""
+    with postgresql_database.read() as one, postgresql_database.read() as two:
+        for session in (one, two):
+            queue.counts(session)
+        url = one.connection().engine.url.set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False)) as other:
+        ended = other.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchall()
+    assert len(ended) >= 2
+    for _ in range(3):
+        with postgresql_database.read() as session:
+            queue.counts(session)
+
+
+DOCUMENTS = [
+    {"z": 1, "a": {"nested": [1, 2.5, None, True, "ü 🚀"]}},
+    {"tiny": 5e-324, "large": 1.7976931348623157e308, "third": 1 / 3, "negative_zero": -0.0},
+    {"int": 2**63 - 1, "empty": {}, "list": []},
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_comes_back_with_its_numbers_and_the_order_of_its_keys(
+    database: Database, document: dict[str, Any]
+) -> None:
+    with database.write() as session:
+        session.add(EnvironmentRow(digest="0" * 64, document=document))
+    with database.read() as session:
+        stored = session.scalars(select(EnvironmentRow.document)).one()
+    assert repr(stored) == repr(document)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "a\x00b", "\ud800"])
+def test_a_document_that_one_database_would_not_take_is_refused_by_both(
+    database: Database, value: Any
+) -> None:
+    with pytest.raises(DocumentError, match="value"), database.write() as session:
+        session.add(EnvironmentRow(digest="0" * 64, document={"value": [value]}))
+    with database.read() as session:
+        assert session.scalars(select(EnvironmentRow)).all() == []
+
+
+def test_a_moment_comes_back_aware_and_in_utc(database: Database) -> None:
+    summer = timezone(timedelta(hours=2))
+    with database.write() as session:
+        job = jobs.submit(session, a_spec()).job
+        session.get_one(Job, job.id).started_at = datetime(2026, 7, 1, 14, 30, 0, 123456, tzinfo=summer)
+    with database.read() as session:
+        started_at = jobs.get(session, job.id).started_at
+    assert started_at == datetime(2026, 7, 1, 12, 30, 0, 123456, tzinfo=UTC)
+    assert started_at.tzinfo is UTC
+
+
+def test_foreign_keys_are_enforced(database: Database) -> None:
+    attempt = {"number": 1, "worker_id": "w", "host_id": "h", "version": "1", "started_at": NOON}
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(Attempt(job_id="no such job", **attempt))
+
+
+def test_a_database_without_tables_says_what_to_do(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(StoreUnavailableError, match="alembic upgrade head"), database.read() as session:
+        jobs.list_(session)
+    database.close()
+
+
+def test_a_database_that_is_away_says_so_and_hides_the_password() -> None:
+    database = Database("postgresql://optigpu:secret@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailableError, match="cannot be used") as refused:
+        database.ping()
+    assert "secret" not in str(refused.value)
+    assert str(refused.value).endswith(" Check that it runs, and its address in OPTIGPU_DATABASE_URL.")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://root@localhost/x", "nonsense"])
+def test_a_url_that_cannot_serve_is_refused_with_a_sentence(url: str) -> None:
+    with pytest.raises(StoreError, match="use sqlite:///PATH"):
+        Database(url)
+
+
+def test_the_default_database_makes_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "50% of it" / "new"
+    database = Database(default_url(folder))
+    database.ping()
+    database.close()
+    assert (folder / "optigpu.db").is_file()
+
+
+def test_a_cursor_comes_back_exactly() -> None:
+    position = ["2026-01-02T12:00:00+00:00", 1 / 3, 7]
+    assert decode_cursor(encode_cursor(*position), str, float, int) == position
+
+
+EXAMPLE = dotenv_values(ROOT / ".env.worker.example")
+CERTIFICATE = "/etc/optigpu/certificates/ca.crt"
+
+
+def test_the_example_of_redis_checks_the_server_for_celery_and_for_redis() -> None:
+    address = str(EXAMPLE["OPTIGPU_REDIS_URL"])
+    with Connection(broker_url(address)) as broker:
+        assert broker.ssl == {
+            "ssl_cert_reqs": ssl.CERT_REQUIRED,
+            "ssl_check_hostname": True,
+            "ssl_ca_certs": CERTIFICATE,
+        }
+        assert (broker.password, broker.hostname, broker.port) == ("PASSWORD", "redis.example.org", 6379)
+    with redis.Redis.from_url(address) as client:
+        pool = client.connection_pool
+        assert pool.connection_class is redis.SSLConnection
+        assert pool.connection_kwargs["ssl_ca_certs"] == CERTIFICATE
+        assert pool.connection_kwargs["password"] == "PASSWORD"
+        assert pool.make_connection().check_hostname
+
+
+def test_the_example_of_postgresql_checks_the_server() -> None:
+    engine = engine_for(str(EXAMPLE["OPTIGPU_DATABASE_URL"]))
+    _, options = engine.dialect.create_connect_args(engine.url)
+    assert (options["sslmode"], options["sslrootcert"]) == ("verify-full", CERTIFICATE)
+    assert (options["host"], options["password"]) == ("db.example.org", "PASSWORD")
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("redis://host/0", "redis://host/0"),
+        ("rediss://host/0", "rediss://host/0?ssl_cert_reqs=required"),
+        ("rediss://host/0?ssl_ca_certs=/ca", "rediss://host/0?ssl_ca_certs=/ca&ssl_cert_reqs=required"),
+        ("rediss://host/0?ssl_cert_reqs=none", "rediss://host/0?ssl_cert_reqs=none"),
+    ],
+)
+def test_tls_checks_the_certificate_unless_the_address_says_otherwise(address: str, asked: str) -> None:
+    assert broker_url(address) == asked
+    with Connection(broker_url(address)) as broker:
+        checked = (broker.ssl or {}).get("ssl_cert_reqs")
+    assert checked == (
+        ssl.CERT_REQUIRED if "required" in asked else ssl.CERT_NONE if "none" in asked else None
+    )
+
+
+BLOCKS = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+EARLY, LATE = "019d0000-0000-7000-8000-000000000001", "019f1af9-b400-7000-8000-000000000001"
+
+
+@pytest.fixture
+def own_url(postgres_server_url: str) -> Iterator[str]:
+    """A migrated database of the test's own, since its tables change."""
+    with fresh_database(postgres_server_url) as made:
+        migrations.upgrade(made)
+        yield made
+
+
+@pytest.fixture
+def own_database(own_url: str) -> Iterator[Database]:
+    with closing(Database(own_url)) as opened:
+        yield opened
+
+
+def enter_under(own_database: Database, result_id: str) -> None:
+    """A result with samples under that id."""
+    result = a_result({"tflops": a_metric("tflops", 1.0)}, workload="matmul")
+    with own_database.write() as session:
+        results.add(session, result.model_copy(update={"id": result_id}), {"tflops": ((1.0, 2.0),)})
+
+
+def by_table(own_database: Database) -> dict[str, int]:
+    """How many samples lie in each table."""
+    query = "SELECT tableoid::regclass::text, count(*) FROM samples GROUP BY 1"
+    with own_database.read() as session:
+        return {row[0]: row[1] for row in session.execute(text(query))}
+
+
+def test_samples_are_divided_by_month_and_go_with_their_result(own_url: str, own_database: Database) -> None:
+    enter_under(own_database, EARLY)
+    run(own_url, BLOCKS[0])
+    enter_under(own_database, LATE)
+    assert by_table(own_database) == {"samples_before": 1, "samples_2026_07": 1}
+    with own_database.read() as session:
+        found = results.samples(session, LATE)
+    assert found.samples["tflops"] == ((1.0, 2.0),)
+    run(own_url, f"DELETE FROM results WHERE id = '{EARLY}'")
+    assert by_table(own_database) == {"samples_2026_07": 1}
+    run(own_url, "ALTER TABLE samples DETACH PARTITION samples_2026_07")
+    assert by_table(own_database) == {}
+
+
+def run(own_url: str, sql: str) -> None:
+    """As `psql` would."""
+    with psycopg.connect(libpq(own_url), autocommit=True) as connection:
+        connection.execute(sql)
