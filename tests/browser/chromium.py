@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.servers.machine import Machine, this_machine
+from tests.servers.process import Machine, this_machine
 from tests.servers.rule import apt_installs
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import faults
-from tests.chaos.story import Plan, chaos
+from tests.chaos.story import Plan, chaos, faults
 
 pytestmark = pytest.mark.long
 

@@ -7,14 +7,35 @@ from pathlib import Path
 
 from tests.deploy.compose import ROOT
 
-OUTPUTS = Path(__file__).with_name("nvidia_smi")
+LISTED = {
+    "one": """\
+GPU 0: NVIDIA H200 (UUID: GPU-5f1c8a52-3c1e-9b1d-7d0e-1f2a3b4c5d6e)
+""",
+    "mixed": """\
+GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-9d02b7c4-8f6e-4a1b-b2c3-d4e5f6a7b8c9)
+GPU 1: NVIDIA RTX 6000 Ada Generation (UUID: GPU-1e57a9d3-6b2c-4f8e-9a0b-c1d2e3f4a5b6)
+GPU 2: Tesla T4 (UUID: GPU-1e57ffff-0c1d-4e2f-8a3b-4c5d6e7f8091)
+""",
+    "slices": """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa1111-2222-3333-4444-555566667777)
+  MIG 3g.40gb     Device  0: (UUID: MIG-11111111-aaaa-5bbb-8ccc-dddddddddddd)
+  MIG 2g.20gb     Device  1: (UUID: MIG-22222222-aaaa-5bbb-8ccc-dddddddddddd)
+  MIG 1c.2g.20gb  Device  2: (UUID: MIG-33333333-aaaa-5bbb-8ccc-dddddddddddd)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb1111-2222-3333-4444-555566667777)
+GPU 2: NVIDIA A100-SXM4-80GB (UUID: GPU-cccc1111-2222-3333-4444-555566667777)
+  MIG 7g.80gb     Device  0: (UUID: MIG-44444444-aaaa-5bbb-8ccc-dddddddddddd)
+""",
+    "old_slices": """\
+GPU 0: A100-SXM4-40GB (UUID: GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f)
+  MIG 3g.20gb Device 0: (UUID: MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/1/0)
+  MIG 3g.20gb Device 1: (UUID: MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/2/0)
+""",
+}
 """What `nvidia-smi -L` prints, in the shapes of several drivers and machines; the UUIDs are made up."""
 UNREACHABLE = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
     "driver is installed and running.\n"
 )
-MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.65\n"
-NO_DEVICES = "No devices were found\n"
 PROGRAMS = ("sh", "bash", "sed", "od", "tr", "id", "cat", "make", "git", "awk", "grep", "env")
 """What recipes of the Makefile call, besides Docker and Python."""
 CHECKOUT = (

@@ -1,8 +1,9 @@
-"""The two compose files agree with each other, with their examples of .env and with the table of settings.
+"""The compose files agree with each other, with their examples of .env and the settings, and with what `make up` adds.
 
 What they start runs in tests/docker.
 """
 
+import ast
 import re
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from dotenv import dotenv_values
 
 from optigpu.variables import KNOWN
-from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, read_compose
+from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, parse_compose, read_compose
+from tests.deploy.gpu_host import LISTED
 from tests.pages import SETTINGS
+from tools.gpu_services import RefusedError, chosen, compose_file, parse
 
 SECRETS = {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"}
 ADDRESSES = {"OPTIGPU_DATABASE_URL": "postgresql://elsewhere/o", "OPTIGPU_REDIS_URL": "rediss://elsewhere/0"}
@@ -77,22 +80,6 @@ def test_every_setting_reaches_its_program_or_is_fixed(
     assert set(documented_settings()) >= FIXED | NOT_IN_A_CONTAINER
 
 
-@EACH_FILE
-def test_folders_of_the_host_are_mounted_read_only_if_they_are_named(
-    file: str, example: str, needed: dict[str, str]
-) -> None:
-    named = {"OPTIGPU_MODELS_DIR": "/data/models", "OPTIGPU_DATASETS_DIR": "/data/texts"}
-    worker = read_compose(needed | named, file)["services"]["worker-cpu"]
-    assert {"/data/models:/srv/models:ro", "/data/texts:/srv/datasets:ro"} <= set(worker["volumes"])
-    assert worker["environment"]["OPTIGPU_MODELS_DIR"] == "/srv/models"
-    assert worker["environment"]["OPTIGPU_DATASETS_DIR"] == "/srv/datasets"
-    unnamed = read_compose(needed, file)["services"]["worker-cpu"]
-    assert {"models:/srv/models:ro", "datasets:/srv/datasets:ro"} <= set(unnamed["volumes"])
-    assert (
-        unnamed["environment"]["OPTIGPU_MODELS_DIR"] == unnamed["environment"]["OPTIGPU_DATASETS_DIR"] == ""
-    )
-
-
 def test_workers_differ_between_the_files_in_where_the_servers_are_alone(compose: dict[str, Any]) -> None:
     here = dict(compose["services"]["worker-cpu"])
     there = dict(read_compose(ADDRESSES, WORKERS)["services"]["worker-cpu"])
@@ -104,9 +91,114 @@ def test_workers_differ_between_the_files_in_where_the_servers_are_alone(compose
     assert here == there
 
 
-@EACH_FILE
-def test_logs_are_rotated(file: str, example: str, needed: dict[str, str]) -> None:
-    for name, service in read_compose(needed, file)["services"].items():
-        assert service["logging"]["driver"] == "json-file", name
-        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
-        assert all(isinstance(value, str) for value in service["logging"]["options"].values()), name
+NEEDED = {
+    ONE_HOST: {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"},
+    WORKERS: {
+        "OPTIGPU_DATABASE_URL": "postgresql://elsewhere/o",
+        "OPTIGPU_REDIS_URL": "rediss://elsewhere/0",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("one", {"worker-gpu-0": ("NVIDIA H200", "GPU-5f1c")}),
+        (
+            "mixed",
+            {
+                "worker-gpu-0": ("NVIDIA GeForce RTX 4090", "GPU-9d02"),
+                "worker-gpu-1": ("NVIDIA RTX 6000 Ada Generation", "GPU-1e57"),
+                "worker-gpu-2": ("Tesla T4", "GPU-1e57"),
+            },
+        ),
+        (
+            "old_slices",
+            {
+                "worker-gpu-0-mig-0": ("A100-SXM4-40GB MIG 3g.20gb", "MIG-GPU-"),
+                "worker-gpu-0-mig-1": ("A100-SXM4-40GB MIG 3g.20gb", "MIG-GPU-"),
+            },
+        ),
+        (
+            "slices",
+            {
+                "worker-gpu-0-mig-0": ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "MIG-1111"),
+                "worker-gpu-0-mig-1": ("NVIDIA A100-SXM4-80GB MIG 2g.20gb", "MIG-2222"),
+                "worker-gpu-0-mig-2": ("NVIDIA A100-SXM4-80GB MIG 1c.2g.20gb", "MIG-3333"),
+                "worker-gpu-1": ("NVIDIA A100-SXM4-80GB", "GPU-bbbb"),
+                "worker-gpu-2-mig-0": ("NVIDIA A100-SXM4-80GB MIG 7g.80gb", "MIG-4444"),
+            },
+        ),
+    ],
+)
+def test_each_gpu_is_a_worker_s_and_slices_stand_in_place_of_theirs(
+    name: str, gpus: dict[str, tuple[str, str]]
+) -> None:
+    assert {gpu.service: (gpu.name, gpu.uuid[:8]) for gpu in parse(LISTED[name])} == gpus
+
+
+def test_a_gpu_with_mig_and_no_slice_is_left_out() -> None:
+    whole = "GPU-bbbb1111-2222-3333-4444-555566667777"
+    services = [gpu.service for gpu in parse(LISTED["slices"], frozenset({whole, "GPU-aaaa1111-2222"}))]
+    assert "worker-gpu-1" not in services
+    assert len(services) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "No devices were found\n", "Some other program\nGPU 0: without a UUID\n"]
+)
+def test_nothing_is_read_from_anything_else(text: str) -> None:
+    assert parse(text) == []
+
+
+def test_gpus_are_chosen_by_the_beginnings_of_their_uuids() -> None:
+    gpus = parse(LISTED["mixed"])
+    assert chosen(gpus, "all") == gpus
+    assert chosen(gpus, "none") == []
+    assert chosen(gpus, "GPU-1e57f, GPU-9d02,GPU-9") == [gpus[2], gpus[0]]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("GPU-beef", "GPU=GPU-beef: no GPU begins with this UUID. This host has: GPU-9d02"),
+        ("GPU-1e57", "GPU=GPU-1e57: several GPUs begin with this UUID."),
+        ("0", "GPU=0: no GPU begins with this UUID."),
+    ],
+)
+def test_a_choice_that_is_none_lists_what_there_is(word: str, sentence: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        chosen(parse(LISTED["mixed"]), word)
+    assert str(refused.value).startswith(sentence)
+    assert "NVIDIA GeForce RTX 4090" in str(refused.value)
+
+
+def generated(base: str, name: str) -> dict[str, Any]:
+    text = compose_file((ROOT / base).read_text(), parse(LISTED[name]))
+    return parse_compose(text, NEEDED[base])
+
+
+@pytest.mark.parametrize("base", [ONE_HOST, WORKERS])
+@pytest.mark.parametrize("name", ["mixed", "slices"])
+def test_a_worker_for_a_gpu_differs_from_the_one_for_the_cpu_in_its_device_alone(
+    base: str, name: str
+) -> None:
+    here = read_compose(NEEDED[base], base)
+    document = generated(base, name)
+    assert set(document["services"]) == {gpu.service for gpu in parse(LISTED[name])}
+    for gpu in parse(LISTED[name]):
+        service = document["services"][gpu.service]
+        assert service.pop("command") == ["python", "-m", "worker", "--device", "cuda", "--gpu", gpu.uuid]
+        reserved = {"driver": "nvidia", "device_ids": [gpu.uuid], "capabilities": ["gpu"]}
+        assert service.pop("deploy") == {"resources": {"reservations": {"devices": [reserved]}}}
+        on_the_cpu = dict(here["services"]["worker-cpu"])
+        assert on_the_cpu.pop("command") == ["python", "-m", "worker", "--device", "cpu"]
+        assert service == on_the_cpu
+
+
+def test_the_host_s_python_may_be_old() -> None:
+    text = (ROOT / "tools" / "gpu_services.py").read_text()
+    tree = ast.parse(text, feature_version=(3, 9))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "from __future__ import annotations" in text
+    assert imported <= {"__future__", "collections.abc", "dataclasses", "pathlib"}

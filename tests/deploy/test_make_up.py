@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.gpu_host import MISMATCH, NO_DEVICES, OUTPUTS, UNREACHABLE, GpuHost
+from tests.deploy.gpu_host import LISTED, UNREACHABLE, GpuHost
 
 
 @pytest.fixture
@@ -52,12 +52,6 @@ def test_without_an_nvidia_driver_it_starts_the_rest_and_says_so(host: GpuHost) 
     assert services(host) == []
 
 
-def test_with_a_driver_and_no_gpu_it_is_the_same(host: GpuHost) -> None:
-    host.has_docker()
-    host.has_gpus(NO_DEVICES, status=6)
-    assert "no NVIDIA GPU or MIG slice found;" in host.make("up").stdout
-
-
 def test_secrets_are_made_once_and_are_the_owner_s_alone(host: GpuHost) -> None:
     host.has_docker()
     host.make("up")
@@ -72,7 +66,7 @@ def test_secrets_are_made_once_and_are_the_owner_s_alone(host: GpuHost) -> None:
 
 def test_each_gpu_gets_a_worker_and_is_named(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus((OUTPUTS / "mixed.txt").read_text())
+    host.has_gpus(LISTED["mixed"])
     done = host.make("up")
     assert "worker-gpu-2: Tesla T4 (GPU-1e57ffff" in done.stdout
     assert services(host) == ["worker-gpu-0", "worker-gpu-1", "worker-gpu-2"]
@@ -82,7 +76,7 @@ def test_each_gpu_gets_a_worker_and_is_named(host: GpuHost) -> None:
 def test_slices_get_workers_and_a_gpu_with_mig_alone_gets_none(host: GpuHost) -> None:
     host.has_docker()
     modes = "GPU-aaaa1111-2222-3333-4444-555566667777, Enabled\nGPU-bbbb1111-2222-3333-4444-555566667777, Enabled\n"
-    host.has_gpus((OUTPUTS / "slices.txt").read_text(), divided=modes)
+    host.has_gpus(LISTED["slices"], divided=modes)
     assert host.make("up").returncode == 0
     assert "worker-gpu-0-mig-1" in services(host)
     assert "worker-gpu-1" not in services(host)
@@ -90,7 +84,7 @@ def test_slices_get_workers_and_a_gpu_with_mig_alone_gets_none(host: GpuHost) ->
 
 def test_one_gpu_is_chosen_and_another_choice_replaces_it(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus((OUTPUTS / "mixed.txt").read_text())
+    host.has_gpus(LISTED["mixed"])
     host.make("up", "GPU=GPU-9d02")
     assert services(host) == ["worker-gpu-0"]
     host.make("up", "GPU=none")
@@ -99,23 +93,19 @@ def test_one_gpu_is_chosen_and_another_choice_replaces_it(host: GpuHost) -> None
 
 def test_a_gpu_that_is_not_there_starts_nothing(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus((OUTPUTS / "one.txt").read_text())
+    host.has_gpus(LISTED["one"])
     done = host.make("up", "GPU=GPU-beef")
     assert done.returncode != 0
     assert "GPU=GPU-beef: no GPU begins with this UUID. This host has: GPU-5f1c8a52" in done.stdout
     assert not any(" up " in call for call in host.docker_calls())
 
 
-@pytest.mark.parametrize(
-    ("printed", "status"), [(UNREACHABLE, 9), (MISMATCH, 18)], ids=["unreachable", "mismatch"]
-)
-def test_a_driver_that_fails_starts_nothing_and_is_quoted(host: GpuHost, printed: str, status: int) -> None:
+def test_a_driver_that_fails_starts_nothing_and_is_quoted(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus(printed, status=status)
+    host.has_gpus(UNREACHABLE, status=9)
     done = host.make("up")
     assert done.returncode != 0
-    assert f"nvidia-smi failed: {printed.split('.')[0].splitlines()[0]}" in done.stdout
-    assert "GPU=none" in done.stdout
+    assert "nvidia-smi failed: NVIDIA-SMI has failed because it couldn't communicate" in done.stdout
     assert "Traceback" not in done.stdout
     assert not any(" up " in call for call in host.docker_calls())
     assert host.make("up", "GPU=none").returncode == 0
@@ -123,18 +113,12 @@ def test_a_driver_that_fails_starts_nothing_and_is_quoted(host: GpuHost, printed
 
 def test_a_driver_that_is_too_old_for_the_image_starts_nothing(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus((OUTPUTS / "one.txt").read_text(), driver="535.183.01")
+    host.has_gpus(LISTED["one"], driver="535.183.01")
     done = host.make("up")
     assert done.returncode != 0
     assert "The NVIDIA driver is 535.183.01, and the image's CUDA 13.0 needs 580 or newer" in done.stdout
     assert not any(" up " in call for call in host.docker_calls())
     assert host.make("up", "GPU=none").returncode == 0
-
-
-def test_an_image_that_was_loaded_is_not_built_or_pulled(host: GpuHost) -> None:
-    host.has_docker()
-    host.make("up", "BUILD=--no-build --pull never")
-    assert UP.replace("--build", "--no-build --pull never") in host.docker_calls()
 
 
 def test_workers_alone_need_addresses(host: GpuHost) -> None:
@@ -146,7 +130,7 @@ def test_workers_alone_need_addresses(host: GpuHost) -> None:
 
 def test_workers_alone_are_started_from_their_own_file(host: GpuHost) -> None:
     host.has_docker()
-    host.has_gpus((OUTPUTS / "one.txt").read_text())
+    host.has_gpus(LISTED["one"])
     (host.folder / ".env").write_text((host.folder / ".env.worker.example").read_text())
     assert host.make("workers").returncode == 0
     assert UP.replace("docker-compose.yml", "docker-compose.worker.yml") in host.docker_calls()

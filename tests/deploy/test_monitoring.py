@@ -118,7 +118,6 @@ def test_an_expression_names_series_and_labels_that_are_served(
     [
         ("for: ", "SUCCESS: 9 rules found"),
         ("for: about ", "not a valid duration string"),
-        ("fro: ", "field fro not found"),
     ],
 )
 def test_prometheus_reads_the_configuration_with_its_alerts(
@@ -139,9 +138,8 @@ def test_prometheus_reads_the_configuration_with_its_alerts(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_says_how_bad_it_is_and_is_on_the_page(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
-    assert all(rule["annotations"][part].endswith(".") for part in ("summary", "description"))
     assert f"| {rule['alert']} |" in PAGE
 
 

@@ -1,19 +1,22 @@
-"""What `pip install optigpu` brings: the package, whole, with its data, and the other names that it is imported by."""
+"""What `pip install optigpu` brings, whole and under each name; what the image checks, which tests/docker builds."""
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.deploy.compose import ROOT
+from tests.deploy.compose import ROOT, read_compose
 from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.wheels import built, installed
+from tools.image_check import problems, torch_cuda
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,8 @@ def wheel(wheel_file: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_optigpu(wheel: set[str]) -> None:
-    files = {path.relative_to(ROOT) for path in (ROOT / "optigpu").rglob("*") if path.is_file()}
+    files = [path.relative_to(ROOT) for path in (ROOT / "optigpu").rglob("*") if path.is_file()]
+    files += [path.relative_to(ROOT / "names") for path in (ROOT / "names").rglob("*.py")]
     expected = {path.as_posix() for path in files if "__pycache__" not in path.parts}
     assert expected - wheel == set()
 
@@ -39,12 +43,6 @@ def test_the_wheel_holds_every_file_of_optigpu(wheel: set[str]) -> None:
 def test_the_wheel_holds_nothing_else(wheel: set[str]) -> None:
     names = {path.name for path in (ROOT / "names").iterdir() if path.is_dir()}
     assert {name.split("/")[0].split("-")[0] for name in wheel} == {"optigpu", *names}
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_other_import_names(wheel: set[str]) -> None:
-    files = (ROOT / "names").rglob("*.py")
-    assert {path.relative_to(ROOT / "names").as_posix() for path in files} - wheel == set()
 
 
 @pytest.mark.long
@@ -77,3 +75,77 @@ def test_every_dependency_is_pinned() -> None:
     chosen = (project["dependencies"], *(extras[name] for name in ("service", "dev", "docs", "frames")))
     installed = {canonicalize_name(Requirement(line).name) for lines in chosen for line in lines}
     assert installed - pinned == {project["name"]}
+
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def named_cuda() -> str:
+    """The CUDA version that the Dockerfile names."""
+    (version,) = re.findall(r"^ARG CUDA=(\S+)$", DOCKERFILE, re.MULTILINE)
+    return str(version)
+
+
+def test_the_image_runs_the_api_as_the_compose_file_does() -> None:
+    services = read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"})["services"]
+    command = ", ".join(f'"{word}"' for word in services["api"]["command"])
+    assert DOCKERFILE.endswith(f"CMD [{command}]\n")
+
+
+def test_bitsandbytes_as_it_is_pinned_has_a_library_for_that_cuda() -> None:
+    """Read of the package that is installed here, which is the one that constraints.txt pins."""
+    installed = find_spec("bitsandbytes")
+    assert installed is not None
+    library = f"libbitsandbytes_cuda{named_cuda().replace('.', '')}.so"
+    assert Path(str(installed.origin)).with_name(library).is_file()
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """What a check looks at in a good image: packages, headers, programs."""
+    files = {
+        "packages/torch/version.py": "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n",
+        "packages/bitsandbytes/libbitsandbytes_cuda130.so": "",
+        "packages/triton/backends/nvidia/bin/ptxas": "",
+        "include/Python.h": "",
+        "bin/g++": "",
+        "bin/gcc": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def said(image: Path) -> list[str]:
+    return problems("13.0", image / "packages", image / "include", str(image / "bin"))
+
+
+def test_a_good_image_has_no_problem(image: Path) -> None:
+    assert said(image) == []
+    assert torch_cuda(image / "packages") == "13.0"
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ("packages/torch/version.py", "torch is built without CUDA and not with CUDA 13.0"),
+        ("packages/bitsandbytes/libbitsandbytes_cuda130.so", "bitsandbytes has no library for CUDA 13.0"),
+        ("packages/triton/backends/nvidia/bin/ptxas", "Triton has no assembler"),
+        ("include/Python.h", "Python's headers are not in"),
+        ("bin/g++", "There is no g++ on PATH"),
+    ],
+)
+def test_what_is_missing_in_an_image_is_a_sentence(image: Path, lost: str, sentence: str) -> None:
+    (image / lost).unlink()
+    (problem,) = said(image)
+    assert problem.startswith(sentence)
+
+
+def test_a_wheel_of_another_cuda_is_named(image: Path) -> None:
+    version = image / "packages" / "torch" / "version.py"
+    version.write_text(version.read_text().replace("'13.0'", "'12.6'"))
+    (problem,) = said(image)
+    assert problem.startswith("torch is built with CUDA 12.6 and not with CUDA 13.0")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docker.host import INSIDE, cache_folder
-from tests.servers.machine import this_machine
+from tests.servers.process import this_machine
 from tests.servers.rule import apt_installs
 
 PROGRAMS = {

@@ -198,18 +198,11 @@ def _pip_settings(folder: Path) -> list[str]:
     """What this machine's pip knows of certificates, and torch's wheel for CPUs where it finds one without an index."""
     lines = ["[global]", f"find-links = {WHEELS}"]
     (version,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    download = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder / "wheels"),
-    ]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     (folder / "wheels").mkdir()
-    subprocess.run([*download, f"torch=={version}+cpu"], capture_output=True)
+    subprocess.run(
+        [*download, "--dest", str(folder / "wheels"), f"torch=={version}+cpu"], capture_output=True
+    )
     hooks = [f"copy-in {folder}/wheels /"]
     certificates = _pip_says("global.cert") or _pip_says(":env:.cert")
     if certificates:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.deploy.compose import ROOT
-from tests.docker.deployed import JOB, Deployed
+from tests.docker.conftest import JOB, Deployed
 from tests.docker.host import Host
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]

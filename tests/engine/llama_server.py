@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optigpu.vocabulary import UnsupportedError
-from tests.servers.answering import running
+from tests.servers.process import running
 
 NAME = "llama-server"
 VARIABLE = "OPTIGPU_LLAMA_SERVER"

@@ -7,7 +7,7 @@ import pytest
 
 from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS
 from tests.engine import native
-from tests.servers.machine import this_machine
+from tests.servers.process import this_machine
 from tests.servers.rule import apt_installs
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

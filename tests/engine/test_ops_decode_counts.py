@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.native.counts import cases, counted
 from tests.engine.native.record import Counts, recorded
-from tests.servers.machine import this_machine
+from tests.servers.process import this_machine
 from tests.servers.rule import program
 
 WITHIN = 0.005

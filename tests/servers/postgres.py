@@ -9,8 +9,15 @@ from contextlib import contextmanager
 import psycopg
 from sqlalchemy import URL, make_url
 
-from tests.servers.machine import Machine
-from tests.servers.process import Server, free_port, run_to_end, scratch_folder, serve, server_account
+from tests.servers.process import (
+    Machine,
+    Server,
+    free_port,
+    run_to_end,
+    scratch_folder,
+    serve,
+    server_account,
+)
 from tests.servers.rule import Kind
 
 DRIVER = "postgresql+psycopg"

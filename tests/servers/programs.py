@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optigpu.engines.environments import environment_of, variables_of
 from tests.engine.llama_server import started, with_tokenizer
-from tests.servers.answering import running
+from tests.servers.process import running
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 import redis
 
-from tests.servers.machine import Machine
-from tests.servers.process import NoServerError, Server, free_port, scratch_folder, serve
+from tests.servers.process import Machine, NoServerError, Server, free_port, scratch_folder, serve
 from tests.servers.rule import Kind
 
 LEASE_KEY = "optigpu:tests:lease"

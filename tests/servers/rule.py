@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tests.servers.machine import Machine
-from tests.servers.process import NoServerError, Server, wait_until_it_answers
+from tests.servers.process import Machine, NoServerError, Server, wait_until_it_answers
 
 INSTALL_TIMEOUT_S = 120
 PULL_TIMEOUT_S = 120

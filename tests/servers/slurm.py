@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.servers.machine import Machine
 from tests.servers.process import (
+    Machine,
     NoServerError,
     Server,
     end_with_parent,

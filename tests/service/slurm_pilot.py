@@ -12,7 +12,7 @@ from optigpu.job.measured import summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.measure import NONE_DONE, Report, never
-from tests.chaos import engine
+from tests.chaos import worker as engine
 from worker import __main__ as program
 
 _PRODUCT = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [64]}})

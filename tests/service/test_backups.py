@@ -14,7 +14,7 @@ from api.__main__ import main
 from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
-from tests.servers.machine import this_machine
+from tests.servers.process import this_machine
 from tests.service.filled import fill
 from tests.service.records import a_spec
 

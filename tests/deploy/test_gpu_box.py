@@ -1,9 +1,10 @@
-"""The proxies of docs/gpu-box.md, as the page has them, in front of the real service.
+"""docs/gpu-box.md: what it names is there, and its proxies and its backup do what it says, with the real service.
 
 Of the page's text the tests replace what a machine has for itself: ports, the certificate, where files lie.
 """
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,14 +15,24 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+import migrations
 from optigpu.client import Client
+from optigpu.store import keys
+from optigpu.store.database import default_url
+from optigpu.variables import KNOWN
 from optigpu.vocabulary import new_id
-from tests.deploy.compose import ROOT
-from tests.deploy.test_gpu_box_page import BLOCKS
+from tests.deploy.compose import ROOT, read_compose
+from tests.deploy.gpu_host import LISTED
 from tests.engine.command import optigpu
 from tests.servers.process import free_port, scratch_folder, serve
-from tests.service.serving import MATMUL
+from tests.service.records import a_metric, a_result
+from tests.service.serving import MATMUL, Served, serving
+from tools.gpu_services import compose_file, parse
+
+PAGE = (ROOT / "docs" / "gpu-box.md").read_text()
+BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 HOST = "bench.example.org"
 SERVICE = "127.0.0.1:8000"
@@ -136,16 +147,8 @@ def caddy_before(service: str, program: str) -> Iterator[tuple[int, Path]]:
     site = replaced(block(HOST), {SERVICE: service})
     configuration = folder / "Caddyfile"
     configuration.write_text(CADDY.format(folder=folder, port=port, other=free_port(), site=site))
-    command = [
-        "env",
-        f"HOME={folder}",
-        program,
-        "run",
-        "--config",
-        str(configuration),
-        "--adapter",
-        "caddyfile",
-    ]
+    given = ("--config", str(configuration), "--adapter", "caddyfile")
+    command = ["env", f"HOME={folder}", program, "run", *given]
     server = serve(command, folder, None, str(port), listens)
     yield port, folder / "pki" / "authorities" / "local" / "root.crt"
     server.stop()
@@ -214,3 +217,98 @@ def test_a_proxy_of_the_page_passes_on_pages_events_and_long_runs(url: str, tmp_
         entered = optigpu({}, "import", str(long_run(tmp_path)), "--url", url)
         assert entered.returncode == 0, entered.stderr
         assert client.job(entered.stdout.strip()).state == "succeeded"
+
+
+SERVICES = {
+    *read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"})["services"],
+    *(gpu.service for gpu in parse(LISTED["one"])),
+}
+
+
+def test_every_setting_of_the_page_is_one() -> None:
+    assert set(re.findall(r"\bOPTIGPU_[A-Z_]*[A-Z]\b", PAGE)) <= set(KNOWN)
+
+
+@pytest.mark.parametrize(
+    "verb", ["logs --follow", "exec -T", "exec", "run --rm", "run --rm --no-deps", "stop"]
+)
+def test_every_service_that_a_command_names_is_one(verb: str) -> None:
+    named = re.findall(rf"docker compose {verb} ([a-z][\w-]*)", PAGE)
+    assert named
+    assert set(named) <= SERVICES
+
+
+def test_the_deployment_of_workers_starts_one_with_settings_that_there_are() -> None:
+    (text,) = re.findall(r"^<!-- workers in kubernetes -->\n```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    deployment = yaml.safe_load(text)
+    assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+    template = deployment["spec"]["template"]
+    assert deployment["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    (container,) = template["spec"]["containers"]
+    assert container["command"] == gpu_worker()
+    assert {each["name"] for each in container["env"]} <= set(KNOWN)
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    volumes = {each["name"] for each in template["spec"]["volumes"]}
+    assert {each["name"] for each in container["volumeMounts"]} == volumes
+
+
+def gpu_worker() -> list[str]:
+    """What docker-compose.gpus.yml has a worker run, but for the GPU: a pod sees its own alone."""
+    gpus = parse(LISTED["one"])
+    (service, *_) = yaml.safe_load(compose_file((ROOT / "docker-compose.worker.yml").read_text(), gpus))[
+        "services"
+    ].values()
+    command: list[str] = service["command"]
+    return command[: command.index("--gpu")]
+
+
+OLDER_REVISION = "0005"
+"""The revision of the version that is upgraded."""
+
+
+def commands(heading: str) -> str:
+    """The block of commands below a comment of the page."""
+    found = re.findall(rf"<!-- {heading} -->\n```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def fill(served: Served) -> None:
+    """A job with two results, samples and a key."""
+    served.submit(MATMUL)
+    results = [
+        a_result({"tflops": a_metric("tflops", n + 1.0)}, index=n, stack=("bf16",) * n, workload="matmul")
+        for n in range(2)
+    ]
+    served.finish(served.claim(), *results, samples={"tflops": ((1.0, 2.0), (3.0,))})
+
+
+def everything(served: Served) -> dict[str, Any]:
+    """What readers see: leaderboard, jobs, results with their samples."""
+    paths = ["/v1/leaderboard", "/v1/jobs"]
+    jobs = served.client.get("/v1/jobs").json()["jobs"]
+    results = served.client.get(jobs[0]["links"]["results"]).json()["results"]
+    paths += [f"/v1/results/{result['id']}{part}" for result in results for part in ("", "/samples")]
+    read = {path: served.client.get(path) for path in paths}
+    assert {path: answer.status_code for path, answer in read.items()} == dict.fromkeys(paths, 200)
+    return {path: answer.json() for path, answer in read.items()}
+
+
+@pytest.mark.slow
+def test_sqlite_of_an_older_version_is_backed_up_while_it_serves_and_upgraded(tmp_path: Path) -> None:
+    url = default_url(tmp_path / "data")
+    command = commands("backup of sqlite").replace(
+        "~/.local/share/optigpu/optigpu.db", str(tmp_path / "data" / "optigpu.db")
+    )
+    with serving(url) as served:
+        fill(served)
+        with served.database.write() as session:
+            plain = keys.create(session, "a reader", ["read"])
+        served.client.headers["Authorization"] = f"Bearer {plain}"
+        before = everything(served)
+        migrations.downgrade(url, OLDER_REVISION)
+        subprocess.run(["bash", "-eu", "-c", command], cwd=tmp_path, check=True)
+    with serving(f"sqlite:///{tmp_path / 'optigpu-backup.db'}") as served:
+        assert served.client.get("/v1/jobs").status_code == 401
+        served.client.headers["Authorization"] = f"Bearer {plain}"
+        assert everything(served) == before
