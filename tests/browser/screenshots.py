@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 from playwright.sync_api import Browser, ViewportSize
 
 from tests.browser.chromium import chromium
-from tests.browser.paths import paths
-from tests.browser.stored import fill
+from tests.browser.stored import fill, paths
 from tests.service.serving import serving
 
 WIDTHS = (320, 768, 1280)

@@ -1,4 +1,4 @@
-"""What the pages of these tests show: made-up results, jobs, workers and a device, as the service would store them."""
+"""What the pages of these tests show, made up and stored as the service would; and the address of each page."""
 
 import random
 import statistics
@@ -16,7 +16,6 @@ from optigpu.documents.result import (
     Environment,
     Gain,
     MetricSummary,
-    Outcome,
     Provenance,
     Result,
     VariantSummary,
@@ -33,12 +32,13 @@ from optigpu.store.database import Database
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
 from tests.service.filled import fill_devices
-from tests.service.records import a_worker
+from tests.service.records import a_metric, a_worker, an_outcome
 
 EPYC, XEON = "1x AMD EPYC 9654 96-Core Processor", "1x Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz"
 H100, RTX = "1x NVIDIA H100 80GB HBM3", "1x NVIDIA GeForce RTX 5090"
 BEGAN = datetime(2026, 10, 1, 8, tzinfo=UTC)
 LADDER = ("bf16", "int8_weight_only", "static_kv_cache", "torch_compile")
+BITS = {"native_decode": 4, "int8_weight_only": 8}
 SHAPES: dict[str, Any] = {"kind": "generate", "prompt_tokens": 128, "new_tokens": 128, "batch_size": 1}
 SPEC: dict[str, Any] = {
     "workload": SHAPES,
@@ -92,16 +92,8 @@ def fill(database: Database) -> Stored:
     ladder, results = _ladder(database)
     _boards(database)
     history = _history(database)
-    invalid = _single(
-        database,
-        Variant(
-            "preset:gpt2",
-            EPYC,
-            ("fp16",),
-            31,
-            reasons=(VerdictReason.THROTTLED, VerdictReason.OUTPUT_INVALID),
-        ),
-    )
+    reasons = (VerdictReason.THROTTLED, VerdictReason.OUTPUT_INVALID)
+    invalid = _single(database, Variant("preset:gpt2", EPYC, ("fp16",), 31, reasons=reasons))
     hostile = _hostile(database)
     _workers(database)
     fill_devices(database)
@@ -121,24 +113,13 @@ def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result
         "ttft_s": _samples(rng, 3 / variant.speed, 0.04),
     }
     metrics = {name: _summary(name, values) for name, values in samples.items()}
-    bits = (
-        4
-        if "native_decode" in variant.stack
-        else 8
-        if "int8_weight_only" in variant.stack
-        else 16
-        if variant.stack
-        else 32
-    )
-    metrics["weight_bytes"] = _counted("weight_bytes", 124e6 * bits / 8)
-    metrics["host_peak_bytes"] = _counted("host_peak_bytes", 1.4e9)
+    bits = next((BITS[name] for name in variant.stack if name in BITS), 16 if variant.stack else 32)
+    metrics["weight_bytes"] = a_metric("weight_bytes", 124e6 * bits / 8)
+    metrics["host_peak_bytes"] = a_metric("host_peak_bytes", 1.4e9)
     metrics |= _quality(variant)
-    energy = 120 / variant.speed
-    measured = variant.device is DeviceKind.CUDA
+    has_counter = variant.device is DeviceKind.CUDA
     metrics["j_per_token"] = (
-        _spread("j_per_token", energy, 0.03)
-        if measured
-        else _missing("j_per_token", "no energy counter here")
+        _spread("j_per_token", 120 / variant.speed, 0.03) if has_counter else a_metric("j_per_token", None)
     )
     workload_digest = digest([SHAPES, variant.model])
     stack = tuple({"name": name} for name in variant.stack)
@@ -161,11 +142,7 @@ def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result
         "verdict": Verdict(valid=not variant.reasons, reasons=variant.reasons, warnings=variant.warnings),
         "metrics": metrics,
         "facts": RunFacts(
-            decode_loop="transformers",
-            dtype="float32",
-            threads=96,
-            kv_cache="dynamic",
-            roofline=_roofline(variant, bits),
+            decode_loop="transformers", dtype="float32", threads=96, roofline=_roofline(variant, bits)
         ),
         "environment": _environment(variant),
         "provenance": Provenance(
@@ -237,14 +214,9 @@ def _boards(database: Database) -> None:
                 (("native_decode",), 9.2, 0.021, "torch"),
                 (("llama_flash_attention",), 6.3, 0.024, "llama_cpp"),
             ):
-                if backend == "llama_cpp" and hardware in (H100, RTX):
+                of_the_ladder = (model, hardware) == ("preset:gpt2", EPYC) and gain < 3
+                if of_the_ladder or (backend == "llama_cpp" and hardware in (H100, RTX)):
                     continue
-                if (
-                    model == "preset:gpt2"
-                    and hardware == EPYC
-                    and stack in ((), ("bf16",), ("int8_weight_only",))
-                ):
-                    continue  # of the ladder
                 warned = (VerdictWarning.SHARED_HOST,) if hardware == XEON else ()
                 variant = Variant(
                     *(model, hardware, stack, 40 * fast * size * gain, kld, warned),
@@ -259,20 +231,10 @@ def _history(database: Database) -> list[str]:
     """A variant that became slower with a version of torch."""
     rng, made = random.Random(3), []
     for day in range(14):
-        slower = 0.86 if day >= 8 else 1.0
-        version = "2.13.0" if day >= 8 else "2.12.1"
-        at = BEGAN + timedelta(days=day)
-        variant = Variant(
-            "preset:gpt2",
-            XEON,
-            ("bf16", "static_kv_cache"),
-            66 * slower,
-            0.0004,
-            at=at,
-            torch=version,
-            index=day,
-        )
-        made.append(result(variant, rng))
+        speed, version = (66 * 0.86, "2.13.0") if day >= 8 else (66.0, "2.12.1")
+        then: dict[str, Any] = {"at": BEGAN + timedelta(days=day), "torch": version, "index": day}
+        stack = ("bf16", "static_kv_cache")
+        made.append(result(Variant("preset:gpt2", XEON, stack, speed, 0.0004, **then), rng))
     _job(database, SPEC | {"plan": "single"}, made, None, None)
     return [each.id for each, _ in made]
 
@@ -311,15 +273,11 @@ def _job(
             for each, _ in made
         ]
         outcomes.plan(session, lease, plan)
-        trace = Artifact(
-            name="trace.json", media_type="application/json", size_bytes=2, data=b"x\x9c\xab\xae\x05\x00"
-        )
+        packed = {"media_type": "application/json", "size_bytes": 2, "data": b"x\x9c\xab\xae\x05\x00"}
         for each, samples in made:
             kept = each.model_copy(update={"job_id": lease.job_id})
-            outcome = Outcome(
-                index=each.variant.index, status=VariantStatus.SUCCEEDED, result=kept, samples=samples
-            )
-            outcomes.save_outcome(session, lease, outcome, [trace])
+            trace = Artifact(name="trace.json", **packed)
+            outcomes.save_outcome(session, lease, an_outcome(kept, samples), [trace])
         outcomes.finish(session, lease, JobState.SUCCEEDED, reason, attribution)
         return lease.job_id
 
@@ -329,12 +287,10 @@ def _workers(database: Database) -> None:
         ended_at=BEGAN, ok=61, failed=1, not_possible=4, failed_names=("int4_weight_only",)
     )
     with database.write() as session:
-        workers.register(
-            session, a_worker("epyc-1", hardware_class=EPYC, selftest=tested, packages=("llama_cpp",))
-        )
-        workers.register(
-            session, a_worker(HOSTILE, hardware_class=XEON), datetime.now(UTC) - timedelta(hours=3)
-        )
+        alive = a_worker("epyc-1", hardware_class=EPYC, selftest=tested, packages=("llama_cpp",))
+        workers.register(session, alive)
+        dead = a_worker(HOSTILE, hardware_class=XEON)
+        workers.register(session, dead, datetime.now(UTC) - timedelta(hours=3))
 
 
 def _samples(rng: random.Random, value: float, spread: float) -> tuple[tuple[float, ...], ...]:
@@ -363,22 +319,12 @@ def _summary(name: str, samples: tuple[tuple[float, ...], ...]) -> MetricSummary
 
 
 def _spread(name: str, value: float, share: float) -> MetricSummary:
-    return _counted(name, value).model_copy(update={"ci": (value * (1 - share), value * (1 + share))})
-
-
-def _counted(name: str, value: float) -> MetricSummary:
-    unit, better, _ = METRICS[name]
-    return MetricSummary(unit=unit, better=better, value=value, n=1, replicates=3)
-
-
-def _missing(name: str, reason: str) -> MetricSummary:
-    unit, better, _ = METRICS[name]
-    return MetricSummary(unit=unit, better=better, value=None, reason=reason)
+    return a_metric(name, value, (value * (1 - share), value * (1 + share)))
 
 
 def _quality(variant: Variant) -> dict[str, MetricSummary]:
     if variant.kld is None:
-        return {name: _missing(name, "quality was not asked for") for name in ("kld_mean", "top1_agreement")}
+        return {name: a_metric(name, None) for name in ("kld_mean", "top1_agreement")}
     return {
         "kld_mean": _spread("kld_mean", variant.kld, 0.1),
         "top1_agreement": _spread("top1_agreement", max(0.0, 1 - 3 * variant.kld), 0.002),
@@ -420,3 +366,33 @@ def _environment(variant: Variant) -> Environment:
         os="Linux 6.8",
         software={"torch": variant.torch, "transformers": "5.23.0", "optigpu": "0.1.0"},
     )
+
+
+def paths(stored: Stored) -> dict[str, str]:
+    """The address of every page without the service's."""
+    return {
+        "leaderboard": "/",
+        "board": f"/?workload={stored.board}",
+        "pareto": f"/pareto?workload={stored.board}&over=price&hardware_price=30000&kwh=0.25&watts=300",
+        "result": f"/results/{stored.best}",
+        "hostile": f"/results/{stored.hostile}",
+        "invalid": f"/results/{stored.invalid}",
+        "compare": f"/compare?result={stored.baseline}&result={stored.best}&result={stored.earlier}",
+        "ladder": f"/ladder/{stored.ladder}",
+        "history": f"/history?result={stored.earlier}",
+        "histories": "/history",
+        "claims": "/claims?verdict=implausible",
+        "techniques": "/techniques?measured=true",
+        "hardware": "/hardware?kind=microcontroller",
+        "workers": "/workers",
+        "devices": "/devices",
+        "jobs": "/jobs",
+        "job": f"/jobs/{stored.ladder}",
+        "new_job": "/jobs/new?preset=first",
+        "new_job_wrong": "/jobs/new?workload=generate&model=preset:nothing",
+        "login": "/login",
+        "keys": "/keys",
+        "webhooks": "/webhooks",
+        "alerts": f"/alerts?result={stored.best}",
+        "problem": "/nothing",
+    }

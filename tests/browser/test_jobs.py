@@ -10,13 +10,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from optigpu.documents.events import Printed
-from optigpu.store import keys, outcomes
+from optigpu.store import outcomes
 from optigpu.store.database import Database
 from optigpu.store.leases import Lease
 from optigpu.vocabulary import JobState
 from tests.browser.stored import HOSTILE
 from tests.browser.test_pages import CONTRAST, HANDLERS, NARROW, RULES, SCRIPTS, violations
-from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.processes import address, stop, watched_processes
 from tests.service.records import a_metric, a_plan, a_result, an_outcome
 from tests.service.serving import MATMUL, Served, serving
 
@@ -33,7 +33,7 @@ MEASURED = {
 }
 """Over in seconds."""
 PAGES = ("/keys", "/alerts?result={result}", "/webhooks?webhook={webhook}", "/jobs/{job}")
-"""As an administrator sees them; what everybody sees is on the list of paths.py."""
+"""As an administrator sees them; what everybody sees is on the list of stored.py."""
 HOSTILE_URL = f"https://hooks.example.org/?{HOSTILE.replace(' ', '+')}"
 FOLLOWED_WITHIN_MS = 30_000
 
@@ -117,13 +117,14 @@ def test_a_page_is_accessible_narrow_dark_and_runs_nothing_of_others(
     assert [said for said in guarded.said if "Password forms" not in said] == []
 
 
+@pytest.mark.long
 def test_a_job_goes_from_the_form_to_its_results(tmp_path: Path, browser: Browser) -> None:
     """With the worker of an embedded service. A stranger presses a preset, changes it, and posts it."""
     variables = {"OPTIGPU_DATA_DIR": str(tmp_path), "OPTIGPU_LOG_LEVEL": "WARNING"}
     with ExitStack() as stack:
         processes = stack.enter_context(watched_processes(tmp_path, variables))
         service = processes.start("api", "--port", "0")
-        url = address_of(processes)
+        url = address(processes)
         window = stack.enter_context(browser.new_context(base_url=url))
         page = stack.enter_context(window.new_page())
         page.goto("/jobs/new?preset=first")
@@ -147,14 +148,6 @@ def test_a_job_goes_from_the_form_to_its_results(tmp_path: Path, browser: Browse
         page.get_by_role("link", name="Measure this again here").click()
         assert page.locator('[id="model"]').input_value() == "preset:tiny-llama-test"
         stop(service)
-
-
-def address_of(processes: Processes, number: int = 0) -> str:
-    """Where the service listens, once it says so."""
-    line = r"OptiGPU listens on (\S+)"
-    text = eventually(lambda: re.search(line, processes.output(number).read_text(errors="replace")))
-    assert text, processes.printed()
-    return str(text[1])
 
 
 def test_a_page_follows_a_job_over_a_restart_of_the_service(tmp_path: Path, browser: Browser) -> None:
@@ -250,22 +243,3 @@ def test_all_of_it_works_without_scripts(guarded: Guarded, browser: Browser) -> 
         page.get_by_role("button", name="Sign out").click()
         page.goto("/jobs")
         assert page.get_by_role("heading", level=1).inner_text() == "Unauthorized"
-
-
-def test_a_revoked_key_ends_the_window_s_sign_in(guarded: Guarded, browser: Browser) -> None:
-    with guarded.served.database.write() as session:
-        plain = keys.create(session, "for a moment", ["submit"])
-        key = keys.verify(session, plain)
-    assert key is not None
-    with browser.new_context(base_url=guarded.served.url) as window, window.new_page() as page:
-        page.goto("/login")
-        page.get_by_label("Key").fill(plain)
-        page.get_by_role("button", name="Sign in").click()
-        expect(page.locator(".account")).to_contain_text("for a moment")
-        cookie = next(each for each in window.cookies() if each["name"] == "optigpu_sign_in")
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        assert page.evaluate("document.cookie") == ""
-        with guarded.served.database.write() as session:
-            keys.revoke(session, key.id)
-        page.goto("/jobs")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Unauthorized")

@@ -31,11 +31,6 @@ NOT_IN_A_CONTAINER = {"OPTIGPU_URL", *(name for name in KNOWN if name.startswith
 """Settings of the command line and of the tests."""
 
 
-@pytest.fixture
-def compose() -> dict[str, Any]:
-    return read_compose(SECRETS)
-
-
 @pytest.mark.parametrize("secret", SECRETS)
 def test_a_secret_has_no_default(secret: str) -> None:
     with pytest.raises(ValueError, match=secret):
@@ -78,17 +73,6 @@ def test_every_setting_reaches_its_program_or_is_fixed(
             given = read_compose(needed | {setting: "given"}, file)["services"][name]["environment"]
             assert given[setting] == "given", f"{setting} does not reach {name}"
     assert set(documented_settings()) >= FIXED | NOT_IN_A_CONTAINER
-
-
-def test_workers_differ_between_the_files_in_where_the_servers_are_alone(compose: dict[str, Any]) -> None:
-    here = dict(compose["services"]["worker-cpu"])
-    there = dict(read_compose(ADDRESSES, WORKERS)["services"]["worker-cpu"])
-    assert set(there["volumes"]) - set(here["volumes"]) == {"certificates:/etc/optigpu/certificates:ro"}
-    assert set(here.pop("depends_on")) == {"migrate", "redis"}
-    for worker in (here, there):
-        worker["volumes"] = [each for each in worker["volumes"] if "certificates" not in each]
-        worker["environment"] = set(worker["environment"]) - {*SECRETS, *ADDRESSES}
-    assert here == there
 
 
 NEEDED = {

@@ -22,22 +22,20 @@ def services(host: GpuHost) -> list[str]:
 UP = "docker compose --file docker-compose.yml --file docker-compose.gpus.yml up --build --detach --remove-orphans"
 
 
-def test_without_docker_it_says_what_to_do(host: GpuHost) -> None:
+@pytest.mark.parametrize(
+    ("is_there", "said"),
+    [
+        (False, "make up needs Docker with its compose plugin: install both, or use make serve"),
+        (True, "Docker does not answer: start it (systemctl start docker), or let this user use it"),
+    ],
+)
+def test_without_docker_or_its_answer_it_says_what_to_do(host: GpuHost, is_there: bool, said: str) -> None:
+    if is_there:
+        host.has_docker(daemon=1)
     done = host.make("up")
     assert done.returncode != 0
-    assert done.stdout.startswith(
-        "make up needs Docker with its compose plugin: install both, or use make serve"
-    )
-    assert not (host.folder / ".env").exists()
-
-
-def test_with_a_docker_that_does_not_answer_it_says_what_to_do(host: GpuHost) -> None:
-    host.has_docker(daemon=1)
-    done = host.make("up")
-    assert done.returncode != 0
-    assert done.stdout.startswith(
-        "Docker does not answer: start it (systemctl start docker), or let this user use it"
-    )
+    assert done.stdout.startswith(said)
+    assert is_there or not (host.folder / ".env").exists()
 
 
 def test_without_an_nvidia_driver_it_starts_the_rest_and_says_so(host: GpuHost) -> None:
@@ -121,21 +119,15 @@ def test_a_driver_that_is_too_old_for_the_image_starts_nothing(host: GpuHost) ->
     assert host.make("up", "GPU=none").returncode == 0
 
 
-def test_workers_alone_need_addresses(host: GpuHost) -> None:
+def test_workers_alone_need_addresses_and_are_started_from_their_own_file(host: GpuHost) -> None:
     host.has_docker()
+    host.has_gpus(LISTED["one"])
     done = host.make("workers")
     assert done.returncode != 0
     assert done.stdout.startswith("make workers reads .env: cp .env.worker.example .env")
-
-
-def test_workers_alone_are_started_from_their_own_file(host: GpuHost) -> None:
-    host.has_docker()
-    host.has_gpus(LISTED["one"])
     (host.folder / ".env").write_text((host.folder / ".env.worker.example").read_text())
     assert host.make("workers").returncode == 0
     assert UP.replace("docker-compose.yml", "docker-compose.worker.yml") in host.docker_calls()
-    written = yaml.safe_load((host.folder / "docker-compose.gpus.yml").read_text())
-    assert "OPTIGPU_REDIS_URL:?" in str(written["x-settings"])
 
 
 def test_down_ends_what_was_started_whatever_the_files_say_now(host: GpuHost) -> None:

@@ -18,6 +18,7 @@ from tests.servers.process import (
     Machine,
     NoServerError,
     Server,
+    end,
     end_with_parent,
     free_port,
     scratch_folder,
@@ -144,13 +145,7 @@ class Cluster:
             with suppress(psutil.Error):
                 process.kill()
         for process in reversed(self.running.values()):
-            process.send_signal(signal.SIGTERM)
-        for process in self.running.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, signal.SIGTERM)
 
 
 def cluster_of(server: Server) -> Cluster:

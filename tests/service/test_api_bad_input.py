@@ -82,11 +82,6 @@ def test_the_field_that_is_wrong_is_named(any_service: Served, change: dict[str,
     assert problem["detail"].startswith(problem["errors"][0]["field"])
 
 
-@pytest.mark.parametrize("document", [[], "text", 7, None, True])
-def test_a_job_is_an_object(any_service: Served, document: Any) -> None:
-    assert refused(any_service, 422, content=json.dumps(document), headers=JSON)["errors"]
-
-
 JSON = {"Content-Type": "application/json"}
 DEEP = 100_000
 
@@ -244,11 +239,8 @@ def test_a_withdrawal_needs_a_reason(service: Served, kind: str, reason: str | N
     ("method", "path", "status"),
     [
         ("GET", "/nothing", 404),
-        ("GET", "/v1/jobs/", 404),
         ("PUT", "/v1/jobs", 405),
-        ("DELETE", "/v1/jobs", 405),
         ("DELETE", f"/v1/jobs/{UUID}?reason=x", 404),
-        ("DELETE", f"/v1/results/{UUID}?reason=x", 404),
         ("GET", "/" + "x" * 9000, 404),
     ],
 )

@@ -17,7 +17,6 @@ import pytest
 import migrations
 from api import logs
 from api.__main__ import main
-from optigpu.client import Client
 from optigpu.store import keys
 from optigpu.store.database import Database
 from tests.service.pages import Page
@@ -247,12 +246,6 @@ def test_links_of_pages_lead_back(prefixed: Served, proxied: httpx.Client, path:
 def test_commands_and_the_openapi_document_name_the_path(proxied: httpx.Client) -> None:
     assert proxied.get(f"{PREFIX}/openapi.json").json()["servers"] == [{"url": PREFIX}]
     assert f"URL={str(proxied.base_url).rstrip('/')}{PREFIX}</pre>" in proxied.get(f"{PREFIX}/docs").text
-
-
-def test_the_client_works_under_a_path(prefixed: Served) -> None:
-    with Client(f"{prefixed.url}{PREFIX}/") as client:
-        job = client.submit(MATMUL)
-        assert client.job(job.id).links["self"] == f"{PREFIX}/v1/jobs/{job.id}"
 
 
 def test_callers_behind_a_proxy_are_counted_apart(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from sqlalchemy.exc import IntegrityError
 
 import migrations
 from optigpu.store import jobs, queue, results
-from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.doorbell import broker_url
 from optigpu.store.errors import StoreUnavailableError
@@ -62,15 +61,6 @@ def test_reads_beside_writers_never_fail(database: Database) -> None:
         consistent = list(pool.map(read, range(40)))
         assert len(set(written)) == 40
     assert all(consistent)
-
-
-def test_a_session_that_reads_leaves_its_statements_prepared(postgresql_database: Database) -> None:
-    """So that PostgreSQL plans a page's statements once for each connection, and not for each reader."""
-    for _ in range(6):
-        with postgresql_database.read() as session:
-            queue.counts(session)
-    with postgresql_database.read() as session:
-        assert session.scalar(text("SELECT count(*) FROM pg_prepared_statements")) > 0
 
 
 def test_a_write_after_a_read_on_the_same_connection_sees_what_others_committed(database: Database) -> None:
@@ -180,11 +170,6 @@ def test_the_default_database_makes_its_folder(tmp_path: Path) -> None:
     database.ping()
     database.close()
     assert (folder / "optigpu.db").is_file()
-
-
-def test_a_cursor_comes_back_exactly() -> None:
-    position = ["2026-01-02T12:00:00+00:00", 1 / 3, 7]
-    assert decode_cursor(encode_cursor(*position), str, float, int) == position
 
 
 EXAMPLE = dotenv_values(ROOT / ".env.worker.example")

@@ -107,12 +107,6 @@ def test_the_answer_to_a_claim_is_not_repeated_after_its_invitation(service: Ser
     assert claimed(service, claim.body).status_code == 403
 
 
-def test_an_invitation_of_a_simulator_makes_a_simulator(service: Served) -> None:
-    device = enrolled(service.client, service.database, source=DeviceSource.SIMULATOR)
-    view = service.client.get(f"/v1/devices/{device.id}").json()
-    assert (view["source"], view["last_seen_at"], view["key_version"]) == ("simulator", None, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -196,12 +190,6 @@ def test_a_copy_of_an_earlier_rotation_does_not_bring_its_key_back(
     new = rotated(device, secrets.token_bytes(32))
     assert device.send("key", body, header).status_code == 409
     assert status(new) == 200
-
-
-def test_the_key_in_use_is_no_new_key(service: Served, device: EdgeDevice) -> None:
-    answer = device.post("key", device.rotation(device.key))
-    assert answer.status_code == 409
-    assert status(device) == 200
 
 
 def test_an_operator_asks_for_a_new_key(service: Served, device: EdgeDevice) -> None:

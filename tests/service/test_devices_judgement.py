@@ -167,15 +167,6 @@ def test_a_simulated_device_ranks_nowhere(service: Served) -> None:
     assert stored["source"] == "simulator"
 
 
-def test_a_board_that_is_not_in_the_catalog_does_not_rank(service: Served) -> None:
-    service.client.post("/v1/edge/models", json=manifest())
-    device = enrolled(service.client, service.database)
-    assert judged(device, report(1, begun(service, device), board="other"))[2] == [
-        "inconsistent",
-        "board_unknown",
-    ]
-
-
 def test_a_duplicate_is_not_judged_again(service: Served, device: EdgeDevice) -> None:
     """Its model was not known when it came first; the answer stays."""
     other = "0" * 64

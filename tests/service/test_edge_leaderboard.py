@@ -13,7 +13,6 @@ from optigpu.documents.facts import NetworkFacts
 from optigpu.report import edge_grids
 from optigpu.store import devices, edge_leaderboard
 from optigpu.store.edge_figures import SECONDS_PER_YEAR
-from optigpu.store.tables import Device
 from optigpu.vocabulary import DeviceKind
 from tests.service import device_client
 from tests.service.edge_records import (
@@ -387,11 +386,3 @@ def test_the_client_reads_every_board(service: Served, enter: Enter, monkeypatch
         found = list(client.edge_boards(metric="fps"))
         assert len(edge_grids(client.edge_leaderboard(metric="fps"))) == 2
     assert [each.model_sha256[0] for each in found] == ["2", "1", "0"]
-
-
-def test_a_device_that_is_deleted_leaves_the_board(service: Served, enter: Enter) -> None:
-    enter("one", a_report())
-    device_id = board(service)["rows"][0]["device_id"]
-    with service.database.write() as session:
-        session.delete(session.get_one(Device, device_id))
-    assert page(service)["boards"] == []

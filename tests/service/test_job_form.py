@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 
 from api.examples import JOBS
-from api.job_form.documents import document_of, errors_at, values_of
+from api.job_form.documents import document_of, values_of
 from api.job_form.schema import Choice, fields, job_form
-from api.pages.bars import bars
 from api.pages.new_job import PRESETS
 from api.pages.result import again
-from api.rendering import wants_page
 from optigpu.job.spec import JobSpec
 from optigpu.store import results, standings
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import JobState
 from optigpu.workloads import WORKLOADS
 from tests.service.pages import Browser, text_of
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_result
 from tests.service.serving import MATMUL, Served
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -54,34 +52,6 @@ def test_a_request_survives_the_form(name: str) -> None:
     for document in (PRESETS[name].document, spec.model_dump(mode="json")):
         again = document_of(job_form(), values_of(job_form(), document))
         assert JobSpec.model_validate_json(json.dumps(again), strict=True) == spec
-
-
-def test_parts_that_are_no_fields_survive_as_json() -> None:
-    beside = [{"backend": "llama_cpp", "stack": [{"name": "gguf", "type": "Q8_0"}], "label": "llama"}]
-    document: dict[str, Any] = {
-        "workload": {"kind": "generate", "prompt_tokens": None, "prompt": "Once\nupon"}
-    }
-    document |= {"model": "bundled:tiny", "beside": beside, "tags": ["a", "b"], "seed": 7}
-    document["measure"] = {"rel_ci": 0.000125, "raise_priority": False, "quality": {"tokens": 64}}
-    assert document_of(job_form(), values_of(job_form(), document)) == document
-
-
-@pytest.mark.parametrize(
-    ("field", "place"),
-    [
-        ("stack.1.mode", "stack.torch_compile.mode"),
-        ("stack.0", "stack"),
-        ("workload.batch_size", "workload.generate.batch_size"),
-        ("measure.quality.tokens", "measure.quality.tokens"),
-        ("tags.0", "tags"),
-        ("beside.0.stack.0", "beside"),
-        ("nothing.at.all", "body"),
-    ],
-)
-def test_an_error_of_the_api_stands_at_its_field(field: str, place: str) -> None:
-    document = {"workload": {"kind": "generate"}, "stack": [{"name": "bf16"}, {"name": "torch_compile"}]}
-    found = errors_at(job_form(), document, [{"field": field, "message": "Wrong."}])
-    assert found == {place: ["Wrong."]}
 
 
 def test_a_job_is_checked_and_posted_without_a_script(service_on_sqlite: Served, browser: Browser) -> None:
@@ -195,14 +165,6 @@ def test_a_job_is_cancelled_from_its_page_and_listed_by_state_and_tag(
     browser.read("/jobs/nothing", 422)
 
 
-def test_bars_are_on_one_scale_from_zero() -> None:
-    found = bars([a_metric("tokens_per_s", 80.0, (70.0, 100.0)), a_metric("tokens_per_s", 40.0)])
-    assert [(bar.end, bar.low, bar.high, bar.sure) for bar in found] == [
-        (80, 70, 100, True),
-        (40, 0, 0, False),
-    ]
-
-
 def a_document(**variant: Any) -> dict[str, Any]:
     document = a_result(stack=("bf16",)).model_dump(mode="json")
     workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8, "batch_size": 2}
@@ -226,28 +188,6 @@ def test_the_code_of_a_stack_is_its_request() -> None:
     written = [each if isinstance(each, dict) else {"name": each} for each in named.pop("stack")]
     posted = JobSpec.model_validate({"workload": workload, "model": model, "stack": written} | named)
     assert posted == JobSpec.model_validate_json(found.json)
-
-
-def test_a_technique_of_another_version_has_no_code_but_a_reason() -> None:
-    found = again(a_document(stack=({"name": "int9"},)), None)
-    assert found.request is None
-    assert "int9" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("path", "accept", "page"),
-    [
-        ("/", "text/html,*/*;q=0.8", True),
-        ("/", "*/*", False),
-        ("/v1/jobs", "text/html", False),
-        ("/optigpu/v1/jobs", "text/html", False),
-        ("/optigpu/", "text/html", True),
-    ],
-)
-def test_errors_are_pages_for_browsers_outside_of_the_json_api(path: str, accept: str, page: bool) -> None:
-    prefix = "/optigpu" if path.startswith("/optigpu") else ""
-    headers = [(b"accept", accept.encode())]
-    assert wants_page({"type": "http", "path": path, "root_path": prefix, "headers": headers}) is page
 
 
 def test_no_text_of_others_changes_the_direction_of_a_page(any_service: Served) -> None:

@@ -241,15 +241,6 @@ def test_what_failed_for_want_of_memory_is_measured_again_and_what_succeeded_is_
     assert statuses == [VariantStatus.SUCCEEDED, VariantStatus.PENDING]
 
 
-def test_a_job_whose_cancel_was_asked_for_is_not_tried_again(database: Database) -> None:
-    with database.write() as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        lease = claimed_later(session)
-        jobs.request_cancel(session, job_id)
-        leases.fail(session, lease, FailureKind.LOST, "It was lost.")
-        assert jobs.get(session, job_id).state is JobState.CANCELLED
-
-
 def test_a_parked_job_that_is_put_back_has_a_clean_slate(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id

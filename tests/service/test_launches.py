@@ -122,13 +122,6 @@ def test_a_job_shows_where_it_is(database: Database) -> None:
         assert (shown.state, shown.reason) == (LaunchState.ENDED, "It ended.")
 
 
-def test_results_that_are_there_answer_no_job_for_a_scheduler(database: Database) -> None:
-    """On which hardware it would run is not known before its scheduler allocates some."""
-    with database.write() as session:
-        workers.register(session, a_worker())
-        assert jobs.get(session, posted_in(session)).state is JobState.QUEUED
-
-
 Install = Callable[[str, str], None]
 NO_JOBS = """echo '{"jobs": []}'"""
 SUBMIT = "sed -n 's/^#SBATCH --job-name=//p' > $here/name; echo 7"

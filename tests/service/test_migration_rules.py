@@ -18,6 +18,7 @@ import migrations
 from optigpu.store import leaderboard
 from optigpu.store.database import Database, engine_for
 from optigpu.store.filters import LeaderboardQuery
+from tests.breadth import cases
 from tests.service.filled import fill, fill_devices
 from tests.service.serving import MATMUL, serving
 
@@ -28,6 +29,7 @@ ADVICE = (
     f"migration {HEAD} takes something away that the version of {BEFORE} uses; let it only add, and remove in a later "
     "migration"
 )
+ON_EACH = pytest.mark.parametrize("database_url", cases(["sqlite", "postgresql"], 1), indirect=True)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def everything(url: str) -> tuple[MetaData, dict[str, list[dict[str, Any]]]]:
     return tables, rows
 
 
+@ON_EACH
 @pytest.mark.slow
 def test_each_step_down_and_up_keeps_the_jobs_and_the_leaderboard(database_url: str) -> None:
     migrations.upgrade(database_url)

@@ -34,6 +34,7 @@ from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, EdgeStanding
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Scheduler, StoreError
+from tests.breadth import cases
 from tests.service.edge_records import a_device, a_report, stored
 from tests.service.filled import fill
 from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
@@ -255,11 +256,7 @@ def test_nothing_is_left_of_a_migration_that_fails(database_url: str) -> None:
     assert migrations.current(database_url) is None
 
 
-def test_an_unknown_revision_is_refused_with_a_sentence(database_url: str) -> None:
-    with pytest.raises(StoreError, match="cannot be migrated"):
-        migrations.upgrade(database_url, "nonsense")
-
-
+@pytest.mark.parametrize("database_url", cases(["postgresql", "sqlite"], 1), indirect=True)
 @pytest.mark.slow
 def test_two_processes_may_upgrade_at_once(database_url: str) -> None:
     with ThreadPoolExecutor(2) as pool:

@@ -169,11 +169,6 @@ def test_figures_of_jobs_workers_and_requests(service: Served, monkeypatch: pyte
     assert not [value for _, value in labels if value in ("/no/such/path", "TRACE")]
 
 
-def test_the_page_says_when_there_is_nothing_yet(service: Served) -> None:
-    assert "There are no results yet." in service.client.get("/").text
-    assert "There are no jobs yet." in service.client.get("/jobs").text
-
-
 CPU = DeviceKind.CPU
 
 
@@ -244,21 +239,6 @@ def test_what_is_settled_is_read_once_and_what_is_gone_stays_counted(
     assert tallied(database, reader) == first
     finished(database, an_outcome(a_result()))
     assert tallied(database, reader).attempts == {(CPU, "succeeded"): 2}
-
-
-def test_a_job_that_is_older_than_an_unfinished_one_waits_to_be_settled(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tallies, "COMMITTED_AFTER", timedelta(0))
-    reader = TallyReader()
-    lease = claimed(database)
-    finished(database, an_outcome(a_result()))
-    assert tallied(database, reader).attempts == {(CPU, "succeeded"): 1}
-    with database.write() as session:
-        outcomes.finish(session, lease, JobState.CANCELLED)
-    assert tallied(database, reader).attempts == {(CPU, "succeeded"): 1, (CPU, "cancelled"): 1}
-    with database.read() as session:
-        assert events.head(session, lease.job_id).ended
 
 
 CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -103,13 +103,6 @@ def test_planning_and_starting_again_after_a_lost_answer_changes_nothing(databas
         assert _stored(session, lease.job_id) == before
 
 
-def test_another_plan_replaces_the_first(database: Database) -> None:
-    lease = _planned(database, "baseline", "bf16", "int8")
-    with database.write() as session:
-        outcomes.plan(session, lease, a_plan("baseline", "fp16"))
-        assert [variant.label for variant in jobs.get(session, lease.job_id).variants] == ["baseline", "fp16"]
-
-
 def test_an_outcome_is_stored_whole_or_not_at_all(database: Database) -> None:
     lease = _planned(database, "baseline")
     with database.read() as session:
@@ -280,20 +273,6 @@ def test_files_come_back_bit_for_bit(database: Database, files: dict[str, Path])
     assert [each.name for each in listed] == ["empty.txt", "long.txt", "noise.bin", "trace.json"]
     assert stored is not None
     assert stored < len(TRACE) / 20
-
-
-def test_what_cannot_be_read_is_a_reason_and_the_others_are_kept(
-    database: Database, files: dict[str, Path], tmp_path: Path
-) -> None:
-    result_id = kept(database, *read(files | {"gone.json": tmp_path / "gone", "folder.json": tmp_path}))
-    with database.read() as session:
-        listed = {each.name: each for each in artifacts.list_(session, result_id).artifacts}
-        assert listed["gone.json"].reason == "It could not be read: No such file or directory."
-        assert listed["folder.json"].reason == "It could not be read: Is a directory."
-        assert listed["gone.json"].sha256 is None
-        with pytest.raises(NotFoundError, match=r"gone\.json was not kept: It could not be read"):
-            artifacts.find(session, result_id, "gone.json")
-    assert b"".join(content(database, result_id, "trace.json")) == TRACE
 
 
 def test_a_file_that_is_too_large_is_a_reason(

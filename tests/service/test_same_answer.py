@@ -193,12 +193,6 @@ def test_what_is_no_json_has_one_answer(
     assert f"Error: {posted.json()['detail']}\n" == err.replace(str(path), "The body")
 
 
-def test_a_file_of_yaml_is_told_from_one_of_json(optigpu: Command, tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("workload:\n  kind: matmul\n")
-    assert optigpu("run", str(path))[2].endswith("YAML is not read; write it as JSON.\n")
-
-
 @pytest.mark.parametrize("given", ["generate", None, [GENERATE]])
 def test_a_job_that_is_no_object_is_said_in_the_library(given: Any) -> None:
     assert library(given).endswith(" is not an object.")

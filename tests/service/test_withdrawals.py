@@ -14,7 +14,7 @@ from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leases import Lease
 from optigpu.store.tables import ArtifactRow, Base, EnvironmentRow, LeaderboardEntry, MetricRow, Tombstone
 from optigpu.store.withdrawals import Withdrawal
-from optigpu.vocabulary import JobState, NotFoundError, Role, VariantStatus, new_id
+from optigpu.vocabulary import JobState, Role, VariantStatus
 from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
 
 WHY = Withdrawal(reason="The fan was broken.", withdrawn_by="alice", key_id="key-1")
@@ -46,18 +46,6 @@ def test_withdrawing_again_changes_nothing(database: Database) -> None:
         job = withdrawals.withdraw_job(session, job_id, WHY)
         assert withdrawals.withdraw_job(session, job_id, other) == job
         assert withdrawals.withdraw_result(session, result.id, other) == first
-
-
-def test_what_never_was_and_what_is_of_the_other_kind_is_not_found(database: Database) -> None:
-    result = a_result()
-    job_id = _measure(database, result)
-    with database.write() as session:
-        with pytest.raises(NotFoundError, match="There is no result"):
-            withdrawals.withdraw_result(session, new_id(), WHY)
-        with pytest.raises(NotFoundError, match="There is no result"):
-            withdrawals.withdraw_result(session, job_id, WHY)
-        with pytest.raises(NotFoundError, match="There is no job"):
-            withdrawals.withdraw_job(session, result.id, WHY)
 
 
 def test_a_withdrawn_job_takes_its_results_with_it(database: Database) -> None:

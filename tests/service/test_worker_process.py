@@ -53,13 +53,6 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
-    assert refusal(processes).splitlines() == [
-        "python -m worker: The database has no tables yet; run `alembic upgrade head` on it."
-    ]
-
-
-@pytest.mark.slow
 def test_a_wrong_setting_is_named(processes: Processes) -> None:
     assert refusal(processes, OPTIGPU_LEASE_S="soon", OPTIGPU_POLL_S="0") == (
         "python -m worker: OPTIGPU_LEASE_S: The value is not a number. OPTIGPU_POLL_S: The value is too small; it must "

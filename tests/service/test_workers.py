@@ -49,14 +49,6 @@ def test_a_silent_worker_is_listed_as_dead_and_after_a_week_forgotten(database: 
         assert {view.id for view in workers.list_(session)} == {"alive", "new"}
 
 
-def test_registering_again_replaces_what_was_said(database: Database) -> None:
-    with database.write() as session:
-        workers.register(session, a_worker(version="1"), now=NOON)
-        workers.register(session, a_worker(version="2"), now=NOON + timedelta(hours=1))
-        (view,) = workers.list_(session)
-    assert (view.version, view.started_at) == ("2", NOON + timedelta(hours=1))
-
-
 CPU = DeviceKind.CPU
 
 
@@ -119,13 +111,6 @@ def listed(database: Database) -> WorkerView:
     return view
 
 
-def test_a_worker_lists_the_packages_that_are_installed(context: WorkerContext) -> None:
-    view, software = listed(context.database), probe().software
-    assert view.packages
-    assert set(view.packages) <= set(software)
-    assert "torch" not in view.packages, "every worker has it"
-
-
 def test_a_folder_that_comes_later_is_listed_while_it_is_there_and_its_job_taken(
     context: WorkerContext, models: Path
 ) -> None:
@@ -177,17 +162,6 @@ def test_the_catalog_is_whole_even_where_nobody_serves(service: Served) -> None:
     assert answer["hardware"] == []
     assert [entry["name"] for entry in answer["catalog"]] == [device.name for device in devices()]
     assert served(service) == {}
-
-
-def test_an_entry_has_peaks_in_si_units_and_null_for_what_is_not_published(any_service: Served) -> None:
-    entries = {entry["name"]: entry for entry in hardware(any_service)["catalog"]}
-    card, chip = entries["NVIDIA GeForce RTX 4090"], entries["ESP32-S3"]
-    assert card["peak_flop_per_s"]["fp16"] == 165.2e12
-    assert card["memory_bandwidth_bytes_per_s"] == 1008e9
-    assert card["memory_bytes"] == 24 * 2**30
-    assert "Ada whitepaper" in card["source"]
-    assert chip["peak_flop_per_s"] == {"int8": pytest.approx(15.36e9)}
-    assert (chip["memory_bandwidth_bytes_per_s"], chip["tdp_w"], chip["price_usd"]) == (None, None, None)
 
 
 def test_living_workers_are_named_with_what_they_have(service: Served) -> None:
