@@ -92,7 +92,7 @@ def service(folder: Path) -> Iterator[str]:
 
 
 def own_commands() -> Iterator[object]:
-    """Those of the first page and of the library's; those that need llama.cpp have its mark, those that last are long."""
+    """Those of two pages; those that need llama.cpp have its mark, and those that last are marked as long."""
     for command in (*commands(GETTING_STARTED), *commands(LIBRARY)):
         if command.startswith("optigpu "):
             lasts = command.split()[1] in LASTING and not any(each in command for each in OFTEN)
