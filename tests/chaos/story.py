@@ -30,6 +30,10 @@ ENDED_WITHIN_S = 120.0
 FINAL = ("succeeded", "failed", "cancelled")
 CANCELLED, POSTED_TWICE = 0.05, 0.1
 """Shares of the jobs."""
+QUEUE = queue_for(DeviceKind.CPU)
+AWAY_S = 1.0
+FULL_S = 2.0
+MEASURES_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -205,12 +209,6 @@ def _wrong_results(
             yield f"job {job_id} has a result twice"
         if set(stored) - set(expected) or (state == "succeeded" and not stored):
             yield f"job {job_id} is {state} with {stored}, and {expected} was asked for"
-
-
-QUEUE = queue_for(DeviceKind.CPU)
-AWAY_S = 1.0
-FULL_S = 2.0
-MEASURES_WITHIN_S = 30.0
 
 
 def faults(cut_s: float) -> tuple[Fault, ...]:

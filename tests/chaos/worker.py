@@ -22,6 +22,8 @@ from tests.service.records import a_metric, a_result
 from worker import __main__ as program
 
 HOURS = "CHAOS_CLOCK_HOURS"
+LASTS_S = 0.3
+LOOK_EVERY_S = 0.05
 
 
 def main() -> int:
@@ -46,10 +48,6 @@ def _set_clock(off: timedelta) -> None:
 
     time.time = lambda: right() + off.total_seconds()
     optigpu.vocabulary.datetime = Clock  # type: ignore[attr-defined]
-
-
-LASTS_S = 0.3
-LOOK_EVERY_S = 0.05
 
 
 def run(

@@ -29,6 +29,13 @@ FIXED = {
 }
 NOT_IN_A_CONTAINER = {"OPTIGPU_URL", *(name for name in KNOWN if name.startswith("OPTIGPU_TEST_"))}
 """Settings of the command line and of the tests."""
+NEEDED = {
+    ONE_HOST: {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"},
+    WORKERS: {
+        "OPTIGPU_DATABASE_URL": "postgresql://elsewhere/o",
+        "OPTIGPU_REDIS_URL": "rediss://elsewhere/0",
+    },
+}
 
 
 @pytest.mark.parametrize("secret", SECRETS)
@@ -73,15 +80,6 @@ def test_every_setting_reaches_its_program_or_is_fixed(
             given = read_compose(needed | {setting: "given"}, file)["services"][name]["environment"]
             assert given[setting] == "given", f"{setting} does not reach {name}"
     assert set(documented_settings()) >= FIXED | NOT_IN_A_CONTAINER
-
-
-NEEDED = {
-    ONE_HOST: {"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"},
-    WORKERS: {
-        "OPTIGPU_DATABASE_URL": "postgresql://elsewhere/o",
-        "OPTIGPU_REDIS_URL": "rediss://elsewhere/0",
-    },
-}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,10 @@ CADDY = """
 OLDER = ROOT / "tests" / "unit" / "report_version_1.json"
 LONG_BYTES = 1_200_000
 """More than nginx takes by itself."""
+SERVICES = {
+    *read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"})["services"],
+    *(gpu.service for gpu in parse(LISTED["one"])),
+}
 
 
 def block(beginning: str) -> str:
@@ -217,12 +221,6 @@ def test_a_proxy_of_the_page_passes_on_pages_events_and_long_runs(url: str, tmp_
         entered = optigpu({}, "import", str(long_run(tmp_path)), "--url", url)
         assert entered.returncode == 0, entered.stderr
         assert client.job(entered.stdout.strip()).state == "succeeded"
-
-
-SERVICES = {
-    *read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"})["services"],
-    *(gpu.service for gpu in parse(LISTED["one"])),
-}
 
 
 def test_every_setting_of_the_page_is_one() -> None:

@@ -16,6 +16,8 @@ from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.wheels import built, installed
 from tools.image_check import problems, torch_cuda
 
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
 
 @pytest.fixture(scope="module")
 def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,9 +75,6 @@ def test_every_dependency_is_pinned() -> None:
     chosen = (project["dependencies"], *(extras[name] for name in ("service", "dev", "docs", "frames")))
     installed = {canonicalize_name(Requirement(line).name) for lines in chosen for line in lines}
     assert installed - pinned == {project["name"]}
-
-
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def test_the_image_runs_the_api_as_the_compose_file_does() -> None:

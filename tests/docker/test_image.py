@@ -12,6 +12,10 @@ from tests.docker.conftest import Deployed
 from tests.docker.host import Host
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+ADDRESSES = "OPTIGPU_DATABASE_URL=postgresql://elsewhere/o OPTIGPU_REDIS_URL=rediss://elsewhere/0"
+SECRETS = "GRAFANA_PASSWORD=secret PROMETHEUS_KEY=secret"
+CREATE = "docker compose exec -T api python -m api keys create prometheus --scope read 2>/dev/null"
+COMPOSE = "docker compose --file docker-compose.monitoring.yml"
 
 
 @pytest.mark.docker
@@ -56,10 +60,6 @@ def test_without_a_network_the_build_ends_with_a_sentence(host: Host, deployed: 
     )
 
 
-ADDRESSES = "OPTIGPU_DATABASE_URL=postgresql://elsewhere/o OPTIGPU_REDIS_URL=rediss://elsewhere/0"
-SECRETS = "GRAFANA_PASSWORD=secret PROMETHEUS_KEY=secret"
-
-
 @pytest.fixture(scope="module")
 def gpus(host: Host) -> str:
     """A folder with an `nvidia-smi` that lists three GPUs."""
@@ -102,10 +102,6 @@ def test_a_secret_that_is_missing_is_named_with_what_to_do(host: Host, secret: s
     )
     assert done.returncode != 0
     assert f"required variable {secret} is missing a value: put it in .env" in done.stdout
-
-
-CREATE = "docker compose exec -T api python -m api keys create prometheus --scope read 2>/dev/null"
-COMPOSE = "docker compose --file docker-compose.monitoring.yml"
 
 
 def asked(path: str) -> Any:

@@ -24,6 +24,7 @@ from optigpu.vocabulary import OptiGPUError
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 10
+STARTS_WITHIN_S = 600.0
 
 
 class NoServerError(Exception):
@@ -149,9 +150,6 @@ def end_with_parent() -> None:
     """In a new process: a test session that is killed outright runs no clean-up, so the kernel stops its servers."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
-
-
-STARTS_WITHIN_S = 600.0
 
 
 @contextmanager

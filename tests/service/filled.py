@@ -16,7 +16,6 @@ from optigpu.store import (
     jobs,
     keys,
     leaderboard,
-    leases,
     outcomes,
     sign_ins,
 )
@@ -26,7 +25,14 @@ from optigpu.store.devices import DeviceRequest
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState
 from tests.service.device_client import Claim, invited, manifest, message, report
-from tests.service.records import NOON, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    NOON,
+    a_plan,
+    a_result,
+    a_spec,
+    an_outcome,
+    claimed,
+)
 
 
 def fill(url: str) -> None:
@@ -34,8 +40,7 @@ def fill(url: str) -> None:
     in."""
     with closing(Database(url)) as database, database.write() as session:
         jobs.submit(session, a_spec(), idempotency_key="key")
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
+        lease = claimed(session)
         outcomes.plan(session, lease, a_plan("baseline"))
         file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
         outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])

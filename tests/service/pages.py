@@ -11,6 +11,7 @@ from tests.service.serving import Served
 
 FETCHES = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "base"}
 OURS = ("/static/", "/feed.atom", "/badge/")
+HTML = {"Accept": "text/html"}
 
 
 class Page(HTMLParser):
@@ -34,9 +35,6 @@ class Page(HTMLParser):
         if tag == "a":
             self.links.append(given["href"] or "")
         self.ids.add(given.get("id") or "")
-
-
-HTML = {"Accept": "text/html"}
 
 
 class Browser:

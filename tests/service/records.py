@@ -1,4 +1,4 @@
-"""Small, valid things to store: a spec, a worker, a result, an outcome."""
+"""Small, valid things to store: a spec, a worker, a result, an outcome; and what many tests do with them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,9 @@ from optigpu.documents.result import (
     VerdictWarning,
 )
 from optigpu.job.spec import JobSpec, digest
+from optigpu.store import jobs, leases, outcomes, results, standings
+from optigpu.store.database import Session
+from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id
 
@@ -150,3 +153,27 @@ def an_outcome(result: Result, samples: dict[str, Samples] | None = None) -> Out
 def a_failure(index: int = 0, reason: str = "There was no memory left.") -> Outcome:
     """The outcome of a variant that was not."""
     return Outcome(index=index, status=VariantStatus.FAILED, reason=reason)
+
+
+def claimed(
+    session: Session, worker: WorkerInfo | None = None, now: datetime | None = None, asked: str | None = None
+) -> Lease:
+    """The next job, which there must be, is taken for half a minute."""
+    lease = leases.claim(session, worker or a_worker(), 30, now, asked=asked)
+    assert lease is not None
+    return lease
+
+
+def planned(session: Session, *labels: str) -> Lease:
+    """A job with these variants that a worker has begun."""
+    jobs.submit(session, a_spec())
+    lease = claimed(session)
+    outcomes.plan(session, lease, a_plan(*labels))
+    return lease
+
+
+def enter(session: Session, *made: Result) -> None:
+    """Results that are on the leaderboard, one after the other."""
+    for result in made:
+        results.add(session, result, {})
+        standings.enter(session, result)

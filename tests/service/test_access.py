@@ -27,6 +27,13 @@ STRICT = {
         ("referrer-policy", "cross-origin-resource-policy", "cross-origin-opener-policy"), "same-origin"
     ),
 }
+KEY = "a-first-key-that-is-long-enough"
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
+READS = (
+    "/v1/jobs", "/v1/leaderboard", "/v1/leaderboard?format=csv", "/v1/workers", "/v1/hardware", "/v1/schema/job",
+    "/v1/schema/techniques", "/metrics", "/", "/jobs", "/docs",
+)  # fmt: skip
+WHO = Actor(name="somebody")
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +107,6 @@ def test_what_is_no_origin_is_refused(monkeypatch: pytest.MonkeyPatch, origins: 
         read_settings(database_url=f"sqlite:///{tmp_path / 'optigpu.db'}")
 
 
-KEY = "a-first-key-that-is-long-enough"
-WITH_KEY = {"Authorization": f"Bearer {KEY}"}
-READS = (
-    "/v1/jobs", "/v1/leaderboard", "/v1/leaderboard?format=csv", "/v1/workers", "/v1/hardware", "/v1/schema/job",
-    "/v1/schema/techniques", "/metrics", "/", "/jobs", "/docs",
-)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     url = f"sqlite:///{tmp_path_factory.mktemp('public') / 'optigpu.db'}"
@@ -170,9 +169,6 @@ def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
         page = served.client.get("/", headers={"Accept": "text/html"})
         assert page.status_code == 401
         assert "OPTIGPU_PUBLIC_READ" in page.text
-
-
-WHO = Actor(name="somebody")
 
 
 def changes(service: Served, **query: str) -> list[dict[str, Any]]:

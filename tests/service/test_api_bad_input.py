@@ -15,6 +15,7 @@ SERVE = {"kind": "serve"}
 GPT2 = {"workload": GENERATE, "model": "preset:gpt2"}
 UUID = "01980000-0000-7000-8000-000000000000"
 MEGABYTE = 1_000_000
+JSON = {"Content-Type": "application/json"}
 
 
 def refused(service: Served, status: int, **request: Any) -> dict[str, Any]:
@@ -82,7 +83,6 @@ def test_the_field_that_is_wrong_is_named(any_service: Served, change: dict[str,
     assert problem["detail"].startswith(problem["errors"][0]["field"])
 
 
-JSON = {"Content-Type": "application/json"}
 DEEP = 100_000
 
 

@@ -26,6 +26,30 @@ from tests.service.pages import Page
 from tests.service.records import a_metric, a_result, a_worker
 from tests.service.serving import Served, serving
 
+KEY = "a-first-key-that-is-long-enough"
+SCHEMATHESIS = Path(sys.executable).with_name("st")
+LEAST_REQUESTS = 5000
+WITHOUT_STREAMS = ("--exclude-operation-id", "follow_job")
+EACH_CALL = ("--phases", "examples,fuzzing", "--max-examples", "5")
+"""Requests to each call by itself."""
+NOT_FIELD_BY_FIELD = ("preview_job", "pilot_outcome")
+"""Thousands of requests each: the first has the schema of submit_job, and without a pilot's token the second is 401."""
+FIELD_BY_FIELD = (
+    *("--phases", "coverage"),
+    *(word for operation in NOT_FIELD_BY_FIELD for word in ("--exclude-operation-id", operation)),
+)
+"""Each value that a schema mentions, and those beside it; most requests go through the schema of a job."""
+FOLLOWED = (
+    *("submit_job", "get_job", "get_job_results", "get_result", "get_samples", "list_artifacts"),
+    *("compare_results", "get_leaderboard"),
+)
+ALONG_LINKS = (
+    *("--phases", "stateful", "--max-examples", "40"),
+    *(word for operation in FOLLOWED for word in ("--include-operation-id", operation)),
+)
+Answer = tuple[str, int]
+"""A call by its operationId, and the status that it answered."""
+
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every call, with its method and path."""
@@ -109,9 +133,6 @@ def test_every_link_leads_from_a_documented_answer_to_a_call_with_all_that_it_ne
         assert set(link.parameters) <= {each["name"] for each in parameters}, link
 
 
-KEY = "a-first-key-that-is-long-enough"
-
-
 def test_the_page_has_every_operation_with_its_parameters_and_answers(any_service: Served) -> None:
     text = any_service.client.get("/docs").text
     page = Page(text)
@@ -151,30 +172,6 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -
 def test_a_host_header_is_not_taken_for_html(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", host="0.0.0.0") as served:
         assert "<b>" not in served.client.get("/docs", headers={"Host": "a<b>"}).text
-
-
-SCHEMATHESIS = Path(sys.executable).with_name("st")
-LEAST_REQUESTS = 5000
-WITHOUT_STREAMS = ("--exclude-operation-id", "follow_job")
-EACH_CALL = ("--phases", "examples,fuzzing", "--max-examples", "5")
-"""Requests to each call by itself."""
-NOT_FIELD_BY_FIELD = ("preview_job", "pilot_outcome")
-"""Thousands of requests each: the first has the schema of submit_job, and without a pilot's token the second is 401."""
-FIELD_BY_FIELD = (
-    *("--phases", "coverage"),
-    *(word for operation in NOT_FIELD_BY_FIELD for word in ("--exclude-operation-id", operation)),
-)
-"""Each value that a schema mentions, and those beside it; most requests go through the schema of a job."""
-FOLLOWED = (
-    *("submit_job", "get_job", "get_job_results", "get_result", "get_samples", "list_artifacts"),
-    *("compare_results", "get_leaderboard"),
-)
-ALONG_LINKS = (
-    *("--phases", "stateful", "--max-examples", "40"),
-    *(word for operation in FOLLOWED for word in ("--include-operation-id", operation)),
-)
-Answer = tuple[str, int]
-"""A call by its operationId, and the status that it answered."""
 
 
 @dataclass(frozen=True)

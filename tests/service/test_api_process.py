@@ -36,6 +36,7 @@ EVERYTHING = (
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib", "opentelemetry.sdk")
 Refuse = Callable[..., tuple[int, str]]
+PREFIX = "/optigpu"
 
 
 @pytest.fixture
@@ -165,9 +166,6 @@ def test_a_data_folder_that_cannot_be_made_is_said(refuse: Refuse, tmp_path: Pat
     assert words.startswith(
         f"The folder of the database, {tmp_path / 'file'}, cannot be made (File exists); name"
     )
-
-
-PREFIX = "/optigpu"
 
 
 class Removing(httpx.BaseTransport):

@@ -20,6 +20,11 @@ from tests.engine.command import optigpu
 from tests.service.records import NOON, a_metric, a_result, a_spec
 from tests.service.serving import MATMUL, Served
 
+OLD, NEW = {"optigpu": "0.1.0", "torch": "2.13.0"}, {"optigpu": "0.1.0", "torch": "2.14.0"}
+PLAIN = a_result(index=0)
+REMOVED_BACKENDS = {"ctranslate2": ("ctranslate2_int8",), "executorch": ()}
+"""With the stack of a stored result of each."""
+
 
 def measured(name: str, medians: Sequence[float]) -> dict[str, MetricSummary]:
     """A metric of several processes."""
@@ -125,9 +130,6 @@ def test_samples_are_streamed_as_they_were_stored(service: Served) -> None:
         assert client.samples(SLOW.id).samples == raw
 
 
-OLD, NEW = {"optigpu": "0.1.0", "torch": "2.13.0"}, {"optigpu": "0.1.0", "torch": "2.14.0"}
-
-
 def test_a_history_has_the_valid_results_of_the_place_in_order_and_the_changes_of_their_level(
     service: Served,
 ) -> None:
@@ -185,11 +187,6 @@ def history(service: Served, result_id: str, **query: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
-
-
-PLAIN = a_result(index=0)
-REMOVED_BACKENDS = {"ctranslate2": ("ctranslate2_int8",), "executorch": ()}
-"""With the stack of a stored result of each."""
 
 
 def of_backend(name: str) -> Result:

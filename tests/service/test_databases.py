@@ -29,6 +29,16 @@ from tests.pages import ROOT
 from tests.servers.postgres import fresh_database, libpq
 from tests.service.records import NOON, a_metric, a_result, a_spec
 
+DOCUMENTS = [
+    {"z": 1, "a": {"nested": [1, 2.5, None, True, "ü 🚀"]}},
+    {"tiny": 5e-324, "large": 1.7976931348623157e308, "third": 1 / 3, "negative_zero": -0.0},
+    {"int": 2**63 - 1, "empty": {}, "list": []},
+]
+EXAMPLE = dotenv_values(ROOT / ".env.worker.example")
+CERTIFICATE = "/etc/optigpu/certificates/ca.crt"
+BLOCKS = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+EARLY, LATE = "019d0000-0000-7000-8000-000000000001", "019f1af9-b400-7000-8000-000000000001"
+
 
 def _submitted(database: Database) -> str:
     with database.write() as session:
@@ -98,13 +108,6 @@ def test_connections_that_the_server_has_closed_are_replaced(postgresql_database
             queue.counts(session)
 
 
-DOCUMENTS = [
-    {"z": 1, "a": {"nested": [1, 2.5, None, True, "ü 🚀"]}},
-    {"tiny": 5e-324, "large": 1.7976931348623157e308, "third": 1 / 3, "negative_zero": -0.0},
-    {"int": 2**63 - 1, "empty": {}, "list": []},
-]
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_document_comes_back_with_its_numbers_and_the_order_of_its_keys(
     database: Database, document: dict[str, Any]
@@ -172,10 +175,6 @@ def test_the_default_database_makes_its_folder(tmp_path: Path) -> None:
     assert (folder / "optigpu.db").is_file()
 
 
-EXAMPLE = dotenv_values(ROOT / ".env.worker.example")
-CERTIFICATE = "/etc/optigpu/certificates/ca.crt"
-
-
 def test_the_example_of_redis_checks_the_server_for_celery_and_for_redis() -> None:
     address = str(EXAMPLE["OPTIGPU_REDIS_URL"])
     with Connection(broker_url(address)) as broker:
@@ -216,10 +215,6 @@ def test_tls_checks_the_certificate_unless_the_address_says_otherwise(address: s
     assert checked == (
         ssl.CERT_REQUIRED if "required" in asked else ssl.CERT_NONE if "none" in asked else None
     )
-
-
-BLOCKS = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
-EARLY, LATE = "019d0000-0000-7000-8000-000000000001", "019f1af9-b400-7000-8000-000000000001"
 
 
 @pytest.fixture

@@ -24,6 +24,38 @@ from tests.service.device_client import EdgeDevice, enrolled, golden, manifest, 
 from tests.service.serving import Served
 
 MODEL_PLACE = "/v1/edge/models"
+Json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+PLACES = tuple(report())
+NUMBERS = [
+    ("sequence",),
+    ("input_bytes",),
+    ("clock_hz",),
+    ("warmup",),
+    ("arena_bytes",),
+    ("heap_free",),
+    ("started_us",),
+    ("ticks_us",),
+    ("windows", 0, "count"),
+    ("windows", 0, "total_us"),
+    ("windows", 0, "energy_uj"),
+    ("latency_us", "count"),
+    ("latency_us", "min"),
+    ("latency_us", "p50"),
+    ("power", "idle_uw"),
+    ("golden", "count"),
+]
+NULLABLE = {("windows", 0, "energy_uj"), ("latency_us", "min"), ("latency_us", "p50"), ("power", "idle_uw")}
+POSITIVE = {
+    ("sequence",),
+    ("input_bytes",),
+    ("windows", 0, "count"),
+    ("windows", 0, "total_us"),
+    ("golden", "count"),
+}
 
 
 @pytest.fixture
@@ -203,40 +235,6 @@ def test_a_manifest_is_entered_once_and_never_changed(service: Served) -> None:
     (listed,) = service.client.get(MODEL_PLACE).json()["models"]
     assert listed == first.json()
     assert listed["manifest"]["golden"]["outputs"] == manifest()["golden"]["outputs"]
-
-
-Json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-PLACES = tuple(report())
-NUMBERS = [
-    ("sequence",),
-    ("input_bytes",),
-    ("clock_hz",),
-    ("warmup",),
-    ("arena_bytes",),
-    ("heap_free",),
-    ("started_us",),
-    ("ticks_us",),
-    ("windows", 0, "count"),
-    ("windows", 0, "total_us"),
-    ("windows", 0, "energy_uj"),
-    ("latency_us", "count"),
-    ("latency_us", "min"),
-    ("latency_us", "p50"),
-    ("power", "idle_uw"),
-    ("golden", "count"),
-]
-NULLABLE = {("windows", 0, "energy_uj"), ("latency_us", "min"), ("latency_us", "p50"), ("power", "idle_uw")}
-POSITIVE = {
-    ("sequence",),
-    ("input_bytes",),
-    ("windows", 0, "count"),
-    ("windows", 0, "total_us"),
-    ("golden", "count"),
-}
 
 
 def read(document: Any) -> DeviceMessage | None:

@@ -30,6 +30,7 @@ from tests.service.serving import Served, serving
 LIMIT = 65_536
 YEAR_2000_US = 946_684_800_000_000
 UUID = "01980000-0000-7000-8000-000000000000"
+KILLED_AFTER_S = 0.02
 
 
 @pytest.fixture
@@ -313,9 +314,6 @@ def test_behind_a_proxy_the_path_is_signed_with_its_prefix_or_without(tmp_path: 
             header = device.header(signed_path, body, seq=sequence)
             answer = served.client.post(sent, content=body, headers=JSON | {"Authorization": header})
             assert answer.status_code == 200, (sent, signed_path)
-
-
-KILLED_AFTER_S = 0.02
 
 
 def count(database: Database, table: type[Device] | type[DeviceReportRow]) -> int:

@@ -45,6 +45,27 @@ LONG = {
     "limits": AT_ONCE,
 }
 MEASURED_WITHIN_S = 240.0
+JOBS = 3
+MARK = "OPTIGPU_DATA_DIR"
+TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
+DEMO = ("-m", "examples.demo")
+BRIEF = (
+    "import sys; from examples import demo; "
+    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency']}; "
+    "demo.MEASURE_PRODUCT |= demo.MEASURE; "
+    "demo.LIMITS |= {'wait_for_quiet_s': 0}; "
+)
+"""Less time for each variant, and beside other tests; its figures are not asked for."""
+END = "sys.exit(demo.main())"
+FAILING = (
+    "-c",
+    BRIEF + "matmul = demo.matmul_spec; "
+    "product = lambda dtype: {'kind': 'matmul', 'sizes': [64], 'dtypes': [dtype]}; "
+    "demo.matmul_spec = lambda device: matmul(device) | {'workload': product('float32')}; "
+    "demo.ladder_spec = lambda _, device, __: matmul(device) | {'workload': product('tf32')}; " + END,
+)
+"""Small products instead of its jobs, the second of a type that no CPU has: refused before an engine is loaded."""
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -131,9 +152,6 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
     assert process.wait(60) == 0
 
 
-JOBS = 3
-
-
 @pytest.fixture
 def beside_servers(tmp_path: Path, postgres_server_url: str, redis_url: str) -> Iterator[Processes]:
     with fresh_database(postgres_server_url) as url, migrated(url):
@@ -177,27 +195,7 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {job["id"]: job["state"] for job in client.get("/v1/jobs").json()["jobs"]}
 
 
-MARK = "OPTIGPU_DATA_DIR"
-TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
-DEMO = ("-m", "examples.demo")
-BRIEF = (
-    "import sys; from examples import demo; "
-    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency']}; "
-    "demo.MEASURE_PRODUCT |= demo.MEASURE; "
-    "demo.LIMITS |= {'wait_for_quiet_s': 0}; "
-)
-"""Less time for each variant, and beside other tests; its figures are not asked for."""
-END = "sys.exit(demo.main())"
 BRIEFLY = ("-c", BRIEF + END)
-FAILING = (
-    "-c",
-    BRIEF + "matmul = demo.matmul_spec; "
-    "product = lambda dtype: {'kind': 'matmul', 'sizes': [64], 'dtypes': [dtype]}; "
-    "demo.matmul_spec = lambda device: matmul(device) | {'workload': product('float32')}; "
-    "demo.ladder_spec = lambda _, device, __: matmul(device) | {'workload': product('tf32')}; " + END,
-)
-"""Small products instead of its jobs, the second of a type that no CPU has: refused before an engine is loaded."""
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ SLOW = {"replicates": 1, "min_seconds": 2.0, "max_seconds": 2.0, "meters": ("lat
 """Long enough for something to happen to it, short enough to wait for its end."""
 LEASE_S = 4
 LONGER_THAN_THE_LEASE = SLOW | {"min_seconds": LEASE_S, "max_seconds": LEASE_S}
+QUEUE = queue_for(DeviceKind.CPU)
+CPU = DeviceKind.CPU
 
 
 @pytest.fixture
@@ -65,9 +67,6 @@ def broker(redis_url: str) -> Iterator[redis.Redis]:
         broker.delete(QUEUE)
         yield broker
         broker.delete(QUEUE)
-
-
-QUEUE = queue_for(DeviceKind.CPU)
 
 
 def child_of(worker: subprocess.Popen[bytes]) -> psutil.Process:
@@ -203,9 +202,6 @@ def end_connections(url: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-
-
-CPU = DeviceKind.CPU
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leases, outcomes, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import ConflictError, JobState, new_id
-from tests.service.records import a_metric, a_result, a_spec, a_worker
+from tests.service.records import a_metric, a_result, a_spec, a_worker, claimed
 from tests.service.serving import MATMUL, Served
 
 
@@ -200,8 +200,7 @@ def test_a_queued_job_is_cancelled_at_once_and_only_once(database: Database) -> 
 def test_a_running_job_runs_on_until_its_worker_says_that_it_has_stopped(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
+        lease = claimed(session)
         assert leases.heartbeat(session, lease, 30) is False
         assert jobs.request_cancel(session, job_id).state is JobState.RUNNING
         assert leases.heartbeat(session, lease, 30) is True
@@ -233,8 +232,7 @@ def test_the_progress_of_a_job_that_has_ended_is_whole(database: Database, state
     with database.write() as session:
         jobs.submit(session, a_spec())
         workers.register(session, a_worker())
-        lease = leases.claim(session, a_worker(), lease_s=60)
-        assert lease is not None
+        lease = claimed(session)
         leases.heartbeat(session, lease, 60, ProgressView(fraction=0.4, doing="measuring", remaining_s=60))
         assert jobs.get(session, lease.job_id).progress.fraction == 0.4
         outcomes.finish(session, lease, state, "As told.")

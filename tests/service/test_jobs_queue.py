@@ -9,24 +9,26 @@ from sqlalchemy.orm import Session
 
 from optigpu.store import jobs, leases, outcomes, queue, workers
 from optigpu.store.database import Database
-from optigpu.store.leases import Lease
 from optigpu.store.retries import RETRIES
 from optigpu.store.tables import Job
 from optigpu.vocabulary import FailureKind, JobState, VariantStatus, utc_now
-from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    a_failure,
+    a_plan,
+    a_result,
+    a_spec,
+    a_worker,
+    an_outcome,
+    claimed,
+)
 from tests.service.serving import Served
 
 HOUR = timedelta(hours=1)
+LATER = timedelta(days=1)
 
 
 def posted(session: Session, owner: str = "open", **fields: object) -> str:
     return jobs.submit(session, a_spec(**fields), owner=owner).job.id
-
-
-def claimed(session: Session, name: str = "worker-1", asked: str | None = None) -> Lease:
-    lease = leases.claim(session, a_worker(name), 30, asked=asked)
-    assert lease is not None
-    return lease
 
 
 def test_a_higher_priority_goes_first_and_a_lower_one_last(database: Database) -> None:
@@ -43,7 +45,7 @@ def test_keys_take_turns_and_the_place_of_each_job_says_so(database: Database) -
         many = [posted(session, "many") for _ in range(4)]
         few = [posted(session, "few") for _ in range(2)]
         places = {jobs.get(session, job_id).queue_position: job_id for job_id in (*many, *few)}
-        taken = [claimed(session, f"worker-{number}").job_id for number in range(6)]
+        taken = [claimed(session, a_worker(f"worker-{number}")).job_id for number in range(6)]
     assert taken == [many[0], few[0], many[1], few[1], many[2], many[3]]
     assert [places[number] for number in range(1, 7)] == taken
 
@@ -52,20 +54,14 @@ def test_a_key_that_had_much_of_the_last_hour_waits_and_older_use_is_forgotten(d
     now = utc_now()
     with database.write() as session:
         posted(session, "busy")
-        lease = leases.claim(session, a_worker(), 30, now - HOUR / 2)
-        assert lease is not None
+        lease = claimed(session, now=now - HOUR / 2)
         outcomes.finish(session, lease, JobState.SUCCEEDED)
         older, newer = posted(session, "busy"), posted(session, "idle")
-        first = leases.claim(session, a_worker(), 30)
-        second = leases.claim(session, a_worker(), 30)
-        assert first is not None
-        assert second is not None
+        first, second = claimed(session), claimed(session)
         assert [first.job_id, second.job_id] == [newer, older]
         for each in (first, second):
             leases.release(session, each)
-        later = leases.claim(session, a_worker(), 30, now + 2 * HOUR)
-    assert later is not None
-    assert later.job_id == older
+        assert claimed(session, now=now + 2 * HOUR).job_id == older
 
 
 def test_a_message_s_job_goes_before_others_of_its_key_and_before_no_other(database: Database) -> None:
@@ -93,8 +89,7 @@ def test_when_a_job_begins_is_reckoned_from_the_latest_like_it(database: Databas
         workers.register(session, a_worker())
         waits = posted(session, fresh=True)
         assert jobs.get(session, waits).estimated_start_at is None, "nothing is known of such jobs"
-        lease = leases.claim(session, a_worker(), 30, utc_now() - timedelta(seconds=600))
-        assert lease is not None
+        lease = claimed(session, now=utc_now() - timedelta(seconds=600))
         outcomes.finish(session, lease, JobState.SUCCEEDED)
         ahead, last = posted(session), posted(session)
         now = utc_now()
@@ -116,8 +111,7 @@ def test_a_job_whose_deadline_passed_before_it_began_fails(database: Database) -
         usual = posted(session)
         after = deadline + timedelta(seconds=1)
         assert queue.counts(session)[JobState.QUEUED] == 2
-        lease = leases.claim(session, a_worker(), 30, after)
-        assert lease is not None
+        lease = claimed(session, now=after)
         assert lease.job_id == usual
         assert leases.sweep(session, deadline - HOUR).overdue == ()
         assert leases.sweep(session, after).overdue == (late,)
@@ -176,19 +170,10 @@ def _steps(session: Session, wanted: str) -> int:
     return hundreds
 
 
-LATER = timedelta(days=1)
-
-
-def claimed_later(session: Session) -> Lease:
-    lease = leases.claim(session, a_worker(), 30, utc_now() + LATER)
-    assert lease is not None
-    return lease
-
-
 def parked(session: Session) -> str:
     """A job that was parked after its first attempt."""
     job_id = jobs.submit(session, a_spec()).job.id
-    leases.fail(session, claimed_later(session), FailureKind.BROKEN, "The worker failed.")
+    leases.fail(session, claimed(session, now=utc_now() + LATER), FailureKind.BROKEN, "The worker failed.")
     return job_id
 
 
@@ -200,12 +185,12 @@ def test_each_kind_of_failure_is_tried_again_as_often_as_its_policy_says(
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
         for wait_s in policy.waits_s:
-            leases.fail(session, claimed_later(session), kind, "It failed.")
+            leases.fail(session, claimed(session, now=utc_now() + LATER), kind, "It failed.")
             job = jobs.get(session, job_id)
             assert (job.state, job.failure, job.parked) == (JobState.QUEUED, kind, False)
             assert (job.not_before is not None) == (wait_s > 0)
             assert (job.reason or "").startswith("It failed. It is tried again")
-        leases.fail(session, claimed_later(session), kind, "It failed.")
+        leases.fail(session, claimed(session, now=utc_now() + LATER), kind, "It failed.")
         job = jobs.get(session, job_id)
     assert (job.state, job.reason, job.failure) == (JobState.FAILED, "It failed.", kind)
     assert job.parked == policy.parks
@@ -215,15 +200,13 @@ def test_each_kind_of_failure_is_tried_again_as_often_as_its_policy_says(
 def test_a_job_that_waits_is_taken_by_nobody_and_holds_up_no_other(database: Database) -> None:
     with database.write() as session:
         poison = jobs.submit(session, a_spec()).job.id
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
+        lease = claimed(session)
         leases.fail(session, lease, FailureKind.OUT_OF_MEMORY, "No memory.")
         other = jobs.submit(session, a_spec()).job.id
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
+        lease = claimed(session)
         assert lease.job_id == other
         assert leases.claim(session, a_worker(), 30) is None
-        assert claimed_later(session).job_id == poison
+        assert claimed(session, now=utc_now() + LATER).job_id == poison
 
 
 def test_what_failed_for_want_of_memory_is_measured_again_and_what_succeeded_is_not(
@@ -231,13 +214,13 @@ def test_what_failed_for_want_of_memory_is_measured_again_and_what_succeeded_is_
 ) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        lease = claimed_later(session)
+        lease = claimed(session, now=utc_now() + LATER)
         outcomes.plan(session, lease, a_plan("baseline", "bf16"))
         outcomes.save_outcome(session, lease, an_outcome(a_result()))
         outcomes.save_outcome(session, lease, a_failure(index=1))
         leases.fail(session, lease, FailureKind.OUT_OF_MEMORY, "No memory.")
         statuses = [variant.status for variant in jobs.get(session, job_id).variants]
-        assert claimed_later(session).done == (0,)
+        assert claimed(session, now=utc_now() + LATER).done == (0,)
     assert statuses == [VariantStatus.SUCCEEDED, VariantStatus.PENDING]
 
 
@@ -245,12 +228,12 @@ def test_a_parked_job_that_is_put_back_has_a_clean_slate(database: Database) -> 
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
         for _ in range(3):
-            leases.fail(session, claimed_later(session), FailureKind.LOST, "It was lost.")
+            leases.fail(session, claimed(session, now=utc_now() + LATER), FailureKind.LOST, "It was lost.")
         assert [job.id for job in jobs.list_(session, parked=True).jobs] == [job_id]
         job = jobs.retry(session, job_id)
         assert (job.state, job.parked, job.failure, job.reason) == (JobState.QUEUED, False, None, None)
         assert jobs.retry(session, job_id).state is JobState.QUEUED, "again changes nothing"
-        leases.fail(session, claimed_later(session), FailureKind.LOST, "It was lost.")
+        leases.fail(session, claimed(session, now=utc_now() + LATER), FailureKind.LOST, "It was lost.")
         assert jobs.get(session, job_id).state is JobState.QUEUED, "it is counted anew"
         assert jobs.list_(session, parked=True).jobs == ()
 

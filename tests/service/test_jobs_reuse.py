@@ -9,12 +9,12 @@ from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
 from optigpu.job.measured import as_measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.store import jobs, leases, outcomes, results, withdrawals, workers
+from optigpu.store import jobs, outcomes, results, withdrawals, workers
 from optigpu.store.database import Database
 from optigpu.store.jobs import Submitted
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import JobState, VariantStatus
-from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome, claimed
 
 SOFTWARE = {"optigpu": "1", "torch": "2.13.0"}
 LADDER = {
@@ -32,8 +32,7 @@ def serving(session: Session, name: str = "worker-1", **changes: Any) -> None:
 def measured(session: Session, spec: JobSpec, **changes: Any) -> str:
     """A job that a worker has measured, with results of its variants' own digests."""
     job_id = jobs.submit(session, spec, fresh=True).job.id
-    lease = leases.claim(session, a_worker(), 30)
-    assert lease is not None
+    lease = claimed(session)
     variants = variants_of(spec)
     outcomes.plan(session, lease, a_plan(*(variant.label for variant in variants)))
     for variant in variants:

@@ -20,6 +20,9 @@ from tests.service.records import NOON
 from tests.service.serving import MATMUL, Served, serving
 
 BOOTSTRAP = "a-first-key-that-is-long-enough"
+READS = ("/v1/jobs", "/v1/leaderboard", "/v1/workers", "/v1/hardware", "/metrics")
+PAST = timedelta(seconds=-1)
+DAY = timedelta(days=1)
 
 
 @pytest.fixture
@@ -95,9 +98,6 @@ def test_a_revoked_key_opens_nothing(service: Served, keyed: dict[str, str]) -> 
         keys.revoke(session, admin.id)
     assert service.client.get("/v1/jobs", headers=bearer(keyed["admin"])).status_code == 401
     assert service.client.get("/v1/jobs", headers=bearer(keyed["read"])).status_code == 200
-
-
-READS = ("/v1/jobs", "/v1/leaderboard", "/v1/workers", "/v1/hardware", "/metrics")
 
 
 def test_a_read_waits_for_no_writer(service: Served, keyed: dict[str, str]) -> None:
@@ -211,10 +211,6 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(
         assert served.client.post("/v1/jobs", json=MATMUL, headers=bearer(plain)).status_code == 401
     assert main(["keys", "revoke", "no-such-key"]) == 1
     assert "There is no key" in capsys.readouterr().err
-
-
-PAST = timedelta(seconds=-1)
-DAY = timedelta(days=1)
 
 
 def test_a_key_that_has_expired_opens_nothing_and_does_not_open_the_service(guarded: Served) -> None:

@@ -27,6 +27,10 @@ from worker.launchers.slurm import Slurm
 from worker.settings import LauncherSettings
 
 SLURM, RETIRED = Scheduler.SLURM, Scheduler.KUBERNETES
+Install = Callable[[str, str], None]
+NO_JOBS = """echo '{"jobs": []}'"""
+SUBMIT = "sed -n 's/^#SBATCH --job-name=//p' > $here/name; echo 7"
+"""An sbatch that keeps the name of the last job."""
 
 
 def posted_in(session: Session, **fields: object) -> str:
@@ -120,12 +124,6 @@ def test_a_job_shows_where_it_is(database: Database) -> None:
         shown = jobs.get(session, job_id).launch
         assert shown is not None
         assert (shown.state, shown.reason) == (LaunchState.ENDED, "It ended.")
-
-
-Install = Callable[[str, str], None]
-NO_JOBS = """echo '{"jobs": []}'"""
-SUBMIT = "sed -n 's/^#SBATCH --job-name=//p' > $here/name; echo 7"
-"""An sbatch that keeps the name of the last job."""
 
 
 def listed(state: str) -> str:

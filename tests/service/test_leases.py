@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from sqlalchemy.orm import Session
@@ -18,10 +18,21 @@ from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, LeaseLostError, VariantStatus, utc_now
-from tests.service.records import a_failure, a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    a_failure,
+    a_gpu_worker,
+    a_plan,
+    a_result,
+    a_spec,
+    a_worker,
+    an_outcome,
+    claimed,
+)
 
 JOBS = 120
 LATER = timedelta(hours=1)
+FIRST = a_worker("first")
+FIRST_GPU = a_gpu_worker("first")
 
 
 def _processes(count: int) -> Executor:
@@ -90,7 +101,7 @@ def test_a_job_that_cannot_be_read_any_more_fails_and_the_next_is_taken(database
         first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
         old = session.get_one(Job, first)
         old.spec = old.spec | {"workload": {"kind": "retired"}}
-        assert _claimed(session).job_id == second
+        assert claimed(session).job_id == second
         job = jobs.get(session, first)
     assert job.state is JobState.FAILED
     assert job.reason is not None
@@ -101,7 +112,7 @@ def test_a_job_that_cannot_be_read_any_more_fails_and_the_next_is_taken(database
 def test_progress_does_not_accumulate_and_its_sequence_grows(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        lease = _claimed(session)
+        lease = claimed(session)
         leases.heartbeat(session, lease, 30, ProgressView(fraction=0.0))
         outcomes.plan(session, lease, a_plan("baseline"))
         sequences = []
@@ -132,10 +143,10 @@ WRITES: dict[str, Callable[[Session, Lease], object]] = {
 def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, write: str, since: str) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        stale = _claimed(session)
+        stale = claimed(session)
         leases.sweep(session, now=utc_now() + LATER)
         if since != "queued again":
-            current = _claimed(session, "worker-2")
+            current = claimed(session, a_worker("worker-2"))
             outcomes.plan(session, current, a_plan("baseline"))
             if since == "finished by another":
                 outcomes.finish(session, current, JobState.SUCCEEDED)
@@ -151,12 +162,12 @@ def test_an_expired_job_is_taken_up_again_until_it_was_lost_too_often(database: 
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
         for fencing in (1, 2):
-            assert _claimed(session, now=now).fencing == fencing
+            assert claimed(session, now=now).fencing == fencing
             now += LATER
             assert leases.sweep(session, now=now) == leases.Swept(requeued=(job_id,))
             assert jobs.get(session, job_id).started_at is None
             now += LATER
-        _claimed(session, now=now)
+        claimed(session, now=now)
         assert leases.sweep(session, now=now + LATER) == leases.Swept(failed=(job_id,))
         job = jobs.get(session, job_id)
     assert (
@@ -173,13 +184,13 @@ def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Data
     samples: dict[str, Samples] = {"tokens_per_s": ((10.0, 11.0), (12.0,))}
     with database.write() as session:
         jobs.submit(session, a_spec())
-        lease = _claimed(session)
+        lease = claimed(session)
         outcomes.plan(session, lease, a_plan("baseline", "bf16", "int8"))
         outcomes.save_outcome(session, lease, an_outcome(result, samples))
         outcomes.save_outcome(session, lease, a_failure(index=2))
         assert outcomes.earlier(session, lease) == {}
         leases.sweep(session, now=utc_now() + LATER)
-        again = _claimed(session, "worker-2")
+        again = claimed(session, a_worker("worker-2"))
         found = outcomes.earlier(session, again)
     stored = result.model_copy(update={"job_id": lease.job_id})
     assert found == {0: an_outcome(stored, samples), 2: a_failure(index=2)}
@@ -188,7 +199,7 @@ def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Data
 def test_variants_that_were_not_measured_say_why(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        lease = _claimed(session)
+        lease = claimed(session)
         outcomes.plan(session, lease, a_plan("baseline", "bf16"))
         outcomes.variant_started(session, lease, 0)
         outcomes.finish(session, lease, JobState.FAILED, "The worker failed.")
@@ -198,18 +209,8 @@ def test_variants_that_were_not_measured_say_why(database: Database) -> None:
     ] * 2
 
 
-def _claimed(session: Session, name: str = "worker-1", now: datetime | None = None) -> Lease:
-    lease = leases.claim(session, a_worker(name), 30, now)
-    assert lease is not None
-    return lease
-
-
 def _everything(session: Session, job_id: str) -> tuple:
     return jobs.get(session, job_id), events.after(session, job_id, 0), results.of_job(session, job_id)
-
-
-FIRST = a_worker("first")
-FIRST_GPU = a_gpu_worker("first")
 
 
 @pytest.mark.parametrize(
@@ -232,13 +233,11 @@ def test_a_job_resumes_only_on_the_same_device(
     """Elsewhere the earlier outcomes are dropped: a ladder must not compare two devices."""
     with database.write() as session:
         job_id = jobs.submit(session, a_spec(device=first.device)).job.id
-        lease = leases.claim(session, first, 30)
-        assert lease is not None
+        lease = claimed(session, first)
         outcomes.plan(session, lease, a_plan("baseline", "bf16"))
         outcomes.save_outcome(session, lease, an_outcome(a_result(device=first.device)))
         leases.sweep(session, now=utc_now() + LATER)
-        again = leases.claim(session, second, 30)
-        assert again is not None
+        again = claimed(session, second)
         outcomes.plan(session, again, a_plan("baseline", "bf16"))
         statuses = [variant.status for variant in jobs.get(session, job_id).variants]
         found = results.of_job(session, job_id)
@@ -253,8 +252,7 @@ def test_what_a_third_device_measures_is_not_mixed_with_the_first(database: Data
     with database.write() as session:
         job_id = jobs.submit(session, a_spec(device="cuda")).job.id
         for gpu in ("GPU-a", "GPU-b", "GPU-a"):
-            lease = leases.claim(session, a_gpu_worker(gpu_uuid=gpu), 30)
-            assert lease is not None
+            lease = claimed(session, a_gpu_worker(gpu_uuid=gpu))
             assert lease.done == ()
             outcomes.plan(session, lease, a_plan("baseline"))
             outcomes.save_outcome(session, lease, an_outcome(a_result(device=DeviceKind.CUDA)))

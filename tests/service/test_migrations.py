@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 
 import migrations
 from optigpu.documents.devices import Reason
-from optigpu.documents.result import Result
 from optigpu.store import (
     events,
     jobs,
@@ -27,7 +26,6 @@ from optigpu.store import (
     leases,
     outcomes,
     results,
-    standings,
     workers,
 )
 from optigpu.store.database import Database, default_url, engine_for
@@ -37,7 +35,17 @@ from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Scheduler, Sto
 from tests.breadth import cases
 from tests.service.edge_records import a_device, a_report, stored
 from tests.service.filled import fill
-from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    NOON,
+    a_metric,
+    a_result,
+    a_spec,
+    a_worker,
+    an_outcome,
+    claimed,
+    enter,
+    planned,
+)
 
 ROOT = Path(migrations.__file__).parents[1]
 
@@ -72,16 +80,12 @@ def reading(url: str) -> Iterator[Session]:
 @pytest.mark.long
 def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url: str) -> None:
     with down_and_up(database_url, "0002") as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan("baseline"))
+        lease = planned(session, "baseline")
         outcomes.save_outcome(session, lease, an_outcome(a_result()))
     with closing(Database(database_url)) as database, database.write() as session:
-        assert [attempt.worker_id for attempt in jobs.get(session, job_id).attempts] == ["worker-1"]
+        assert [attempt.worker_id for attempt in jobs.get(session, lease.job_id).attempts] == ["worker-1"]
         leases.release(session, lease)
-        again = leases.claim(session, a_worker(), 30)
-    assert again is not None
+        again = claimed(session)
     assert (again.attempt, again.done) == (2, ())
 
 
@@ -114,12 +118,6 @@ def test_results_of_before_can_be_filtered(database_url: str) -> None:
         for filters in ({"technique": "bf16"}, {"technique": "fp16", "backend": "torch"}):
             (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
             assert [row.result_id for row in board.rows] == [unknown.id]
-
-
-def enter(session: Session, *made: Result) -> None:
-    for result in made:
-        results.add(session, result, {})
-        standings.enter(session, result)
 
 
 @pytest.mark.long

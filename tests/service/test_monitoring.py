@@ -29,7 +29,15 @@ from optigpu.store.tallies import Phase, Tally, TallyReader
 from optigpu.tracing import Tracing, tracing
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.process import free_port
-from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    a_failure,
+    a_plan,
+    a_result,
+    a_spec,
+    a_worker,
+    an_outcome,
+    claimed,
+)
 from tests.service.serving import MATMUL, Served, serving
 from tests.service.workers import worker_context
 from worker.heartbeat import Heartbeat
@@ -38,6 +46,9 @@ from worker.recorder import Recorder
 from worker.trace import AttemptTrace, parent_of
 
 KEY = "a-first-key-that-is-long-enough"
+CPU = DeviceKind.CPU
+CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @pytest.fixture
@@ -169,26 +180,21 @@ def test_figures_of_jobs_workers_and_requests(service: Served, monkeypatch: pyte
     assert not [value for _, value in labels if value in ("/no/such/path", "TRACE")]
 
 
-CPU = DeviceKind.CPU
-
-
 def tallied(database: Database, reader: TallyReader | None = None) -> Tally:
     with database.read() as session:
         return (reader or TallyReader()).read(session)
 
 
-def claimed(database: Database, lease_s: float = 60) -> Lease:
+def begun(database: Database) -> Lease:
     with database.write() as session:
         jobs.submit(session, a_spec())
     with database.write() as session:
-        lease = leases.claim(session, a_worker(), lease_s)
-    assert lease is not None
-    return lease
+        return claimed(session)
 
 
 def finished(database: Database, *ended: Outcome) -> str:
     """A job that has gone through all of its phases."""
-    lease = claimed(database)
+    lease = begun(database)
     with database.write() as session:
         outcomes.plan(session, lease, a_plan(*("variant" for _ in ended)))
         for outcome in ended:
@@ -200,7 +206,7 @@ def finished(database: Database, *ended: Outcome) -> str:
 
 def test_attempts_variants_and_verdicts_are_counted(database: Database) -> None:
     finished(database, an_outcome(a_result()), an_outcome(a_result(valid=False, index=1)), a_failure(2))
-    claimed(database)
+    begun(database)
     with database.write() as session:
         leases.sweep(session, utc_now() + timedelta(hours=1))
     tally = tallied(database)
@@ -239,10 +245,6 @@ def test_what_is_settled_is_read_once_and_what_is_gone_stays_counted(
     assert tallied(database, reader) == first
     finished(database, an_outcome(a_result()))
     assert tallied(database, reader).attempts == {(CPU, "succeeded"): 2}
-
-
-CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Collector:

@@ -32,7 +32,13 @@ from optigpu.store.tables import (
 )
 from optigpu.vocabulary import JobState, LeaseLostError, NotFoundError, VariantStatus
 from tests.service.pages import Browser
-from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import (
+    a_failure,
+    a_plan,
+    a_result,
+    an_outcome,
+    planned,
+)
 from tests.service.serving import Served, serving
 from tests.service.workers import look, matmul, migrated, submit, tiny_ladder, worker_context
 from worker.execute import execute_next
@@ -42,11 +48,15 @@ from worker.recorder import Recorder
 from worker.trace import AttemptTrace
 
 RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
+KEY = "a-first-key-that-is-long-enough"
+TRACE = b'{"traceEvents": [' + b'{"name": "aten::mm", "dur": 12}, ' * 1000 + b"{}]}"
+LONG = b"a" * (5 * PIECE_BYTES + 3)
+NOISE = random.Random(7).randbytes(3 * PIECE_BYTES + 7)
 
 
 def test_a_result_is_given_back_as_it_was_stored(database: Database) -> None:
     result = a_result(facts=RunFacts(recorded={"z": 1 / 3, "a": [None, "ü"]}))
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(session, lease, an_outcome(result))
     expected = result.model_copy(update={"job_id": lease.job_id}).model_dump(mode="json")
@@ -57,7 +67,7 @@ def test_a_result_is_given_back_as_it_was_stored(database: Database) -> None:
 
 def test_a_stored_result_is_never_held_against_todays_models(database: Database) -> None:
     result = a_result()
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(session, lease, an_outcome(result))
         row = session.get_one(ResultRow, result.id)
@@ -68,7 +78,7 @@ def test_a_stored_result_is_never_held_against_todays_models(database: Database)
 
 def test_raw_samples_come_back_bit_for_bit(database: Database) -> None:
     result = a_result()
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(session, lease, an_outcome(result, {"tokens_per_s": RAW, "ttft_s": ()}))
     with database.read() as session:
@@ -84,7 +94,7 @@ def test_raw_samples_come_back_bit_for_bit(database: Database) -> None:
     "outcome", [an_outcome(a_result(), {"tokens_per_s": RAW}), a_failure()], ids=["result", "failure"]
 )
 def test_saving_again_after_a_lost_answer_changes_nothing(database: Database, outcome: Outcome) -> None:
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(session, lease, outcome)
         before = _stored(session, lease.job_id)
@@ -94,7 +104,7 @@ def test_saving_again_after_a_lost_answer_changes_nothing(database: Database, ou
 
 
 def test_planning_and_starting_again_after_a_lost_answer_changes_nothing(database: Database) -> None:
-    lease = _planned(database, "baseline", "bf16")
+    lease = begun(database, "baseline", "bf16")
     with database.write() as session:
         outcomes.variant_started(session, lease, 0)
         before = _stored(session, lease.job_id)
@@ -104,7 +114,7 @@ def test_planning_and_starting_again_after_a_lost_answer_changes_nothing(databas
 
 
 def test_an_outcome_is_stored_whole_or_not_at_all(database: Database) -> None:
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.read() as session:
         before = _stored(session, lease.job_id)
     with pytest.raises(RuntimeError, match="on the way"):
@@ -114,7 +124,7 @@ def test_an_outcome_is_stored_whole_or_not_at_all(database: Database) -> None:
 
 
 def test_a_failed_variant_keeps_its_reason(database: Database) -> None:
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(session, lease, a_failure(reason="Killed\x00 by signal 9."))
         variant = jobs.get(session, lease.job_id).variants[0]
@@ -122,7 +132,7 @@ def test_a_failed_variant_keeps_its_reason(database: Database) -> None:
 
 
 def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Database) -> None:
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     with database.write() as session:
         outcomes.save_outcome(
             session, lease, an_outcome(a_result(facts=RunFacts(recorded={"name": "a\x00b"})))
@@ -135,7 +145,7 @@ def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Da
 
 
 def test_an_attribution_of_another_version_is_given_back_as_it_was_stored(database: Database) -> None:
-    lease = _planned(database, "baseline")
+    lease = begun(database, "baseline")
     later = {"metric": "tokens_per_s", "rows": [{"invented": 1}], "invented": [2]}
     with database.write() as session:
         session.execute(update(Job).where(Job.id == lease.job_id).values(attribution=later))
@@ -148,13 +158,9 @@ def _save_and_fail(database: Database, lease: Lease) -> None:
         raise RuntimeError("on the way")
 
 
-def _planned(database: Database, *labels: str) -> Lease:
+def begun(database: Database, *labels: str) -> Lease:
     with database.write() as session:
-        jobs.submit(session, a_spec())
-        lease = leases.claim(session, a_worker(), 300)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan(*labels))
-    return lease
+        return planned(session, *labels)
 
 
 def _stored(session: Session, job_id: str) -> tuple:
@@ -167,15 +173,9 @@ def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
-KEY = "a-first-key-that-is-long-enough"
-
-
 def test_the_end_of_all_that_a_variant_s_processes_print_is_kept(database: Database) -> None:
     with database.write() as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan("baseline", "bf16"))
+        lease = planned(session, "baseline", "bf16")
         for text in ("first\x00", "x" * (LONGEST_PRINTED - 10), "last"):
             outcomes.printed(session, lease, Printed(index=1, text=text))
         with pytest.raises(NotFoundError):
@@ -185,7 +185,7 @@ def test_the_end_of_all_that_a_variant_s_processes_print_is_kept(database: Datab
         with pytest.raises(LeaseLostError):
             outcomes.printed(session, lease, Printed(index=1, text="too late"))
     with database.read() as session:
-        printed = job_views.printed(session, job_id)
+        printed = job_views.printed(session, lease.job_id)
     assert list(printed) == [1]
     assert len(printed[1]) == LONGEST_PRINTED
     assert printed[1].endswith("x\n\nlast")
@@ -226,11 +226,6 @@ def test_only_an_administrator_sees_what_processes_printed(
             )
 
 
-TRACE = b'{"traceEvents": [' + b'{"name": "aten::mm", "dur": 12}, ' * 1000 + b"{}]}"
-LONG = b"a" * (5 * PIECE_BYTES + 3)
-NOISE = random.Random(7).randbytes(3 * PIECE_BYTES + 7)
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """A text that packs well, noise that does not and is longer than a piece, no bytes, and one byte many times.
@@ -247,10 +242,7 @@ def kept(database: Database, *files: Artifact) -> str:
     """Stores a result with these files and returns its id."""
     result = a_result()
     with database.write() as session:
-        jobs.submit(session, a_spec())
-        lease = leases.claim(session, a_worker(), 300)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan("baseline"))
+        lease = planned(session, "baseline")
         outcomes.save_outcome(session, lease, an_outcome(result), files)
     return result.id
 

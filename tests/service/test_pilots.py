@@ -46,6 +46,7 @@ from worker.service_calls import ServiceCalls
 JOB = MATMUL | {"via": "slurm"}
 WORKER = a_worker(version=__version__)
 DONE = Finish(state=JobState.SUCCEEDED)
+VARIABLES = ("OPTIGPU_DATABASE_URL", "OPTIGPU_REDIS_URL")
 
 
 def launched(service: Served, document: dict[str, Any] = JOB) -> Begun:
@@ -351,9 +352,6 @@ def test_a_pilot_without_a_valid_token_stops(any_service: Served) -> None:
     with pytest.raises(LeaseLostError, match="unknown, revoked or expired"):
         calls.call("GET", "job")
     calls.close()
-
-
-VARIABLES = ("OPTIGPU_DATABASE_URL", "OPTIGPU_REDIS_URL")
 
 
 @pytest.fixture

@@ -17,6 +17,20 @@ from tests.service.serving import Served
 
 GENERATE: dict[str, Any] = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "device": "cpu"}
 MATMUL: dict[str, Any] = {"workload": {"kind": "matmul"}, "device": "cpu"}
+DOCUMENTS = [
+    ({"measure": {"replicas": 5}}, "measure.replicas: Unknown field 'replicas'. Did you mean replicates? Valid:"),
+    ({"workload": None}, "workload: null is not an object."),
+    ({"workload": {}}, "workload.kind: This field is required. Valid: attention,"),
+    ({"stack": ["bf16"]}, "stack.0: 'bf16' is not an object."),
+    ({"stack": {"name": "bf16"}}, "stack: An object is not a list."),
+    ({"measure": {"replicates": [3]}}, "measure.replicates: A list is not a whole number."),
+    ({"measure": {"raise_priority": "perhaps"}}, "measure.raise_priority: 'perhaps' is not true or false."),
+    ({"device": None}, "device: null is not one of them. Valid: cpu, cuda, mps, rocm, xpu."),
+    ({"model": 7}, "model: 7 is not text."),
+    ({"seed": 2**63}, "seed: 9223372036854775808 is too large"),
+]  # fmt: skip
+"""Mistakes that only JSON allows: what is changed of a good job."""
+Command = Callable[..., tuple[int, str, str]]
 
 
 class Mistake(NamedTuple):
@@ -89,21 +103,6 @@ MISTAKES = [
         measure={"min_seconds": 5},
     ),
 ]
-DOCUMENTS = [
-    ({"measure": {"replicas": 5}}, "measure.replicas: Unknown field 'replicas'. Did you mean replicates? Valid:"),
-    ({"workload": None}, "workload: null is not an object."),
-    ({"workload": {}}, "workload.kind: This field is required. Valid: attention,"),
-    ({"stack": ["bf16"]}, "stack.0: 'bf16' is not an object."),
-    ({"stack": {"name": "bf16"}}, "stack: An object is not a list."),
-    ({"measure": {"replicates": [3]}}, "measure.replicates: A list is not a whole number."),
-    ({"measure": {"raise_priority": "perhaps"}}, "measure.raise_priority: 'perhaps' is not true or false."),
-    ({"device": None}, "device: null is not one of them. Valid: cpu, cuda, mps, rocm, xpu."),
-    ({"model": 7}, "model: 7 is not text."),
-    ({"seed": 2**63}, "seed: 9223372036854775808 is too large"),
-]  # fmt: skip
-"""Mistakes that only JSON allows: what is changed of a good job."""
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

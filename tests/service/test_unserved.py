@@ -21,6 +21,28 @@ ON_TINY = {"workload": {"kind": "generate"}, "model": "bundled:tiny"}
 NF4 = ON_TINY | {"stack": [{"name": "nf4"}]}
 TPU = {"device": "cuda", "target": {"gpu": "TPU"}}
 OFFLINE: dict[str, Any] = {"downloads": False}
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"device": "cuda"},
+    {"device": "cuda", "target": {"gpu": "h200"}},
+    {"device": "cuda", "target": {"gpu": "%"}},
+    {"device": "cuda", "target": {"min_vram_bytes": 141 * 10**9 + 1}},
+    NF4,
+    ON_TINY | {"backend": "llama_cpp"},
+    ON_TINY | {"model": "path:mine"},
+    ON_TINY | {"model": "hub:nobody/tiny@main"},
+    NF4 | {"model": "hub:nobody/tiny@main", "device": "cuda"},
+    ON_TINY | {"beside": [{"backend": "llama_cpp"}, {"stack": [{"name": "nf4"}]}]},
+]
+WORKERS = [
+    a_worker(),
+    a_worker(backends=("torch", "llama_cpp"), packages=("bitsandbytes",), **OFFLINE),
+    a_worker(models=("path:mine", "hub:nobody/tiny@main"), **OFFLINE),
+    a_gpu_worker(),
+    a_gpu_worker(packages=("bitsandbytes",), vram_bytes=2 * 141 * 10**9),
+    a_gpu_worker(gpus=("NVIDIA 100%",), **OFFLINE),
+]
+SENTENCE = "No live worker has a GPU named TPU; there are: NVIDIA H200."
 
 
 @pytest.fixture
@@ -123,29 +145,6 @@ def test_a_silent_worker_can_take_nothing(session: Session) -> None:
     assert jobs.get(session, job.id, lease_s=LEASE_S + 600).unserved is None
 
 
-JOBS: list[dict[str, Any]] = [
-    {},
-    {"device": "cuda"},
-    {"device": "cuda", "target": {"gpu": "h200"}},
-    {"device": "cuda", "target": {"gpu": "%"}},
-    {"device": "cuda", "target": {"min_vram_bytes": 141 * 10**9 + 1}},
-    NF4,
-    ON_TINY | {"backend": "llama_cpp"},
-    ON_TINY | {"model": "path:mine"},
-    ON_TINY | {"model": "hub:nobody/tiny@main"},
-    NF4 | {"model": "hub:nobody/tiny@main", "device": "cuda"},
-    ON_TINY | {"beside": [{"backend": "llama_cpp"}, {"stack": [{"name": "nf4"}]}]},
-]
-WORKERS = [
-    a_worker(),
-    a_worker(backends=("torch", "llama_cpp"), packages=("bitsandbytes",), **OFFLINE),
-    a_worker(models=("path:mine", "hub:nobody/tiny@main"), **OFFLINE),
-    a_gpu_worker(),
-    a_gpu_worker(packages=("bitsandbytes",), vram_bytes=2 * 141 * 10**9),
-    a_gpu_worker(gpus=("NVIDIA 100%",), **OFFLINE),
-]
-
-
 @pytest.mark.slow
 def test_a_job_is_said_to_wait_exactly_when_the_worker_would_not_claim_it(session: Session) -> None:
     takes = []
@@ -163,7 +162,6 @@ def test_a_job_is_said_to_wait_exactly_when_the_worker_would_not_claim_it(sessio
 
 
 FOR_A_TPU = MATMUL | {"device": "cuda", "target": {"gpu": "TPU"}}
-SENTENCE = "No live worker has a GPU named TPU; there are: NVIDIA H200."
 
 
 def serve_with(service: Served, **changes: Any) -> None:

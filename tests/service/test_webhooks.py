@@ -35,6 +35,8 @@ from tests.service.serving import Served, serving
 
 BOTH = ["job.finished", "regression.found"]
 LOCAL = ("127.0.0.1",)
+Speeds = Callable[..., list[dict[str, Any]]]
+"""Enters results of these speeds at one place, one after the other, and returns the alerts that fired."""
 
 
 @pytest.fixture
@@ -287,10 +289,6 @@ def test_an_administrator_makes_one_on_its_page_follows_it_and_deletes_it(
         browser.read(page, 404)
         actions = [each["action"] for each in served.client.get("/v1/audit").json()["changes"]]
     assert actions == ["webhook.deleted", "webhook.created"]
-
-
-Speeds = Callable[..., list[dict[str, Any]]]
-"""Enters results of these speeds at one place, one after the other, and returns the alerts that fired."""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from optigpu.store.leases import Lease
 from optigpu.store.tables import ArtifactRow, Base, EnvironmentRow, LeaderboardEntry, MetricRow, Tombstone
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import JobState, Role, VariantStatus
-from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import a_result, a_spec, a_worker, an_outcome, planned
 
 WHY = Withdrawal(reason="The fan was broken.", withdrawn_by="alice", key_id="key-1")
 SAMPLES: dict[str, Samples] = {"tokens_per_s": ((1.0, 2.0),)}
@@ -129,11 +129,7 @@ def _measure(database: Database, *made: Result, attribution: Attribution | None 
 
 def _claimed(database: Database, *made: Result) -> Lease:
     with database.write() as session:
-        jobs.submit(session, a_spec())
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan(*(result.variant.label for result in made)))
-    return lease
+        return planned(session, *(result.variant.label for result in made))
 
 
 def _withdraw(session: Session, result: Result) -> WithdrawalView:

@@ -36,6 +36,10 @@ LEASE_S = 3.0
 MOMENT = timedelta(milliseconds=1)
 ON_ONE_ENGINE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 """For faults that no database sees."""
+LOST = "RuntimeError: No CUDA GPUs are available"
+BROKEN_TORCH = "raise RuntimeError('No CUDA GPUs are available')\n"
+UNSUPPORTED: dict[str, Any] = {"dtypes": ("tf32",)}
+"""What a CPU has not: every variant is unsupported, and the job fails."""
 
 
 @pytest.fixture(autouse=True)
@@ -195,12 +199,6 @@ def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Ga
     with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.DATABASE_AWAY
-
-
-LOST = "RuntimeError: No CUDA GPUs are available"
-BROKEN_TORCH = "raise RuntimeError('No CUDA GPUs are available')\n"
-UNSUPPORTED: dict[str, Any] = {"dtypes": ("tf32",)}
-"""What a CPU has not: every variant is unsupported, and the job fails."""
 
 
 @pytest.fixture(autouse=True)

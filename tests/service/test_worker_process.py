@@ -24,6 +24,14 @@ from tests.service.workers import migrated
 from worker import heartbeat_file
 from worker.capabilities import serving
 
+SHOW = """
+import os, sys
+from worker.__main__ import show_only
+show_only(sys.argv[1])
+print(os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+IN_THE_CONTAINER = "/tmp/optigpu-heartbeat"
+
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
@@ -113,14 +121,6 @@ def shown() -> tuple[Accelerator, ...]:
     return visible(every, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-SHOW = """
-import os, sys
-from worker.__main__ import show_only
-show_only(sys.argv[1])
-print(os.environ["CUDA_VISIBLE_DEVICES"])
-"""
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("driver"))
@@ -183,9 +183,6 @@ def test_a_container_without_nvml_is_said_by_the_worker(tmp_path: Path) -> None:
 def test_a_gpu_for_a_worker_on_the_cpu_is_refused(tmp_path: Path) -> None:
     with watched_processes(tmp_path, {"OPTIGPU_DATA_DIR": str(tmp_path)}) as processes:
         assert "leave one of them out" in refusal(processes, "--device", "cpu", "--gpu", "GPU-5f1c")
-
-
-IN_THE_CONTAINER = "/tmp/optigpu-heartbeat"
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ from worker.capabilities import info
 from worker.context import WorkerContext
 from worker.sweeper import Sweeper
 
+CPU = DeviceKind.CPU
+MINE = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "path:mine"})
+
 
 def test_a_worker_is_listed_from_its_start_until_it_leaves(database: Database) -> None:
     has: dict[str, Any] = {"packages": ("bitsandbytes",), "models": ("path:mine",), "downloads": False}
@@ -47,9 +50,6 @@ def test_a_silent_worker_is_listed_as_dead_and_after_a_week_forgotten(database: 
         assert (views["silent"].alive, views["alive"].alive, views["alive"].job_id) == (False, True, job_id)
         workers.register(session, a_worker("new"), now=NOON + timedelta(days=7, seconds=1))
         assert {view.id for view in workers.list_(session)} == {"alive", "new"}
-
-
-CPU = DeviceKind.CPU
 
 
 @pytest.fixture
@@ -81,9 +81,6 @@ def test_everybody_sees_the_last_self_test(service: Served, own_data: None) -> N
     found = {each["id"]: each["selftest"] for each in service.client.get("/v1/workers").json()["workers"]}
     assert found["untested"] is None
     assert (found["worker-1"]["failed_names"], found["worker-1"]["failed"]) == (["fp16"], 1)
-
-
-MINE = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "path:mine"})
 
 
 @pytest.fixture
