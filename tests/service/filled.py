@@ -25,14 +25,7 @@ from optigpu.store.devices import DeviceRequest
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState
 from tests.service.device_client import Claim, invited, manifest, message, report
-from tests.service.records import (
-    NOON,
-    a_plan,
-    a_result,
-    a_spec,
-    an_outcome,
-    claimed,
-)
+from tests.service.records import NOON, a_plan, a_result, a_spec, an_outcome, claimed
 
 
 def fill(url: str) -> None:

@@ -20,13 +20,7 @@ from api.__main__ import main
 from optigpu.store import keys
 from optigpu.store.database import Database
 from tests.service.pages import Page
-from tests.service.processes import (
-    LISTENS,
-    address,
-    environment,
-    stop,
-    watched_processes,
-)
+from tests.service.processes import LISTENS, address, environment, stop, watched_processes
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served, serving
 

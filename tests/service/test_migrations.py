@@ -17,17 +17,7 @@ from sqlalchemy.orm import Session
 
 import migrations
 from optigpu.documents.devices import Reason
-from optigpu.store import (
-    events,
-    jobs,
-    keys,
-    launches,
-    leaderboard,
-    leases,
-    outcomes,
-    results,
-    workers,
-)
+from optigpu.store import events, jobs, keys, launches, leaderboard, leases, outcomes, results, workers
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, EdgeStanding

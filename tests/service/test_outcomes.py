@@ -32,13 +32,7 @@ from optigpu.store.tables import (
 )
 from optigpu.vocabulary import JobState, LeaseLostError, NotFoundError, VariantStatus
 from tests.service.pages import Browser
-from tests.service.records import (
-    a_failure,
-    a_plan,
-    a_result,
-    an_outcome,
-    planned,
-)
+from tests.service.records import a_failure, a_plan, a_result, an_outcome, planned
 from tests.service.serving import Served, serving
 from tests.service.workers import look, matmul, migrated, submit, tiny_ladder, worker_context
 from worker.execute import execute_next
