@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from benchmarks import signing_device
 from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, ReportState
 from optigpu.documents.facts import EnergyFacts, NetworkFacts, RunFacts, WeightFacts
 from optigpu.documents.manifest import ModelManifest
@@ -47,28 +48,16 @@ def a_report(
     steps = max(windows - 1, 1)
     made = [a_window(median_us + spread_us * n // steps, watts) for n in range(windows)]
     count = sum(window["count"] for window in made)
-    document: dict[str, Any] = {
-        "schema": 1,
-        "boot_id": "00c0ffee00c0ffee",
-        "sequence": 1,
+    document: dict[str, Any] = signing_device.report("00c0ffee00c0ffee", 1) | {
         "run_id": new_id(),
         "model_sha256": MODEL,
-        "input_bytes": 27_648,
-        "input_source": "fixed",
-        "runner": {"name": "tflm-native", "version": "1.3.2"},
         "board": BOARD,
-        "clock_hz": 240_000_000,
         "firmware_sha256": FIRMWARE,
-        "warmup": 10,
         "windows": made,
         "latency_us": {"count": count, "min": median_us, "p50": median_us, "p90": None, "p99": None},
         "power": {"source": "none" if watts is None else "ina226", "idle_uw": None},
         "golden": None,
-        "arena_bytes": 120_000,
-        "heap_free": 7_900_000,
         "started_us": 0,
-        "ticks_us": 55_000_000,
-        "error": None,
     }
     return DeviceReport.model_validate(document | changes)
 
@@ -106,25 +95,8 @@ def stored(
 
 
 def a_manifest(sha256: str = MODEL, **network: Any) -> ModelManifest:
-    tensor = {"dtype": "int8", "scale": 0.0078125, "zero_point": -1}
-    document: dict[str, Any] = {
-        "schema": 1,
-        "sha256": sha256,
-        "network": NETWORK | network,
-        "model_bytes": 580_000,
-        "operators": [{"name": "CONV_2D", "count": 35, "macs": 11_000_000}],
-        "macs": 11_000_000,
-        "parameter_bytes": 400_000,
-        "arena_bytes": 120_000,
-        "input": tensor | {"shape": [1, 96, 96, 3]},
-        "output": tensor | {"shape": [1, 2]},
-        "agreement": {"samples": 200, "top1": 0.985, "kld_mean": 0.004},
-        "calibration": {"kind": "images", "samples": 200},
-        "rankable": True,
-        "golden": {"count": 1, "inputs_sha256": "0" * 64, "outputs": ["7f80"]},
-        "tools": {"tensorflow": "2.21.0"},
-    }
-    return ModelManifest.model_validate(document)
+    changes = {"sha256": sha256, "network": NETWORK | network}
+    return ModelManifest.model_validate(signing_device.manifest() | changes)
 
 
 def known(session: Session, manifest: ModelManifest) -> None:
@@ -147,17 +119,10 @@ def a_classification(
         "power_w": a_metric("power_w", watts),
         "j_per_image": a_metric("j_per_image", watts and 0.5 * watts / images_per_s),
     }
-    energy = EnergyFacts(
-        source="RAPL package",
-        scope="the CPU alone",
-        resolution_j=None,
-        looks=9,
-        changes=9,
-        window_s=10.0,
-        requests=9,
-        idle_w=1.0,
-        idle_s=2.0,
+    counts: dict[str, Any] = dict.fromkeys(
+        ("looks", "changes", "requests", "window_s", "idle_w", "idle_s"), 9
     )
+    energy = EnergyFacts(source="RAPL package", scope="the CPU alone", resolution_j=None, **counts)
     weights = WeightFacts(hash=weight_hash, hash_of="files") if weight_hash else None
     facts = RunFacts(network=network, weights=weights, energy=energy if watts else None)
     result = a_result(metrics, workload="classify", model="preset:mobilenet-v2", facts=facts, **changes)
