@@ -18,6 +18,7 @@ from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, LeaseLostError, VariantStatus, utc_now
+from tests.breadth import spread
 from tests.service.records import (
     a_failure,
     a_gpu_worker,
@@ -136,10 +137,10 @@ WRITES: dict[str, Callable[[Session, Lease], object]] = {
     ),
     "release": lambda s, lease: leases.release(s, lease),
 }
+SINCE = ["queued again", "claimed by another", "finished by another"]
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("since", ["queued again", "claimed by another", "finished by another"])
+@pytest.mark.parametrize(("write", "since"), spread(list(WRITES), SINCE, by_default=len(WRITES)))
 def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, write: str, since: str) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
