@@ -30,7 +30,7 @@ from tests.service.records import (
     claimed,
 )
 
-JOBS = 120
+JOBS = 40
 LATER = timedelta(hours=1)
 FIRST = a_worker("first")
 FIRST_GPU = a_gpu_worker("first")
@@ -60,7 +60,7 @@ def _claim_all(url: str, name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("pool", "workers"),
     [
-        pytest.param(ThreadPoolExecutor, 8, id="threads"),
+        pytest.param(ThreadPoolExecutor, 4, id="threads"),
         pytest.param(_processes, 3, id="processes", marks=pytest.mark.long),
     ],
 )
