@@ -37,7 +37,6 @@ from worker.held import StoredJob
 from worker.recorder import Recorder
 from worker.trace import AttemptTrace, parent_of
 
-KEY = "a-first-key-that-is-long-enough"
 CPU = DeviceKind.CPU
 CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"

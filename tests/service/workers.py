@@ -6,16 +6,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
-from sqlalchemy import text
 
 import migrations
 from optigpu.documents.views import JobView
 from optigpu.job.spec import JobSpec
 from optigpu.store import jobs
 from optigpu.store.database import Database
-from optigpu.store.workers import WorkerInfo
-from optigpu.vocabulary import DeviceKind, new_id
+from optigpu.vocabulary import new_id
 from tests.engine.forked import forked
+from tests.service.records import a_worker
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.settings import WorkerSettings
@@ -65,21 +64,7 @@ def migrated(url: str) -> Iterator[Database]:
 
 def worker_context(database: Database, **settings: Any) -> WorkerContext:
     """A CPU worker within the test's own process."""
-    return WorkerContext(info=worker_info(), database=database, settings=WorkerSettings(**settings))
-
-
-def worker_info(**fields: Any) -> WorkerInfo:
-    """What a CPU worker says of itself."""
-    known = {
-        "id": new_id(),
-        "host_id": "test-host",
-        "hardware_class": "test class",
-        "device": DeviceKind.CPU,
-        "memory_bytes": 2**33,
-        "backends": ("torch",),
-        "version": "0",
-    }
-    return WorkerInfo.model_validate(known | fields)
+    return WorkerContext(info=a_worker(new_id()), database=database, settings=WorkerSettings(**settings))
 
 
 def submit(database: Database, spec: JobSpec) -> str:
@@ -92,12 +77,6 @@ def look(database: Database, job_id: str) -> JobView:
     """The job as it is now."""
     with database.read() as session:
         return jobs.get(session, job_id)
-
-
-def change(database: Database, statement: str, **values: Any) -> None:
-    """Changes the database behind the back of everybody."""
-    with database.write() as session:
-        session.execute(text(statement), values)
 
 
 @contextmanager
