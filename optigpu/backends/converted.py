@@ -2,19 +2,23 @@
 
 They lie in `converted/ENGINE` of the cache folder. A name changes with the weights, the configuration, the writer's
 sources and the libraries' versions. The least recently used are removed when the folder holds more than the bound.
+
+Which kept models a measuring process reads is noted, since an engine that aborts says nothing of its file. The process
+notes what it reads in the job's folder, and the conductor removes what a process noted that crashed before it was
+ready, so that the next one does not read it again.
 """
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from optigpu.backends.base import Order
 from optigpu.backends.converter_program import REFUSED
-from optigpu.backends.in_use import converted_dir, note_use
 from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
@@ -23,6 +27,7 @@ from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import BUNDLED, ModelReference, parse_reference
+from optigpu.paths import cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
@@ -170,3 +175,39 @@ def _directory(reference: ModelReference) -> str | None:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].strip()
+
+
+def converted_dir() -> Path:
+    """The folder of converted models, with a folder for each engine."""
+    return cache_dir() / "converted"
+
+
+def note_use(job_folder: Path, kept: Path) -> None:
+    """Notes that this process reads a model of `converted_dir()` that an earlier one wrote."""
+    with suppress(OSError), _note(job_folder, os.getpid()).open("a", encoding="utf-8") as file:
+        file.write(f"{kept.parent.name}/{kept.name}\n")
+
+
+def remove_used(job_folder: Path, pid: int) -> tuple[str, ...]:
+    """Removes what the process `pid` noted, and returns the names of what was removed."""
+    try:
+        lines = _note(job_folder, pid).read_text("utf-8").splitlines()
+    except (OSError, ValueError):  # it noted nothing, or a model's code wrote something else there
+        return ()
+    return tuple(PurePath(line).name for line in dict.fromkeys(lines) if _is_removed(line))
+
+
+def _note(job_folder: Path, pid: int) -> Path:
+    return job_folder / f"reading-{pid}"
+
+
+def _is_removed(line: str) -> bool:
+    """A model's code can write the note too: nothing outside of the folder of converted models is removed."""
+    parts = PurePath(line).parts
+    if len(parts) != 2 or {"..", "/"} & set(parts):
+        return False
+    path = converted_dir() / parts[0] / parts[1]
+    was_there = path.exists()
+    with suppress(OSError):
+        remove(path)
+    return was_there and not path.exists()

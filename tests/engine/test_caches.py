@@ -8,8 +8,13 @@ import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.decoding import DecodeStep
-from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
-from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
+from optigpu.backends.torch.kv_caches import (
+    cache_facts,
+    dequantize_tokens,
+    new_cache,
+    quantize_tokens,
+    require_cacheable,
+)
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import loaded_facts
 from optigpu.techniques.base import CacheOptions, Notes, Technique

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.arrivals import Arrivals
 from optigpu.backends.base import Order
 from optigpu.backends.coreml.package import logits_in
 from optigpu.backends.folders import folder_of
-from optigpu.backends.tensorrt_llm.answers import arrived
-from optigpu.backends.tensorrt_llm.settings import sampling_of, settings_of
+from optigpu.backends.serving import Arrivals
+from optigpu.backends.tensorrt_llm.settings import arrived, sampling_of, settings_of
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec

@@ -87,7 +87,7 @@ def test_logits_with_float16_matrices_are_rounded_alone(model: PreTrainedModel, 
 
 def test_a_file_holds_the_weights_of_the_model(model: PreTrainedModel, tmp_path: Path) -> None:
     from optigpu.backends.llama_cpp.gguf_file import write
-    from optigpu.backends.llama_cpp.source import contents_of
+    from optigpu.backends.llama_cpp.runtime import contents_of
 
     path = tmp_path / "model.gguf"
     write(model, path, "float32")

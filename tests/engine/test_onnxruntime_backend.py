@@ -162,8 +162,7 @@ def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> Non
 
 
 def test_buffers_refuse_what_does_not_fit(tmp_path: Path) -> None:
-    from optigpu.backends.onnxruntime.prepare import opened_decoder
-    from optigpu.backends.onnxruntime.steps import DecodingSteps
+    from optigpu.backends.onnxruntime.prepare import DecodingSteps, opened_decoder
 
     contents, session = opened_decoder(ordered(tmp_path), lambda _: None)
     facts = contents.footprint.facts

@@ -8,7 +8,7 @@ import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.converter_program import REFUSED, written
-from optigpu.backends.onnxruntime.contents import DATA, MODEL
+from optigpu.backends.onnxruntime.formats import DATA, MODEL
 from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
 from optigpu.techniques.quantization.onnx_int8 import OnnxInt8
 from optigpu.vocabulary import OptiGPUError, UnsupportedError

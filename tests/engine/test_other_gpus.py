@@ -25,7 +25,7 @@ from optigpu.backends.torch.device import is_there, kind_of, module_of, require
 from optigpu.backends.torch.memory import peaks_of
 from optigpu.backends.torch.profile import Recording
 from optigpu.backends.torch.told_gpus import PROPERTIES, described
-from optigpu.backends.torch.training.optimizers import FOREACH
+from optigpu.backends.torch.training.step import FOREACH
 from optigpu.documents.selftest import Subject
 from optigpu.hardware import gpu as asking
 from optigpu.hardware.device_kinds import KINDS

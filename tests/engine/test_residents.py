@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.in_use import remove_used
+from optigpu.backends.converted import remove_used
 from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
 from optigpu.documents.events import Event, Progressed, VariantStarted
 from optigpu.job.plan import variants_of

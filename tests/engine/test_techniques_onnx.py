@@ -58,7 +58,7 @@ def test_without_techniques_weights_are_float32_and_the_graph_is_rewritten_wholl
 def test_quantized_numbers_take_the_bytes_that_are_predicted_and_are_near(bits: int, inner: int) -> None:
     import numpy as np
 
-    from optigpu.backends.onnxruntime.layers import quantized
+    from optigpu.backends.onnxruntime.decoder_graph import quantized
 
     weight = np.random.default_rng(0).standard_normal((7, inner)).astype(np.float32)
     numbers, scales = quantized(weight, bits, 32)

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.applied import DecodingModel, computed_there
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.observed import computed_there
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.meters import METERS
 from optigpu.meters.latency import run_round, warm_up

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import memory
+from optigpu.backends.torch import memory, operators
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.backends.torch.operators import runtime as operators
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import DeviceKind, UnsupportedError

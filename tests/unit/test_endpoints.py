@@ -2,8 +2,7 @@
 
 import pytest
 
-from optigpu.backends.endpoint.metrics import ServerMetrics, metrics_in
-from optigpu.backends.endpoint.runtime import key_of, require_allowed
+from optigpu.backends.endpoint.runtime import ServerMetrics, key_of, metrics_in, require_allowed
 from optigpu.cli.options import parse_beside
 from optigpu.conductor.verdicts.servers import serving_sessions
 from optigpu.documents.endpoints import engine_name, parse_endpoint

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from optigpu.backends.llama_cpp.gguf_header import ALIGNMENT, ARCHITECTURE, Header, read_header
-from optigpu.backends.llama_cpp.source import facts_of
+from optigpu.backends.llama_cpp.runtime import facts_of
 from optigpu.models.described import decoder_shape
 from optigpu.models.files import INDEX, SINGLE, read_configuration, sound_directory
 from optigpu.models.held import CONFIGURATION, MODELS_DIR

@@ -2,25 +2,27 @@
 
 The worker's settings say which servers may be asked, and with which keys: a job comes from somebody else, and names any
 address.
+
+Of a server's own /metrics the few numbers are read that say how loaded it is.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.endpoint.client import Completions, Server, Spelling, Streamed
-from optigpu.backends.endpoint.dialects import Dialect, spoken
-from optigpu.backends.endpoint.metrics import ServerMetrics, server_metrics
-from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about
-from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
+from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about, page_of
+from optigpu.backends.endpoint.prompts import Dialect, Speller, spoken, tokenizer_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
 from optigpu.documents.facts import WeightFacts
@@ -29,7 +31,88 @@ from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError
+
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "running": (
+            "vllm:num_requests_running",
+            "sglang:num_running_reqs",
+            "llamacpp:requests_processing",
+            "tgi_batch_current_size",
+        ),
+        "waiting": (
+            "vllm:num_requests_waiting",
+            "sglang:num_queue_reqs",
+            "llamacpp:requests_deferred",
+            "tgi_queue_size",
+        ),
+        "cache_usage": (
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "sglang:token_usage",
+            "llamacpp:kv_cache_usage_ratio",
+        ),
+        "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs"),
+    }
+)
+"""The names that servers have for each number."""
+
+
+class ServerMetrics(Frozen):
+    """A server's own counts at one moment, summed over its models; null where it does not say.
+
+    `running` and `waiting` are requests, `cache_usage` the share of the key-value cache in use, `preemptions` how often
+    a request lost its place in that cache since the server began.
+    """
+
+    running: float | None = None
+    waiting: float | None = None
+    cache_usage: float | None = None
+    preemptions: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return all(
+            value is None for value in (self.running, self.waiting, self.cache_usage, self.preemptions)
+        )
+
+
+async def server_metrics(http: httpx.AsyncClient, origin: str) -> ServerMetrics | None:
+    """The counts of the server's /metrics, in Prometheus's text form; None where it has none that are known here."""
+    page = await page_of(http, f"{origin}/metrics")
+    if page is None:
+        return None
+    found = metrics_in(page)
+    return None if found.is_empty else found
+
+
+def metrics_in(text: str) -> ServerMetrics:
+    """The counts in such a text."""
+    sums: dict[str, float] = {}
+    for name, value in _samples(text):
+        sums[name] = sums.get(name, 0.0) + value
+    known = {
+        field: next((sums[name] for name in names if name in sums), None) for field, names in _NAMES.items()
+    }
+    return ServerMetrics(**known)
+
+
+def _samples(text: str) -> Iterator[tuple[str, float]]:
+    """Each sample that is a finite number."""
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match[2])
+        except ValueError:
+            continue
+        if abs(value) < float("inf"):
+            yield match[1], value
+
 
 NO_LOGITS = "A server gives no logits for a given text, so its quality is not known; measure an engine of this machine."
 NOT_HELD = "The server holds the weights, and does not say which they are."

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from optigpu.backends.converter_program import converter_parser, written
-from optigpu.backends.onnxruntime.contents import DATA, MODEL, Contents, file_sizes
-from optigpu.backends.onnxruntime.formats import Format
+from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
 
 
 def main() -> int:

@@ -1,10 +1,13 @@
-"""The numbers that a decoder's matrices are stored and multiplied in. Imports no ONNX Runtime."""
+"""What a written model holds, its numbers, and which families are written. Imports no ONNX Runtime."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
+from optigpu.documents.shapes import Footprint, ImageFootprint
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, family_of
 from optigpu.techniques.base import Technique, engine_options
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import Frozen, UnsupportedError
 
 _BITS = {"float32": 32, "int8": 8, "int4": 4}
 _ACCURACY = {"float": 1, "int8": 4}
@@ -63,3 +66,64 @@ def format_of(stack: tuple[Technique, ...]) -> Format:
 def graph_level_of(stack: tuple[Technique, ...]) -> str:
     """How far a session rewrites the graph."""
     return engine_options(stack).graph or DEFAULT_GRAPH
+
+
+@dataclass(frozen=True)
+class Parts:
+    """As ModelFamily, of a family whose parts are all known; `activation` is a name in the configuration."""
+
+    decoder: Decoder
+    attention: AttentionParts
+    mlp: Mlp
+    conv1d: bool
+    activation: str
+
+
+def parts_of(name: str) -> Parts:
+    """The parts of a model_type. Raises UnsupportedError for one whose blocks are not all known."""
+    family = family_of(name)
+    if family.decoder and family.attention and family.mlp:
+        return Parts(family.decoder, family.attention, family.mlp, family.conv1d, family.keys.activation)
+    written = ", ".join(
+        name for name, each in FAMILIES.items() if each.decoder and each.attention and each.mlp
+    )
+    raise UnsupportedError(
+        f"{name} models cannot be written as ONNX graphs here, only {written}; ask for the backend torch."
+    )
+
+
+MODEL, DATA, CONTENTS = "model.onnx", "model.data", "contents.json"
+
+
+class Contents(Frozen):
+    """`parameters` are the model's weights before they were written, `bytes` those of the constants that were.
+
+    `packed` counts the constants' numbers of 8 bits and fewer, with those that fill a row's last group.
+
+    `tensor_types` counts the constants by their type, `files` has the size of each file.
+    """
+
+    footprint: Footprint | ImageFootprint
+    parameters: int
+    packed: int
+    bytes: int
+    tensor_types: dict[str, int]
+    files: dict[str, int]
+
+    def write(self, folder: Path) -> None:
+        """As the last file of the folder."""
+        (folder / CONTENTS).write_text(self.model_dump_json(), "utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises OSError or ValueError for a folder whose files are not what was written."""
+        contents = cls.model_validate_json((folder / CONTENTS).read_text("utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in contents.files}
+        if sizes != contents.files:
+            raise ValueError("its files have other sizes than when they were written")
+        return contents
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """By name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

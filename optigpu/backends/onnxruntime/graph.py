@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, save
 
-from optigpu.backends.onnxruntime.contents import DATA
+from optigpu.backends.onnxruntime.formats import DATA
 
 PACKED = ("int8", "uint8")
 """What quantized weights are stored in: 4-bit numbers two in a byte."""

@@ -6,10 +6,9 @@ from importlib.metadata import version
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.openvino.contents import Contents, contents_of
-from optigpu.backends.openvino.kept import decoder_of
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.model import OpenVinoModel, Sequences
-from optigpu.backends.openvino.settings import PLAIN, form_of, properties_of
+from optigpu.backends.openvino.settings import PLAIN, decoder_of, form_of, properties_of
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.models.described import decoder_facts

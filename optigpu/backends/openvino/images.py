@@ -11,9 +11,8 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.openvino.contents import contents_of
 from optigpu.backends.openvino.decoding import ENGINE, described, multiplied
-from optigpu.backends.openvino.kept import classifier_of
 from optigpu.backends.openvino.model import OpenVinoModel
-from optigpu.backends.openvino.settings import properties_of
+from optigpu.backends.openvino.settings import classifier_of, properties_of
 from optigpu.backends.runtime import Images, MemoryPeaks, Pass, Profile
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ImageFacts, ImageFootprint

@@ -9,13 +9,12 @@ from pathlib import Path
 import tensorrt_llm
 from tensorrt_llm import LLM, SamplingParams
 
-from optigpu.backends.arrivals import Arrivals
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
 from optigpu.backends.folders import folder_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
-from optigpu.backends.tensorrt_llm.answers import arrived
-from optigpu.backends.tensorrt_llm.settings import LlmSettings, sampling_of, settings_of
+from optigpu.backends.serving import Arrivals
+from optigpu.backends.tensorrt_llm.settings import LlmSettings, arrived, sampling_of, settings_of
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.described import decoder_facts

@@ -1,10 +1,15 @@
-"""What TensorRT-LLM is told of an order, as plain data: the names are those of its LLM class."""
+"""What TensorRT-LLM is told of an order, as plain data: the names are those of its LLM class. And the tokens that it
+answers.
+"""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from optigpu.backends.base import Order
+from optigpu.backends.serving import Arrivals
 from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import engine_options
 
@@ -55,3 +60,34 @@ def sampling_of(new_tokens: int) -> Mapping[str, object]:
     `end_id` must be named where there is no tokenizer, and ends nothing, since it is ignored.
     """
     return {"max_tokens": new_tokens, "top_k": 1, "end_id": 0, "ignore_eos": True, "detokenize": False}
+
+
+class Completion(Protocol):
+    """One output of a request so far."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All of its tokens."""
+
+
+class RequestOutput(Protocol):
+    """What a request has so far; of a greedy one there is one output."""
+
+    @property
+    def outputs(self) -> Sequence[Completion]:
+        """One for each sequence that was asked for."""
+
+
+async def arrived(
+    requests: Sequence[AsyncIterator[RequestOutput]], arrivals: Arrivals, now: Callable[[], int]
+) -> None:
+    """Reads the streams of all requests together; each output holds all tokens of its request so far."""
+
+    async def read(row: int, outputs: AsyncIterator[RequestOutput]) -> None:
+        known = 0
+        async for output in outputs:
+            ids = list(output.outputs[0].token_ids)
+            arrivals.take(row, ids[known:], now())
+            known = len(ids)
+
+    await asyncio.gather(*(read(row, outputs) for row, outputs in enumerate(requests)))

@@ -5,6 +5,10 @@ makes no difference whether a token came with a prompt or by a step. Of a window
 arXiv:2309.17453) the first `sinks` tokens and the last `window` ones are kept, the current one among them. Tokens that
 come together, a prompt, attend to each other wholly and causally, and to what was kept before them; what falls out of
 the window is dropped after them. Positions stay those of the sequence.
+
+`int8_kv_cache` keeps keys and values as int8 with one scale for each token and head. A scale for each channel suits
+keys better below 8 bits (Liu et al., KIVI, 2024, arXiv:2402.02750), but needs groups of tokens that are held back until
+they are full; with 8 bits one for each token loses little and can be stored at once.
 """
 
 import functools
@@ -16,9 +20,9 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from optigpu.backends.torch.int8_cache import dequantize_tokens, int8_token_bytes, quantize_tokens
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
+from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.surgery.sameness import LONGEST, decoded, require_same, windows_of
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
@@ -290,3 +294,29 @@ def _is_own(options: CacheOptions) -> bool:
 def _exchanged(layer: Any, own: FixedLayer) -> Any:
     """Replaces the library's layers for full attention by ours; other layers stay as they are."""
     return own if type(layer) is StaticLayer else layer
+
+
+INT8_LARGEST = 127
+"""Symmetric: -128 is not used."""
+
+
+def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric int8 numbers and their scales (absmax / 127, round to nearest).
+
+    states: floating point [batch, heads, tokens, head_size]. Returns int8 of the same shape and float32
+    [batch, heads, tokens, 1]; a state is about `q * scale`, wrong by at most half a scale. NaN and infinity stay
+    visible: the scale of such a token is no number either.
+    """
+    wide = states.float()
+    scale = (wide.abs().amax(dim=-1, keepdim=True) / INT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide / scale).round().clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8), scale
+
+
+def dequantize_tokens(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The states in `dtype`, [batch, heads, tokens, head_size]."""
+    return (q * scale).to(dtype)
+
+
+def int8_token_bytes(layers: int, kv_heads: int, head_size: int) -> int:
+    """Bytes that one token of one sequence takes, its keys and values with their scales over all layers."""
+    return 2 * layers * kv_heads * (head_size + KV_SCALE_BYTES)

@@ -1,25 +1,33 @@
-"""vLLM's engine as what workloads and meters ask of."""
+"""vLLM's engine as what workloads and meters ask of.
+
+Given tokens are forced through vLLM's own steps, and the logits that each step computed are kept. vLLM makes the
+processor itself and hands it each request's parameters: a request names its row in `extra_args`, and finds what to
+force in `SCORED`. Engine and measuring process are one, so that both see the same object.
+"""
 
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 import vllm
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import Module
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from optigpu.backends.arrivals import Arrivals
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
 from optigpu.backends.folders import folder_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
-from optigpu.backends.vllm.forcing import ROW, SCORED, Forcing, Row
+from optigpu.backends.serving import Arrivals
 from optigpu.backends.vllm.settings import EngineSettings, cache_gib, room_of, settings_of
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
@@ -27,6 +35,47 @@ from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+
+ROW = "optigpu_row"
+
+
+@dataclass
+class Row:
+    """One sequence: the tokens to force one after the other, and the logits before each, [vocabulary]."""
+
+    forced: Sequence[int]
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def step(self, output_ids: Sequence[int], logits: Tensor) -> Tensor:
+        """Keeps the logits; those that it returns allow the forced token alone. After the last one all are allowed."""
+        position = len(self.logits)
+        self.logits.append(logits.detach().float().cpu().numpy().copy())
+        if position >= len(self.forced):
+            return logits
+        allowed = torch.full_like(logits, float("-inf"))
+        allowed[self.forced[position]] = 0
+        return allowed
+
+
+SCORED: dict[int, Row] = {}
+"""The rows that are being scored, by their number."""
+
+
+class Forcing(AdapterLogitsProcessor):  # type: ignore[misc]  # of a library without types
+    """Applies to the requests that name a row, and to no other."""
+
+    def is_argmax_invariant(self) -> bool:
+        """It decides which token is chosen."""
+        return False
+
+    def new_req_logits_processor(
+        self, params: SamplingParams
+    ) -> Callable[[Sequence[int], Tensor], Tensor] | None:
+        """What a request's logits go through; None leaves them alone."""
+        named: Mapping[str, object] = params.extra_args or {}
+        row = named.get(ROW)
+        return SCORED[row].step if isinstance(row, int) else None
+
 
 NOT_SAID = "vLLM does not say which kernels of attention run."
 NO_FOOTPRINT = "vLLM merges and pads matrices, and does not say what a step reads."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from optigpu.backends.in_use import remove_used
+from optigpu.backends.converted import remove_used
 from optigpu.child.messages import Answer, Assignment, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
 from optigpu.vocabulary import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from optigpu.backends.operators import AttentionShape
+from optigpu.backends.torch import operators
 from optigpu.backends.torch.device import kind_of
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.backends.torch.operators import attention as operators
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.functions.timing import (
     CallTimes,

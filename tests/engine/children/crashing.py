@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from optigpu.backends.in_use import note_use
+from optigpu.backends.converted import note_use
 from tests.engine.children import talk
 
 folder = Path(talk.hear()["folder"])

@@ -20,8 +20,7 @@ from optigpu.backends.torch.attention import only_kernel
 from optigpu.backends.torch.clock import clock_for
 from optigpu.backends.torch.passes import load_for
 from optigpu.backends.torch.stack import load_options, mode_options
-from optigpu.backends.torch.training.optimizers import optimizer_of
-from optigpu.backends.torch.training.step import Trainer
+from optigpu.backends.torch.training.step import Trainer, optimizer_of
 from optigpu.backends.training import (
     NO_TARGET,
     Arrange,

@@ -3,19 +3,182 @@
 Square matrix products are torch's own; of layer norm and RMS norm there are torch's and optigpu's fused ones.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn.attention import SDPBackend
 
-from optigpu.backends.operators import AttentionShape, MatmulBlock, NormRows, NormShape
+from optigpu.backends.operators import (
+    AttentionPlace,
+    AttentionRow,
+    AttentionShape,
+    MatmulBlock,
+    NormRows,
+    NormShape,
+)
 from optigpu.backends.runtime import MemoryPeaks
+from optigpu.backends.torch.attention import attention_kernels, one_of_kernels
+from optigpu.backends.torch.clock import calls_s
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.memory import free_bytes, operator_peaks_of
-from optigpu.backends.torch.operators.attention import TorchAttention
-from optigpu.backends.torch.operators.base import TorchOperator, dtype_of, wide
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+class TorchOperator(ABC):
+    """One operator with its inputs, which are drawn on the device itself from its seed."""
+
+    def __init__(self, place: TorchDevice) -> None:
+        self.place = place
+        self._source = torch.Generator(place.name).manual_seed(place.seed)
+
+    @abstractmethod
+    def call(self) -> object:
+        """One call."""
+
+    @abstractmethod
+    def held(self) -> Sequence[torch.Tensor]:
+        """The tensors that exist before and after a call."""
+
+    @abstractmethod
+    def drawn(self) -> Sequence[torch.Tensor]:
+        """The tensors that each request draws anew."""
+
+    def seconds(self, calls: int) -> float:
+        """Seconds of that many calls, one after the other."""
+        return calls_s(self.call, calls, self.place.clock)
+
+    def redraw(self, seed: int) -> None:
+        """Fills the same storages with new numbers: further ones might not fit."""
+        self._source.manual_seed(seed)
+        for tensor in self.drawn():
+            tensor.normal_(generator=self._source)
+
+    def normal(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor of random normal numbers."""
+        return torch.randn(shape, generator=self._source, device=self.place.name, dtype=dtype)
+
+
+def standard_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    hidden: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention by its definition, which keeps every score in memory: [..., length, head_size] each.
+
+    `hidden` marks the pairs that do not count.
+    """
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+    return torch.matmul(scores.softmax(dim=-1), value)
+
+
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    grouped: bool = False,
+) -> torch.Tensor:
+    """torch's scaled_dot_product_attention, which is one kernel where there is one for these tensors."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, enable_gqa=grouped
+    )
+
+
+class TorchAttention(TorchOperator):
+    """Attention over random queries, keys and values."""
+
+    def __init__(self, place: TorchDevice, shape: AttentionShape) -> None:
+        """Raises UnsupportedError where no fused kernel takes these shapes on this device."""
+        super().__init__(place)
+        self._shape = shape
+        dtype = dtype_of(shape.dtype)
+        self._query, self._key, self._value = (
+            self.normal(shape.batch_size, heads, shape.length, shape.head_size, dtype=dtype)
+            for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+        )
+        self._hidden = None
+        if shape.causal and not shape.fused:
+            full = torch.ones(shape.length, shape.length, dtype=torch.bool, device=place.name)
+            self._hidden = full.triu(1)
+        if shape.fused:
+            self._require_kernel()
+
+    def call(self) -> torch.Tensor:
+        """[batch, heads, length, head_size]."""
+        return self._fused() if self._shape.fused else self._standard()
+
+    def held(self) -> Sequence[torch.Tensor]:
+        """Queries, keys, values, and the mask where there is one."""
+        return self.drawn() if self._hidden is None else (*self.drawn(), self._hidden)
+
+    def drawn(self) -> Sequence[torch.Tensor]:
+        """Queries, keys and values."""
+        return self._query, self._key, self._value
+
+    def kernels(self) -> list[str]:
+        """The names of the attention operators and kernels that a call runs."""
+        return attention_kernels(self.call, self.place.device)
+
+    def rows(self, places: Sequence[AttentionPlace]) -> Iterator[AttentionRow]:
+        """Results of one call, with the queries, keys and values that they are of."""
+        result = self.call()
+        for batch, head, index in places:
+            seen = index + 1 if self._shape.causal else self._shape.length
+            shared = head // self._shape.group
+            yield AttentionRow(
+                query=wide(self._query[batch, head, index]),
+                keys=wide(self._key[batch, shared, :seen]),
+                values=wide(self._value[batch, shared, :seen]),
+                result=wide(result[batch, head, index]),
+            )
+
+    def _standard(self) -> torch.Tensor:
+        key, value = self._key, self._value
+        if self._shape.group > 1:
+            key, value = (tensor.repeat_interleave(self._shape.group, dim=1) for tensor in (key, value))
+        return standard_attention(self._query, key, value, self._shape.scale, self._hidden)
+
+    def _fused(self) -> torch.Tensor:
+        shape = self._shape
+        return fused_attention(
+            self._query, self._key, self._value, causal=shape.causal, grouped=shape.group > 1
+        )
+
+    def _require_kernel(self) -> None:
+        """torch falls back to its definition in silence, so it is asked once for a kernel alone."""
+        shape = self._shape
+        refusal = (
+            f"PyTorch has no fused attention kernel for {shape.dtype} with heads of {shape.head_size}"
+            f"{' in groups' if shape.group > 1 else ''} on this {self.place.device}; ask for float16 or bfloat16, or "
+            "for other heads."
+        )
+        with one_of_kernels(_FUSED, refusal):
+            self._fused()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that a workload names."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def wide(tensor: torch.Tensor) -> NDArray[np.float64]:
+    """The same numbers as float64, to be checked."""
+    found: NDArray[np.float64] = tensor.cpu().double().numpy()  # an Apple GPU has no float64
+    return found
+
 
 Applied = tuple[torch.Tensor, torch.Tensor]
 """The norm, and the sum that it is of, both [rows, width]."""
