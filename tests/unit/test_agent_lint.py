@@ -11,43 +11,31 @@ PATH = Path("core/example.py")
 
 LACKING = [
     ("import typing", "no module typing"),
-    ("from dataclasses import dataclass", "no module dataclasses"),
-    ("import os.path", "no module os.path"),
-    ("from __future__ import annotations", "no module __future__"),
     ("import optigpu", "imports none of ours"),
-    ("from api.app import app", "imports none of ours"),
     ("from esp32_agent.core.stats import *", "star import"),
     ("match x:\n    case 1: pass", "no match statement"),
     ("try: pass\nexcept* ValueError: pass", "no except*"),
     ("try: pass\nexcept TimeoutError: pass", "no TimeoutError"),
     ("text.removeprefix('x')", "no .removeprefix()"),
-    ("(5).bit_length()", "no .bit_length()"),
     ("def f(a, /): pass", "positional-only"),
     ("class A(metaclass=B): pass", "no metaclasses"),
     ("@cache\ndef f(): pass", "no decorator cache"),
-    ("@dataclass(frozen=True)\nclass A: pass", "no decorator dataclass(frozen=True)"),
     ("[*a, 1]", "does not unpack in a list"),
-    ("x = {*a}", "does not unpack in a list, tuple or set"),
     ("{**a, 'b': 1}", "does not unpack in a dict"),
     ("f'{x!a}'", "no conversion !a"),
     ("f'{x:{width}}'", "does not nest format specs"),
     ("f'{x:_}'", "no format spec '_'"),
-    ("f'{x:%Y-%m}'", "no format spec '%Y-%m'"),
     ("'%a' % x", "no format '%a'"),
     ("f'{x}' 'y'", "does not join an f-string"),
     ("('a'\n f'{x}')", "does not join an f-string"),
     ("zip(a, b, strict=True)", "zip() has no strict"),
     ("n.to_bytes(length=4, byteorder='big')", "to_bytes() has no byteorder"),
-    ("print(1, flush=True)", "print() has no flush"),
     ("x.startswith(('a', 'b'))", "takes one string"),
 ]
 
 FOR_CORE = [
     ("x = 1.5", "integers: 1.5"),
-    ("x = 1e6", "integers: 1000000.0"),
-    ("x = 2j", "integers"),
     ("x = a / b", "use //"),
-    ("x /= 2", "use //"),
     ("x = 2 ** -1", "instead of **"),
     ("x = float(a)", "integers: float"),
     ("x = round(a)", "integers: round"),
@@ -56,7 +44,6 @@ FOR_CORE = [
     ("from esp32_agent.port.host.http import HostHttp", "core does not import esp32_agent.port.host.http"),
     ("x = data[::-1]", "no slices with a step"),
     ("def f(n):\n    return f(n - 1)", "f calls itself"),
-    ("class A:\n    def f(self):\n        self.f()", "f calls itself"),
 ]
 
 ALLOWED = '''

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from optigpu.backends.runtime import Generation, Ids, Logits, Pass
-from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.quality import ScoringRequest
 from optigpu.workloads.requests.decoding import CHECKED_S, DecodingRequest, checked_places
 from optigpu.workloads.requests.passes import PassRequest
@@ -55,16 +54,6 @@ class Between(Table):
         return Generation(tokens, honest.gaps_s)
 
 
-class Refusing(Table):
-    """Refuses its logits with the first of them."""
-
-    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
-        yield self._refused()
-
-    def _refused(self) -> Logits:
-        raise UnsupportedError("there are no logits")
-
-
 def decoding(runtime: Any) -> DecodingRequest:
     return DecodingRequest(runtime, (2, PROMPT), NEW_TOKENS)
 
@@ -102,8 +91,3 @@ def test_timed_inputs_that_were_changed_are_found_by_the_check_of_fresh_ones(mak
     )
     inputs[0, 0] += 1
     assert fresh.check().problem == CHANGED
-
-
-def test_an_engine_that_refuses_its_logits_late_is_refused_as_one_that_does_at_once() -> None:
-    with pytest.raises(UnsupportedError, match="there are no logits"):
-        decoding(Refusing()).check()

@@ -114,14 +114,6 @@ def test_each_rung_is_compared_with_the_baseline_and_with_the_rung_before() -> N
     assert attribution.metric == "tokens_per_s"
 
 
-def test_alone_is_relative_to_the_technique_s_own_reference() -> None:
-    _, rows = attributed(
-        job("fused_attention"), {"baseline": 10, "eager_attention": 5, "fused_attention": 12}
-    )
-    assert gains(rows["fused_attention"]) == (1.2, 2.4, 1.2)
-    assert gains(rows["eager_attention"]) == (0.5, None, None)
-
-
 def test_a_rung_after_an_unsupported_one_is_compared_with_the_last_that_was_measured() -> None:
     _, rows = attributed(
         job("bf16", "int8_weight_only", "static_kv_cache"),
@@ -155,17 +147,6 @@ def test_a_rung_that_adds_nothing_new_adds_no_gain() -> None:
     assert gains(rows["static_kv_cache + torch_compile"]) == (4, 4, 4)
     assert gains(rows["static_kv_cache"]) == (2, 2, None)
     assert gains(rows["bf16 + static_kv_cache + torch_compile"]) == (6, None, 1.5)
-
-
-def test_a_grid_knows_what_is_alone_and_what_is_a_prefix() -> None:
-    _, rows = attributed(
-        job("bf16", "static_kv_cache", plan="grid"),
-        {"baseline": 10, "bf16": 20, "static_kv_cache": 10, "bf16 + static_kv_cache": 30},
-    )
-    assert gains(rows["bf16"]) == (2, 2, 2)
-    assert gains(rows["static_kv_cache"]) == (1, 1, None)
-    assert gains(rows["bf16 + static_kv_cache"]) == (3, None, 1.5)
-    assert rows["static_kv_cache"].technique == "static_kv_cache"
 
 
 def test_what_is_beside_a_single_variant_is_compared_with_it() -> None:

@@ -13,7 +13,7 @@ from optigpu.claims.thesis import ClaimVerdict
 from optigpu.cli import main
 from optigpu.documents.edge import EdgeBoard, EdgeMetric
 from optigpu.report.claims import claims_document, claims_grid
-from optigpu.vocabulary import SpecError, utc_now
+from optigpu.vocabulary import utc_now
 from tests.unit.claims_results import BOOK, a_report, a_result
 from tests.unit.made_results import ATTRIBUTION, RESULTS, a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
@@ -54,11 +54,6 @@ def test_the_thesis_is_weighed_by_the_interval_of_the_gap(
 def test_without_a_gain_on_one_machine_the_thesis_is_not_measured(report: dict[str, Any]) -> None:
     thesis = weigh(BOOK.thesis, [report])
     assert (thesis.optimization, thesis.verdict) == (None, ClaimVerdict.NOT_MEASURED)
-
-
-def test_hardware_that_is_not_in_the_catalog_is_refused_with_the_nearest_names() -> None:
-    with pytest.raises(SpecError, match=r"no hardware 'RTX 5091'; did you mean .*RTX 5090"):
-        weigh(BOOK.thesis, [], "RTX 5091")
 
 
 class Ran(NamedTuple):
@@ -260,33 +255,3 @@ def test_it_is_a_row_of_the_table_and_a_part_of_the_document() -> None:
     document = claims_document([], weigh(BOOK.thesis, []), measured)
     assert document["founding"]["verdict"] == "does not hold here"
     assert claims_grid([], weigh(BOOK.thesis, []), founding()).rows[1][-1] == "not measured"
-
-
-def run_claims(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> dict[str, Any]:
-    monkeypatch.delenv("OPTIGPU_URL", raising=False)
-    monkeypatch.setattr(sys, "argv", ["optigpu", "claims", "--format", "json", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("old", [False, True])
-def test_the_command_reads_a_service_s_boards_and_an_older_service_has_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, old: bool
-) -> None:
-    page = {"boards": [a_board(a_device(20.0), workers=(a_worker(1.25),)).model_dump(mode="json")]}
-
-    def answer(call: Call) -> Answer:
-        if call.path.startswith("/v1/edge/leaderboard"):
-            assert "metric=fps_per_watt" in call.path
-            return Answer(404, {"detail": "There is nothing."}) if old else Answer(200, page)
-        return Answer(200, {"boards": []})
-
-    with scripted_service(answer) as (url, _):
-        document = run_claims(capsys, monkeypatch, "--url", url)
-    assert document["founding"]["ratio"] == (None if old else 16)

@@ -1,7 +1,6 @@
 """The command line: flags become a job, mistakes become one clear sentence and an exit status."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +20,6 @@ from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.ranking import why_none_ranks
 from optigpu.job.spec import JobSpec, Limits, PlanName
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.reference import BUNDLED
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
@@ -82,21 +79,6 @@ def test_the_version_is_shown(optigpu: Command) -> None:
     assert (ran.status, ran.out) == (0, f"optigpu {__version__}\n")
 
 
-def test_help_loads_nothing_heavy() -> None:
-    heavy = {
-        "torch",
-        "transformers",
-        "numpy",
-        "httpx",
-        "matplotlib",
-        "optigpu.job.spec",
-        "optigpu.measure",
-        "optigpu.report",
-    }
-    code = f"import sys, optigpu.cli; print(sorted({heavy!r} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
 def test_flags_become_a_job() -> None:
     made = spec(
         model="preset:opt-125m",
@@ -130,13 +112,6 @@ def test_flags_become_a_job() -> None:
             "preset:gpt2",
             {"prompt_tokens": 8, "batch_size": 2},
         ),
-        (
-            "kv_cache",
-            {"positions": "8, 16", "new_tokens": 4},
-            "preset:gpt2",
-            {"positions": (8, 16), "new_tokens": 4},
-        ),
-        ("batch_sweep", {"batch_sizes": "1,2"}, "preset:gpt2", {"batch_sizes": (1, 2)}),
         ("quality", {"window": 64}, "bundled:tiny", {"window": 64}),
         ("classify", {"image_size": 192}, "preset:resnet-50", {"image_size": 192}),
         (
@@ -145,7 +120,6 @@ def test_flags_become_a_job() -> None:
             None,
             {"lengths": (64, 128), "implementations": ("fused",), "dtype": "bfloat16"},
         ),
-        ("normalization", {"widths": "64"}, None, {"widths": (64,)}),
     ],
 )
 def test_every_workload_has_its_flags_and_a_model_of_its_own(
@@ -301,19 +275,6 @@ def test_models_are_listed_with_their_parameters_and_bytes(optigpu: Command, for
     assert part in ran.out
 
 
-def test_every_model_without_a_download_is_listed(optigpu: Command) -> None:
-    facts = {each["model"]: each for each in json.loads(optigpu("models", "--format", "json").out)}
-    presets = [f"preset:{name}" for name in PRESETS | IMAGE_PRESETS]
-    assert list(facts) == [*(f"bundled:{name}" for name in BUNDLED), *presets]
-    tiny = facts["bundled:tiny"]
-    assert (tiny["family"], tiny["parameters"], tiny["trained"]) == ("GPT-2", 3_814_912, True)
-    for fact in facts.values():
-        assert (fact["float32_bytes"], fact["bfloat16_bytes"]) == (
-            4 * fact["parameters"],
-            2 * fact["parameters"],
-        )
-
-
 @pytest.mark.parametrize("command", [("probe",), ("techniques", "--device", "cpu"), ("runs",)])
 @pytest.mark.parametrize("form", ["table", "md", "csv", "tex", "json"])
 def test_every_list_has_every_form(
@@ -369,22 +330,6 @@ def test_submit_says_that_nobody_can_take_the_job_and_keeps_it_apart_from_the_id
         ran = optigpu("submit", "--workload", "matmul", "--url", url)
     assert (ran.status, ran.out) == (0, f"{JOB_ID}\n")
     assert ran.err == f"{UNSERVED['sentence']}\n"
-
-
-def test_watch_says_of_a_queued_job_that_nobody_can_take_it(optigpu: Command) -> None:
-    """It is asked for when the job comes into the queue; by the end the job was cancelled."""
-    queued = {"sequence": 1, "at": "2026-01-01T00:00:00Z", "kind": "state", "data": {"state": "queued"}}
-    looks = iter([job(), job(unserved=UNSERVED)])
-
-    def answer(call: Call) -> Answer:
-        if call.path.endswith("/events"):
-            return Answer(200, f"id: 1\ndata: {json.dumps(queued)}\n\n", "text/event-stream")
-        return Answer(200, next(looks, job() | {"state": "cancelled"}))
-
-    with scripted_service(answer) as (url, _):
-        ran = optigpu("watch", JOB_ID, "--url", url)
-    assert UNSERVED["sentence"] in ran.err.replace("\n", " ")
-    assert ran.err.endswith("The job was cancelled: no reason was given\n")
 
 
 def test_url_and_key_come_from_the_environment(optigpu: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,15 +61,6 @@ def test_a_job_is_posted_as_json_with_the_key() -> None:
     assert JobSpec.model_validate(calls[0].body) == JobSpec.model_validate(MATMUL)
 
 
-def test_an_address_without_a_scheme_is_http() -> None:
-    with (
-        scripted_service(lambda _: Answer(202, job())) as (url, calls),
-        Client(url.removeprefix("http://")) as client,
-    ):
-        client.submit(MATMUL)
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize(
     "address", ["", "ftp://here", "http://", "http://[::1", "http://here:port", "here there"]
 )
@@ -164,20 +155,6 @@ def test_a_broken_stream_is_resumed_behind_the_last_event() -> None:
         assert [event.sequence for event in client.events(JOB_ID)] == [1, 2, 3, 4]
     resumed = [call.headers.get("last-event-id") for call in calls if call.path.endswith("/events")]
     assert resumed == [None, "2", "4"]
-
-
-def test_wait_hands_over_each_event_and_returns_the_ended_job() -> None:
-    def answer(call: Call) -> Answer:
-        if call.path.endswith("/events"):
-            events = stream(1) + ": still here\n\n" + stream(2)
-            return Answer(200, "" if "last-event-id" in call.headers else events, "text/event-stream")
-        return Answer(200, job(JobState.SUCCEEDED))
-
-    heard: list[int] = []
-    with scripted_service(answer) as (url, _), Client(url) as client:
-        ended = client.wait(JOB_ID, lambda event: heard.append(event.sequence))
-    assert heard == [1, 2]
-    assert ended.state is JobState.SUCCEEDED
 
 
 def a_board(*values: float, cursor: str | None = None) -> dict[str, Any]:

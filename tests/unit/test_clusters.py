@@ -115,11 +115,3 @@ def test_a_wrong_request_says_what_to_do(arguments: list[str], error: str) -> No
     found = CliRunner().invoke(app, ["submit", *arguments, "--url", "http://127.0.0.1:9"])
     assert isinstance(found.exception, SpecError)
     assert error in str(found.exception)
-
-
-@pytest.mark.parametrize("command", ["run", "ladder"])
-def test_what_is_for_a_cluster_is_not_measured_here(command: str) -> None:
-    found = CliRunner().invoke(app, [command, "--via", "slurm", "--workload", "matmul", "--device", "cpu"])
-    assert (
-        str(found.exception) == "via: a service hands jobs to slurm; use `optigpu submit`, or leave via out."
-    )

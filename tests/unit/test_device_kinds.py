@@ -52,16 +52,7 @@ def test_every_technique_states_every_kind(name: str) -> None:
             XPU,
             "torch.xpu.XPUGraph; set mode to default.",
         ),
-        ({"name": "torch_compile", "mode": "reduce-overhead"}, ROCM, None),
-        ({"name": "torch_compile", "backend": "cudagraphs"}, XPU, "set backend to inductor."),
-        (
-            {"name": "fused_attention", "kernel": "flash"},
-            ROCM,
-            "chooses the attention kernel there; set kernel",
-        ),
-        ({"name": "fused_attention"}, MPS, None),
         ({"name": "activation_offload"}, MPS, "its memory is the host's; set target to disk."),
-        ({"name": "activation_offload"}, XPU, None),
         (
             {"name": "mixed_precision", "dtype": "float16"},
             XPU,
@@ -107,7 +98,6 @@ def test_a_job_with_a_technique_that_is_not_for_its_device_is_refused_with_the_r
             {"torch": "2.13.0", "torch_hip": "7.1"},
             "no AMD GPU that works (torch 2.13.0 here was built for one",
         ),
-        (ROCM, {}, "no AMD GPU that works (torch is not installed); set device"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_what_is(

@@ -1,8 +1,7 @@
-"""What the documentation says is so: settings, commands, links, figures, the threat model, an example; and its site."""
+"""What the documentation says is so: settings, commands, links, the threat model, an example; and its site builds."""
 
 import ast
 import importlib
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from pydantic_settings import BaseSettings
 
 import api.settings
 import worker.settings
-from optigpu.claims import baselines
 from optigpu.cli import app
 from optigpu.exports import EXPORTS
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.variables import KNOWN
-from optigpu.vocabulary import Document, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 from tests.pages import (
     ADD_A_TECHNIQUE,
     ROOT,
@@ -162,10 +160,6 @@ def test_the_example_changes_a_model(example: type[Technique]) -> None:
         example(name="regional_compile").modules(other, notes)
 
 
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
-RESULTS = ROOT / "docs" / "results"
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, module_monkeypatch: pytest.MonkeyPatch) -> Path:
     """The built site; a warning stops the build."""
@@ -200,36 +194,6 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) ->
 def test_the_reference_has_every_public_name(site: Path) -> None:
     said = (site / "reference" / "library.html").read_text()
     assert [name for name, module in EXPORTS.items() if f'id="{module}.{name}"' not in said] == []
-
-
-def rounded_ratios() -> set[str]:
-    """The median ratios of the benchmarks of layers, as they are printed, and their shares of bytes."""
-    found: set[str] = set()
-    for name in ("layers.json", "layers_hybrid.json"):
-        document: Document = json.loads((RESULTS / name).read_text())
-        for rows in document["tables"].values():
-            whole = rows[0]["weight_bytes"]
-            for row in rows:
-                found |= {f"{row['ratio']:.2f}x", f"{100 * row['weight_bytes'] / whole:.1f}%"}
-    return found
-
-
-MEASURED = "\n".join(
-    page.read_text() for page in [*RESULTS.glob("*.md"), *(ROOT / "docs" / "decisions").glob("*.md")]
-)
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_figure_of_a_guide_was_measured(page: Path) -> None:
-    """Those of claims are written as words or have no decimals."""
-    figures = set(re.findall(r"\b\d+\.\d+x|\b\d+\.\d%|\b0\.00\d{3}\b", page.read_text()))
-    bare = {
-        figure
-        for figure in figures
-        if figure not in rounded_ratios() and figure.removesuffix("x") not in MEASURED
-    }
-    claimed = {f"{claim.value:g}%" for claim in baselines().claims}
-    assert bare - claimed == set()
 
 
 PAGE = ROOT / "docs" / "threat-model.md"

@@ -1,4 +1,4 @@
-"""Documents: they cannot contradict themselves, come back from JSON as they were, and fit any database."""
+"""Documents and messages: they cannot contradict themselves, come back from JSON as they were, and fit any database."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from optigpu.child.messages import (
+    ANSWER,
+    Answer,
+    Audited,
+    Broken,
+    Metered,
+    Progress,
+    Proven,
+    Ready,
+    Refused,
+    Round,
+    Started,
+)
 from optigpu.documents.events import (
     Estimated,
     Event,
@@ -30,11 +43,10 @@ from optigpu.documents.facts import (
     RunFacts,
     WeightFacts,
 )
-from optigpu.documents.result import Attribution, Environment, Measurement, Outcome, Verdict, VerdictReason
+from optigpu.documents.result import Attribution, Measurement, Outcome, Verdict, VerdictReason
 from optigpu.documents.roofline import Bound
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.vocabulary import (
-    METRICS,
     DocumentError,
     Frozen,
     Role,
@@ -98,14 +110,6 @@ def test_every_other_document_has_one_text(document: Any) -> None:
     assert canonical_json(json.loads(text)) == text
 
 
-def test_a_metric_s_name_carries_its_unit() -> None:
-    endings = {"_s": {"s", "1/s", "GB/s"}, "_bytes": {"B"}}
-    for name, metric in METRICS.items():
-        assert metric.meaning
-        for ending, units in endings.items():
-            assert not name.endswith(ending) or metric.unit in units
-
-
 DECODER = ModelFacts("gpt2", 64, 2, 4, 4, 100, 128, True, 16, 256, False, 64)
 IMAGES = ImageFacts("vit", 3, 32, 10, True)
 
@@ -157,9 +161,6 @@ def test_facts_survive_as_json(footprint: Footprint | ImageFootprint) -> None:
     assert type(again.footprint) is type(footprint)
 
 
-HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
-
-
 def test_a_measurement_has_samples_or_a_reason() -> None:
     assert Measurement(name="load_s", samples=((1.0,), ())).unit == "s"
     assert Measurement(name="load_s", reason="nothing was loaded").samples == ()
@@ -200,3 +201,64 @@ def test_an_event_comes_back_from_its_document(event: Event) -> None:
 def test_raw_samples_are_not_in_the_document() -> None:
     outcome = Outcome(index=0, status=VariantStatus.FAILED, reason="it broke", samples={"tpot_s": ((1.0,),)})
     assert "samples" not in as_document(VariantFinished(outcome=outcome))["outcome"]
+
+
+FACTS = RunFacts(dtype="float32", recorded={"a": [1, "ü"]})
+ANSWERS: list[Answer] = [
+    Started(),
+    Progress(doing="loading"),
+    Ready(
+        load_s=1,
+        compile_s=None,
+        steady=True,
+        warmup_requests=3,
+        request_s=0.1,
+        facts=FACTS,
+    ),
+    Refused(reason="no\nGPU"),
+    Broken(fault="out_of_memory", reason="too big", trace="Traceback\n  line"),
+    Round(samples={"tokens_per_s": (1.0, 1e-300)}),
+    Audited(samples={"latency_s": (1.0,)}, described={"token_s": (0.1, 0.2)}, problem="NaN"),
+    Metered(meter="memory", values={"weight_bytes": 1.0}, reasons={"peak_bytes": "no GPU"}),
+    Proven(),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.kind)
+def test_an_answer_is_one_line_and_comes_back_the_same(answer: Answer) -> None:
+    line = answer.model_dump_json()
+    assert "\n" not in line
+    assert ANSWER.validate_json(line) == answer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{}",
+        '{"kind": "shout"}',
+        '{"kind": "progress"}',
+        '{"kind": "progress", "doing": "x", "more": 1}',
+        '{"kind": "round", "samples": {"tokens_per_s": [NaN]}}',
+        '{"kind": "round", "samples": {"tokens_per_s": [Infinity]}}',
+        '{"kind": "run_round", "seconds": 1}',
+    ],
+)
+def test_what_is_no_answer_is_refused(line: str) -> None:
+    with pytest.raises(ValidationError):
+        ANSWER.validate_json(line)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"kind": "round", "samples": {"latency_s": [0.1, NUMBER]}}',
+        '{"kind": "round", "samples": {}, "request_s": [NUMBER]}',
+        '{"kind": "metered", "meter": "energy", "values": {"energy_j": NUMBER}}',
+        '{"kind": "ready", "load_s": 1, "compile_s": null, "steady": true, "warmup_requests": 3, "request_s": NUMBER}',
+    ],
+)
+def test_a_number_that_is_none_is_refused_wherever_it_stands(message: str, number: str) -> None:
+    with pytest.raises(ValidationError):
+        ANSWER.validate_json(message.replace("NUMBER", number))

@@ -1,4 +1,4 @@
-"""What the kernel counts, read from this machine and from made-up files; and two readings compared."""
+"""What the kernel counts and how much memory is free, from made-up files and from this machine; readings compared."""
 
 import json
 import os
@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from optigpu.conductor.verdicts import disturbance
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading
 from optigpu.hardware import counters
-from optigpu.hardware.cgroup import quota_wait_s
+from optigpu.hardware.cgroup import free_host_bytes, quota_wait_s
 from optigpu.hardware.counters import Clocks, CpuTimes, GpuCounters, ProcessTimes
+from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
 from tests.drivers.nvml import build
@@ -75,26 +77,6 @@ def test_processes_are_read_whatever_their_name(tmp_path: Path) -> None:
         ended_children_s=50 / TICKS_PER_S,
     )
     assert counters.processes(tmp_path / "nothing") == ()
-
-
-def test_heat_and_clocks_are_read_where_the_kernel_shows_them(tmp_path: Path) -> None:
-    folder = "sys/devices/system/cpu/cpu"
-    root = tree(
-        tmp_path,
-        {
-            f"{folder}0/thermal_throttle/core_throttle_count": "3\n",
-            f"{folder}0/thermal_throttle/package_throttle_count": "4\n",
-            f"{folder}1/thermal_throttle/core_throttle_count": "5\n",
-            f"{folder}2/thermal_throttle/core_throttle_count": "100\n",
-            f"{folder}1/cpufreq/scaling_cur_freq": "2400000\n",
-        },
-    )
-    assert sum(counters.numbers(counters.heat_files({0, 1}, root))) == 12
-    clocks = counters.clock_files({0, 1}, root)
-    assert counters.numbers(clocks) == [2_400_000]
-    clocks[0].write_text("<unsupported>\n")
-    assert counters.numbers(clocks) == []
-    assert counters.heat_files({0, 1}, tmp_path / "nothing") == ()
 
 
 def test_heat_is_counted_once_for_each_core_and_each_package(tmp_path: Path) -> None:
@@ -287,14 +269,6 @@ def test_who_else_computes_on_the_gpu(
     assert found.between(reading(), seen).gpu_foreign == foreign, "also when it came within"
 
 
-def test_what_a_gpu_counts_is_subtracted_and_what_it_does_not_is_none() -> None:
-    before = reading(gpu=on_gpu(heat_s=5.0))
-    after = reading(gpu=on_gpu(heat_s=7.5, power_cap_s=1.0, slowdowns=frozenset({"sw_power_cap"})))
-    sample = monitor().between(before, after)
-    assert (sample.gpu_heat_s, sample.gpu_power_cap_s) == (2.5, None)
-    assert sample.gpu_slowdowns == {"sw_power_cap"}
-
-
 def test_a_look_at_this_machine() -> None:
     monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
     first = monitor.read()
@@ -349,3 +323,81 @@ def test_the_gpu_is_looked_at() -> None:
     assert seen.pids is not None
     assert seen.clock_hz is not None
     assert seen.clock_hz > 1e8
+
+
+GROUPS = Path("sys/fs/cgroup")
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
+    """The files of one control group of version 2."""
+    folder = GROUPS / path
+    return {
+        f"{folder}/memory.max": limit,
+        f"{folder}/memory.current": str(used),
+        f"{folder}/memory.stat": f"anon {used - cache}\ninactive_file {cache}",
+    }
+
+
+def test_what_the_control_group_already_uses_is_not_free(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700))
+    assert free_host_bytes(tmp_path) == 300
+
+
+def test_page_cache_that_the_kernel_can_give_back_is_free(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700, cache=200))
+    assert free_host_bytes(tmp_path) == 500
+
+
+def test_a_group_above_may_have_less_left_than_the_one_with_the_smallest_limit(tmp_path: Path) -> None:
+    files = group("a/b", "1000", used=100) | group("a", "2000", used=1900) | group("", "max", used=5000)
+    write(tmp_path, {"proc/self/cgroup": "0::/a/b"} | files)
+    assert free_host_bytes(tmp_path) == 100, "other groups under a use 1800 of its 2000 bytes"
+
+
+def test_version_1_counts_the_cache_of_child_groups_too(tmp_path: Path) -> None:
+    folder = GROUPS / "memory/a"
+    files = {
+        "proc/self/cgroup": "4:memory:/a\n0::/",
+        f"{folder}/memory.limit_in_bytes": "1000",
+        f"{folder}/memory.usage_in_bytes": "900",
+        f"{folder}/memory.stat": "inactive_file 0\ntotal_inactive_file 150",
+    }
+    write(tmp_path, files)
+    assert free_host_bytes(tmp_path) == 250
+
+
+@pytest.mark.parametrize("limit", ["max", str(2**62)])
+def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, limit: str) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
+    free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
+    assert 700 < free <= memory.total
+
+
+def machine(root: Path, *sizes: str) -> Path:
+    for index, size in enumerate(sizes):
+        folder = root / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (("48K", "32K", "2048K", "491520K"), 480 * 2**20),
+        (("64M",), 2**26),
+        (("", "?", "K"), None),
+        ((), None),
+    ],
+)
+def test_the_largest_cache_that_the_kernel_tells_counts(
+    tmp_path: Path, sizes: tuple[str, ...], expected: int | None
+) -> None:
+    assert last_level_cache_bytes(machine(tmp_path, *sizes)) == expected

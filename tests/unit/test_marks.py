@@ -16,7 +16,6 @@ from optigpu.conductor.verdicts.selection import Goal, select
 from optigpu.conductor.verdicts.service import SERVICE, is_service
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.rounds import RoundMark
-from optigpu.job.spec import Measure
 from optigpu.vocabulary import Better, DeviceKind
 from tests.unit.made_replicates import QUIET, ROUNDS, evidence, replicate, seen, spec, verdict
 
@@ -80,22 +79,6 @@ def test_figures_come_from_clean_rounds_where_these_are_enough(clean: int, busy:
     assert selection.is_disturbed is (kept > 10 * clean)
     assert [record.marks for record in selection.records] == [()] * clean + [(RoundMark.OTHERS,)] * busy
     assert selection.records[-1].others_cores == pytest.approx(0.5 if busy else 0.025)
-
-
-def test_requests_that_are_too_few_for_a_figure_are_not_enough() -> None:
-    long = replace(ROUND, wall_s=5.0)
-    host_samples = [long, long, *[replace(long, foreign_s=2.0)] * 3]
-    assert select([1] * 5, host_samples, YARDSTICK, GOAL).of([1, 2, 3, 4, 5]) == (1, 2, 3, 4, 5)
-    assert Goal.of(Measure(max_seconds=12), request_s=5.0).requests == 2
-    few = Goal.of(Measure(max_seconds=12), request_s=5.0)
-    assert select([1] * 5, host_samples, YARDSTICK, few).of([1, 2, 3, 4, 5]) == (1, 2)
-
-
-def test_one_process_aims_at_the_requests_of_an_interval_if_it_can_have_them() -> None:
-    one, several = (Measure(replicates=count, max_seconds=60) for count in (1, 3))
-    assert [Goal.of(each, 1.0).requests for each in (one, several)] == [24, 6]
-    assert Goal.of(one, 3.0).requests == 6, "20 requests take all the time and give no interval"
-    assert (Goal(4.0, 24).enough_requests, Goal(4.0, 6).enough_requests) == (24, 3)
 
 
 def summary(better: Better, ci: tuple[float, float] | None) -> MetricSummary:

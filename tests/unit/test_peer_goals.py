@@ -1,13 +1,9 @@
-"""The goals of benchmarks: which peers count, and that each goal can be missed. Figures are made up."""
+"""The comparison with peers: which peers count, and which goals its figures reach. Figures are made up."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from benchmarks import noise
-from benchmarks.load import NAME, Load, Pattern
-from benchmarks.noise_goals import Figure, Ratio, Run, goals_of
 from benchmarks.stacks import Q4_0
 from benchmarks.vs_cases import (
     F16,
@@ -16,7 +12,7 @@ from benchmarks.vs_cases import (
     OURS,
     Q4_0_HEAD,
 )
-from benchmarks.vs_goals import counting, quality_goal, speed_goals
+from benchmarks.vs_goals import counting, speed_goals
 
 
 def line(name: str, rates: tuple[float, ...], ours: tuple[float, ...] = (), **more: Any) -> dict[str, Any]:
@@ -107,97 +103,3 @@ def test_a_result_that_is_not_valid_reaches_no_goal(whose: str) -> None:
         assert not goal["reached"]
         assert "9.00x" in goal["goal"]
         assert goal["goal"].endswith(f"; not valid ({of}: foreign_process)")
-
-
-@pytest.mark.parametrize("ours", [0.004, 0.01, 0.02])
-def test_quality_is_at_most_that_of_q4_0(ours: float) -> None:
-    lines = [{"name": Q4_0.name, "kld_mean": 0.01}, {"name": IN_GOALS.name, "kld_mean": ours}]
-    goal = quality_goal("quality-tiny", lines)
-    assert goal["reached"] == (ours <= 0.01)
-    assert goal["goal"].endswith(f"{ours:.5f} against 0.01000")
-    assert not quality_goal("quality-tiny", lines[:1])["reached"]
-
-
-SPEEDS = {"baseline": 30.0, "int8_weight_only": 150.0}
-USED = f"Other processes used 1.00 of 2 cores ({NAME} 1.00) during replicate 1."
-
-
-def a_run(
-    load: Load | None,
-    speed: float = 1.0,
-    ratio: float | None = 5.0,
-    reasons: tuple[str, ...] = (),
-    warnings: tuple[str, ...] = (),
-    note: str = USED,
-) -> Run:
-    """A run at `speed` times the quiet one, with intervals of a tenth to each side."""
-    marked = bool(reasons or warnings)
-    figures = tuple(
-        Figure(
-            label,
-            value * speed,
-            (value * speed * 0.9, value * speed * 1.1),
-            reasons,
-            warnings,
-            (note,) if marked else (),
-        )
-        for label, value in SPEEDS.items()
-    )
-    return Run(load, 0.0, figures, Ratio(ratio, (ratio * 0.9, ratio * 1.1), ()) if ratio else None)
-
-
-FOREIGN, DISTURBED = ("foreign_process",), ("disturbed",)
-
-
-def good_runs() -> list[Run]:
-    """Five runs of each load that meet every goal."""
-    made = []
-    for load in (None, *noise.LOADS):
-        cores = load.cores if load else 0.0
-        if cores < 1:
-            made += [a_run(load, speed=1 - cores / 20)] * 5
-        else:
-            made += [a_run(load, speed=0.4, ratio=4.0, reasons=FOREIGN)] * 5
-    return made
-
-
-def with_one(runs: list[Run], load: Load | None, changed: Run) -> list[Run]:
-    """The runs with the first one beside `load` changed."""
-    place = next(number for number, run in enumerate(runs) if run.load == load)
-    return [*runs[:place], changed, *runs[place + 1 :]]
-
-
-def missed(runs: list[Run]) -> list[int]:
-    return [number for number, goal in enumerate(goals_of(runs)) if not goal.met]
-
-
-LIGHT, HEAVY = Load(0.5), Load(1.0)
-BURSTS, HEAVY_BURSTS = Load(0.2, Pattern.BURSTS), Load(1.0, Pattern.BURSTS)
-RESTLESS = noise.LOADS[-1]
-
-
-@pytest.mark.parametrize(
-    ("load", "changed", "goals"),
-    [
-        (LIGHT, lambda load: a_run(load, ratio=5.3), [0]),
-        (LIGHT, lambda load: a_run(load, ratio=None), [0]),
-        (BURSTS, lambda load: a_run(load, speed=0.96), [2]),
-        (HEAVY, lambda load: a_run(load, 0.4, None, FOREIGN), [3]),
-        (HEAVY, lambda load: a_run(load, 0.4, reasons=("drift",)), [4]),
-        (HEAVY, lambda load: a_run(load, 0.4, reasons=(*FOREIGN, "interrupted")), [4]),
-        (HEAVY, lambda load: a_run(load, 0.4, reasons=FOREIGN, note="Another process used them."), [4]),
-        (HEAVY, lambda load: a_run(load, 0.99), []),
-        (HEAVY, lambda load: a_run(load, 0.5), [4]),
-        (HEAVY, lambda load: a_run(load, 0.9, warnings=DISTURBED), []),
-        (HEAVY_BURSTS, lambda load: a_run(load, 0.99), []),
-        (HEAVY_BURSTS, lambda load: a_run(load, 0.5), [4]),
-        (RESTLESS, lambda load: a_run(load, 0.99), [5]),
-        (RESTLESS, lambda load: a_run(load, 0.99, reasons=("throttled",)), [5]),
-        (None, lambda load: a_run(load, warnings=("not_converged",)), [6]),
-        (None, lambda load: a_run(load, reasons=FOREIGN), [6]),
-    ],
-)
-def test_each_goal_can_be_missed(
-    load: Load | None, changed: Callable[[Load | None], Run], goals: list[int]
-) -> None:
-    assert missed(with_one(good_runs(), load, changed(load))) == goals

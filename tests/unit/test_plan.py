@@ -59,12 +59,6 @@ def test_what_stands_for_two_things_is_measured_once() -> None:
     assert grid == ["baseline", "static_kv_cache", "static_kv_cache + torch_compile"]
 
 
-def test_a_grid_is_every_combination() -> None:
-    variants = planned("grid", "bf16", "int8_weight_only", "static_kv_cache")
-    assert len(variants) == 8
-    assert variants[0].role is Role.BASELINE
-
-
 def test_a_workload_of_many_shapes_is_measured_shape_by_shape() -> None:
     document = {"workload": {"kind": "matmul", "sizes": [64, 128, 64], "dtypes": ["float32", "bfloat16"]}}
     variants = variants_of(JobSpec.model_validate(document))
@@ -189,16 +183,6 @@ def labels(mode: BenchMode, precision: Precision) -> list[str]:
 def test_a_quick_bench_decodes_with_the_baseline_and_our_decoder() -> None:
     assert labels(BenchMode.QUICK, Precision.INT4) == ["baseline", "native_decode"]
     assert labels(BenchMode.QUICK, Precision.FP32) == ["baseline"]
-
-
-@pytest.mark.parametrize(
-    ("precision", "weights"), [(Precision.BF16, "bf16"), (Precision.INT8, "w8"), (Precision.INT4, "w4")]
-)
-def test_our_decoder_has_the_precision_that_was_asked_for(precision: Precision, weights: str) -> None:
-    *_, decoding = bench_specs(probe(), DeviceKind.CPU, BenchMode.QUICK, precision, GPT2)
-    (technique,) = decoding.beside[-1].stack
-    assert technique.model_dump()["weights"] == weights
-    assert technique.model_dump()["calibration"] == "none"
 
 
 @pytest.mark.parametrize("device", list(DeviceKind))

@@ -13,7 +13,6 @@ from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, 
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.plausibility import (
     FEWEST,
-    LEAST_WINDOWS,
     Evidence,
     Run,
     judge,
@@ -118,14 +117,6 @@ def test_the_devices_time_is_held_against_the_servers(seconds: float, expected: 
     assert reasons(a_report(), run=seen(seconds)) == expected
 
 
-def test_what_a_report_waited_counts_and_unknown_waiting_is_not_held_against_it() -> None:
-    hour = 3600
-    assert reasons(a_report(), run=seen(55 + hour), waited_us=hour * 10**6) == ()
-    assert reasons(a_report(), run=seen(55 + hour), waited_us=None) == ()
-    assert reasons(a_report(), run=seen(20), waited_us=None) == (Reason.LONGER_THAN_OBSERVED,)
-    assert reasons(a_report(), waited_us=hour * 10**6) == (Reason.LONGER_THAN_OBSERVED,)
-
-
 def test_the_roofline_is_all_cores_at_the_fastest_clock() -> None:
     assert S3 is not None
     bound = MACS / (240e6 * S3.chip.cores * S3.chip.int8_macs_per_cycle) * 1e6
@@ -159,9 +150,7 @@ LATENCY = {"count": 640, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": Non
         {"latency_us": LATENCY | {"min": None}},
         {"latency_us": LATENCY | {"min": 90_000}},
         {"latency_us": LATENCY | {"p50": 79_800}},
-        {"latency_us": LATENCY | {"p50": 20_000, "min": 20_000, "p90": 20_000}},
         {"latency_us": LATENCY | {"p50": None}},
-        {"latency_us": LATENCY | {"p90": None}},
         {"latency_us": LATENCY | {"p99": 80_000}},
         {"latency_us": LATENCY | {"p90": 700_000}},
         {"ticks_us": 50_239_999},
@@ -169,7 +158,6 @@ LATENCY = {"count": 640, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": Non
         {"input_bytes": 96 * 96},
         {"clock_hz": 480_000_000},
         {"arena_bytes": 100_000_000},
-        {"heap_free": 100_000_000},
         {"power": {"source": "none", "idle_uw": None}},
         {"power": {"source": "none", "idle_uw": 5}, "windows": WITHOUT_ENERGY},
         {"windows": [{"count": 128, "total_us": 10_048_000, "energy_uj": 0}] * 5},
@@ -240,15 +228,6 @@ def test_each_thing_that_the_server_knows_has_its_reason(
     changes: dict[str, Any], expected: tuple[Reason, ...]
 ) -> None:
     assert reasons(a_report(), **changes) == expected
-
-
-def test_windows_are_five_of_ten_seconds() -> None:
-    window = {"count": 128, "total_us": 10_000_000, "energy_uj": None}
-    latency = LATENCY | {"min": 78_000, "p50": 78_100}
-    sent = a_report(windows=[window] * LEAST_WINDOWS, latency_us=latency)
-    assert reasons(sent) == ()
-    shorter = [*[window] * 4, window | {"total_us": 9_999_999}]
-    assert reasons(a_report(windows=shorter, latency_us=latency)) == (Reason.FEW_WINDOWS,)
 
 
 @pytest.mark.parametrize(

@@ -59,19 +59,6 @@ def start(progress: JobProgress, clock: Clock, index: int, replicate: int, secon
         clock.now += seconds
 
 
-def test_a_variant_that_is_given_up_takes_no_more_time(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.limit(1000)
-    start(progress, clock, 0, 0, 10)
-    before = heard[-1].remaining_s
-    progress.give_up(1)
-    assert (heard[-1].doing, heard[-1].remaining_s) == ("given up", 20 + 2 + 8 + 10 + 20 + 2)
-    assert before is None
-    progress.give_up(0)
-    assert (heard[-1].fraction, heard[-1].remaining_s) == (1, 0)
-
-
 def test_the_remaining_time_ends_with_the_job_s_limit(
     progress: JobProgress, clock: Clock, heard: list[Progressed]
 ) -> None:
@@ -336,10 +323,3 @@ def test_the_time_is_shared_so_that_all_fit() -> None:
     assert tight.beside_sampling_s + tight.processes * tight.most_sample_s == pytest.approx(900)
     assert f"a process is measured for {spoken(tight.most_sample_s)} at most" in tight.sentence()
     assert plan(measure=measure(max_seconds=120), limits={"timeout_s": 9000}).most_sample_s == 120
-
-
-def test_a_least_time_that_is_almost_nothing_fits_as_often_as_was_asked_for() -> None:
-    spec = JobSpec.model_validate(
-        {"workload": {"kind": "matmul"}, "measure": {"min_seconds": 5e-324, "replicates": 4}}
-    )
-    assert plan_time(spec, variants_of(spec)).replicates == 4

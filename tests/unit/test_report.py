@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from typing import Any
 
 import pytest
@@ -19,19 +18,15 @@ from optigpu.report import (
     leaderboard_grid,
     leaderboard_grids,
     markdown,
-    technique_facts,
-    techniques_grid,
     terminal,
 )
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import REASONS, WARNINGS
-from optigpu.report.numbers import short, with_interval
-from optigpu.techniques import TECHNIQUES
+from optigpu.report.numbers import with_interval
 from optigpu.vocabulary import DeviceKind, utc_now
 from tests.unit.made_results import (
     ATTRIBUTION,
     BASELINE,
-    ENVIRONMENT,
     EVENTS,
     GENERATE,
     INT8,
@@ -249,22 +244,6 @@ def test_an_empty_leaderboard_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (None, "-"),
-        (0, "0"),
-        (0.01234, "0.0123"),
-        (3.14159, "3.14"),
-        (31.25, "31.2"),
-        (161.23, "161"),
-        (12345, "12,345"),
-    ],
-)
-def test_figures_are_short(number: float | None, text: str) -> None:
-    assert short(number) == text
-
-
-@pytest.mark.parametrize(
     ("value", "ci", "text"),
     [
         (10.0, (9.0, 10.9), "10.0 ±1"),
@@ -284,14 +263,6 @@ def test_an_interval_with_unequal_sides_is_written_by_its_bounds(
     value: float | None, ci: tuple[float, float] | None, text: str
 ) -> None:
     assert with_interval({"value": value, "ci": ci}) == text
-
-
-def test_the_table_of_techniques_says_what_does_not_work_here_and_why() -> None:
-    grid = techniques_grid(technique_facts(ENVIRONMENT, DeviceKind.CPU))
-    works = {cells[1]: cells[-1] for cells in grid.rows}
-    assert set(works) == set(TECHNIQUES)
-    assert works["int8_weight_only"] == "yes"
-    assert "compiler" in works["torch_compile"]
 
 
 class Clock:
@@ -320,18 +291,6 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
         "baseline: 31.2 [30.8, 31.5] tokens/s\n"
         f"torch_compile: unsupported: {NO_COMPILER}\n"
     )
-
-
-def test_on_a_terminal_a_bar_shows_how_far_it_is_and_what_is_left() -> None:
-    page = io.StringIO()
-    with RunProgress(Console(file=page, width=120, force_terminal=True), clock=Clock()) as progress:
-        for event in EVENTS[:5]:
-            progress.show(event.kind, as_document(event))
-        progress.bar.refresh()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", page.getvalue())
-    assert "baseline: round 1" in text
-    assert "50%" in text
-    assert "about 0:40 left" in text
 
 
 def test_the_service_s_own_events_are_understood() -> None:

@@ -26,7 +26,6 @@ from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
-from optigpu.workloads.requests.shapes import OperatorShape
 from optigpu.workloads.train_step import TrainStep
 from tests.unit.made_results import metric
 
@@ -92,15 +91,6 @@ def test_the_intervals_follow_the_rate_and_turn_round_for_the_headroom() -> None
     assert (found["mbu"].n, found["mbu"].replicates) == (5, 1)
 
 
-def test_a_share_says_why_it_has_no_interval_and_what_disturbed_its_rate() -> None:
-    changes = {"reason": "6 requests are needed.", "cost_bound": 0.2}
-    rate = metric("tokens_per_s", 16.0).model_copy(update=changes)
-    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None).metrics
-    for share in found.values():
-        assert share.value is not None
-        assert (share.ci, share.reason, share.cost_bound) == (None, *changes.values())
-
-
 @pytest.mark.parametrize(
     ("streamed", "bandwidth"),
     [(2**16, CACHED), (2**21, CACHED), (2**27, CACHED), (2**29, SLOW), (2**34, SLOW)],
@@ -151,7 +141,6 @@ def test_what_writes_as_much_as_it_reads_is_held_against_copies_too(written: int
         ({"autocast": "bfloat16"}, "bfloat16", 4 * RATE),
         ({"float32_matmul_precision": "high"}, "tf32", 2 * RATE),
         ({"float32_matmul_precision": "highest"}, "float32", RATE),
-        ({"float32_matmul_precision": "high", "dtype": "bfloat16"}, "bfloat16", 4 * RATE),
     ],
 )
 def test_the_rate_is_that_of_the_fastest_products_that_a_variant_computes(
@@ -305,7 +294,6 @@ def test_a_dtype_that_the_machine_cannot_multiply_is_null_with_the_reason() -> N
         ({"kv_cache": None}, "the key-value cache: The engine does not say."),
         ({"footprint": None}, "what a step reads of the model: The engine does not say."),
         ({"dtype": "Q4_0"}, "how many bytes an element of Q4_0 has"),
-        ({"autocast": "float8"}, "how many bytes an element of float8 has"),
         ({"tokens_per_pass": 2.5}, "Speculative decoding"),
     ],
 )
@@ -326,18 +314,6 @@ def test_what_was_not_measured_is_a_reason_and_no_error() -> None:
     alone = roofline_of(DECODE, {"tokens_per_s": metric("tokens_per_s", 16.0)}, facts_with(), PEAKS, None)
     assert alone.step is not None
     assert alone.prefill is None
-
-
-def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
-    class Empty(Generate):
-        @property
-        def work_shape(self) -> Any:
-            return OperatorShape("nothing", "float32", bytes=0.0, units=1.0)
-
-    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
-    reason = missing(roofline_of(Empty(), metrics, facts_with(), PEAKS, None))
-    assert "ZeroDivisionError" in reason
-    assert "bug" in reason
 
 
 def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
@@ -408,15 +384,6 @@ def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() ->
         None,
         "The bytes of activations, gradients and optimizer states are not known.",
     )
-
-
-def test_operations_that_were_not_counted_have_a_reason() -> None:
-    found = of_training(8.0, training=None, reasons={"training": "It cannot be traced."})
-    assert {name: each.value for name, each in found.metrics.items()} == dict.fromkeys(
-        ("mbu", "mfu", "hfu", "headroom")
-    )
-    assert "It cannot be traced." in (found.metrics["hfu"].reason or "")
-    assert "hfu" not in judged(tokens_per_s=16.0).metrics, "only training computes anything again"
 
 
 def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token() -> None:

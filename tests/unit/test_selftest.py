@@ -1,16 +1,14 @@
 """What is kept of a self-test, who goes by it, and how it is shown."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from optigpu.conductor.session import environment_for
 from optigpu.documents.result import Accelerator
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.hardware import probe
-from optigpu.report import SelfTestProgress, markdown, selftest_grid, technique_facts
+from optigpu.report import markdown, selftest_grid, technique_facts
 from optigpu.selftest import kept
 from optigpu.vocabulary import DeviceKind
 
@@ -54,18 +52,6 @@ def test_it_is_read_as_it_was_kept_and_nothing_else_lies_beside_it(folder: Path)
     summary = made.summary
     assert (summary.ok, summary.failed, summary.not_possible) == (1, 2, 1)
     assert summary.failed_names == ("fp16", "swiglu")
-
-
-def test_a_second_one_replaces_what_it_repeats() -> None:
-    kept.keep(outcome(FAILED, OK), probe())
-    kept.keep(outcome(result("fp16", case="kernel=math"), ABSENT), probe())
-    found = kept.read(probe(), CPU).outcome
-    assert found is not None
-    assert {each.check.name: each.status for each in found.results} == {
-        "bf16": CheckStatus.OK,
-        "fp16": CheckStatus.OK,
-        "llm_int8": CheckStatus.NOT_POSSIBLE,
-    }
 
 
 def test_only_a_technique_that_failed_is_refused_with_its_reason() -> None:
@@ -120,19 +106,3 @@ def test_the_table_names_what_failed_first_and_says_how_many() -> None:
     assert grid.notes[1].startswith("Measured ")
     assert grid.faint == {2}
     assert "| bf16 | cpu | ok |" in markdown(grid)
-
-
-def test_progress_without_a_terminal_is_an_occasional_line_and_each_failure() -> None:
-    page, now = io.StringIO(), [0.0]
-    progress = SelfTestProgress(Console(file=page, width=200), quiet_s=10, clock=lambda: now[0])
-    with progress:
-        progress.expect(2)
-        progress.doing("bf16 on cpu")
-        progress.ended(OK)
-        now[0] = 11.0
-        progress.doing("fp16 on cpu")
-        progress.ended(FAILED)
-    assert page.getvalue().splitlines() == [
-        "1/2  fp16 on cpu",
-        "fp16 (kernel=math) on cpu failed: fp16 is broken.",
-    ]

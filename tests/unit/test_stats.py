@@ -140,17 +140,6 @@ def test_values_lie_within_the_samples_and_within_their_interval(samples: Sample
     assert bounds is None or bounds[0] * (1 - 1e-9) <= value <= bounds[1] * (1 + 1e-9)
 
 
-@given(SAMPLES, st.sampled_from([0.25, 2.0, 1024.0]))
-def test_another_unit_scales_value_and_interval(samples: Samples, scale: float) -> None:
-    scaled = tuple(tuple(number * scale for number in process) for process in samples)
-    assert value_of(scaled) == pytest.approx(scale * value_of(samples))
-    bounds, others = interval(samples), interval(scaled)
-    if bounds is None:
-        assert others is None
-    else:
-        assert others == pytest.approx((scale * bounds[0], scale * bounds[1]))
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(662, 800), st.floats(0, 3))
 def test_percentiles_are_ordered(seed: int, requests: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
@@ -198,13 +187,3 @@ def test_turns_say_the_ratio_of_each_pair_and_of_a_single_one() -> None:
     assert single == 1.25
     assert moved == pytest.approx((1.25 * around[0] / quotient, 1.25 * around[1] / quotient))
     assert paired_ratio(ours[:1], ((1.0,),), (1.25,)) == (1.25, None)
-
-
-def test_a_summary_tells_variation_within_processes_from_that_between_them() -> None:
-    summary = summarise(Measurement(name="latency_s", samples=((1.0, 1.1, 0.9), (2.0, 2.2, 1.8))))
-    assert summary.mean == pytest.approx(1.5)
-    assert summary.per_replicate == (1.0, 2.0)
-    assert summary.cv_within == pytest.approx(0.1)
-    assert summary.cv_between == pytest.approx(math.sqrt(0.5) / 1.5)
-    single = summarise(Measurement(name="load_s", samples=((1.0,),)))
-    assert (single.cv_within, single.cv_between) == (None, None)

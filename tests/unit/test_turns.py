@@ -14,7 +14,7 @@ from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict
 from optigpu.documents.rounds import RoundRecord
 from optigpu.statistics.intervals import summarise
 from optigpu.statistics.stored import StoredResult
-from optigpu.statistics.within import MOST_DIFFERENCES, Timed, ratio_of_turns
+from optigpu.statistics.within import Timed, ratio_of_turns
 from optigpu.vocabulary import DeviceKind, Role
 from tests.unit.made_replicates import QUIET, replicate
 from tests.unit.made_results import result
@@ -91,18 +91,6 @@ def test_there_is_none_without_a_shared_round_of_turns_and_where_a_sample_is_not
     assert ratio([[[1.0], [0.0, 1.0, 1.0]]], [[[1.0], [1.0]]]) is None
     assert ratio([[[1.0], [1.0]]], [[[1.0], [-1.0, 1.0, 1.0]]]) is None
     assert ratio([[[0.0]], [[3.0]]], [[[1.0]], [[1.0]]], uncounted=(0,)) == pytest.approx(3)
-
-
-def test_very_many_turns_are_averaged_over_neighbours_first() -> None:
-    rng = np.random.default_rng(0)
-    count = 3 * MOST_DIFFERENCES + 17
-    ours = [[[each] for each in np.exp(rng.normal(0.7, 0.3, count)).tolist()]]
-    theirs = [[[1.0]] * count]
-    found, turned = ratio(ours, theirs), ratio(theirs, ours)
-    assert found is not None
-    assert turned is not None
-    assert np.log(found) == pytest.approx(0.7, abs=4 * 0.3 / count**0.5)
-    assert found * turned == pytest.approx(1)
 
 
 @dataclass

@@ -45,12 +45,6 @@ def test_what_may_change_a_figure_is_passed_on_and_recorded(monkeypatch: pytest.
     assert recorded_variables() == changing
 
 
-def test_what_kernels_compile_to_is_kept_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    assert child_variables(1)["TRITON_CACHE_DIR"] == "/var/cache/optigpu/triton"
-
-
 def test_what_selects_a_gpu_or_a_folder_is_passed_on_only(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = {
         "CUDA_VISIBLE_DEVICES": "1",
