@@ -42,7 +42,7 @@ class Look:
     version: str = __version__
 
     def asset(self, name: str) -> str:
-        """The address of a file of api/static."""
+        """The address of a static file."""
         return self.root + static_path(name)
 
     def style(self) -> "Markup":

@@ -1,9 +1,11 @@
-"""The style sheet and the scripts of the pages. An address has the hash of the content in it."""
+"""The style sheets and the scripts of the pages. An address has the hash of the content in it."""
 
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from optigpu.report.charts.svg.picture import STYLE_SHEET
 
 FOLDER = Path(__file__).resolve().parent / "static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -11,7 +13,7 @@ MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file of FOLDER."""
+    """A file of FOLDER, or the style sheet of the charts."""
 
     name: str
     media_type: str
@@ -27,7 +29,7 @@ def static_files() -> dict[str, StaticFile]:
     """Every file by its name, read once."""
     return {
         path.name: StaticFile(path.name, MEDIA_TYPES[path.suffix], path.read_bytes())
-        for path in sorted(FOLDER.iterdir())
+        for path in (*sorted(FOLDER.iterdir()), STYLE_SHEET)
         if path.suffix in MEDIA_TYPES
     }
 

@@ -1,9 +1,5 @@
 """`/results/{id}/image.png`: a result as the picture that shows where its address is shared (Open Graph)."""
 
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
-
 from fastapi import APIRouter, Response
 
 from api.auth import Reader
@@ -13,8 +9,8 @@ from api.parameters import Id
 from api.service import ServiceDep
 from api.words import metric_heading, variant_line
 from optigpu.documents.older import current
-from optigpu.report.charts.svg.markup import element, text
-from optigpu.report.charts.svg.words import shortened, text_width
+from optigpu.report.charts.svg.markup import element, shortened, text, text_width
+from optigpu.report.charts.svg.picture import FAMILY, png
 from optigpu.store import baselines, results
 from optigpu.vocabulary import Document
 
@@ -32,26 +28,8 @@ def read_image(service: ServiceDep, _: Reader, result_id: Id) -> Response:
         document = current(results.get(session, result_id))
         baseline = baselines.of_result(session, result_id)
     words = badge_words(document, None if baseline is None else baseline.value)
-    png = _png(_svg(document, words))
-    return Response(png, media_type="image/png", headers={"Cache-Control": f"public, max-age={KEPT_S}"})
-
-
-def _png(svg: str) -> bytes:
-    from resvg_py import svg_to_bytes  # here, because it is seldom needed
-
-    return bytes(
-        svg_to_bytes(svg_string=svg, skip_system_fonts=True, font_files=_fonts(), font_family="DejaVu Sans")
-    )
-
-
-@lru_cache(maxsize=1)
-def _fonts() -> list[str]:
-    """The fonts that come with matplotlib, so that a picture looks the same everywhere."""
-    found = find_spec("matplotlib")
-    assert found is not None
-    assert found.origin is not None
-    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
-    return [str(folder / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")]
+    picture = png(_svg(document, words))
+    return Response(picture, media_type="image/png", headers={"Cache-Control": f"public, max-age={KEPT_S}"})
 
 
 def _svg(document: Document, words: str) -> str:
@@ -72,7 +50,7 @@ def _svg(document: Document, words: str) -> str:
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         width=WIDTH,
         height=HEIGHT,
-        font_family="DejaVu Sans",
+        font_family=FAMILY,
     )
 
 

@@ -6,8 +6,8 @@ from api.pages.view import Plain, ReaderView
 from api.parameters import JobId
 from optigpu.documents.result import Attribution
 from optigpu.report.catalog import job_title
+from optigpu.report.charts.ladders import steps_data
 from optigpu.report.charts.marks import Report
-from optigpu.report.charts.steps import steps_data
 from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.ladder import ladder_grid
 from optigpu.store import jobs, results

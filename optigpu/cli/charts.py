@@ -42,7 +42,7 @@ def chart(
             help='What to draw in one chart: ids of kept runs or their ends, "last", files, or jobs of a service.',
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg, .png or .pdf.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
     kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,

@@ -7,8 +7,8 @@ from optigpu.claims import Claim, Measured, baselines, beside, from_results
 from optigpu.claims.findings import plain
 from optigpu.claims.terms import UNITS
 from optigpu.report import Column, Grid
-from optigpu.report.charts.baselines import CARD
-from optigpu.report.charts.baselines import claims as claims_of_the_card
+from optigpu.report.charts.summaries import CARD
+from optigpu.report.charts.summaries import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
 from optigpu.report.origin import origin_line
 from optigpu.vocabulary import Document

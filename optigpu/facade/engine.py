@@ -13,11 +13,12 @@ from optigpu.facade.decoded import Decoded, Decoding, decode
 from optigpu.facade.in_process import device_of
 from optigpu.facade.job_report import JobReport, chart_of
 from optigpu.facade.measuring import job_spec, measured
-from optigpu.facade.shown import Picture, Shown, frame, picture
+from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.report import Column, Grid, markdown
-from optigpu.report.charts import Report
+from optigpu.report.charts import CHARTS, Report
+from optigpu.report.charts.files import write_chart
 from optigpu.report.numbers import short, with_interval
 from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 PROMPT = "The future of AI is"
 TITLE = "BenchmarkEngine"
-CHART_FILES = (".svg", ".png")
 
 
 class BenchmarkEngine(Shown):
@@ -127,8 +127,7 @@ class BenchmarkEngine(Shown):
 
         Raises SpecError for an unknown kind, and where no result has what such a chart shows.
         """
-        chart, documents = chart_of(kind), self._documents()
-        return picture(lambda file: chart(TITLE, documents, file), path)
+        return drawn(chart_of(kind), Report(TITLE, self._documents()), path)
 
     def document(self) -> dict[str, object]:
         """Everything as plain JSON: results, the figures of each inference, and the claims beside them."""
@@ -152,7 +151,7 @@ class BenchmarkEngine(Shown):
             written[1].write_text("\n".join(map(markdown, self.grids())), encoding="utf-8")
             for name, kind, results in self._charts():
                 with suppress(SpecError):  # nothing of that kind to draw
-                    written += _draw(kind, Report(TITLE, results), place / name)
+                    written += write_chart(CHARTS[kind], Report(TITLE, results), place / name)
         except OSError as error:
             raise OptiGPUError(
                 f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."
@@ -198,13 +197,3 @@ def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
             "takes several, in turns. MB are 2^20 bytes.",
         ),
     )
-
-
-def _draw(kind: str, report: Report, stem: Path) -> list[Path]:
-    """The chart as SVG and PNG, and its data as JSON. Raises SpecError where there is nothing of that kind."""
-    chart, data = chart_of(kind), stem.with_suffix(".json")
-    files = [stem.with_suffix(suffix) for suffix in CHART_FILES]
-    for file in files:
-        chart.draw(report, file)
-    data.write_text(chart.data(report).model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return [*files, data]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from optigpu.documents.names import closest, did_you_mean
 from optigpu.documents.result import Attribution, AttributionRow, Result
-from optigpu.facade.shown import Picture, Shown, frame, picture
+from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.report import Grid, ladder_grid, ladder_records
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Chart
+from optigpu.report.charts import Report as Drawn
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
@@ -89,13 +90,13 @@ class JobReport(Shown):
         return frame(ladder_records(self.attribution, self._documents))
 
     def plot(self, kind: str = "ladder", path: str | Path | None = None) -> Picture:
-        """A chart of the results, which a notebook shows; written to `path` (.svg, .png or .pdf) if that is given.
+        """A chart of the results, which a notebook shows; written to `path` (.svg or .png) if that is given.
 
         Raises SpecError for an unknown kind, and where the results have nothing that such a chart shows.
         """
         chart = chart_of(kind)
         title = job_title(self.spec.model_dump(mode="json"), self._documents)
-        return picture(lambda file: chart(title, self._documents, file, self.attribution), path)
+        return drawn(chart, Drawn(title, self._documents, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""

@@ -1,13 +1,14 @@
 """How the facade's objects show themselves: tables on a terminal and in a notebook, data frames, pictures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 
+from optigpu.report.charts import Chart, Report
+from optigpu.report.charts.svg.picture import picture
 from optigpu.report.formats import Grid, console, html, terminal
 from optigpu.vocabulary import UnsupportedError
 
@@ -46,23 +47,21 @@ def frame(records: Sequence[Mapping[str, object]]) -> "DataFrame":
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart that was drawn, as PNG; `path` is the file that was asked for, None for a picture in memory alone."""
+    """A chart that was drawn, as SVG; `path` is the file that was asked for, None for a picture in memory alone."""
 
-    png: bytes
+    svg: str
     path: Path | None = None
 
-    def _repr_png_(self) -> bytes:
-        return self.png
+    def _repr_svg_(self) -> str:
+        return self.svg
 
     def __repr__(self) -> str:
-        return f"Picture({self.path or f'{len(self.png):,} bytes of PNG'})"
+        return f"Picture({self.path or f'{len(self.svg):,} characters of SVG'})"
 
 
-def picture(draw: Callable[[Path], None], path: str | Path | None = None) -> Picture:
-    """What `draw` writes into a file; also into `path`, whose suffix (.svg, .png, .pdf) chooses the format."""
-    if path is not None:
-        draw(Path(path))
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "chart.png"
-        draw(file)
-        return Picture(file.read_bytes(), None if path is None else Path(path))
+def drawn(chart: Chart, report: Report, path: str | Path | None = None) -> Picture:
+    """A chart of a report, also written to `path`, whose suffix (.svg, .png) chooses the format."""
+    file = None if path is None else Path(path)
+    if file is not None:
+        chart.draw(report, file)
+    return Picture(picture(chart.data(report)), file)

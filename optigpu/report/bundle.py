@@ -17,7 +17,7 @@ from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.methods import citation, methods
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
-FIGURES = ("figure.svg", "figure.pdf")
+FIGURES = ("figure.svg", "figure.png")
 
 
 @dataclass(frozen=True)

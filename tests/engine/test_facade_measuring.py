@@ -56,8 +56,8 @@ def test_a_frame_without_pandas_says_what_to_install(
 
 def test_its_charts_are_pictures_and_files(report: JobReport, tmp_path: Path) -> None:
     drawn = report.plot("ladder", tmp_path / "matmul.svg")
-    assert drawn.png.startswith(b"\x89PNG")
-    assert drawn._repr_png_() == drawn.png
+    assert drawn._repr_svg_() == drawn.svg
+    assert (tmp_path / "matmul.svg").read_text() == f"{drawn.svg}\n"
     assert "<svg" in (tmp_path / "matmul.svg").read_text("utf-8")
     with pytest.raises(SpecError, match=r"no chart 'laddr'. Did you mean ladder or loads\? The charts are "):
         report.plot("laddr")

@@ -85,4 +85,4 @@ def test_a_notebook_runs_from_top_to_bottom(
     assert all(cell.execution_count for cell in cells)
     assert cells[-1].outputs[0].text.strip() == str(package / "optigpu" / "__init__.py")
     said = "".join(str(output) for cell in cells for output in cell.outputs)
-    assert "image/png" in said
+    assert "image/svg+xml" in said

@@ -28,7 +28,7 @@ MOST_BYTES = 200 * 10**6
 EVERYTHING = (
     "/readyz", "/", "/docs", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
 )  # fmt: skip
-HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib", "opentelemetry.sdk")
+HEAVY = ("torch", "transformers", "tensorflow", "triton", "resvg_py", "opentelemetry.sdk")
 Refuse = Callable[..., tuple[int, str]]
 PREFIX = "/optigpu"
 

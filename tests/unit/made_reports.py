@@ -2,13 +2,51 @@
 
 from typing import Any
 
-from optigpu.documents.result import Attribution, AttributionRow, Gain, VerdictReason
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.result import Attribution, AttributionRow, Gain, MetricSummary, Verdict, VerdictReason
+from optigpu.documents.shapes import Footprint
 from optigpu.report.charts.marks import Report
+from optigpu.roofline import roofline_of
 from optigpu.vocabulary import Role, VariantStatus
+from optigpu.workloads.generate import Generate
 from tests.unit.made_results import ATTRIBUTION as BROKEN_ATTRIBUTION
-from tests.unit.made_results import metric
-from tests.unit.test_charts import LADDER, RESULTS, VALID, made
+from tests.unit.made_results import GENERATE, metric, result
+from tests.unit.test_roofline import GPT2, PEAKS
 
+VALID = Verdict(valid=True)
+WRONG = Verdict(valid=False, reasons=(VerdictReason.OUTPUT_INVALID,), notes=("The logits hold NaN.",))
+THREE = "bf16 + int8_weight_only + static_kv_cache"
+LADDER: tuple[tuple[str, Role, float, int, str, float, Verdict], ...] = (
+    ("baseline", Role.BASELINE, 15.1, 494_612_480, "float32", 1.0, VALID),
+    ("bf16", Role.ALONE, 21.7, 247_306_240, "bfloat16", 0.9931, VALID),
+    ("int8_weight_only", Role.ALONE, 38.4, 124_900_000, "float32", 0.978, VALID),
+    ("static_kv_cache", Role.ALONE, 15.9, 494_612_480, "float32", 1.0, VALID),
+    (THREE, Role.CUMULATIVE, 44.0, 124_800_000, "bfloat16", 0.971, VALID),
+    (f"{THREE} + torch_compile", Role.CUMULATIVE, 71.3, 124_800_000, "bfloat16", 0.97, VALID),
+    ("no_kv_cache", Role.ALONE, 2.2, 494_612_480, "float32", 1.0, WRONG),
+)  # fmt: skip
+"""Label, role, tokens per second, streamed bytes, dtype, top-1 agreement and verdict of made-up variants."""
+
+
+def made(
+    index: int, label: str, role: Role, rate: float, streamed: int, dtype: str, top1: float, verdict: Verdict
+) -> dict[str, Any]:
+    model = Footprint(GPT2.facts, streamed, GPT2.row_bytes)
+    facts = RunFacts(dtype=dtype, kv_cache="dynamic", footprint=model)
+    metrics: dict[str, MetricSummary] = {
+        "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.035)),
+        "ttft_s": metric("ttft_s", 0.1),
+        "latency_s": metric("latency_s", 0.1 + 63 / rate, (0.1 + 62 / rate, 0.1 + 65 / rate)),
+        "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
+    }
+    found = roofline_of(Generate.model_validate(GENERATE), metrics, facts, PEAKS, None)
+    whole = result(index, role, label, metrics | found.metrics, verdict)
+    update = {"bound": found.bound, "facts": RunFacts(roofline=found.facts)}
+    document: dict[str, Any] = whole.model_copy(update=update).model_dump(mode="json")
+    return document
+
+
+RESULTS = [made(index, *row) for index, row in enumerate(LADDER)]
 TITLE = "generate preset:gpt2 on 2x Test CPU"
 STACK = ("bf16", "int8_weight_only", "static_kv_cache", "torch_compile")
 
@@ -145,6 +183,10 @@ def _matmul(size: int, rate: float) -> dict[str, Any]:
 
 MATMUL_REPORT = Report("matmul on 2x Test CPU", [_matmul(4096, 0.3), _matmul(512, 0.2)])
 REPORTS = {
+    "ladder": LADDER_REPORT,
+    "roofline": LADDER_REPORT,
+    "quality": LADDER_REPORT,
+    "throughput": LADDER_REPORT,
     "precision": LADDER_REPORT,
     "overview": LADDER_REPORT,
     "lengths": ATTENTION_REPORT,
@@ -158,3 +200,10 @@ REPORTS = {
     "architecture": LADDER_REPORT,
 }
 """A report that each chart has something to draw of."""
+
+
+def run_of(report: Report) -> dict[str, Any]:
+    """What `optigpu run --format json` prints."""
+    attribution = (report.attribution or Attribution(metric="tokens_per_s", rows=())).model_dump(mode="json")
+    spec = {"workload": GENERATE, "model": "preset:gpt2"}
+    return {"spec": spec, "results": [dict(each) for each in report.results], "attribution": attribution}

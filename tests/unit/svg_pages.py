@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from xml.etree import ElementTree
 
-from optigpu.report.charts.svg.places import Box
-from optigpu.report.charts.svg.words import SIZE, SMALL, text_width
+from optigpu.report.charts.svg.markup import SIZE, SMALL, text_width
+from optigpu.report.charts.svg.plane import Box
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALLOWED = {
     "svg", "title", "desc", "g", "a", "text", "tspan", "line", "rect", "path", "circle", "polygon", "polyline",
 }  # fmt: skip
 SMALL_IN = {"c-axis", "c-name", "c-key", "c-changes", "c-change", "c-places", "c-faint", "c-goal", "c-roof"}
-"""Classes whose texts are small in api/static/charts.css."""
+"""Classes whose texts are small in charts.css."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 EDGE = 0.6
 """Coordinates are rounded to a tenth, and lines have a width."""

@@ -1,231 +1,184 @@
-"""Charts hold what was measured and are the same each time; a clear sentence says where nothing can be drawn."""
+"""Charts as files: what they say, that they stand alone and are the same each time, and the commands that write."""
 
 import json
+import re
+import shlex
+import struct
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import typer
 
-from optigpu.cli import main
-from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import MetricSummary, Verdict, VerdictReason
-from optigpu.documents.shapes import Footprint
-from optigpu.report.charts import (
-    CHARTS,
-    GOAL_PERCENT,
-    ladder_chart,
-    quality_chart,
-    roofline_chart,
-    throughput_chart,
-)
+from optigpu.cli import app, main
+from optigpu.report.charts import CHARTS, Report
+from optigpu.report.charts.files import write_charts
+from optigpu.report.charts.marks import ChartData, Form, Mark, Panel
+from optigpu.report.charts.svg.picture import picture
 from optigpu.report.combined import combined
-from optigpu.roofline import roofline_of
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
-from optigpu.workloads.generate import Generate
-from tests.unit.made_results import GENERATE, metric, result
-from tests.unit.test_roofline import GPT2, PEAKS
+from tests.unit.made_reports import (
+    ATTENTION_REPORT,
+    LADDER_REPORT,
+    REPORTS,
+    RESULTS,
+    THREE,
+    VALID,
+    made,
+    run_of,
+)
+from tests.unit.made_results import metric
+from tests.unit.svg_pages import SVG
 
-STRAIGHT = ("ladder", "roofline", "quality", "throughput")
-VALID = Verdict(valid=True)
-WRONG = Verdict(valid=False, reasons=(VerdictReason.OUTPUT_INVALID,), notes=("The logits hold NaN.",))
-THREE = "bf16 + int8_weight_only + static_kv_cache"
-LADDER: tuple[tuple[str, Role, float, int, str, float, Verdict], ...] = (
-    ("baseline", Role.BASELINE, 15.1, 494_612_480, "float32", 1.0, VALID),
-    ("bf16", Role.ALONE, 21.7, 247_306_240, "bfloat16", 0.9931, VALID),
-    ("int8_weight_only", Role.ALONE, 38.4, 124_900_000, "float32", 0.978, VALID),
-    ("static_kv_cache", Role.ALONE, 15.9, 494_612_480, "float32", 1.0, VALID),
-    (THREE, Role.CUMULATIVE, 44.0, 124_800_000, "bfloat16", 0.971, VALID),
-    (f"{THREE} + torch_compile", Role.CUMULATIVE, 71.3, 124_800_000, "bfloat16", 0.97, VALID),
-    ("no_kv_cache", Role.ALONE, 2.2, 494_612_480, "float32", 1.0, WRONG),
-)  # fmt: skip
-"""Label, role, tokens per second, streamed bytes, dtype, top-1 agreement and verdict of made-up variants."""
+PIXELS = 2
 
 
-def made(
-    index: int, label: str, role: Role, rate: float, streamed: int, dtype: str, top1: float, verdict: Verdict
-) -> dict[str, Any]:
-    model = Footprint(GPT2.facts, streamed, GPT2.row_bytes)
-    facts = RunFacts(dtype=dtype, kv_cache="dynamic", footprint=model)
-    metrics: dict[str, MetricSummary] = {
-        "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.035)),
-        "ttft_s": metric("ttft_s", 0.1),
-        "latency_s": metric("latency_s", 0.1 + 63 / rate, (0.1 + 62 / rate, 0.1 + 65 / rate)),
-        "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
-    }
-    found = roofline_of(Generate.model_validate(GENERATE), metrics, facts, PEAKS, None)
-    whole = result(index, role, label, metrics | found.metrics, verdict)
-    update = {"bound": found.bound, "facts": RunFacts(roofline=found.facts)}
-    document: dict[str, Any] = whole.model_copy(update=update).model_dump(mode="json")
-    return document
+def texts(svg: str) -> str:
+    """What a picture says, without what only a pointer shows."""
+    root = ElementTree.fromstring(svg)
+    return " ".join(_shown(each) for each in root.iter(f"{SVG}text"))
 
 
-RESULTS = [made(index, *row) for index, row in enumerate(LADDER)]
+def _shown(element: ElementTree.Element) -> str:
+    parts = [element.text or ""]
+    for each in element:
+        parts += ["" if each.tag == f"{SVG}title" else each.text or "", each.tail or ""]
+    return "".join(parts)
 
 
-def texts(path: Path) -> str:
-    """What an SVG file says: matplotlib draws letters as shapes and leaves each text in a comment."""
-    return path.read_text()
+def said(kind: str, report: Report | None = None) -> str:
+    return texts(picture(CHARTS[kind].data(report or REPORTS[kind])))
 
 
-@pytest.mark.parametrize("kind", STRAIGHT)
-@pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG")])
-def test_a_chart_is_the_same_file_each_time(tmp_path: Path, kind: str, suffix: str, begin: bytes) -> None:
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_file_says_all_of_its_data(kind: str) -> None:
+    data, whole = CHARTS[kind].data(REPORTS[kind]), said(kind)
+    words = [data.title, *data.note.split(), "Measured", "Test CPU"]
+    for panel in data.panels:
+        words += [panel.title[1:], panel.axis, panel.x_axis, *panel.missing, *panel.missing.values()]
+        words += [word for each in panel.marks for word in (*_names(each, panel).split(), each.text)]
+    for box in data.boxes:
+        words += [box.heading, *box.lines]
+    for row in data.table.rows if data.table else ():
+        words += row
+    for heading in data.table.headings if data.table else ():
+        words += heading.split()
+    assert [each for each in words if each not in whole] == []
+
+
+def _names(each: Mark, panel: Panel) -> str:
+    """What a mark is named by: points that are joined by their series."""
+    return each.series if panel.form is Form.LINES else each.label
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_file_stands_alone(kind: str) -> None:
+    """Nothing is fetched, and every colour is one that programs without variables know."""
+    drawn = picture(CHARTS[kind].data(REPORTS[kind]))
+    root = ElementTree.fromstring(drawn)
+    (style,) = (each.text or "" for each in root.iter(f"{SVG}style"))
+    assert "var(" not in style
+    assert "light-dark" not in style
+    assert set(re.findall(r"(?:fill|stroke|color): ([^;#]+);", style)) <= {"none", "currentColor", "stroke"}
+    assert not re.search(r"href|url\(|@import|<script", drawn)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".PNG"])
+def test_a_file_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
-        CHARTS[kind]("preset:gpt2 on 2x Test CPU", RESULTS, path)
-    assert first.read_bytes().startswith(begin)
+        CHARTS["ladder"]("preset:gpt2 on 2x Test CPU", RESULTS, path)
     assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().startswith(b"\x89PNG" if suffix == ".PNG" else b"<svg ")
 
 
-@pytest.mark.slow
-def test_a_users_own_settings_change_no_chart(tmp_path: Path) -> None:
-    import matplotlib
+@pytest.mark.parametrize("kind", ["ladder", "overview", "comparison", "architecture"])
+def test_a_png_is_the_drawing_in_twice_its_size_with_letters_in_it(tmp_path: Path, kind: str) -> None:
+    from PIL import Image
 
-    ladder_chart("t", RESULTS, tmp_path / "a.svg")
-    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "black"}):
-        ladder_chart("t", RESULTS, tmp_path / "b.svg")
-        assert matplotlib.rcParams["font.size"] == 20, "the chart left its own settings behind"
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_the_ladder_says_every_variant_with_figure_interval_and_unit(tmp_path: Path) -> None:
-    ladder_chart("preset:gpt2 on 2x Test CPU", RESULTS, tmp_path / "c.svg")
-    said = texts(tmp_path / "c.svg")
-    for text in (
-        "preset:gpt2 on 2x Test CPU",
-        "int8_weight_only",
-        "38.4 ±1.5",
-        "tokens/s",
-        "no_kv_cache (invalid)",
-    ):
-        assert text in said
+    CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.svg")
+    CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.png")
+    root = ElementTree.parse(tmp_path / "c.svg").getroot()
+    size = struct.unpack(">II", (tmp_path / "c.png").read_bytes()[16:24])
+    assert size == pytest.approx([PIXELS * float(root.attrib[side]) for side in ("width", "height")], abs=1)
+    whole = Image.open(tmp_path / "c.png").convert("L")
+    heading = whole.crop((0, 0, 600, 80))
+    assert heading.getextrema()[0] < 80, "the title has dark letters"
+    assert whole.getpixel((1, 1)) == 255
 
 
-def test_a_chart_writes_an_unequal_interval_by_its_bounds(tmp_path: Path) -> None:
-    skewed = metric("tokens_per_s", 42.1, (30.2, 247.1)).model_dump(mode="json")
-    results = [each | {"metrics": each["metrics"] | {"tokens_per_s": skewed}} for each in RESULTS]
-    for kind in ("ladder", "quality", "throughput"):
-        CHARTS[kind]("t", results, tmp_path / "c.svg")
-        assert "42.1 [30.2, 247.1]" in texts(tmp_path / "c.svg")
-
-
-def test_the_roofline_says_the_measured_roofs_and_what_bounds_each_variant(tmp_path: Path) -> None:
-    roofline_chart("t", RESULTS, tmp_path / "c.svg")
-    said = texts(tmp_path / "c.svg")
-    for text in (
-        "10.0 GB/s reading",
+def test_the_roofline_names_the_measured_roofs_and_what_bounds_each_variant() -> None:
+    whole = said("roofline")
+    share = 1 / RESULTS[0]["metrics"]["headroom"]["value"]
+    for words in (
         "40.0 GB/s reading 64 MiB",
         "float32: 200 GFLOP/s",
         "bfloat16: 800 GFLOP/s",
+        f"baseline: {share:.0%} of its roof of 5.00 GFLOP/s; bound: memory",
+        "bound: launch",
     ):
-        assert text in said
-    share = 1 / RESULTS[0]["metrics"]["headroom"]["value"]
-    assert f"{share:.0%} of its roof; bound: memory" in said
-    assert "bound: launch" in said
-    assert "FLOP/byte" in said
-    assert "GFLOP/s" in said
+        assert words in whole
 
 
-def test_the_quality_chart_marks_the_founding_goal(tmp_path: Path) -> None:
-    quality_chart("t", RESULTS, tmp_path / "c.svg")
-    said = texts(tmp_path / "c.svg")
-    assert f"founding goal: at most {GOAL_PERCENT:g}% lost" in said
-    assert GOAL_PERCENT == 0.1
-    for text in ("0.69% lost", "2.20% lost", "most likely token"):
-        assert text in said
+def test_a_file_writes_an_unequal_interval_by_its_bounds_and_marks_the_goal() -> None:
+    skewed = metric("tokens_per_s", 42.1, (30.2, 247.1)).model_dump(mode="json")
+    results = [each | {"metrics": each["metrics"] | {"tokens_per_s": skewed}} for each in RESULTS]
+    for kind in ("ladder", "quality", "throughput"):
+        assert "42.1 [30.2, 247.1]" in said(kind, Report("t", results))
+    assert "goal: at most 0.1% lost" in said("quality")
 
 
-def test_accuracy_is_preferred_where_it_was_measured_and_the_others_are_named(tmp_path: Path) -> None:
-    measured = [
-        result_
-        | {"metrics": result_["metrics"] | {"accuracy_loss_percent": _plain("accuracy_loss_percent", loss)}}
-        for result_, loss in zip(RESULTS, (0.0, -0.4, 1.5), strict=False)
-    ]
-    quality_chart("t", [*measured, *RESULTS[3:]], tmp_path / "c.svg")
-    said = texts(tmp_path / "c.svg")
-    assert "accuracy lost against fp32" in said
-    assert "-0.4% lost" in said
-    assert "Not shown, without that figure: static_kv_cache" in said
-
-
-def _plain(name: str, value: float) -> dict[str, Any]:
-    return dict(metric(name, value, (value - 0.3, value + 0.3)).model_dump(mode="json"))
-
-
-@pytest.mark.slow
-def test_the_throughput_chart_joins_the_shapes_of_one_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.axes import Axes
-
-    plain = [made(n, f"batch {n}", Role.BASELINE, 10.0 + n, 10**9, "float32", 1.0, VALID) for n in (4, 1, 2)]
-    stack = {"stack": [{"name": "bf16"}]}
-    other = [each | {"variant": each["variant"] | stack} for each in plain[:2]]
-    joined: list[list[float]] = []
-    monkeypatch.setattr(Axes, "plot", lambda _, x, y, **__: joined.append([*x, *y]))
-    throughput_chart("t", plain + other, tmp_path / "c.svg")
-    assert [len(points) for points in joined] == [6, 4]
-    assert joined[0][:3] == sorted(joined[0][:3])
-    assert "batch 4" in texts(tmp_path / "c.svg")
-    assert "latency of a request (ms)" in texts(tmp_path / "c.svg")
-
-
-def test_what_does_no_matrix_product_has_no_place_under_the_roofline(tmp_path: Path) -> None:
-    roofline = RESULTS[0]["facts"]["roofline"]
-    nothing = {"roofline": roofline | {"step": roofline["step"] | {"flops": 0.0, "flops_per_byte": 0.0}}}
-    with pytest.raises(SpecError, match="No result has a roofline"):
-        roofline_chart("t", [each | {"facts": nothing} for each in RESULTS], tmp_path / "c.svg")
-
-
-@pytest.mark.parametrize("kind", STRAIGHT)
-@pytest.mark.parametrize("count", [1, 32])
-def test_one_variant_and_the_most_that_a_job_has_find_room(tmp_path: Path, kind: str, count: int) -> None:
-    """matplotlib warns where decorations leave no room for the chart, and a warning fails a test."""
+@pytest.mark.parametrize("kind", ["ladder", "roofline", "quality", "throughput"])
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_file_names_every_variant(kind: str, count: int) -> None:
     results = [
         made(index, f"{index}: {THREE}", Role.SINGLE, 44.0, 124_800_000, "bfloat16", 0.971, VALID)
         for index in range(count)
     ]
-    CHARTS[kind]("t", results, tmp_path / "c.svg")
-    assert f"{count - 1}: bf16" in texts(tmp_path / "c.svg")
+    whole = said(kind, Report("t", results))
+    assert [index for index in range(count) if f"{index}: bf16" not in whole] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "without"),
-    [
-        ("ladder", "tokens_per_s"),
-        ("quality", "top1_agreement"),
-        ("quality", "tokens_per_s"),
-        ("throughput", "latency_s"),
-    ],
-)
-def test_where_nothing_was_measured_the_reason_is_said(tmp_path: Path, kind: str, without: str) -> None:
-    null = metric(without, None, reason="no").model_dump(mode="json")
-    empty = [each | {"metrics": each["metrics"] | {without: null}} for each in RESULTS]
-    with pytest.raises(SpecError, match="No result has"):
-        CHARTS[kind]("t", empty, tmp_path / "c.svg")
-    assert not list(tmp_path.iterdir())
+def test_an_empty_panel_says_why_in_its_place() -> None:
+    null = {"value": None, "ci": None, "reason": "random weights: their predictions mean nothing"}
+    results = [each | {"metrics": each["metrics"] | {"top1_agreement": null}} for each in RESULTS]
+    assert "Reason: random weights" in said("overview", Report("t", results))
 
 
-@pytest.mark.parametrize("facts", [{}, {"roofline": {"step": None, "reason": "no peaks"}}])
-def test_without_a_roofline_none_is_drawn(tmp_path: Path, facts: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"facts\.roofline\.reason"):
-        roofline_chart("t", [each | {"facts": facts} for each in RESULTS], tmp_path / "c.svg")
-
-
-@pytest.mark.parametrize("name", ["chart.gif", "chart", "chart.svg.txt"])
+@pytest.mark.parametrize("name", ["chart.pdf", "chart", "chart.svg.txt"])
 def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SpecError, match=r"\.svg, \.png, \.pdf"):
-        ladder_chart("t", RESULTS, tmp_path / name)
+    with pytest.raises(SpecError, match=r"must end with \.svg or \.png"):
+        CHARTS["ladder"]("t", RESULTS, tmp_path / name)
 
 
 def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
     with pytest.raises(OptiGPUError, match="cannot be written"):
-        ladder_chart("t", RESULTS, tmp_path / "nowhere" / "c.svg")
+        CHARTS["ladder"]("t", RESULTS, tmp_path / "nowhere" / "c.svg")
+
+
+def commands_in(text: str) -> list[str]:
+    return [each for each in re.findall(r"`(optigpu [^`]*)`", text) if "show" not in each]
+
+
+@pytest.mark.parametrize("kind", sorted({*CHARTS} - {"roofline", "quality", "throughput"}))
+def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        CHARTS[kind].draw(Report("t", []), tmp_path / "c.svg")
+    (line, *_) = commands_in(str(raised.value))
+    _, name, *arguments = shlex.split(line)
+    command = typer.main.get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    command.commands[name].make_context(name, arguments)
+    assert not list(tmp_path.iterdir())
+
+
+# The commands
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["optigpu", "chart", *arguments])
+    monkeypatch.setattr(sys, "argv", ["optigpu", *arguments])
     with pytest.raises(SystemExit) as exit_:
         main()
     return int(exit_.value.code or 0)
@@ -234,26 +187,16 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(report_of(RESULTS)))
+    path.write_text(json.dumps(run_of(LADDER_REPORT)))
     return path
 
 
-ATTRIBUTION = {"metric": "tokens_per_s", "rows": []}
-
-
-def report_of(results: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
-    """What `optigpu run --format json` prints."""
-    whole = {"workload": GENERATE, "model": "preset:gpt2"} | spec
-    return {"spec": whole, "results": results, "attribution": ATTRIBUTION}
-
-
-@pytest.mark.parametrize("kind", STRAIGHT)
 def test_the_command_draws_what_a_run_printed(
-    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = report.with_name("chart.svg")
-    assert command(monkeypatch, str(report), "--output", str(output), "--kind", kind) == 0
-    assert "Test CPU" in texts(output)
+    assert command(monkeypatch, "chart", str(report), "--output", str(output), "--kind", "waterfall") == 0
+    assert "static_kv_cache" in texts(output.read_text())
     assert capsys.readouterr().out.strip() == str(output)
 
 
@@ -278,8 +221,50 @@ def test_a_file_with_something_else_is_a_wrong_request(
     words: str,
 ) -> None:
     report.write_text(content)
-    assert command(monkeypatch, str(report), "-o", str(report.with_name("c.svg"))) == 2
+    assert command(monkeypatch, "chart", str(report), "-o", str(report.with_name("c.svg"))) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_command_writes_every_picture_with_its_data_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_of(ATTENTION_REPORT)))
+    folder = tmp_path / "new" / "charts"
+    assert command(monkeypatch, "charts", str(tmp_path / "run.json"), "--out", str(folder)) == 0
+    printed = capsys.readouterr()
+    assert {path.name for path in folder.iterdir()} >= {"lengths.svg", "lengths.png", "lengths.json"}
+    assert str(folder / "lengths.svg") in printed.out
+    assert "waterfall: not drawn. No report is of one ladder" in printed.err
+    assert not (folder / "waterfall.svg").exists()
+    read = ChartData.model_validate_json((folder / "lengths.json").read_text())
+    assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
+
+
+def test_a_run_without_results_is_a_wrong_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_of(Report("t", []))))
+    assert command(monkeypatch, "charts", str(tmp_path / "run.json"), "--out", str(tmp_path / "charts")) == 2
+    assert commands_in(capsys.readouterr().err)
+    assert not (tmp_path / "charts").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OptiGPUError, match=r"file/charts cannot be written \(Not a directory\); make it writable"
+    ):
+        write_charts(LADDER_REPORT, tmp_path / "file" / "charts")
+
+
+def test_a_report_of_nothing_that_was_measured_names_each_chart_with_its_reason(tmp_path: Path) -> None:
+    empty = [
+        each
+        | {"metrics": {name: {"value": None, "reason": "stopped"} for name in each["metrics"]}, "facts": {}}
+        for each in RESULTS
+    ]
+    with pytest.raises(SpecError, match=r"No chart can be drawn.*overview: No result is a baseline"):
+        write_charts(Report("t", empty), tmp_path)
 
 
 def on(results: list[dict[str, Any]], hardware: str) -> list[dict[str, Any]]:
@@ -287,8 +272,13 @@ def on(results: list[dict[str, Any]], hardware: str) -> list[dict[str, Any]]:
     return [each | {"environment": each["environment"] | {"hardware_class": hardware}} for each in results]
 
 
+def run(results: list[dict[str, Any]], **spec: str) -> dict[str, Any]:
+    found = run_of(Report("t", results))
+    return found | {"spec": found["spec"] | spec}
+
+
 def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
-    here, there = report_of(RESULTS[:2]), report_of(on(RESULTS[:2], "NVIDIA L4"))
+    here, there = run(RESULTS[:2]), run(on(RESULTS[:2], "NVIDIA L4"))
     title, results = combined([here, there])
     labels = [each["variant"]["label"] for each in results]
     assert labels == [
@@ -298,7 +288,7 @@ def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
         "bf16 (NVIDIA L4)",
     ]
     assert "Test CPU" not in title
-    _, named = combined([report_of(RESULTS[:1], name="before"), report_of(RESULTS[:1], name="after")])
+    _, named = combined([run(RESULTS[:1], name="before"), run(RESULTS[:1], name="after")])
     assert [each["variant"]["label"] for each in named] == ["baseline (before)", "baseline (after)"]
     _, twice = combined([here, here])
     assert len({each["variant"]["label"] for each in twice}) == 4
@@ -307,4 +297,4 @@ def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
 def test_one_chart_has_one_unit() -> None:
     product = RESULTS[0] | {"variant": RESULTS[0]["variant"] | {"primary_metric": "tflops"}}
     with pytest.raises(SpecError, match="TFLOP/s, tokens/s; draw them apart"):
-        combined([report_of(RESULTS), report_of([product])])
+        combined([run(RESULTS), run([product])])

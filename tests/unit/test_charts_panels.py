@@ -1,43 +1,24 @@
-"""Charts of panels, tables and boxes: what their data says, what the picture shows, and who can read it."""
+"""The data of charts: which results a chart shows, in which panel, with which figure, and where there is none."""
 
-import json
-import re
-import shlex
-import sys
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
-import typer
 
-from optigpu.cli import app, main
-from optigpu.report.canvas import (
-    CLAIMED,
-    HATCHES,
-    INVALID,
-    LINES,
-    bar_look,
-    mark,
-)
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.files import write_charts
-from optigpu.report.charts.marks import ChartData, Form, Mark
-from optigpu.report.charts.metrics import rungs_of
-from optigpu.vocabulary import Document, OptiGPUError, SpecError
-from tests.unit.contrast import contrast
+from optigpu.report.charts.marks import ChartData, Form, Mark, rungs_of
+from optigpu.vocabulary import SpecError
 from tests.unit.made_reports import (
-    ATTENTION_REPORT,
     BATCHES_REPORT,
     LADDER_REPORT,
     LADDER_RESULTS,
     PARETO_REPORT,
     REPORTS,
+    RESULTS,
+    THREE,
     with_metrics,
 )
-from tests.unit.test_charts import THREE, report_of
-
-SVG = "{http://www.w3.org/2000/svg}"
+from tests.unit.made_results import metric
 
 
 def data_of(kind: str) -> ChartData:
@@ -47,33 +28,6 @@ def data_of(kind: str) -> ChartData:
 def marks_of(kind: str, panel: str) -> tuple[Mark, ...]:
     (found,) = [each for each in data_of(kind).panels if each.title == panel]
     return found.marks
-
-
-def drawn_marks(path: Path) -> list[str]:
-    """The names of the marks of an SVG file."""
-    groups = ElementTree.parse(path).iter(f"{SVG}g")
-    return [
-        name.removeprefix("mark: ") for each in groups if (name := each.get("id", "")).startswith("mark: ")
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", REPORTS)
-def test_the_picture_shows_every_mark_of_the_data(tmp_path: Path, kind: str) -> None:
-    data, path = data_of(kind), tmp_path / "c.svg"
-    CHARTS[kind].draw(REPORTS[kind], path)
-    said = path.read_text()
-    expected = [f"{each.label} {each.series}".strip() for panel in data.panels for each in panel.marks]
-    assert sorted(drawn_marks(path)) == sorted(expected)
-    for panel in data.panels:
-        assert panel.title in said
-        assert all(each.text in said for each in panel.marks)
-        assert panel.axis in said
-    for box in data.boxes:
-        assert all(text in said for text in (box.heading, *box.lines))
-    for row in data.table.rows if data.table else ():
-        assert all(cell in said for cell in row)
-    assert "Test CPU" in said
 
 
 def test_precisions_stand_side_by_side_in_latency_and_memory() -> None:
@@ -117,15 +71,12 @@ def test_the_rungs_are_of_one_workload_and_begin_with_the_technique_that_was_add
     assert rungs_of(replace(LADDER_REPORT, results=LADDER_RESULTS[1:])) == []
 
 
-@pytest.mark.slow
-def test_a_panel_without_figures_says_why(tmp_path: Path) -> None:
+def test_a_panel_without_figures_says_why() -> None:
     reason = "random weights: their predictions mean nothing"
     null = {"value": None, "ci": None, "reason": reason}
     results = [each | {"metrics": each["metrics"] | {"top1_agreement": null}} for each in LADDER_RESULTS]
     report = replace(LADDER_REPORT, results=results)
     assert set(CHARTS["overview"].data(report).panels[3].missing.values()) == {reason}
-    CHARTS["overview"].draw(report, tmp_path / "c.svg")
-    assert "Not measured: random weights" in (tmp_path / "c.svg").read_text()
 
 
 def test_attention_has_a_line_for_each_implementation() -> None:
@@ -141,7 +92,6 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
         ("batch 8", 2400.0), ("batch 1", 900.0), ("batch 4", 1600.0),
     ]  # fmt: skip
     assert data_of("batches").panels[0].missing.keys() == {"batch 16"}
-    assert "batch 16" in data_of("batches").note
 
 
 def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
@@ -192,19 +142,12 @@ def test_results_of_several_machines_have_no_front() -> None:
         CHARTS["pareto"].data(report)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batches", "loads"])
-def test_batches_and_loads_are_one_chart_with_its_data_beside_it(tmp_path: Path, kind: str) -> None:
+def test_batches_and_loads_are_one_chart(kind: str) -> None:
     (panel,) = data_of(kind).panels
     assert (panel.title, panel.form, panel.axis) == ("Throughput against latency", Form.LINES, "tokens/s")
     assert panel.x_axis == "95th percentile of the latency of a request (ms)"
     assert all(each.ci for each in panel.marks)
-    (written,) = [each for each in write_charts(REPORTS[kind], tmp_path) if each.name == kind]
-    assert [file.name for file in written.files] == [f"{kind}.svg", f"{kind}.png", f"{kind}.json"]
-    assert ChartData.model_validate_json((tmp_path / f"{kind}.json").read_text()) == data_of(kind)
-    assert sorted(drawn_marks(tmp_path / f"{kind}.svg")) == sorted(
-        f"{each.label} baseline" for each in panel.marks
-    )
 
 
 def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
@@ -256,114 +199,60 @@ def test_the_diagram_is_of_the_best_variant() -> None:
     assert boxes["Machine"] == ("2x Test CPU",)
 
 
-def commands_in(text: str) -> list[str]:
-    return [each for each in re.findall(r"`(optigpu [^`]*)`", text) if "show" not in each]
-
-
-@pytest.mark.parametrize("kind", REPORTS)
-def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as raised:
-        CHARTS[kind].draw(Report("t", []), tmp_path / "c.svg")
-    (line, *_) = commands_in(str(raised.value))
-    _, name, *arguments = shlex.split(line)
-    command = typer.main.get_command(app)
-    assert isinstance(command, typer.core.TyperGroup)
-    command.commands[name].make_context(name, arguments)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_sweep_without_percentiles_says_how_to_get_them() -> None:
     results = [each for each in BATCHES_REPORT.results if each["metrics"]["latency_s"].get("p95") is None]
     with pytest.raises(SpecError, match="--max-seconds 60"):
         CHARTS["batches"].data(Report("t", results))
 
 
-# Who can read it
-
-
-def test_no_two_series_differ_by_their_colour_alone() -> None:
-    bars = [bar_look(number) for number in range(len(HATCHES))]
-    assert len({look["hatch"] for look in bars}) == len(bars)
-    assert all(contrast(look["edgecolor"], "#ffffff") >= 3 for look in bars)
-    points = [mark(number, True) for number in range(len(LINES))]
-    assert len({look["marker"] for look in points}) == len(set(LINES)) == len(points)
-    assert all(contrast(look["markeredgecolor"], "#ffffff") >= 3 for look in points)
-
-
-def test_what_is_not_valid_and_what_is_claimed_look_like_no_series() -> None:
-    assert len({CLAIMED, INVALID, *HATCHES}) == len(HATCHES) + 2
-    for look in (bar_look(0, valid=False), bar_look(0, claimed=True)):
-        assert look["facecolor"] == "white"
-
-
-@pytest.mark.slow
-def test_a_claim_is_hatched_in_the_picture(tmp_path: Path) -> None:
-    CHARTS["baselines"].draw(REPORTS["baselines"], tmp_path / "c.svg")
-    assert "url(#h" in (tmp_path / "c.svg").read_text()
-
-
-# Files and the command
-
-
-def run_of(report: Report) -> Document:
-    found = report_of([dict(each) for each in report.results])
-    attribution = report.attribution.model_dump(mode="json") if report.attribution else found["attribution"]
-    return found | {"attribution": attribution}
-
-
-def charts(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["optigpu", "charts", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return int(exit_.value.code or 0)
-
-
-@pytest.mark.slow
-def test_the_command_writes_pictures_with_their_data_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_of(ATTENTION_REPORT)))
-    folder = tmp_path / "new" / "charts"
-    assert charts(monkeypatch, str(tmp_path / "run.json"), "--out", str(folder)) == 0
-    printed = capsys.readouterr()
-    assert {path.name for path in folder.iterdir()} >= {"lengths.svg", "lengths.png", "lengths.json"}
-    assert str(folder / "lengths.svg") in printed.out
-    assert "waterfall: not drawn. No report is of one ladder" in printed.err
-    assert not (folder / "waterfall.svg").exists()
-    read = ChartData.model_validate_json((folder / "lengths.json").read_text())
-    assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
-
-
-def test_a_run_without_results_is_a_wrong_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(report_of([])))
-    assert charts(monkeypatch, str(tmp_path / "run.json"), "--out", str(tmp_path / "charts")) == 2
-    assert commands_in(capsys.readouterr().err)
-    with pytest.raises(SpecError, match="run `optigpu ladder"):
-        write_charts(Report("t", []), tmp_path / "charts")
-    assert not (tmp_path / "charts").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        OptiGPUError, match=r"file/charts cannot be written \(Not a directory\); make it writable"
-    ):
-        write_charts(LADDER_REPORT, tmp_path / "file" / "charts")
-
-
-def test_a_report_of_nothing_that_was_measured_names_each_chart_with_its_reason(tmp_path: Path) -> None:
-    empty = [
-        each
-        | {"metrics": {name: {"value": None, "reason": "stopped"} for name in each["metrics"]}, "facts": {}}
-        for each in LADDER_RESULTS
-    ]
-    with pytest.raises(SpecError, match=r"No chart can be drawn.*overview: No result is a baseline"):
-        write_charts(Report("t", empty), tmp_path)
-
-
-def test_a_percentile_needs_requests(tmp_path: Path) -> None:
+def test_a_percentile_needs_requests() -> None:
     few = [with_metrics(dict(each), latency_s=(1.0, 0.9, 1.1)) for each in BATCHES_REPORT.results]
     with pytest.raises(SpecError, match="95th percentile"):
-        CHARTS["batches"].draw(Report("t", few), tmp_path / "c.svg")
+        CHARTS["batches"].data(Report("t", few))
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("ladder", "tokens_per_s"),
+        ("quality", "top1_agreement"),
+        ("quality", "tokens_per_s"),
+        ("throughput", "latency_s"),
+    ],
+)
+def test_where_nothing_was_measured_the_reason_is_said(kind: str, without: str) -> None:
+    null = metric(without, None, reason="no").model_dump(mode="json")
+    empty = [each | {"metrics": each["metrics"] | {without: null}} for each in RESULTS]
+    with pytest.raises(SpecError, match="No result has"):
+        CHARTS[kind].data(Report("t", empty))
+
+
+def _without_product() -> dict[str, Any]:
+    """The facts of what does no matrix product."""
+    roofline = RESULTS[0]["facts"]["roofline"]
+    return {"roofline": roofline | {"step": roofline["step"] | {"flops": 0.0, "flops_per_byte": 0.0}}}
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"roofline": {"step": None, "reason": "no peaks"}}, _without_product()]
+)
+def test_without_a_roofline_none_is_drawn(facts: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"facts\.roofline\.reason"):
+        CHARTS["roofline"].data(Report("t", [each | {"facts": facts} for each in RESULTS]))
+
+
+def test_accuracy_is_preferred_where_it_was_measured_and_the_others_are_named() -> None:
+    measured = [
+        with_metrics(each, accuracy_loss_percent=(loss, loss - 0.3, loss + 0.3))
+        for each, loss in zip(RESULTS, (0.0, -0.4, 1.5), strict=False)
+    ]
+    (panel,) = CHARTS["quality"].data(Report("t", [*measured, *RESULTS[3:]])).panels
+    assert panel.x_axis == "accuracy lost against fp32 (%)"
+    assert [each.x for each in panel.marks] == [0.0, -0.4, 1.5]
+    assert next(iter(panel.missing)) == "static_kv_cache"
+
+
+def test_the_loss_of_agreement_is_its_complement_with_its_interval() -> None:
+    mark = data_of("quality").panels[0].marks[1]
+    assert mark.x == pytest.approx(0.69)
+    assert mark.x_ci == pytest.approx((0.39, 1.09))

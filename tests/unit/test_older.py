@@ -12,7 +12,7 @@ from optigpu.documents.shapes import Footprint
 from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_note, replay_request, upgraded
 from optigpu.job.spec import JobSpec
-from optigpu.report.charts import roofline_chart
+from optigpu.report.charts import CHARTS
 from optigpu.report.rows import rows_of
 from optigpu.report.scenario import SCENARIOS, scenario_of
 from optigpu.statistics.compare import OTHER_TEXT, compare
@@ -70,7 +70,7 @@ def test_it_is_compared_with_one_of_today() -> None:
 
 @pytest.mark.slow
 def test_it_is_drawn_under_its_roofline(tmp_path: Path) -> None:
-    roofline_chart("t", [OLD], tmp_path / "c.svg")
+    CHARTS["roofline"]("t", [OLD], tmp_path / "c.svg")
     assert "bfloat16" in (tmp_path / "c.svg").read_text("utf-8")
 
 

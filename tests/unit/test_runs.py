@@ -186,7 +186,7 @@ def test_a_bundle_holds_what_a_paper_needs(tmp_path: Path) -> None:
         held = {name: bundle.read(name) for name in bundle.namelist()}
     assert set(held) == {
         "spec.json", "results.json", "samples.json", "environment.json", "table.md", "table.tex", "table.csv",
-        "figure.svg", "figure.pdf", "methods.txt", "CITATION.cff", f"artifacts/{fast}/trace.json",
+        "figure.svg", "figure.png", "methods.txt", "CITATION.cff", f"artifacts/{fast}/trace.json",
     }  # fmt: skip
     assert json.loads(held["results.json"])["results"] == kept.results
     assert json.loads(held["samples.json"])[fast] == kept.samples[fast]

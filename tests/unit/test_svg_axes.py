@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optigpu.report.charts.svg.dates import time_axis
-from optigpu.report.charts.svg.places import Box, Wanted, around, placed
-from optigpu.report.charts.svg.scales import axis, linear_ticks, log_ticks, tick_texts
-from optigpu.report.charts.svg.words import escaped, shortened, text_width, wrapped
+from optigpu.report.charts.svg.axes import axis, linear_ticks, log_ticks, tick_texts
+from optigpu.report.charts.svg.history import time_axis
+from optigpu.report.charts.svg.markup import escaped, shortened, text_width, wrapped
+from optigpu.report.charts.svg.plane import Box, Wanted, around, placed
 from optigpu.report.numbers import prefixed, superscript
 
 finite = st.floats(-1e30, 1e30) | st.floats(-100, 100)

@@ -8,14 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optigpu.documents.result import Gain
-from optigpu.report.charts.history import Change, Moment, Timeline
+from optigpu.report.charts.history import Change, Moment, Timeline, samples_data
+from optigpu.report.charts.ladders import Step, Steps
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Roof
-from optigpu.report.charts.samples import samples_data
-from optigpu.report.charts.steps import Step, Steps
-from optigpu.report.charts.svg import Figure, figure
-from optigpu.report.charts.svg.scales import SMALLEST, drawable
+from optigpu.report.charts.svg import PANELS, Figure, figure
+from optigpu.report.charts.svg.axes import SMALLEST, drawable
+from optigpu.report.charts.svg.markup import element
+from optigpu.report.charts.svg.picture import TWO
 from optigpu.vocabulary import Better
-from tests.unit.svg_pages import assert_sound
+from tests.unit.svg_pages import assert_apart, assert_inside, assert_sound, drawings, words_of
 
 numbers = st.floats(-1e12, 1e12) | st.floats(0, 1e4) | st.floats(-1e300, 1e300) | st.just(0.0)
 labels = st.text(max_size=60) | st.sampled_from(
@@ -96,6 +97,13 @@ def test_any_panel_is_sound_markup_whose_labels_keep_apart(form: Form, data: st.
         shown = [each for each in shown if min(each.value, each.x or 0.0) > SMALLEST]
     assert_shows(made, len(shown))
     assert len(made.table.rows) == len(panel.marks)
+    sketch = PANELS[form](panel)
+    if not isinstance(sketch, str):
+        drawn = sketch.draw(TWO)
+        size = f"0 0 {TWO.width} {drawn.height}"
+        (page,) = drawings(element("svg", *drawn.parts, xmlns="http://www.w3.org/2000/svg", viewBox=size))
+        assert_inside(page)
+        assert_apart(words_of(page))
 
 
 ratios = st.floats(1e-6, 1e6) | st.floats(0.5, 3)

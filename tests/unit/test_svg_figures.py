@@ -8,13 +8,12 @@ import pytest
 from optigpu.documents.result import Gain
 from optigpu.documents.views import Board, History, HistoryPoint, LevelChange, Standing
 from optigpu.report.charts import CHARTS
-from optigpu.report.charts.boards import AXES, front_panel, speed_axis
-from optigpu.report.charts.history import history_data
+from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
+from optigpu.report.charts.history import history_data, samples_data
+from optigpu.report.charts.ladders import Step, Steps, steps_data
 from optigpu.report.charts.marks import Form, Mark, Panel, Report
-from optigpu.report.charts.samples import samples_data
-from optigpu.report.charts.steps import Step, Steps, steps_data
 from optigpu.report.charts.svg import figure
-from optigpu.report.charts.svg.pareto import steps
+from optigpu.report.charts.svg.points import steps
 from optigpu.vocabulary import Better, DeviceKind, SpecError, utc_now
 from tests.pages import ROOT
 from tests.unit.contrast import contrast
@@ -22,7 +21,7 @@ from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT, REPORTS
 from tests.unit.made_results import a_row, metric
 from tests.unit.svg_pages import SVG, assert_sound, drawings, words_of
 
-STYLES = (ROOT / "api/static/charts.css").read_text()
+STYLES = (ROOT / "optigpu/report/charts/svg/charts.css").read_text()
 
 
 def bars(*marks: Mark) -> Panel:
@@ -286,9 +285,3 @@ def test_every_class_that_is_drawn_has_a_style() -> None:
     beginnings = {"c-s", "c-l"}
     assert used - styled == beginnings
     assert "style=" not in STYLES
-
-
-def test_matplotlib_is_not_loaded_for_a_page() -> None:
-    from tests.unit.test_imports import loaded_by
-
-    assert "matplotlib" not in loaded_by("optigpu.report.charts.svg", "optigpu.report.charts.boards")

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Chart
 from optigpu.report.charts.marks import Report
+from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
 from optigpu.vocabulary import OptiGPUError, SpecError
-
-PICTURES = (".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,23 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
 
 def _written(report: Report, folder: Path) -> Iterator[Written]:
     for name, chart in CHARTS.items():
-        files = tuple(folder / f"{name}{suffix}" for suffix in PICTURES)
         try:
-            for file in files:
-                chart.draw(report, file)
+            yield Written(name, write_chart(chart, report, folder / name))
         except SpecError as error:
             yield Written(name, reason=str(error))
-            continue
-        beside = folder / f"{name}.json"
-        try:
-            beside.write_text(chart.data(report).model_dump_json(indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
-        yield Written(name, (*files, beside))
+
+
+def write_chart(chart: Chart, report: Report, stem: Path) -> tuple[Path, ...]:
+    """One chart as SVG and PNG, and its data as JSON. Raises SpecError where there is nothing of that kind, OSError or
+    OptiGPUError where the files cannot be written."""
+    data, beside = chart.data(report), stem.with_suffix(".json")
+    files = [stem.with_suffix(suffix) for suffix in SUFFIXES]
+    for file in files:
+        write_picture(data, file)
+    beside.write_text(data.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return (*files, beside)
 
 
 def _unwritable(folder: Path, error: OSError) -> OptiGPUError:

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from optigpu.report.charts.history import Timeline
+from optigpu.report.charts.history import Samples, Timeline
+from optigpu.report.charts.ladders import Step, Steps
 from optigpu.report.charts.marks import Interval, Mark, Panel
-from optigpu.report.charts.samples import Samples
-from optigpu.report.charts.steps import Step, Steps
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import ratio, short
 
@@ -34,7 +33,7 @@ def panel_table(panel: Panel) -> Grid:
         (Column("on the front"), lambda each: "yes" if each.on_front else ""),
         (Column("status"), _status),
     ]
-    notes = (*(f"{each.text}." for each in panel.roofs), *_reasons(panel.missing))
+    notes = (*(f"{each.text}." for each in panel.roofs), *reasons(panel.missing))
     rows = tuple(tuple(cell(each) for _, cell in columns) for each in panel.marks)
     faint = frozenset(number for number, each in enumerate(panel.marks) if not each.valid)
     return Grid(
@@ -48,7 +47,7 @@ def steps_table(steps: Steps) -> Grid:
     columns = (Column("rung"), *(Column(name, right=True) for name in names))
     rows = tuple(_step(each) for each in steps.steps)
     faint = frozenset(number for number, each in enumerate(steps.steps) if not each.speedup.valid)
-    return Grid(steps.title, columns, rows, _reasons(steps.missing), faint).without_empty_columns()
+    return Grid(steps.title, columns, rows, reasons(steps.missing), faint).without_empty_columns()
 
 
 def _step(each: Step) -> tuple[str, ...]:
@@ -101,5 +100,5 @@ def _status(each: Mark) -> str:
     return "claimed" if each.claimed else "" if each.valid else "not valid"
 
 
-def _reasons(missing: dict[str, str]) -> tuple[str, ...]:
+def reasons(missing: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{label}: {reason}" for label, reason in missing.items())

@@ -5,25 +5,36 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from optigpu.report.charts.marks import Mark, Panel
-from optigpu.report.charts.svg.axes import LINE, TICKS_BELOW, below, label_width, lying, name_below
+from optigpu.report.charts.svg.axes import (
+    LINE,
+    TICKS_BELOW,
+    Scale,
+    axis,
+    below,
+    drawable,
+    label_width,
+    lying,
+    name_below,
+    whisker,
+)
 from optigpu.report.charts.svg.markup import (
+    TAIL,
     Drawing,
     Frame,
     Link,
+    Sketch,
     Svg,
-    chart,
     group,
     line,
     linked,
     rect,
-    sentence,
+    shortened,
     text,
+    text_width,
     title,
+    wrapped,
 )
-from optigpu.report.charts.svg.said import nothing, row_name, spoken
-from optigpu.report.charts.svg.scales import Scale, axis, drawable
-from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import TAIL, shortened, text_width, wrapped
+from optigpu.report.charts.svg.plane import key
 from optigpu.report.numbers import short
 
 MOST_ROWS = 40
@@ -35,18 +46,17 @@ GUTTER, FIGURES = 0.36, 0.3
 """The largest parts of a drawing that names beside bars, and figures, take."""
 
 
-def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
+def bars(panel: Panel, link: Link | None = None) -> Sketch | str:
     """A row for each mark of the panel. `link` makes the names links to their results."""
     marks = tuple(each for each in panel.marks if drawable(each.value, each.start))
     if not marks:
-        return sentence(nothing(panel))
-    shown = marks[:MOST_ROWS]
-    return chart(
-        lambda frame: _Bars(frame, panel, shown, link).drawing(len(marks) - len(shown)),
-        heading=panel.title,
-        description=spoken(panel, marks),
-        id_prefix=id_prefix,
-    )
+        return nothing(panel)
+
+    def draw(frame: Frame) -> Drawing:
+        shown = marks if frame.alone else marks[:MOST_ROWS]
+        return _Bars(frame, panel, shown, link).drawing(len(marks) - len(shown))
+
+    return Sketch(panel.title, spoken(panel, marks), draw)
 
 
 def reach(marks: Sequence[Mark]) -> tuple[float, float]:
@@ -77,15 +87,16 @@ class _Bars:
 
     def drawing(self, left_out: int) -> Drawing:
         scale = self._scale()
-        parts: list[str] = []
-        y, tops = 4.0, []
+        legend, high = self._key()
+        parts: list[str] = [legend]
+        y, tops = high + 4.0, []
         for each in self.marks:
             made, height = self._row(each, scale, y)
             tops.append(y)
             parts.append(made)
             y += height
         axes = [
-            below(scale, 0.0, y),
+            below(scale, high, y),
             name_below(self.panel.axis, scale, self.frame.width, y + 30, self.frame.width),
         ]
         y += TICKS_BELOW + LINE
@@ -94,6 +105,21 @@ class _Bars:
             axes.append(text(0, y - 6, f"{left_out} more are in the table.", class_="c-faint"))
         ties = group("c-ties", *self._ties(tops, y), hidden=True)
         return Drawing(y, (*axes, *parts, ties))
+
+    def _key(self) -> tuple[Svg, float]:
+        """What the colours mean, in a file: a page says it in the table."""
+        looks = {
+            each.series: look(each.model_copy(update={"valid": True}), self.panel) for each in self.marks
+        }
+        if not self.frame.alone or not all(looks) or set(looks) <= {each.label for each in self.marks}:
+            return Svg(""), 0.0
+        classes = list(looks.values())
+        return key(
+            list(looks),
+            self.frame.width,
+            0.0,
+            sample=lambda x, y, place: group(classes[place], rect(x - 5, y - 5, 10, 10)),
+        )
 
     def _scale(self) -> Scale:
         left = self.ranks if self.frame.is_narrow else self.ranks + self._names + 10
@@ -116,7 +142,7 @@ class _Bars:
         """The row's elements and height: the name stands above the bar in a narrow drawing, else beside it."""
         name, figure = row_name(each, self.marks), _figure(each, self.frame)
         room = self.frame.width - self.ranks - text_width(figure) - 12
-        lines = wrapped(name, room if self.frame.is_narrow else self._names, 2, tail=TAIL)
+        lines = wrapped(name, room if self.frame.is_narrow else self._names, self.frame.name_lines, tail=TAIL)
         more = LINE * (len(lines) - 1)
         if self.frame.is_narrow:
             first = at = y + 12
@@ -171,4 +197,39 @@ def look(each: Mark, panel: Panel) -> str:
 
 
 def _figure(each: Mark, frame: Frame) -> str:
-    return shortened(each.text or short(each.value), (0.55 if frame.is_narrow else FIGURES) * frame.width)
+    share = 0.55 if frame.is_narrow or frame.alone else FIGURES
+    return shortened(each.text or short(each.value), share * frame.width)
+
+
+LONGEST_REASON = 1500.0
+NAMED = 3
+"""Marks that a description names; the table has all."""
+LONGEST_NAME = 400.0
+
+
+def nothing(panel: Panel) -> str:
+    """Why a panel has nothing to show."""
+    reasons = "; ".join(dict.fromkeys(panel.missing.values()))
+    if reasons:
+        return f"{panel.title}: there is nothing to draw. Reason: {shortened(reasons, LONGEST_REASON)}"
+    if panel.marks:
+        return f"{panel.title}: there is nothing to draw, because no value is a finite number."
+    return f"{panel.title}: there is no result to draw yet."
+
+
+def spoken(panel: Panel, marks: Sequence[Mark]) -> str:
+    """What the chart shows and its first marks."""
+    named = [
+        f"{shortened(each.label, LONGEST_NAME)} {each.text or short(each.value)}" for each in marks[:NAMED]
+    ]
+    more = f"; {len(marks) - NAMED} more" if len(marks) > NAMED else ""
+    over = f" over {panel.x_axis}" if panel.x_axis else ""
+    return (
+        f"{panel.axis}{over}: {'; '.join(named)}{more}. Lines are 95% intervals. The table has all figures."
+    )
+
+
+def row_name(each: Mark, marks: Sequence[Mark]) -> str:
+    """The label, with the series where several marks have that label."""
+    several = sum(other.label == each.label for other in marks) > 1
+    return f"{each.label}, {each.series}" if several and each.series else each.label

@@ -1,31 +1,48 @@
-"""Values over time with a band of their 95% intervals, and a numbered mark where the level changes."""
+"""Values over time with a band of their 95% intervals and a numbered mark where the level changes, and how the samples
+of each replicate are spread."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 
-from optigpu.report.charts.history import Change, Moment, Timeline
-from optigpu.report.charts.svg.axes import LINE, gutter
-from optigpu.report.charts.svg.dates import day, time_axis, time_name
+from optigpu.report.charts.history import Change, Counted, Moment, Samples, Timeline
+from optigpu.report.charts.svg.axes import (
+    GAP,
+    LINE,
+    TICKS_BELOW,
+    Scale,
+    Tick,
+    axis,
+    below,
+    drawable,
+    gutter,
+    label_width,
+    lying,
+    name_below,
+    whisker,
+)
 from optigpu.report.charts.svg.markup import (
+    SMALL,
     Drawing,
     Frame,
     Link,
+    Sketch,
     Svg,
-    chart,
     element,
     group,
     line,
     linked,
+    number,
     path,
-    sentence,
+    shortened,
     text,
+    text_width,
     title,
+    wrapped,
 )
 from optigpu.report.charts.svg.plane import Extent, Plane
-from optigpu.report.charts.svg.scales import Scale, drawable
-from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import SMALL, wrapped
 from optigpu.report.numbers import short
 from optigpu.vocabulary import Better
 
@@ -39,17 +56,16 @@ LANES = 3
 """Rows of numbers above the plot."""
 
 
-def svg(timeline: Timeline, *, id_prefix: str, link: Link | None = None) -> Svg:
+def history(timeline: Timeline, link: Link | None = None) -> Sketch | str:
     """A point for each result, the oldest first. `link` makes points links to their results."""
     moments = tuple(each for each in timeline.moments if drawable(each.value))[-MOST_MOMENTS:]
     if not moments:
-        return sentence(f"{timeline.title}: there is no valid result to draw yet.")
+        return f"{timeline.title}: there is no valid result to draw yet."
     changes = tuple(each for each in timeline.changes if each.at >= moments[0].at)[-MOST_CHANGES:]
-    return chart(
+    return Sketch(
+        timeline.title,
+        _spoken(timeline, moments, changes),
         lambda frame: _History(frame, timeline, moments, changes, link).drawing(),
-        heading=timeline.title,
-        description=_spoken(timeline, moments, changes),
-        id_prefix=id_prefix,
     )
 
 
@@ -152,12 +168,12 @@ class _History:
     def _listed(self, y: float) -> tuple[Svg, float]:
         """The changes in words below the plot."""
         parts: list[str] = []
-        for number, each in enumerate(self.changes):
+        for place, each in enumerate(self.changes, 1):
             arrow = "▲" if each.improved else "▼"
             whole = f"{day(each.at)[:10]}: {each.text}"
             lines = wrapped(whole, self.frame.width - 34, 2, SMALL)
             name = "c-gain" if each.improved else "c-loss"
-            parts.append(text(0, y + 11, f"{number + 1} {arrow}", class_=name))
+            parts.append(text(0, y + 11, f"{place} {arrow}", class_=name))
             for words in lines:
                 parts.append(text(30, y + 11, words))
                 y += LINE
@@ -171,3 +187,150 @@ def _band(run: Sequence[Moment], plane: Plane) -> Svg:
     above = [(x, plane.y(high)) for x, (_, high) in bounds]
     under = [(x, plane.y(low)) for x, (low, _) in reversed(bounds)]
     return path([*above, *under], "c-band c-s1", closed=True)
+
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+_STEPS = (1, 2, 5, 10, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 6 * HOUR,
+          12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY)  # fmt: skip
+"""Seconds between ticks; more are months."""
+EDGE = 13.0
+"""How far a label may reach beyond the axis."""
+_MONTHS = (1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200, 2400, 4800)
+
+
+def time_axis(moments: Sequence[datetime], start: float, end: float, *, most: int) -> Scale:
+    """From a little before the first moment to a little after the last; ticks lie inside. At least one is labelled."""
+    seconds = [moment.timestamp() for moment in moments]
+    low, high = min(seconds), max(seconds)
+    room = (high - low) * 0.02 or 1800.0
+    low, high = low - room, high + room
+    for ticks in _choices(low, high):
+        scale = Scale(low, high, start, end, ticks)
+        if ticks and len(ticks) <= most and _labels_keep_apart(scale):
+            return scale
+    middle = (low + high) / 2
+    return Scale(low, high, start, end, (Tick(middle, f"{_utc(middle):%Y-%m-%d}"),))
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _choices(low: float, high: float) -> Iterator[tuple[Tick, ...]]:
+    """Ticks from the closest to the widest."""
+    for step in _STEPS:
+        if (high - low) / step < 50:
+            first = int(low // step + 1) * step
+            yield tuple(Tick(at, _text(at, step)) for at in range(first, int(high) + 1, step))
+    for months in _MONTHS:
+        if (high - low) / (months * 28 * DAY) < 50:
+            yield tuple(_month_ticks(low, high, months))
+
+
+def _text(at: float, step: int) -> str:
+    moment = _utc(at)
+    if step >= DAY or (moment.hour, moment.minute, moment.second) == (0, 0, 0):
+        return f"{moment:%b} {moment.day}"
+    return f"{moment:%H:%M:%S}" if step < MINUTE else f"{moment:%H:%M}"
+
+
+def _month_ticks(low: float, high: float, months: int) -> Iterator[Tick]:
+    begin, end = _utc(low), _utc(high)
+    for count in range(begin.year * 12 // months * months, end.year * 12 + 12, months):
+        year, month = divmod(count, 12)
+        if 1 <= year <= 9999:
+            at = datetime(year, month + 1, 1, tzinfo=UTC)
+            if begin <= at <= end:
+                yield Tick(at.timestamp(), f"{at:%Y}" if month == 0 else f"{at:%b}")
+
+
+def _labels_keep_apart(scale: Scale) -> bool:
+    places = [(scale(tick.value), text_width(tick.text, SMALL)) for tick in scale.ticks]
+    apart = all(b - a >= (wide + next_wide) / 2 + GAP for (a, wide), (b, next_wide) in pairwise(places))
+    inside = all(
+        scale.start - EDGE <= at - wide / 2 and at + wide / 2 <= scale.end + EDGE for at, wide in places
+    )
+    return apart and inside
+
+
+def time_name(moments: Sequence[datetime]) -> str:
+    """The name of the axis: with the day where all moments are of one."""
+    days = {f"{moment.astimezone(UTC):%Y-%m-%d}" for moment in moments}
+    return f"time on {days.pop()} (UTC)" if len(days) == 1 else "date (UTC)"
+
+
+def day(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+MOST_ROWS = 12
+ROW, COLUMNS = 66.0, 42.0
+"""The height of a row, and of the highest column in it."""
+
+
+def histogram(samples: Samples) -> Sketch | str:
+    """A row for each replicate; the columns of all rows have one scale."""
+    rows = samples.replicates[:MOST_ROWS]
+    if not rows or not drawable(samples.edges[0], samples.edges[-1]):
+        return f"{samples.title}: there is no sample to draw."
+    medians = ", ".join(short(each.median) for each in rows)
+    return Sketch(
+        samples.title,
+        f"{samples.axis} of {sum(each.n for each in rows)} samples in {len(rows)} replicates with the "
+        f"medians {medians}. The table has the counts.",
+        lambda frame: _Histogram(frame, samples, rows).drawing(len(samples.replicates) - len(rows)),
+    )
+
+
+@dataclass(frozen=True)
+class _Histogram:
+    frame: Frame
+    samples: Samples
+    rows: tuple[Counted, ...]
+
+    def drawing(self, left_out: int) -> Drawing:
+        scale = self._scale()
+        most = max(max(each.counts) for each in self.rows) or 1
+        bottom = ROW * len(self.rows) + 4
+        parts: list[str] = [below(scale, 0.0, bottom)]
+        parts += [self._row(place, each, scale, most) for place, each in enumerate(self.rows)]
+        parts.append(name_below(self.samples.axis, scale, self.frame.width, bottom + 30, self.frame.width))
+        height = bottom + TICKS_BELOW + LINE
+        if left_out:
+            height += LINE
+            parts.append(text(0, height - 5, f"{left_out} more are in the table.", class_="c-faint"))
+        return Drawing(height, tuple(parts))
+
+    def _scale(self) -> Scale:
+        edges, most = self.samples.edges, 5 if self.frame.is_narrow else 9
+        return lying(
+            lambda start, end: axis(edges[0], edges[-1], start, end, most=most, size=label_width),
+            4.0,
+            self.frame.width - 4,
+            self.frame.width,
+        )
+
+    def _row(self, place: int, each: Counted, scale: Scale, most: int) -> Svg:
+        """The name and the median stand above the columns."""
+        top = ROW * place
+        base = top + ROW - 2
+        beyond = f", {each.beyond} beyond" if each.beyond else ""
+        said = shortened(f"median {short(each.median)} of {each.n}{beyond}", self.frame.width - 60)
+        room = self.frame.width - text_width(said) - 10
+        median = scale(each.median)
+        return group(
+            "c-row",
+            title(f"{each.label}: {said}"),
+            element("path", d=self._columns(each, scale, most, base), class_="c-columns c-s1"),
+            line(scale.start, base, scale.end, base, "c-base"),
+            line(median, base - COLUMNS - 3, median, base, "c-median"),
+            text(0, top + 13, each.label, class_="c-label", width=max(20.0, room)),
+            text(self.frame.width, top + 13, said, class_="c-rest", anchor="end"),
+        )
+
+    def _columns(self, each: Counted, scale: Scale, most: int, base: float) -> str:
+        """The outline of the columns, from the left to the right."""
+        parts = [f"M{number(scale(self.samples.edges[0]))},{number(base)}"]
+        for count, edge in zip(each.counts, self.samples.edges[1:], strict=True):
+            parts.append(f"V{number(base - COLUMNS * count / most)}H{number(scale(edge))}")
+        return "".join([*parts, f"V{number(base)}"])

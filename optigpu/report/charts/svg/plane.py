@@ -1,23 +1,146 @@
 """A plot with two axes: where its edges are, and its lines, labels and names."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optigpu.report.charts.svg.axes import (
     LINE,
     TICKS_BELOW,
+    Scale,
+    axis,
     below,
     beside,
+    drawable,
     gutter,
     label_height,
     label_width,
     lying,
     name_above,
     name_below,
+    spans_decades,
 )
-from optigpu.report.charts.svg.markup import Frame, Svg
-from optigpu.report.charts.svg.places import Box
-from optigpu.report.charts.svg.scales import Scale, axis, drawable, spans_decades
+from optigpu.report.charts.svg.markup import (
+    SMALL,
+    TAIL,
+    Frame,
+    Svg,
+    element,
+    group,
+    number,
+    shortened,
+    text,
+    text_width,
+)
+
+NEAR, FAR = 8.0, 16.0
+"""How far labels stand from their points."""
+
+
+@dataclass(frozen=True)
+class Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def met(self, others: Sequence["Box"]) -> list["Box"]:
+        """Those of the others that lie on it."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        return [
+            each
+            for each in others
+            if left < each.right and each.left < right and top < each.bottom and each.top < bottom
+        ]
+
+    def meets_any(self, others: Sequence["Box"]) -> bool:
+        """Whether one of the others lies on it."""
+        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        for each in others:
+            if left < each.right and each.left < right and top < each.bottom and each.top < bottom:
+                return True
+        return False
+
+    def holds(self, other: "Box") -> bool:
+        return (
+            self.left <= other.left
+            and self.top <= other.top
+            and other.right <= self.right
+            and other.bottom <= self.bottom
+        )
+
+    def common(self, other: "Box") -> float:
+        """The area that both cover."""
+        across = min(self.right, other.right) - max(self.left, other.left)
+        down = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(0.0, across) * max(0.0, down)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A label of a point: where the point is, and the size of the label."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def around(x: float, y: float, radius: float) -> Box:
+    return Box(x - radius, y - radius, x + radius, y + radius)
+
+
+def placed(
+    wanted: Sequence[Wanted], page: Box, solid: Sequence[Box], soft: Sequence[Box]
+) -> list[Box | None]:
+    """A place for each label, in their order; None where there is none left.
+
+    Labels lie on no `solid` box, and on `soft` ones as little as they can.
+    """
+    taken = list(solid)
+    found: list[Box | None] = []
+    for each in wanted:
+        place = _place(each, page, taken, soft)
+        found.append(place)
+        if place:
+            taken.append(place)
+    return found
+
+
+def _place(each: Wanted, page: Box, taken: Sequence[Box], soft: Sequence[Box]) -> Box | None:
+    """The best place of a label: one that is further off has to cover less for it."""
+    wide, high = FAR + each.width, FAR + each.height
+    reach = Box(each.x - wide, each.y - high, each.x + wide, each.y + high)
+    taken, soft = reach.met(taken), reach.met(soft)
+    best, least = None, math.inf
+    for rank, place in enumerate(_candidates(each)):
+        if 2.0 * rank >= least:
+            break
+        if page.holds(place) and not place.meets_any(taken):
+            cost = sum(map(place.common, place.met(soft))) + 2.0 * rank
+            if cost < least:
+                best, least = place, cost
+    return best
+
+
+def _candidates(each: Wanted) -> Iterator[Box]:
+    """Right, left, above, below and between, close to the point and then further off."""
+    wide, high = each.width, each.height
+    for gap in (NEAR, FAR):
+        near = gap * 0.6
+        corners = (
+            (each.x + gap, each.y - high / 2),
+            (each.x - gap - wide, each.y - high / 2),
+            (each.x + near, each.y - near - high),
+            (each.x - near - wide, each.y - near - high),
+            (each.x + near, each.y + near),
+            (each.x - near - wide, each.y + near),
+            (each.x - wide / 2, each.y - gap - high),
+            (each.x - wide / 2, each.y + gap),
+        )
+        for left, top in corners:
+            yield Box(left, top, left + wide, top + high)
+
 
 HEIGHT_WIDE, HEIGHT_NARROW = 330.0, 280.0
 """Of a plot."""
@@ -124,3 +247,56 @@ class Plane:
                 self.x_name, self.x, self.frame.width, self.bottom + TICKS_BELOW + 13, self.frame.width
             ),
         )
+
+
+SERIES = 6
+"""Colours of charts.css. There is one shape fewer, so that a pair repeats after 30 series."""
+RADIUS = 5.0
+
+
+def point(x: float, y: float, series: int, *, valid: bool = True, faint: bool = False) -> Svg:
+    """Hollow if it is not valid, small if it is faint."""
+    radius = RADIUS * (0.8 if faint else 1.0)
+    names = [f"c-point c-s{series % SERIES + 1}", "" if valid else "c-invalid", "c-off" if faint else ""]
+    class_ = " ".join(filter(None, names))
+    shape = _SHAPES[series % len(_SHAPES)]
+    if shape is None:
+        return element("circle", cx=x, cy=y, r=radius, class_=class_)
+    corners = " ".join(f"{number(x + radius * across)},{number(y + radius * down)}" for across, down in shape)
+    return element("polygon", points=corners, class_=class_)
+
+
+_SHAPES: tuple[tuple[tuple[float, float], ...] | None, ...] = (
+    None,
+    ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    ((0, -1.15), (1.1, 0.85), (-1.1, 0.85)),
+    ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
+    ((0, 1.15), (1.1, -0.85), (-1.1, -0.85)),
+)
+"""Corners in radii; None is a circle."""
+
+
+MARK, GAP = 17.0, 16.0
+
+
+Sample = Callable[[float, float, int], Svg]
+"""What stands for a series in a key, from its middle and its number."""
+
+
+def key(
+    names: Sequence[str], width: float, y: float, *, sample: Sample = point, least: int = 2
+) -> tuple[Svg, float]:
+    """Each name after its sample, from `y` down, and how high that is; nothing for fewer than `least` names."""
+    if len(names) < least:
+        return Svg(""), 0.0
+    parts: list[str] = []
+    x, row = 0.0, 0
+    for place, name in enumerate(names):
+        shown = shortened(name, width - MARK, SMALL, tail=TAIL)
+        wide = MARK + text_width(shown, SMALL)
+        if x and x + wide > width:
+            x, row = 0.0, row + 1
+        middle = y + LINE * row + LINE / 2
+        parts += [sample(x + 7, middle, place), text(x + MARK, middle + 4, shown)]
+        x += wide + GAP
+    return group("c-key", *parts), LINE * (row + 1) + 4

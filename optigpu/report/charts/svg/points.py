@@ -1,30 +1,43 @@
-"""Points on two axes with their intervals as crosses, each named where there is room."""
+"""Points on two axes with their intervals as crosses, each named where there is room: joined in the order of x, or with
+their front as steps."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from optigpu.report.charts.marks import Mark, Panel
-from optigpu.report.charts.svg.axes import LINE
-from optigpu.report.charts.svg.key import key
+from optigpu.report.charts.marks import GOAL_PERCENT, Form, Mark, Panel
+from optigpu.report.charts.svg.axes import LINE, drawable, whisker
+from optigpu.report.charts.svg.bars import nothing, spoken
 from optigpu.report.charts.svg.markup import (
+    SMALL,
+    TAIL,
     Drawing,
     Frame,
     Link,
+    Sketch,
     Svg,
-    chart,
     group,
+    line,
     linked,
-    sentence,
+    path,
+    shortened,
     text,
+    text_width,
     title,
+    wrapped,
 )
-from optigpu.report.charts.svg.places import Box, Wanted, around, placed
-from optigpu.report.charts.svg.plane import Extent, Plane
-from optigpu.report.charts.svg.said import nothing, spoken
-from optigpu.report.charts.svg.scales import drawable
-from optigpu.report.charts.svg.shapes import RADIUS, point
-from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import SMALL, TAIL, shortened, text_width, wrapped
+from optigpu.report.charts.svg.plane import (
+    RADIUS,
+    SERIES,
+    Box,
+    Extent,
+    Plane,
+    Wanted,
+    around,
+    key,
+    placed,
+    point,
+)
 from optigpu.report.numbers import short
 from optigpu.vocabulary import Better
 
@@ -58,25 +71,26 @@ class Look:
     faint: Callable[[Mark], bool] = lambda _: False
 
 
-def drawn(panel: Panel, look: Callable[[Sequence[Mark]], Look], *, id_prefix: str, link: Link | None) -> Svg:
-    """The marks that have both values; of many, those on the front and then the first.
+def drawn(panel: Panel, look: Callable[[Sequence[Mark]], Look], link: Link | None) -> Sketch | str:
+    """The marks that have both values, those on the front first; of many, a page shows the first.
 
-    Where each mark is a series of its own, labels name them, and not a key.
+    Where each mark is a series of its own or none is of any, labels name them on a page; a file has a key of all.
     """
-    if len(series_of(panel)) == len(panel.marks):
-        plain = tuple(each.model_copy(update={"series": ""}) for each in panel.marks)
-        panel = panel.model_copy(update={"marks": plain})
-    marks = tuple(each for each in panel.marks if drawable(each.value, each.x))
+    marks = [each for each in panel.marks if drawable(each.value, each.x)]
     if not marks:
-        return sentence(nothing(panel))
-    shown = tuple(sorted(marks, key=lambda each: not each.on_front)[:MOST_POINTS])
-    how = look(shown)
-    return chart(
-        lambda frame: _Points(frame, panel, shown, link, how).drawing(len(marks) - len(shown)),
-        heading=panel.title,
-        description=spoken(panel, shown),
-        id_prefix=id_prefix,
-    )
+        return nothing(panel)
+    marks.sort(key=lambda each: not each.on_front)
+    series = series_of(panel)
+    is_own = len(series) == len(panel.marks) or not any(series)
+
+    def draw(frame: Frame) -> Drawing:
+        shown = marks if frame.alone else marks[:MOST_POINTS]
+        if is_own:
+            shown = [each.model_copy(update={"series": each.label if frame.alone else ""}) for each in shown]
+        points = _Points(frame, panel, tuple(shown), link, look(shown), is_own)
+        return points.drawing(len(marks) - len(shown))
+
+    return Sketch(panel.title, spoken(panel, marks), draw)
 
 
 def bounds(marks: Sequence[Mark]) -> list[float]:
@@ -99,10 +113,11 @@ class _Points:
     marks: tuple[Mark, ...]
     link: Link | None
     look: Look
+    is_own: bool
 
     def drawing(self, left_out: int) -> Drawing:
-        series = [each for each in series_of(self.panel) if each]
-        legend, high = key(series, self.frame.width, 0.0)
+        series = list(dict.fromkeys(each.series for each in self.marks if each.series))
+        legend, high = self._key(series)
         names = (self.panel.x_axis, self.panel.axis)
         plane = Plane.fitted(self.frame, self.look.x, self.look.y, names, top=high + LINE + 8)
         behind = self.look.behind(plane)
@@ -121,6 +136,12 @@ class _Points:
         for number, words in enumerate(lines):
             parts.append(text(0, plane.height + LINE * number + 11, words, class_="c-faint"))
         return Drawing(plane.height + LINE * len(lines), tuple(parts))
+
+    def _key(self, series: Sequence[str]) -> tuple[Svg, float]:
+        """The series; where each point is one, with what else is said of it."""
+        more = {each.series: each.text for each in self.marks if self.is_own and each.text != each.label}
+        named = [f"{name}: {more[name]}" if more.get(name) else name for name in series]
+        return key(named, self.frame.width, 0.0, least=1 if self.frame.alone else 2)
 
     def _better(self, y: float) -> Svg:
         """Which way is better, beside the name of the upright axis."""
@@ -182,3 +203,90 @@ def along(before: tuple[float, float], after: tuple[float, float]) -> Box:
 
 def _label(words: str, box: Box | None) -> Svg:
     return Svg("") if box is None or not words else text(box.left + 1, box.bottom - 3.5, words)
+
+
+def lines(panel: Panel, link: Link | None = None) -> Sketch | str:
+    """A line for each series. Both axes are logarithmic where the panel is. `link` makes points links."""
+    is_joined = len(series_of(panel)) < len(panel.marks)
+
+    def look(marks: Sequence[Mark]) -> Look:
+        xs, ys = [each.x or 0.0 for each in marks], [each.value for each in marks]
+        logarithmic = panel.logarithmic and min(*xs, *ys) > 0
+        return Look(
+            x=Extent(tuple(xs), tuple(x_bounds(marks)), logarithmic),
+            y=Extent(tuple(ys), tuple(bounds(marks)), logarithmic),
+            behind=lambda plane: _joined(plane, marks, panel),
+            name=lambda each: each.text if is_joined else each.label,
+        )
+
+    return drawn(panel, look, link)
+
+
+def _joined(plane: Plane, marks: Sequence[Mark], panel: Panel) -> Behind:
+    parts: list[Svg] = []
+    soft: list[Box] = []
+    for number, name in enumerate(each for each in series_of(panel) if each):
+        own = sorted((each for each in marks if each.series == name), key=lambda each: each.x or 0.0)
+        places = [plane.at(each.x or 0.0, each.value) for each in own]
+        parts.append(path(places, f"c-line c-s{number % SERIES + 1} c-l{number % SERIES + 1}"))
+        soft += [along(*pair) for pair in pairwise(places)]
+    return Behind(tuple(parts), soft=tuple(soft))
+
+
+FLOOR = 1e-5
+"""A divergence that is less is as good as none: a logarithmic axis ends there."""
+
+
+def fronts(panel: Panel, link: Link | None = None) -> Sketch | str:
+    """A point for each mark that has both values. `link` makes points links to their results."""
+
+    def look(marks: Sequence[Mark]) -> Look:
+        floor = FLOOR if panel.logarithmic else None
+        goal = [GOAL_PERCENT] if panel.form is Form.LOSS else []
+        y = Extent.of([each.value for each in marks], bounds(marks))
+        if panel.logarithmic_values and min(y.values) > 0:
+            y = replace(y, logarithmic=True)
+        return Look(
+            x=Extent.of([*(each.x or 0.0 for each in marks), *goal], x_bounds(marks), floor=floor),
+            y=y,
+            behind=lambda plane: _goal(plane) if panel.form is Form.LOSS else _front(plane, marks, panel),
+            name=lambda each: each.label,
+            faint=lambda each: panel.form is Form.FRONT and not each.on_front,
+        )
+
+    return drawn(panel, look, link)
+
+
+def _front(plane: Plane, marks: Sequence[Mark], panel: Panel) -> Behind:
+    corners = [plane.at(x, y) for x, y in steps(marks, panel)]
+    if len(corners) < 2:
+        return Behind()
+    return Behind((path(corners, "c-front"),), soft=tuple(along(*pair) for pair in pairwise(corners)))
+
+
+def steps(marks: Sequence[Mark], panel: Panel) -> list[tuple[float, float]]:
+    """The corners of the front: through the marks on it that are the best by their values, from the best x on."""
+    sign = 1 if panel.better is Better.HIGHER else -1
+    from_best = sorted(
+        ((each.x or 0.0, each.value) for each in marks if each.on_front),
+        key=lambda place: (place[0] if panel.x_better is Better.LOWER else -place[0], -sign * place[1]),
+    )
+    corners: list[tuple[float, float]] = []
+    for x, y in from_best:
+        if corners and sign * y <= sign * corners[-1][1]:
+            continue
+        if corners:
+            corners.append((x, corners[-1][1]))
+        corners.append((x, y))
+    return corners
+
+
+def _goal(plane: Plane) -> Behind:
+    """The founding goal, in a panel of a loss."""
+    if not plane.x.holds(GOAL_PERCENT):
+        return Behind()
+    x = plane.x(GOAL_PERCENT)
+    words = shortened(f"goal: at most {GOAL_PERCENT:g}% lost", plane.x.end - x - 6, SMALL)
+    box = Box(x + 4, plane.bottom - 18, x + 6 + text_width(words, SMALL), plane.bottom - 3)
+    parts = (line(x, plane.top, x, plane.bottom), text(x + 5, plane.bottom - 6, words))
+    return Behind((group("c-goal", *parts),), solid=(box,))

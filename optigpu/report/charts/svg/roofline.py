@@ -4,12 +4,21 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from optigpu.report.charts.marks import Mark, Panel, Roof
-from optigpu.report.charts.svg.markup import Link, Svg, group, line, path, text
-from optigpu.report.charts.svg.places import Box
-from optigpu.report.charts.svg.plane import Extent, Plane
+from optigpu.report.charts.svg.axes import SMALLEST, drawable
+from optigpu.report.charts.svg.markup import (
+    SMALL,
+    Link,
+    Sketch,
+    Svg,
+    group,
+    line,
+    path,
+    shortened,
+    text,
+    text_width,
+)
+from optigpu.report.charts.svg.plane import Box, Extent, Plane
 from optigpu.report.charts.svg.points import Behind, Look, along, bounds, drawn
-from optigpu.report.charts.svg.scales import SMALLEST, drawable
-from optigpu.report.charts.svg.words import SMALL, shortened, text_width
 
 BEYOND = 3.0
 """An axis goes on so many times beyond the last knee, so that the flat part of a roof is seen."""
@@ -17,7 +26,7 @@ PIECES = 24
 Line = tuple[tuple[float, float], tuple[float, float]]
 
 
-def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
+def roofline(panel: Panel, link: Link | None = None) -> Sketch | str:
     """A point for each mark, a slope for each bandwidth and a ceiling for each rate. `link` makes points links."""
     roofs = [known for each in panel.roofs if (known := _known(each))]
     placed = tuple(each for each in panel.marks if _is_above(each.value) and _is_above(each.x))
@@ -34,7 +43,7 @@ def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
             name=lambda each: each.label,
         )
 
-    return drawn(panel.model_copy(update={"marks": placed}), look, id_prefix=id_prefix, link=link)
+    return drawn(panel.model_copy(update={"marks": placed}), look, link)
 
 
 def _known(roof: Roof) -> Roof | None:

@@ -4,28 +4,40 @@ loses without it."""
 from dataclasses import dataclass
 
 from optigpu.documents.result import Gain
-from optigpu.report.charts.steps import Step, Steps
-from optigpu.report.charts.svg.axes import LINE, TICKS_BELOW, below, label_width, lying, name_below
+from optigpu.report.charts.ladders import Step, Steps
+from optigpu.report.charts.svg.axes import (
+    LINE,
+    TICKS_BELOW,
+    Scale,
+    axis,
+    below,
+    drawable,
+    label_width,
+    lying,
+    name_below,
+    spans_decades,
+    whisker,
+)
 from optigpu.report.charts.svg.bars import BAR, figure_text
 from optigpu.report.charts.svg.markup import (
+    SMALL,
+    TAIL,
     Drawing,
     Frame,
     Link,
+    Sketch,
     Svg,
-    chart,
     element,
     group,
     line,
     linked,
     number,
     rect,
-    sentence,
     text,
+    text_width,
     title,
+    wrapped,
 )
-from optigpu.report.charts.svg.scales import Scale, axis, drawable, spans_decades
-from optigpu.report.charts.svg.whiskers import whisker
-from optigpu.report.charts.svg.words import SMALL, TAIL, text_width, wrapped
 from optigpu.report.numbers import ratio
 
 MOST_STEPS = 24
@@ -38,19 +50,18 @@ HEADROOM = 2.0
 AXIS = "times the baseline"
 
 
-def svg(steps: Steps, *, id_prefix: str, link: Link | None = None) -> Svg:
+def waterfall(steps: Steps, link: Link | None = None) -> Sketch | str:
     """A row for the baseline and for each rung. `link` makes the names links to their results."""
     drawn = tuple(each for each in steps.steps if drawable(each.before, each.speedup.ratio))
     if not drawn:
         reasons = " ".join(dict.fromkeys(steps.missing.values()))
-        return sentence(f"{steps.title}: no rung of a ladder has a speedup. {reasons}")
+        return f"{steps.title}: no rung of a ladder has a speedup. {reasons}"
     last = drawn[-1]
-    return chart(
-        lambda frame: _Waterfall(frame, drawn[:MOST_STEPS], link).drawing(len(drawn) - MOST_STEPS),
-        heading=steps.title,
-        description=f"Speedup of a ladder of {len(drawn)} rungs, up to {ratio(last.speedup)} the baseline. "
+    return Sketch(
+        steps.title,
+        f"Speedup of a ladder of {len(drawn)} rungs, up to {ratio(last.speedup)} the baseline. "
         "Lines are 95% intervals. The table has all figures.",
-        id_prefix=id_prefix,
+        lambda frame: _Waterfall(frame, drawn[:MOST_STEPS], link).drawing(len(drawn) - MOST_STEPS),
     )
 
 

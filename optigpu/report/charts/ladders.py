@@ -1,24 +1,100 @@
-"""Four panels of a ladder: cumulative speedup, memory, utilization, and speedup over the loss of quality."""
+"""A ladder: what each technique bought, added to those before it, alone and left out; and its rungs in four panels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from optigpu.documents.result import Gain
-from optigpu.report.canvas import is_valid
-from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
-from optigpu.report.charts.metrics import (
+from pydantic import Field
+
+from optigpu.documents.result import AttributionRow, Gain
+from optigpu.report.charts.marks import (
+    GOAL_PERCENT,
+    LOSSES,
+    ChartData,
+    Form,
+    Mark,
+    Panel,
+    Report,
     bar_of,
     figure_of,
     first_measured,
+    is_valid,
     label_of,
+    loss_of,
     primary_of,
     reason_of,
     rungs_of,
 )
-from optigpu.report.charts.quality import GOAL_PERCENT, LOSSES, loss_interval
 from optigpu.report.numbers import ratio, short
 from optigpu.report.origin import origin_line
-from optigpu.vocabulary import METRICS, Better, Document, SpecError
+from optigpu.vocabulary import METRICS, Better, Document, Frozen, Role, SpecError
+
+
+class Step(Frozen):
+    """One rung: the speedup relative to the baseline, `before` it and with it. What was not measured is null."""
+
+    label: str
+    before: float
+    speedup: Gain
+    added: Gain | None = None
+    alone: Gain | None = None
+    left_out: Gain | None = None
+    source: str | None = None
+
+
+class Steps(Frozen):
+    """A ladder from its baseline up. `missing` says which rungs have no speedup, each with its reason."""
+
+    title: str
+    metric: str
+    steps: tuple[Step, ...]
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+def steps_data(report: Report) -> Steps:
+    """From the attribution of one job. Raises SpecError where no rung of a ladder has a speedup."""
+    rows = report.attribution.rows if report.attribution else ()
+    sources = {each["variant"]["index"]: str(each["id"]) for each in rungs_of(report)}
+    rungs = [row for row in rows if row.role is not Role.BASELINE and row.index in sources]
+    steps = tuple(_steps(rungs, rows, sources))
+    if report.attribution is None or not steps:
+        raise SpecError(
+            "No report is of one ladder whose rungs were measured; run `optigpu ladder --model preset:gpt2 "
+            "--stack int8_weight_only,static_kv_cache`."
+        )
+    measured = {rung.index for rung in rungs if rung.speedup}
+    return Steps(
+        title=report.title,
+        metric=report.attribution.metric,
+        steps=steps,
+        missing={
+            row.label: row.reason or "no speedup"
+            for row in rows
+            if row.role is Role.CUMULATIVE and row.index not in measured
+        },
+    )
+
+
+def _steps(
+    rungs: Sequence[AttributionRow], rows: Sequence[AttributionRow], sources: dict[int, str]
+) -> Iterator[Step]:
+    """Each rung that has a speedup, from the one before it that has one."""
+    alone = {row.technique: row for row in rows if row.role is Role.ALONE and row.technique}
+    before = 1.0
+    for row in rungs:
+        if row.speedup is None:
+            continue
+        own = alone.get(row.technique) if row.technique else None
+        yield Step(
+            label=f"+ {row.technique}" if row.technique else row.label,
+            before=before,
+            speedup=row.speedup,
+            added=row.added,
+            alone=own.alone if own else None,
+            left_out=own.left_out if own else None,
+            source=sources.get(row.index),
+        )
+        before = row.speedup.ratio
+
 
 MEMORIES = ("peak_bytes", "weight_bytes")
 
@@ -50,8 +126,8 @@ def overview_data(report: Report) -> ChartData:
             _utilization_panel(rungs),
             _loss_panel(speedups),
         ),
-        note="Lines: 95% intervals. Striped or hollow: not valid. "
-        f"Dashed red: {GOAL_PERCENT:g}% lost, the founding goal.",
+        note="Lines: 95% intervals. Dashed or hollow: not valid. "
+        f"Dashed line: {GOAL_PERCENT:g}% lost, the founding goal.",
         origin=origin_line(rungs),
     )
 
@@ -131,7 +207,7 @@ def _utilization_panel(rungs: Sequence[Document]) -> Panel:
 
 def _loss_panel(speedups: Sequence[Speedup]) -> Panel:
     name = first_measured([each.result for each in speedups], tuple(LOSSES))
-    found = [(each, loss_interval(each.result, name) if name else None) for each in speedups]
+    found = [(each, loss_of(each.result, name) if name else None) for each in speedups]
     return Panel(
         title="Speedup over the loss of quality",
         form=Form.LOSS,
@@ -157,4 +233,39 @@ def _loss_panel(speedups: Sequence[Speedup]) -> Panel:
             for each, loss in found
             if not loss
         },
+    )
+
+
+def waterfall_data(report: Report) -> ChartData:
+    """From the attribution of one job. Raises SpecError where no rung of a ladder has a speedup."""
+    found = steps_data(report)
+    start = Mark(label="baseline", value=1.0, series="baseline", text="1")
+    return ChartData(
+        title=report.title,
+        panels=(
+            Panel(
+                title="What each technique adds to the rung before it",
+                form=Form.BARS,
+                axis="times the baseline",
+                marks=(start, *map(_mark, found.steps)),
+                missing=found.missing,
+            ),
+        ),
+        note="A bar reaches from the rung before it to this one; its line is the 95% interval of this rung's speedup. "
+        "Beside it stands what the rung adds. Dashed: not valid.",
+        origin=origin_line(report.results),
+    )
+
+
+def _mark(step: Step) -> Mark:
+    added = f"(added {ratio(step.added)})" if step.added else ""
+    return Mark(
+        label=step.label,
+        value=step.speedup.ratio,
+        ci=step.speedup.ci,
+        start=step.before,
+        series="gain" if step.speedup.ratio >= step.before else "loss",
+        text=" ".join(filter(None, [ratio(step.speedup), added])),
+        valid=step.speedup.valid,
+        source=step.source,
     )

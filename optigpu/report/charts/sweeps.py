@@ -1,12 +1,22 @@
-"""Throughput against the 95th percentile of the latency, over the size of the batch, or the rate of arrivals."""
+"""Speed and latency over the size of the batch, the rate of arrivals, or the length of the sequence."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from optigpu.documents.endpoints import engine_name
-from optigpu.report.canvas import is_valid
-from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
-from optigpu.report.charts.metrics import interval_of, label_of, primary_of, reason_of
+from optigpu.report.charts.marks import (
+    ChartData,
+    Form,
+    Mark,
+    Panel,
+    Report,
+    figure_of,
+    interval_of,
+    is_valid,
+    label_of,
+    primary_of,
+    reason_of,
+)
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Document, SpecError
@@ -65,14 +75,9 @@ def _data(report: Report, what: Swept) -> ChartData:
     return ChartData(
         title=report.title,
         panels=(_panel(swept, shown, what),),
-        note="Up and to the left is better. Lines join what has the same stack and engine. Bars: 95% intervals. "
-        "Not shown, for too few requests: " + (_names(swept, shown) or "none") + ".",
+        note="Up and to the left is better. Lines join what has the same stack and engine. Bars: 95% intervals.",
         origin=origin_line(shown),
     )
-
-
-def _names(swept: Sequence[Document], shown: Sequence[Document]) -> str:
-    return ", ".join(label_of(each) for each in swept if each not in shown)
 
 
 def _p95(result: Document) -> float | None:
@@ -115,3 +120,46 @@ def _mark(result: Document, what: Swept, engines: Collection[str]) -> Mark:
 
 def _engine(variant: Document) -> str:
     return engine_name(variant["backend"], variant.get("endpoint"))
+
+
+def lengths_data(report: Report) -> ChartData:
+    """Raises SpecError where no result is of the workload attention and has a latency."""
+    shown = [each for each in report.results if each["variant"]["workload"].get("kind") == "attention"]
+    if not any(figure_of(each, "latency_s") for each in shown):
+        raise SpecError(
+            "No result is of attention; run `optigpu run --workload attention --lengths 128,256,512,1024`."
+        )
+    return ChartData(
+        title=report.title,
+        panels=(
+            _length_panel("Time", shown, "latency_s", 1e3, "latency of a call (ms)"),
+            _length_panel("Memory", shown, "peak_bytes", 1e-6, "peak memory of a call (MB)"),
+        ),
+        note="Both axes are logarithmic. Bars: 95% intervals. Less is better.",
+        origin=origin_line(shown),
+    )
+
+
+def _length_panel(title: str, results: Sequence[Document], name: str, scale: float, axis: str) -> Panel:
+    found = [(result, figure_of(result, name)) for result in results]
+    return Panel(
+        title=title,
+        form=Form.LINES,
+        axis=axis,
+        x_axis="length of the sequence (tokens)",
+        logarithmic=True,
+        marks=tuple(
+            Mark(
+                label=label_of(result),
+                series="/".join(result["variant"]["workload"]["implementations"]),
+                x=max(result["variant"]["workload"]["lengths"]),
+                value=metric["value"] * scale,
+                ci=interval_of(metric, scale),
+                valid=is_valid(result),
+                source=str(result["id"]),
+            )
+            for result, metric in found
+            if metric and metric["value"] > 0
+        ),
+        missing={label_of(result): reason_of(result, name) for result, metric in found if not metric},
+    )
