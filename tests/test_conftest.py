@@ -1,13 +1,11 @@
 """What tests/conftest.py and tests/__main__.py promise to every other test."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.__main__ import folder_of_tests, folders_due, side_by_side
+from tests.__main__ import side_by_side
 from tests.conftest import ALONE, TESTS
-from tests.durations import Durations, kept_seconds
 
 
 @pytest.mark.parametrize(("gpus", "outcomes"), [(0, {"passed": 1, "deselected": 1}), (1, {"passed": 2})])
@@ -19,28 +17,6 @@ def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
     pytester.makeini("[pytest]\nmarkers = gpu")
     pytester.makepyfile(
         "import pytest\n@pytest.mark.gpu\ndef test_on_a_gpu(): pass\ndef test_anywhere(): pass\n"
-    )
-    pytester.runpytest_inprocess().assert_outcomes(**outcomes)
-
-
-@pytest.mark.parametrize("marker", ["gptq", "llama", "onnxruntime", "openvino"])
-@pytest.mark.parametrize(
-    ("installed", "outcomes"), [(False, {"passed": 1, "deselected": 1}), (True, {"passed": 2})]
-)
-def test_a_test_that_needs_an_extra_is_deselected_where_it_is_not_installed(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    marker: str,
-    installed: bool,
-    outcomes: dict[str, int],
-) -> None:
-    extras = ("gptqmodel", "llama_cpp", "onnxruntime", "openvino")
-    for name in (f"has_{extra}" for extra in extras):
-        monkeypatch.setattr(f"tests.conftest.{name}", lambda: installed)
-    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    pytester.makeini(f"[pytest]\nmarkers = {marker}")
-    pytester.makepyfile(
-        f"import pytest\n@pytest.mark.{marker}\ndef test_the_library(): pass\ndef test_anywhere(): pass\n"
     )
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 
@@ -137,41 +113,3 @@ def test_the_summary_says_where_a_test_whose_time_was_over_waited(
     lines = pytester.runpytest_subprocess("-rf", timeout=100).outlines
     (told,) = (line for line in lines if line.startswith("FAILED"))
     assert re.search(r"It waited in \w+\.py:6 > \w+\.py:3\.$", told)
-
-
-def test_the_slowest_file_starts_first_in_the_next_run(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A file that never ran starts before those that did; the seconds of tests that did not run stay."""
-    kept = tmp_path / "durations.json"
-    kept.write_text('{"test_a.py::test_it": 0.001, "test_b.py::test_it": 9.5, "test_gone.py::test_it": 3}')
-    monkeypatch.setattr("tests.conftest.kept_seconds", lambda: kept_seconds(kept))
-    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    monkeypatch.setattr("tests.conftest.TESTS", pytester.path)
-    pytester.makeini("[pytest]\nmarkers =\n  quick\n  together\n")
-    pytester.makepyfile(**dict.fromkeys(("test_a", "test_b", "test_c"), "def test_it(): pass"))
-    ran = pytester.inline_run("--import-mode=importlib", plugins=[Durations(kept)])
-    assert [item.item.nodeid[:6] for item in ran.getcalls("pytest_runtest_protocol")] == [
-        "test_c",
-        "test_b",
-        "test_a",
-    ]
-    found = kept_seconds(kept)
-    assert found.keys() == {f"test_{name}.py::test_it" for name in ("a", "b", "c", "gone")}
-    assert found["test_b.py::test_it"] < 9.5
-    assert found["test_gone.py::test_it"] == 3
-
-
-def test_a_change_of_a_folder_names_its_long_tests() -> None:
-    assert folder_of_tests("optigpu/edge/codes.py") == folder_of_tests("esp32_agent/main.py") == "tests/edge"
-    assert (
-        folder_of_tests("tests/engine/native/record.py")
-        == folder_of_tests("optigpu/measure.py")
-        == "tests/engine"
-    )
-    assert folder_of_tests("README.md") is folder_of_tests("tests/conftest.py") is None
-    assert folders_due(["optigpu/measure.py", "worker/loop.py", "LICENSE"]) == [
-        "tests/engine",
-        "tests/service",
-    ]
-    assert folders_due(["LICENSE"]) == []

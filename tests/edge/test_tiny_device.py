@@ -78,9 +78,6 @@ class Stream:
         return len(data[:7])
 
 
-Ask = Callable[[str], list[str]]
-
-
 class Bench:
     """A device of a profile, and one command at a time."""
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from optigpu.edge.tiny.datasets import labels_of, read_samples
-from optigpu.edge.tiny.performance import Rules
 from optigpu.edge.tiny.profiles import profile_of
-from optigpu.edge.tiny.session import measure_accuracy, measure_performance, open_session
+from optigpu.edge.tiny.session import measure_accuracy, open_session
 from tests.edge.tiny_device import micro_device
 from tests.edge.tools import edge_python
 from tests.pages import ROOT
@@ -46,17 +45,6 @@ def test_its_results_are_those_of_the_reference_kernels(python: Path, models: Pa
             for count in (1, 7):
                 found = session.device.infer(count, 2)
                 assert found.results == pytest.approx(wanted.tolist(), abs=0.0006)
-
-
-def test_both_modes_on_a_real_model(python: Path, models: Path) -> None:
-    path = models / "ic01.npz"
-    samples = read_samples(path, profile_of("ic01"))
-    with micro_device(python, models / "ic01.tflite") as port, open_session(port) as session:
-        accuracy = measure_accuracy(session, samples, labels_of(samples, path))
-        assert (accuracy.value, accuracy.reached) == (1.0, True)
-        timed = measure_performance(session, samples[0], Rules(seconds=0.2, runs=2))
-        assert timed.clock_agrees
-        assert all(run.elapsed_s >= 0.2 for run in timed.runs)
 
 
 def test_anomalies_are_judged_by_the_area_under_the_curve(python: Path, models: Path) -> None:

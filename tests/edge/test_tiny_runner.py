@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -225,28 +224,6 @@ def test_a_folder_that_is_wrong_is_one_sentence(text: str, tmp_path: Path) -> No
     (tmp_path / "y_labels.csv").write_text(text)
     with pytest.raises(SpecError, match=BAD_FOLDERS[text]):
         read_samples(tmp_path, PROFILES["ic01"])
-
-
-@pytest.mark.parametrize(
-    ("arrays", "sentence"),
-    [
-        ({"outputs": np.zeros((2, 3), np.uint8)}, "holds no array `inputs`"),
-        ({"inputs": np.zeros((2, 3), np.float64)}, "ic01 takes inputs of uint8; these are float64"),
-        ({"inputs": np.zeros(3, np.uint8)}, "needs a dimension of samples"),
-        (
-            {"inputs": np.zeros((2, 3), np.uint8), "labels": np.zeros(3, int)},
-            "`labels` must be 2 whole numbers",
-        ),
-        ({"inputs": np.zeros((2, 3), np.uint8), "labels": np.zeros(2)}, "`labels` must be 2 whole numbers"),
-        ({"inputs": np.zeros((2, 30_000), np.uint8)}, "has 30000 bytes; the protocol carries at most 27648"),
-    ],
-)
-def test_arrays_that_are_wrong_are_one_sentence(
-    arrays: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(SpecError, match=re.escape(sentence)):
-        read_samples(tmp_path / "data.npz", PROFILES["ic01"])
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from optigpu.documents.manifest import ModelManifest, read_manifest
 from optigpu.edge.golden import read_golden
 from optigpu.edge.macs import operator_counts
 from optigpu.edge.tflite import read_tflite
-from tests.edge.convert.conftest import Convert, Ran, command_line, document_of, environment, run_edge
+from tests.edge.convert.conftest import Convert, Ran, document_of, run_edge
 
 pytestmark = pytest.mark.slow
 
@@ -118,19 +117,3 @@ def test_mobilenet_is_converted_with_images(mobilenet: Ran) -> None:
     assert "Random weights" in shown
     assert "prediction, not measured" in shown
     assert "The founding claim is implausible here" in shown
-
-
-@pytest.mark.long
-def test_fit_reads_what_convert_wrote(mobilenet: Ran) -> None:
-    def fit(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*command_line()[:3], "fit", str(mobilenet.output), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-
-    document = json.loads(fit("--format", "json").stdout)
-    assert {each["board"]: each["arena"] for each in document["boards"]}["esp32s3-n16r8"] == "sram"
-    assert document["prediction"]["kind"] == "prediction"
-    assert document["claim"]["plausible"] is False
-    assert fit("--board", "esp32s3-n8").returncode == 0
-    assert "board,module,flash_bytes" in fit("--format", "csv").stdout
-    wrong = fit("--board", "esp8266")
-    assert (wrong.returncode, wrong.stdout) == (2, "")

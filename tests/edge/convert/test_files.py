@@ -12,10 +12,8 @@ from optigpu.documents.manifest import TensorFormat
 from optigpu.edge.convert.agreement import agreement
 from optigpu.edge.convert.child.answers import RefusalError
 from optigpu.edge.convert.child.data import (
-    image_paths,
     npz_inputs,
     require_different,
-    split,
 )
 from optigpu.edge.convert.files import c_array, publish, work_folder
 from optigpu.edge.golden import GoldenPair, golden_of, parse_golden, read_golden
@@ -24,7 +22,6 @@ from optigpu.vocabulary import SpecError
 FILE = b"OGLD" + bytes([2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0]) + b"\x00\x01\x02\x80\x7f\xff\xfe\xfd\x01\x02"
 PAIRS = (GoldenPair(b"\x00\x01\x02", b"\x80\x7f"), GoldenPair(b"\xff\xfe\xfd", b"\x01\x02"))
 PROBABILITIES = TensorFormat(shape=(1, 2), dtype="int8", scale=1 / 256, zero_point=-128)
-LOGITS = TensorFormat(shape=(1, 2), dtype="int8", scale=0.5, zero_point=0)
 
 
 def test_golden_vectors_are_the_bytes_of_the_contract(tmp_path: Path) -> None:
@@ -186,24 +183,6 @@ def test_an_archive_that_is_truncated_is_one_sentence(tmp_path: Path) -> None:
         (tmp_path / "data.npz").write_bytes(whole[:length])
         with pytest.raises(RefusalError, match=r"is not an \.npz file"):
             npz_inputs(tmp_path / "data.npz", SHAPE)
-
-
-def test_images_of_all_subfolders_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in ("b/2.PNG", "a/1.jpg", "b/1.png", "a/readme.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert [str(path.relative_to(tmp_path)) for path in image_paths(tmp_path)] == [
-        "a/1.jpg",
-        "b/1.png",
-        "b/2.PNG",
-    ]
-
-
-def test_a_fifth_is_held_out_and_nothing_is_in_both() -> None:
-    samples = np.arange(100, dtype=np.float32)[:, None]
-    calibration, held_out = split(samples, 50, np.random.default_rng(0))
-    assert (len(calibration), len(held_out)) == (50, 20)
-    assert not set(calibration[:, 0]) & set(held_out[:, 0])
 
 
 def test_samples_that_are_all_equal_are_refused() -> None:

@@ -134,14 +134,6 @@ def test_a_small_arena_lies_in_sram_and_the_model_in_flash() -> None:
     assert (found.fits, found.arena, found.model_in_ram, found.reasons) == (True, Place.SRAM, None, ())
 
 
-def test_the_last_byte_of_sram_is_used() -> None:
-    n8r2 = known("esp32s3-n8r2")
-    assert fit_board(100_000, 266_240, n8r2).arena is Place.SRAM
-    assert fit_board(100_000, 266_241, n8r2).arena is Place.PSRAM
-    assert fit_board(100_000, 166_240, n8r2).model_in_ram is Place.SRAM
-    assert fit_board(100_000, 166_241, n8r2).model_in_ram is Place.PSRAM
-
-
 def test_what_is_larger_than_sram_needs_psram() -> None:
     assert not (without := fit_board(646_136, 300_000, known("esp32s3-n8"))).fits
     assert without.arena is None

@@ -55,11 +55,6 @@ def test_a_network_that_no_device_runs_is_one_sentence(
     assert leaves_nothing(ran)
 
 
-@pytest.mark.long
-def test_an_operator_that_is_slow_can_be_accepted(soon: Convert, models: Path) -> None:
-    assert soon(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
-
-
 @pytest.mark.slow
 def test_an_arena_that_is_too_small_is_one_sentence(soon: Convert, models: Path) -> None:
     ran = soon(models / "tiny.keras", *RANDOM, "--arena", "2KB")

@@ -19,7 +19,6 @@ from esp32_agent.port.host import v4l2
 from esp32_agent.port.host.folder import FolderInput
 from esp32_agent.port.micropython import wifi as board_wifi
 from esp32_agent.port.micropython.board import Esp32Board
-from esp32_agent.port.micropython.camera import BoardCamera
 from esp32_agent.port.micropython.wifi import JOIN_MS, WiFi
 from esp32_agent.port.pictures import rgb565_tensor, rgb_tensor, yuyv_tensor
 from tests.edge.port.test_power import SteppedClock
@@ -265,11 +264,6 @@ def test_a_webcam_gives_yuyv() -> None:
     assert [value ^ 0x80 for value in red] == pytest.approx([255, 0, 0], abs=2)
 
 
-def test_a_frame_that_broke_off_is_said() -> None:
-    with pytest.raises(CameraError, match="The frame has 5 bytes and not 12"):
-        rgb_tensor(bytes(5), 2, 2, 2, 3)
-
-
 def test_a_folder_is_read_in_turn(tmp_path: Path) -> None:
     (tmp_path / "a.ppm").write_bytes(b"P6\n# four colours\n4 4\n255\n" + quarters(4, 4))
     (tmp_path / "b.pgm").write_bytes(b"P5 2 2 255\n" + bytes([0, 10, 200, 255]))
@@ -290,24 +284,6 @@ def test_a_picture_that_is_damaged_is_said(tmp_path: Path, content: bytes) -> No
     (tmp_path / "a.ppm").write_bytes(content)
     with pytest.raises(CameraError, match=re.escape(str(tmp_path / "a.ppm"))):
         FolderInput(tmp_path, 12).frame()
-
-
-class BoardsDriver:
-    """The camera's class on the board, with a frame or a failure."""
-
-    def __init__(self, frame: bytes | OSError | None) -> None:
-        self._frame = frame
-
-    def capture(self) -> bytes | None:
-        if isinstance(self._frame, OSError):
-            raise self._frame
-        return self._frame
-
-
-@pytest.mark.parametrize("frame", [None, b"", b"\xf8" * 100, OSError("no camera")])
-def test_the_boards_camera_that_fails_is_said(frame: bytes | OSError | None) -> None:
-    with pytest.raises(CameraError):
-        BoardCamera(BoardsDriver(frame), 12).frame()
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """config.json: read as written, and refused in one sentence; python -m esp32_agent says it with exit status 2."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 from esp32_agent.config import read
 from esp32_agent.main import main
 from esp32_agent.section import ConfigError
-from tests.edge.tools import micropython
 
 ROOT = Path(__file__).resolve().parents[3]
 LEAST: dict[str, Any] = {
@@ -128,16 +124,3 @@ def test_the_command_refuses_in_a_sentence(
     printed = capsys.readouterr().out
     assert sentence in printed
     assert printed.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
-def test_the_command_has_the_exit_status(tmp_path: Path, interpreter: str) -> None:
-    program = [sys.executable] if interpreter == "cpython" else [str(micropython()), "-X", "heapsize=128K"]
-    done = subprocess.run(
-        [*program, "-m", "esp32_agent", "--config", written(tmp_path, LEAST | {"windows": 0})],
-        env=os.environ | {"MICROPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stdout.endswith("`windows` must be a whole number from 1 to 64.\n")

@@ -96,16 +96,6 @@ def test_a_line_without_a_board_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     os.close(device)
 
 
-def test_a_device_that_is_no_line_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(RunnerError, match="is not a serial line"):
-        TtyLine(str(tmp_path / "file"), 115_200)
-    with pytest.raises(RunnerError, match="cannot be opened: No such file"):
-        TtyLine(str(tmp_path / "none"), 115_200)
-    with pytest.raises(RunnerError, match="no serial speed of 12345 baud"):
-        TtyLine("/dev/null", 12_345)
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
