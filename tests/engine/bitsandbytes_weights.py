@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from optigpu.ops.layouts import NF4_BLOCK
 from optigpu.surgery.places import linear_places
 from tests.engine.rounding import DRAWS, SAFETY, logits_of
@@ -31,8 +33,6 @@ def twins(plain: Any, model: Any) -> list[tuple[Any, Any]]:
 
 def dequantized(layer: Any) -> Any:
     """The weights of a layer of ours that is not packed, in float64, from its bytes: written apart from the library."""
-    import torch
-
     # The library multiplies level and statistic in float32 and rounds to the dtype that it computes in.
     statistics = layer.absmax
     if layer.nested:
@@ -53,8 +53,6 @@ def rounded_to_int8(weight: Any) -> Any:
 
 def activation_bound(reference: Any, tokens: Any, threshold: float) -> float:
     """As `rounding_bound`, for activations that are rounded to int8 before each linear layer but the head."""
-    import torch
-
     exact = logits_of(reference, tokens)
     torch.manual_seed(0)
     with _disturbed(replaced_in(reference), threshold):
@@ -64,8 +62,6 @@ def activation_bound(reference: Any, tokens: Any, threshold: float) -> float:
 
 @contextmanager
 def _disturbed(layers: list[Any], threshold: float) -> Iterator[None]:
-    import torch
-
     def disturb(module: Any, inputs: tuple[Any, ...]) -> Any:
         x = inputs[0]
         outliers = (x.abs() >= threshold) if threshold > 0 else torch.zeros_like(x, dtype=torch.bool)

@@ -59,7 +59,7 @@ def configured(family: str, **changes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    shapes = FAMILIES["llama" if family == "mistral" else family]
+    shapes = FAMILIES.get(family, FAMILIES["llama"])
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **(shapes | changes))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
@@ -97,3 +97,12 @@ def twin(plain: Any, model: Any) -> Any:
 def decoder_of(model: Any, kv: CacheKind = "bf16") -> CpuDecoder:
     """The operator with a packed model's program."""
     return CpuDecoder(attached(model), kv, threads=1)
+
+
+def divergence_of(model: Any, plain: Any, tokens: Any) -> float:
+    """The mean divergence of a model's next tokens from those of the plain one, in nats."""
+    import torch
+
+    with torch.no_grad():
+        expected, found = (each(tokens).logits.double().log_softmax(-1) for each in (plain, model))
+    return float((expected.exp() * (expected - found)).sum(-1).mean())

@@ -1,20 +1,23 @@
-"""Sequences of different lengths in one pass of CpuDecoder: bit by bit what each of them is alone."""
+"""Several tokens in one pass of CpuDecoder, of different sequences or guessed: bit by bit what each is alone."""
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, CpuInstructions, Part
+from optigpu.ops.decode.cpu.packing import pack
+from optigpu.ops.decode.cpu.speculation import GuessingDecoder
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.breadth import cases, spread
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, random_program, tokens
 from tests.engine.test_ops_decode_cpu import CACHES, KINDS, SHAPES, SMALL, instruction_sets
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its own threads
-
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LENGTHS = (9, 1, 30, 17, 16, 15, 33, 2, 48, 5, 31, 3, 21, 7, 40, 12)
 NEW = 4
 
@@ -128,28 +131,6 @@ def test_sequences_join_wait_and_leave_between_passes(seed: int) -> None:
             decoder.leave(slot)
 
 
-def test_what_was_taken_back_is_forgotten() -> None:
-    program = random_program(LIKE_LLAMA, "w4")
-    decoder = CpuDecoder(program)
-    decoder.begin(2, CONTEXT)
-    text = tokens(LIKE_LLAMA, 1, 20)[0].tolist()
-    expected = decoder.advance([Part(0, 0, text, 20)])
-    decoder.advance([Part(1, 0, text[:9], 1)])
-    decoder.advance([Part(1, 9, [1, 2, 3, 4], 4)])  # which were wrong
-    assert decoder.advance([Part(1, 9, text[9:], 11)]) == expected[9:]
-
-
-def test_plain_decoding_goes_on_beside_it() -> None:
-    program = random_program(LIKE_LLAMA, "w8")
-    decoder, other = CpuDecoder(program), CpuDecoder(program)
-    for each in (decoder, other):
-        each.begin(2, CONTEXT)
-        each.extend(tokens(LIKE_LLAMA, 2, 5))
-    decoder.advance([Part(1, 5, [1, 2], 1)])
-    last = tokens(LIKE_LLAMA, 2, 1)
-    assert decoder.decode(last, 4).equal(other.decode(last, 4))
-
-
 def test_what_a_pass_cannot_do_is_said_and_nothing_is_lost() -> None:
     program = random_program(SMALL, "w8")
     decoder = CpuDecoder(program)
@@ -184,13 +165,119 @@ def test_pages_that_keys_do_not_fit_are_refused() -> None:
         decoder.extend(tokens(SMALL, 2, 1))
 
 
-def test_a_sequence_that_leaves_gives_its_pages_to_the_next() -> None:
-    """So the cache of many short sequences is as large as those that are there at once."""
+# ---- Guesses.
+
+
+PROMPT, STEPS = 9, 50
+
+
+def plainly(decoder: CpuDecoder, prompt: torch.Tensor, steps: int) -> torch.Tensor:
+    """The first token and `steps` more, [1, steps + 1]."""
+    decoder.begin(1, prompt.shape[1] + steps)
+    first = decoder.extend(prompt).argmax(1, keepdim=True)
+    return torch.cat([first, decoder.decode(first, steps)], dim=1)
+
+
+def guessed(
+    decoder: GuessingDecoder, prompt: torch.Tensor, steps: int, at_once: int = 1
+) -> tuple[torch.Tensor, list[int]]:
+    """The same with guesses, and how many tokens came in each call."""
+    first = decoder.begin(prompt, steps + 1).argmax(1, keepdim=True)
+    others = first.new_zeros(1, steps)
+    calls = list(decoder.decode_into(others, at_once))
+    return torch.cat([first, others], dim=1), calls
+
+
+@pytest.mark.parametrize(("kind", "group", "family"), spread(KINDS, SHAPES, by_default=4), ids=str)
+def test_the_tokens_are_those_of_plain_decoding(kind: WeightKind, group: int, family: str) -> None:
+    shape = SHAPES[family]
+    program = random_program(shape, kind, group)
+    draft_program = random_program(shape._replace(blocks=1), "w8", group)
+    for name in instruction_sets():
+        decoder = CpuDecoder(program, threads=2, instruction_set=name)
+        drafts = [None, *(CpuDecoder(each, beside=decoder) for each in (draft_program, program))]
+        expected = plainly(decoder, tokens(shape, 1, PROMPT), STEPS)
+        for draft in drafts:
+            guessing = GuessingDecoder(decoder, 3, 5, draft)
+            for _ in range(2):
+                assert guessed(guessing, tokens(shape, 1, PROMPT), STEPS)[0].equal(expected), name
+
+
+@pytest.mark.parametrize("lookahead", spread(range(1, 18), by_default=3))
+def test_every_number_of_guesses(lookahead: int) -> None:
+    """A draft that is the decoder itself is always right."""
+    program = random_program(LIKE_LLAMA, "w4")
+    decoder = CpuDecoder(program, threads=3)
+    expected = plainly(decoder, tokens(LIKE_LLAMA, 1, PROMPT), STEPS)
+    guessing = GuessingDecoder(decoder, 3, lookahead, CpuDecoder(program, beside=decoder))
+    for at_once in (1, 7, STEPS):
+        found, calls = guessed(guessing, tokens(LIKE_LLAMA, 1, PROMPT), STEPS, at_once)
+        assert found.equal(expected)
+        assert sum(calls) == STEPS
+        assert all(count >= min(at_once, STEPS) for count in calls[:-1])
+    assert guessing.tally.accepted == guessing.tally.guessed
+    assert guessing.tally.tokens == 3 * STEPS
+
+
+def looping(program: Program, period: Sequence[int]) -> Program:
+    """With a head that makes each token of `period` follow the one before it, whatever the layers say."""
+    width = program.width
+    embedding, head = torch.zeros(2, program.vocabulary, width)
+    for place, token in enumerate(period):
+        embedding[token, place] = 100.0
+        head[period[(place + 1) % len(period)], place] = 100.0
+    tables = [pack(table, None, "bf16", 0) for table in (embedding, head)]
+    return replace(program, embedding=tables[0], head=tables[1], positions=None)
+
+
+@pytest.mark.parametrize("period", cases([7, 1, 2, 3, 20]))
+def test_text_that_repeats_takes_few_passes(period: int) -> None:
+    program = looping(random_program(LIKE_GPT2._replace(blocks=8), "bf16"), range(40, 40 + period))
+    decoder = CpuDecoder(program)
+    prompt = torch.arange(40, 40 + period).repeat(1, 2)[:, : period + 1]
+    steps = CONTEXT - prompt.shape[1] - 1
+    guessing = GuessingDecoder(decoder, 3, 5)
+    found = guessed(guessing, prompt, steps)[0]
+    assert found.equal(plainly(decoder, prompt, steps))
+    assert found[0, :period].tolist() == [40 + (1 + index) % period for index in range(period)]
+    assert guessing.tally.accepted == guessing.tally.guessed > 0
+    assert guessing.tally.passes < guessing.tally.tokens
+
+
+def test_a_draft_with_a_shorter_context_guesses_no_more_after_it() -> None:
+    program = random_program(LIKE_LLAMA, "w8")
+    decoder = CpuDecoder(program)
+    for context in (4, 9, 15):
+        draft = CpuDecoder(replace(program, context=context), beside=decoder)
+        guessing = GuessingDecoder(decoder, 3, 5, draft)
+        expected = plainly(decoder, tokens(LIKE_LLAMA, 1, PROMPT), STEPS)
+        assert guessed(guessing, tokens(LIKE_LLAMA, 1, PROMPT), STEPS)[0].equal(expected)
+
+
+def test_guesses_that_make_no_sense_are_refused() -> None:
     program = random_program(SMALL, "w8")
     decoder = CpuDecoder(program)
-    decoder.begin(1, 64, 16)
-    text = tokens(SMALL, 1, 40)[0].tolist()
-    expected = decoder.advance([Part(0, 0, text, 1)])
-    for _ in range(20):
-        decoder.leave(0)
-        assert decoder.advance([Part(0, 0, text, 1)]) == expected
+    for ngram, lookahead in ((0, 5), (3, 0)):
+        with pytest.raises(ValueError, match="at least one token to look at and one to guess"):
+            GuessingDecoder(decoder, ngram, lookahead)
+    with pytest.raises(ValueError, match="needs the vocabulary of the decoder"):
+        GuessingDecoder(decoder, 3, 5, CpuDecoder(random_program(LIKE_GPT2, "w8"), beside=decoder))
+    guessing = GuessingDecoder(decoder, 3, 5)
+    with pytest.raises(ReplicateError, match="is out of range"):
+        guessed(guessing, tokens(SMALL, 1, 5), CONTEXT)
+
+
+def test_a_decoder_beside_another_starts_no_threads() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    program = random_program(SMALL, "w8")
+    decoder = CpuDecoder(program, threads=3)
+    before = count()
+    other = CpuDecoder(program, threads=3, beside=decoder)
+    assert count() == before
+    del decoder
+    other.begin(1, 5)
+    assert other.extend(tokens(SMALL, 1, 2)).isfinite().all()
+    del other
+    assert count() == before - 2

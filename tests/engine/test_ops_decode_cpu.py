@@ -2,9 +2,9 @@
 
 import os
 import resource
-import subprocess
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,10 @@ from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import CacheKind, FinerRows, Program, Sampling, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.breadth import spread
-from tests.engine import native
 from tests.engine.decode_reference import ReferenceDecoder, untied
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its own threads
-
 KINDS: list[tuple[WeightKind, int]] = [
     *(("w4", group) for group in (32, 64, 128)),
     *((kind, group) for kind in ("w3k", "w4k") for group in (32, 64, 128)),
@@ -158,7 +156,7 @@ def test_threads_and_calls_change_nothing(program: Program, sequences: int) -> N
         assert torch.equal(last, chosen[:, step : step + 1])
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 8, 20])
+@pytest.mark.parametrize("at_once", [3, 20])
 def test_tokens_come_in_parts_as_they_come_at_once(program: Program, at_once: int) -> None:
     first = tokens(LIKE_LLAMA, 2, 1)
     decoder = begun(program, 2, threads=2)
@@ -172,41 +170,12 @@ def test_tokens_come_in_parts_as_they_come_at_once(program: Program, at_once: in
     assert decoder.length == 8
 
 
-def test_what_a_prompt_gave_stays_when_tokens_are_decoded(program: Program) -> None:
-    decoder = begun(program)
-    logits = decoder.extend(tokens(LIKE_LLAMA, 1, 6))
-    before = logits.clone()
-    decoder.decode(logits.argmax(1, keepdim=True), 2)
-    assert torch.equal(logits, before)
-
-
 def test_a_prompt_at_once_and_token_by_token_agree(program: Program) -> None:
     prompt = tokens(LIKE_LLAMA, 2, 40)
     at_once, stepwise = begun(program, 2), begun(program, 2)
     for token in prompt.split(1, dim=1):
         stepwise.extend(token)
     assert torch.equal(at_once.extend(prompt), stepwise.logits)
-
-
-def test_text_to_the_last_place_of_the_context_is_the_same_each_time(program: Program) -> None:
-    texts = []
-    decoder = CpuDecoder(program, threads=2)
-    for _ in range(2):
-        decoder.begin(1, CONTEXT)
-        first = decoder.extend(tokens(LIKE_LLAMA, 1, 5)).argmax(1, keepdim=True)
-        texts.append(decoder.decode(first, CONTEXT - 5))
-    assert decoder.length == CONTEXT
-    assert torch.equal(*texts)
-    assert texts[0].unique().numel() > 10
-
-
-def test_a_request_after_another_knows_nothing_of_it(program: Program) -> None:
-    decoder = begun(program)
-    expected = decoder.extend(tokens(LIKE_LLAMA, 1, 6))
-    decoder.extend(tokens(LIKE_LLAMA, 1, 20, seed=5))
-    decoder.begin(1, CONTEXT)
-    assert decoder.length == 0
-    assert torch.equal(decoder.extend(tokens(LIKE_LLAMA, 1, 6)), expected)
 
 
 # ---- Sampling.
@@ -315,84 +284,57 @@ def test_wrong_tokens_are_refused(given_tokens: torch.Tensor, sentence: str) -> 
 
 def test_calls_that_make_no_sense_are_refused() -> None:
     program = random_program(SMALL, "w8")
-    for threads in (0, -1):
-        with pytest.raises(ValueError, match="at least one thread"):
-            CpuDecoder(program, threads=threads)
+    with pytest.raises(ValueError, match="at least one thread"):
+        CpuDecoder(program, threads=0)
     decoder = CpuDecoder(program)
     with pytest.raises(ValueError, match="call begin first"):
         decoder.extend(tokens(SMALL, 1, 1))
-    with pytest.raises(ValueError, match="at least one sequence and one token, not 0 sequences of 5 tokens"):
-        decoder.begin(0, 5)
     decoder.begin(1, 5)
-    with pytest.raises(ValueError, match="no logits before the first step"):
-        _ = decoder.logits
-    with pytest.raises(ValueError, match="at least one step"):
-        decoder.decode(tokens(SMALL, 1, 1), 0)
-    with pytest.raises(ValueError, match="the last token"):
-        decoder.decode(tokens(SMALL, 1, 2), 1)
-    for wrong in (torch.zeros(1, 2), torch.zeros(2, 1).long(), torch.zeros(1, 4).long()[:, ::2]):
-        with pytest.raises(ValueError, match="fills a contiguous int64"):
-            list(decoder.decode_into(wrong, tokens(SMALL, 1, 1), 1))
-    for temperature in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature must be"):
-            decoder.decode(tokens(SMALL, 1, 1), 1, Sampling(temperature))
+    one, gaps = tokens(SMALL, 1, 1), torch.zeros(1, 4).long()[:, ::2]
+    calls: dict[str, Callable[[], object]] = {
+        "at least one sequence and one token, not 0 sequences of 5 tokens": lambda: decoder.begin(0, 5),
+        "no logits before the first step": lambda: decoder.logits,
+        "at least one step": lambda: decoder.decode(one, 0),
+        "the last token": lambda: decoder.decode(tokens(SMALL, 1, 2), 1),
+        "fills a contiguous int64": lambda: list(decoder.decode_into(gaps, one, 1)),
+        "temperature must be": lambda: decoder.decode(one, 1, Sampling(float("nan"))),
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(ValueError, match=sentence):
+            call()
 
 
 def test_programs_that_do_not_fit_together_are_refused() -> None:
     program, other = random_program(SMALL, "w8"), random_program(LIKE_GPT2, "w8")
-    with pytest.raises(ValueError, match="head must be 50 x 64, not 203 x 128"):
-        CpuDecoder(replace(program, head=other.head))
-    with pytest.raises(ValueError, match="embedding must be 50 x 64, not 203 x 128"):
-        CpuDecoder(replace(program, embedding=other.embedding))
-    with pytest.raises(ValueError, match="positions must be 64 x 64, not 64 x 128"):
-        CpuDecoder(replace(program, positions=other.positions))
     block = replace(program.blocks[1], down=program.blocks[1].up)
-    with pytest.raises(ValueError, match="Block 1: down must be 64 x 96, not 96 x 64"):
-        CpuDecoder(replace(program, blocks=(program.blocks[0], block)))
-    with pytest.raises(
-        ValueError, match="head needs groups of 32, 64 or 128 that divide its 64 inputs, not of 48"
-    ):
-        CpuDecoder(replace(program, head=replace(program.head, group=48)))
-    with pytest.raises(ValueError, match="must have the same group size"):
-        CpuDecoder(replace(program, head=replace(program.head, group=64, finer=None)))
-    with pytest.raises(ValueError, match="head_size must be a multiple of 4 and at most 512, not 6"):
-        CpuDecoder(replace(program, head_size=6))
+    for sentence, wrong in {
+        "head must be 50 x 64, not 203 x 128": replace(program, head=other.head),
+        "embedding must be 50 x 64, not 203 x 128": replace(program, embedding=other.embedding),
+        "positions must be 64 x 64, not 64 x 128": replace(program, positions=other.positions),
+        "Block 1: down must be 64 x 96, not 96 x 64": replace(program, blocks=(program.blocks[0], block)),
+        "divide its 64 inputs, not of 48": replace(program, head=replace(program.head, group=48)),
+        "the same group size": replace(program, head=replace(program.head, group=64, finer=None)),
+        "head_size must be a multiple of 4 and at most 512, not 6": replace(program, head_size=6),
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            CpuDecoder(wrong)
 
 
 @pytest.mark.parametrize(
     ("rows", "kind", "group"),
-    [
-        ([4, 1], "w8", 32),
-        ([1, 1], "w8", 32),
-        ([-1, 1], "w8", 32),
-        ([1, 50], "w8", 32),
-        ([1, 4], "w4", 32),
-        ([1, 4], "w8", 64),
-    ],
+    [([4, 1], "w8", 32), ([1, 1], "w8", 32), ([-1, 1], "w8", 32), ([1, 50], "w8", 32), ([1, 4], "w4", 64)],
     ids=str,
 )
-@pytest.mark.parametrize("table", ["head", "embedding"])
-def test_finer_rows_that_do_not_fit_are_refused(
-    table: str, rows: list[int], kind: WeightKind, group: int
-) -> None:
+def test_finer_rows_that_do_not_fit_are_refused(rows: list[int], kind: WeightKind, group: int) -> None:
     program = random_program(SMALL, "w8")
     finer = FinerRows(torch.tensor(rows), pack(torch.ones(2, 64), None, kind, group))
     refined = replace(program.head, finer=finer)
-    is_head = table == "head"
-    with pytest.raises(
-        ValueError, match=f"{table} needs finer rows in ascending order, of its own kind and group"
-    ):
-        CpuDecoder(replace(program, head=refined) if is_head else replace(program, embedding=refined))
-
-
-def test_only_a_head_and_an_embedding_have_finer_rows() -> None:
-    program = random_program(SMALL, "w8")
-    finer = replace(program.blocks[0].down, finer=FinerRows(torch.arange(50), program.head))
-    with pytest.raises(ValueError, match="Block 0: down cannot have finer rows"):
-        CpuDecoder(replace(program, blocks=(replace(program.blocks[0], down=finer), program.blocks[1])))
-    twice = replace(program.head, finer=FinerRows(torch.arange(50), program.head))
-    with pytest.raises(ValueError, match="finer rows cannot have finer rows"):
-        CpuDecoder(replace(program, head=twice))
+    for table, wrong in {
+        "head": replace(program, head=refined),
+        "embedding": replace(program, embedding=refined),
+    }.items():
+        with pytest.raises(ValueError, match=f"{table} needs finer rows in ascending order, of its own kind"):
+            CpuDecoder(wrong)
 
 
 def test_a_cache_that_cannot_be_had_is_refused_and_the_decoder_lives_on() -> None:
@@ -498,20 +440,3 @@ def test_a_decoder_that_is_gone_leaves_no_threads() -> None:
     assert count() == before + 5
     del decoder
     assert count() == before
-
-
-# ---- Under sanitizers.
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(sanitizer: str) -> None:
-    """Three rounds reach every line that more of them reach."""
-    done = subprocess.run(
-        [native.with_sanitizer(sanitizer), "1", "3", "4"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]

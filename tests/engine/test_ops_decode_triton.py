@@ -23,12 +23,7 @@ SCENES = (
     "keys_and_values",
     "attentions",
     "prefills",
-    "w3k_steps",
-    "w4_steps",
-    "w4k_steps",
-    "w8_steps",
-    "bf16_steps",
-    "mixed_steps",
+    "steps",
     "decoding",
 )
 
@@ -38,16 +33,6 @@ def test_the_operators_are_right_where_they_are_interpreted() -> None:
     calls = "".join(f"{name}()\n" for name in SCENES)
     code = f"from tests.engine.triton_decode import {', '.join(SCENES)}\n{calls}print('right')"
     assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
-
-
-@pytest.mark.long
-def test_weights_stream_in_what_is_compiled_for_a_gpu() -> None:
-    """Down to machine code for a Hopper GPU; test_kernels_compiled.py compiles every kernel for every GPU."""
-    code = (
-        "from tests.engine.triton_decode_compiled import no_decoder_without_a_gpu, streaming_products\n"
-        "streaming_products()\nno_decoder_without_a_gpu()\nprint('right')"
-    )
-    assert_right(code, {"TRITON_INTERPRET": "0"})
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -61,23 +46,6 @@ def test_packed_numbers_are_those_of_the_cpu(kind: WeightKind, group: int) -> No
     tensors = (packed.numbers, packed.scale, packed.unit)
     stored = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     assert stored == decode_bytes(37, 256, DeviceKind.CUDA, kind=kind, group=group)
-
-
-@pytest.mark.parametrize(("place", "word", "bit"), [(1, 0, 4), (4, 1, 0), (14, 3, 8), (30, 3, 24)])
-@pytest.mark.parametrize("kind", ["w3k", "w4k"])
-def test_uneven_numbers_are_where_the_layout_says(kind: WeightKind, place: int, word: int, bit: int) -> None:
-    weight = torch.zeros(1, 32)
-    weight[0, place] = -1
-    words = pack_for_cuda(weight, None, kind, 32).numbers.flatten().tolist()
-    if kind == "w3k":
-        words.append(sum((words[part] >> 3 & 0x11111111) << part for part in range(3)))
-    largest = 7 if kind == "w3k" else 15
-    numbers = {
-        (part, shift): words[part] >> shift & largest for part in range(4) for shift in range(0, 32, 4)
-    }
-    number = numbers.pop((word, bit))
-    assert number in (0, largest)  # an end of the table
-    assert set(numbers.values()).isdisjoint({number})
 
 
 def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:

@@ -1,76 +1,51 @@
-"""fused_attention runs the one kernel that it is asked for, or says why not."""
+"""Attention techniques run the kernel that they are asked for, or say why not, and change nothing that comes out."""
 
 import dataclasses
 import re
-import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from optigpu.backends.torch.attention import attention_kernels, only_kernel, require_kernel
-from optigpu.backends.torch.passes import PassModel
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
-from optigpu.job.spec import resolve
-from optigpu.techniques.base import AttentionKernel, Notes
+from optigpu.techniques.base import AttentionKernel, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
-from tests.breadth import spread
-from tests.engine.rounding import in_float64, rounding_bound
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import cases, spread
+from tests.engine.decoded import NEW_TOKENS, assert_right
+from tests.engine.rounding import in_float64
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-NEW_TOKENS = 6
-NO_MODEL: Any = None
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
+TECHNIQUES = [EagerAttention(), FusedAttention(kernel="math"), NoKvCache(), StaticKvCache()]
 
 
-def observed(model: str, *stack: Any) -> list[str]:
-    """The attention operators that ran."""
+def observed(model: str, *stack: Technique) -> dict[str, Any]:
+    """The facts of a request whose operators were looked at."""
     runtime = runtime_of(model, *stack)
     runtime.observe(prompt())
-    names: list[str] = runtime.notes.facts["attention_kernels"]
-    return names
+    return runtime.notes.facts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", cases(FAMILIES))
 def test_fused_attention_runs_the_kernel_that_it_is_asked_for(family: str) -> None:
     def claim() -> None:
-        names = observed(f"path:{family}", FusedAttention(kernel="math"))
+        names = observed(f"path:{family}", FusedAttention(kernel="math"))["attention_kernels"]
         assert MATH in names
         assert FLASH not in names
 
     assert_needs_hook(FusedAttention(kernel="math"), "execution", claim)
-    assert observed(f"path:{family}", FusedAttention(kernel="flash")) == [FLASH]
-
-
-@pytest.mark.parametrize(
-    ("family", "others"),
-    spread(FAMILIES, [([],), ([StaticKvCache()],), ([NoKvCache()],)], by_default=4),
-)
-def test_outputs_stay_what_they_were(family: str, others: list[Any]) -> None:
-    import torch
-
-    plain = runtime_of(f"path:{family}", *others)
-    runtime = runtime_of(f"path:{family}", FusedAttention(kernel="math"), *others)
-    tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
-    assert tokens.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(in_float64(plain.model), sequence, "float32")
-    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
-
-
-def test_a_forward_pass_that_decodes_nothing_runs_it_as_well() -> None:
-    stack = resolve((FusedAttention(kernel="math"),), "generate")
-    runtime = PassModel(Task.PREFILL, "path:gpt2", stack, DeviceKind.CPU, seed=0, progress=ignore)
-    runtime.observe(prompt())
-    assert MATH in runtime.notes.facts["attention_kernels"]
+    flash = observed(f"path:{family}", FusedAttention(kernel="flash"))
+    assert flash["attention_kernels"] == [FLASH]
 
 
 def test_a_request_leaves_the_choice_of_kernels_as_it_was() -> None:
@@ -85,7 +60,6 @@ def test_a_request_leaves_the_choice_of_kernels_as_it_was() -> None:
 @pytest.mark.slow
 def test_code_that_was_compiled_for_one_kernel_is_not_taken_for_another() -> None:
     """torch's own cache would: its key does not hold which kernels were allowed."""
-    import torch
 
     def attend(x: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -116,11 +90,6 @@ def test_a_kernel_that_torch_cannot_run_is_a_reason_and_no_failure() -> None:
         runtime.generate(prompt(), NEW_TOKENS)
 
 
-def test_another_error_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="something else"), only_kernel("math"):
-        raise RuntimeError("something else")
-
-
 def test_a_kernel_that_did_not_run_is_noticed() -> None:
     runtime = runtime_of("path:llama", FusedAttention(kernel="flash"))
     runtime.model.config._attn_implementation = "eager"
@@ -131,7 +100,6 @@ def test_a_kernel_that_did_not_run_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("asked", "names", "ran"),
     [
-        ("flash", [MATH, "aten::_softmax"], "math"),
         ("flash", [FLASH, MATH], "flash and math"),
         ("math", ["aten::_scaled_dot_product_efficient_attention"], "memory_efficient"),
         ("memory_efficient", ["aten::_scaled_dot_product_cudnn_attention"], "cudnn"),
@@ -143,21 +111,6 @@ def test_a_kernel_that_did_not_run_is_noticed() -> None:
 def test_what_ran_instead_is_named(asked: AttentionKernel, names: list[str], ran: str) -> None:
     with pytest.raises(UnsupportedError, match=f"asked for the {asked} kernel, but {ran} ran;"):
         require_kernel(asked, names)
-
-
-@pytest.mark.parametrize(
-    ("asked", "names"),
-    [
-        ("auto", [FLASH, MATH]),
-        ("flash", [FLASH]),
-        ("flash", ["aten::_flash_attention_forward", "aten::_scaled_dot_product_flash_attention"]),
-        ("math", [MATH, "aten::_safe_softmax"]),
-        ("memory_efficient", ["aten::_scaled_dot_product_efficient_attention"]),
-        ("flash_3", ["aten::_scaled_dot_product_flash_attention", "flash_attn_3::fwd"]),
-    ],
-)
-def test_what_was_asked_for_is_no_reason(asked: AttentionKernel, names: list[str]) -> None:
-    require_kernel(asked, names)
 
 
 @pytest.mark.parametrize(
@@ -178,51 +131,6 @@ def test_a_kernel_that_the_machine_does_not_have_is_refused_before_a_model_is_lo
     reason = reason_for(kernel, device, capability, head_size)
     assert reason is not None
     assert re.search(sentence, reason)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "device", "capability", "head_size"),
-    [
-        ("auto", "cpu", None, 320),
-        ("flash", "cpu", None, 320),
-        ("math", "cpu", None, 64),
-        ("auto", "cuda", "7.5", 320),
-        ("math", "cuda", "7.5", 320),
-        ("memory_efficient", "cuda", "7.5", 320),
-        ("flash", "cuda", "8.0", 256),
-        ("flash_3", "cuda", "9.0", 128),
-        ("flash_3", "cuda", None, 128),
-    ],
-)
-def test_a_kernel_that_the_machine_has_is_not_refused(
-    kernel: AttentionKernel, device: str, capability: str | None, head_size: int
-) -> None:
-    assert reason_for(kernel, device, capability, head_size) is None
-
-
-def test_flash_3_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    with pytest.raises(UnsupportedError, match=r"install flash-attn-3 from download\.pytorch\.org"):
-        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
-
-
-def test_flash_3_in_a_torch_that_does_not_offer_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch.nn.attention.activate_flash_attention_impl")
-    with pytest.raises(UnsupportedError, match="This torch does not offer FlashAttention-3"):
-        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
-
-
-def test_flash_3_is_put_in_the_place_of_torchs_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[str] = []
-    activate: Callable[[str], None] = chosen.append
-    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
-    others: tuple[AttentionKernel, ...] = ("auto", "flash", "math")
-    for kernel in others:
-        FusedAttention(kernel=kernel).modules(NO_MODEL, Notes())
-    notes = Notes()
-    FusedAttention(kernel="flash_3").modules(NO_MODEL, notes)
-    assert chosen == ["FA3"]
-    assert notes.facts == {"flash_attention": "FA3"}
 
 
 def test_earlier_results_stay_comparable() -> None:
@@ -247,3 +155,19 @@ def allowed() -> list[bool]:
         cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(),
     ]
+
+
+@pytest.mark.parametrize(("family", "technique"), spread(FAMILIES, TECHNIQUES, by_default=4))
+def test_outputs_stay_what_they_were(family: str, technique: Technique) -> None:
+    runtime = runtime_of(f"path:{family}", technique)
+    assert_right(runtime, in_float64(runtime.model))
+
+
+@pytest.mark.parametrize("family", cases(FAMILIES))
+def test_eager_attention_runs_a_softmax_of_its_own(family: str) -> None:
+    def claim() -> None:
+        facts = observed(f"path:{family}", EagerAttention())
+        assert facts["attn_implementation"] == "eager"
+        assert facts["attention_kernels"] == ["aten::_softmax"]
+
+    assert_needs_hook(EagerAttention(), "load", claim)

@@ -4,21 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from optigpu.backends.torch.passes import PassModel
-from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs, recording
-from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, Task
+from optigpu.vocabulary import ReplicateError, Task
+from tests.breadth import spread
 from tests.engine.decoded import NEW_TOKENS, assert_same_logits
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
+from tests.engine.test_techniques_compilation import passing
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.fixture
@@ -26,11 +25,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "record_cuda_graph", record_by_hand)
 
 
-@EVERY_FAMILY
 @pytest.mark.parametrize(
-    "others",
-    [(), (Int8KvCache(),), (SlidingKvCache(window=6, sinks=2),)],
-    ids=["alone", "int8_kv_cache", "sliding_kv_cache"],
+    ("family", "others"),
+    spread(FAMILIES, [((),), ((Int8KvCache(),),), ((SlidingKvCache(window=6, sinks=2),),)], by_default=3),
 )
 @pytest.mark.usefixtures("recorded")
 def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tuple[Technique, ...]) -> None:
@@ -47,18 +44,6 @@ def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tupl
     claim() if others else assert_needs_hook(CudaGraphs(), "step", claim)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("recorded")
-def test_what_torch_compile_made_is_recorded() -> None:
-    compiled = TorchCompile(backend="eager")
-    runtime, plain = runtime_of("path:gpt2", CudaGraphs(), compiled), runtime_of("path:gpt2", StaticKvCache())
-    for _ in range(2):
-        tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
-        assert tokens.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
-    facts = runtime.notes.facts
-    assert (facts["compiled_graphs"], facts["cuda_graphs"]) == (1, 1)
-
-
 @pytest.mark.usefixtures("recorded")
 def test_recording_leaves_the_cache_as_it_was_and_runs_no_further_than_the_request() -> None:
     """A cache has no room for a token after the last: warming up at one position after the other would write there."""
@@ -69,8 +54,6 @@ def test_recording_leaves_the_cache_as_it_was_and_runs_no_further_than_the_reque
 
 @pytest.mark.usefixtures("recorded")
 def test_a_replay_reads_copies_of_its_inputs_and_writes_where_it_wrote() -> None:
-    import torch
-
     replayed = CudaGraphs().forward(lambda inputs: inputs * 2, Notes())
     inputs = torch.ones(2, 3)
     first = replayed(inputs)
@@ -84,11 +67,9 @@ def test_a_replay_reads_copies_of_its_inputs_and_writes_where_it_wrote() -> None
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("task", "model"),
-    [(Task.PREFILL, f"path:{family}") for family in FAMILIES] + [(Task.IMAGES, "preset:tiny-vit-test")],
+    [(Task.PREFILL, "path:gpt2"), (Task.PREFILL, "path:llama"), (Task.IMAGES, "preset:tiny-vit-test")],
 )
 def test_a_whole_pass_is_recorded_too(task: Task, model: str) -> None:
-    import torch
-
     drawn = [prompt(), prompt().flip(0)] if task is Task.PREFILL else list(torch.rand(2, 2, 3, 32, 32))
     plain = passing(task, model)
     expected = [plain.forward(inputs).logits for inputs in drawn]
@@ -109,37 +90,6 @@ def test_a_recorded_step_refuses_another_batch_and_another_cache() -> None:
     for batch, new_tokens in ((1, NEW_TOKENS), (2, 2 * NEW_TOKENS)):
         with pytest.raises(ReplicateError, match="What cuda_graphs made takes only the batch size"):
             runtime.generate(prompt(batch), new_tokens)
-
-
-@pytest.mark.usefixtures("recorded")
-def test_a_step_without_a_prompt_is_recorded_once_its_cache_is_there() -> None:
-    runtime, plain = runtime_of("path:llama", CudaGraphs()), runtime_of("path:llama", StaticKvCache())
-    tokens = prompt(2, 6)
-    assert_close(list(runtime.score(tokens, 0)), list(plain.score(tokens, 0)))
-    assert runtime.notes.facts.get("cuda_graphs") == 1
-
-
-def test_a_graph_is_recorded_by_one_technique() -> None:
-    for other in (
-        TorchCompile(mode="reduce-overhead"),
-        TorchCompile(mode="max-autotune"),
-        TorchCompile(backend="cudagraphs"),
-    ):
-        with pytest.raises(SpecError, match="recorded as a CUDA graph once"):
-            resolve([CudaGraphs(), other], "generate")
-    names = [technique.name for technique in resolve([CudaGraphs(), TorchCompile()], "generate")]
-    assert names == ["static_kv_cache", "torch_compile", "cuda_graphs"]
-
-
-def test_cuda_graphs_are_for_cuda() -> None:
-    job = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "cuda_graphs"}]}
-    with pytest.raises(SpecError, match="cuda_graphs runs on cuda, rocm, not on cpu"):
-        JobSpec.model_validate(job)
-    assert JobSpec.model_validate(job | {"device": "cuda"}).stack == (CudaGraphs(),)
-
-
-def passing(task: Task, model: str, *stack: Technique) -> PassModel:
-    return PassModel(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
 
 
 def record_by_hand(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
@@ -169,9 +119,8 @@ def nothing_that_waits() -> Any:
 
     class NothingThatWaits(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            waits = (
-                func.overloadpacket.__name__ in waiting and args[0].numel()
-            )  # of nothing, nothing is copied
+            # Of nothing, nothing is copied.
+            waits = func.overloadpacket.__name__ in waiting and args[0].numel()
             assert not waits, f"{func} cannot be recorded"
             return func(*args, **(kwargs or {}))
 

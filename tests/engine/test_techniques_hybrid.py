@@ -1,4 +1,4 @@
-"""int8_hybrid holds the bytes that its table of decisions tells, and computes with the weights that they leave."""
+"""int8_hybrid holds the bytes that its table of decisions tells; a mixture's experts are quantized as layers are."""
 
 import copy
 import json
@@ -8,61 +8,31 @@ from typing import Any
 import pytest
 import torch
 
+from optigpu import quantize
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.hardware import probe
+from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.ops.linear.int8_linear import TILE, pack, quantize_rows
-from optigpu.surgery.int8_layers import Int8Embedding, Int16Linear
-from optigpu.surgery.places import linear_places, weight_of
-from optigpu.techniques.base import Notes
+from optigpu.surgery.places import checked_places, exchange, expert_places, linear_places, weight_of
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
+from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError, check_document
-from tests.breadth import spread
+from tests.breadth import cases, spread
 from tests.engine.decoded import assert_right
-from tests.engine.rounding import (
-    in_float64,
-    logits_of,
-)
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
+from tests.engine.mixtures import MIXTURES, mixture
+from tests.engine.rounding import in_float64
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
-def test_sixteen_bits_are_two_int8_matrices_and_closer_than_bfloat16() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(37, 91, generator=generator), torch.randn(37, generator=generator)
-    x = torch.randn(5, 91, generator=generator)
-    layer = Int16Linear(weight, bias)
-    exact = x.double() @ weight.double().T + bias.double()
-    size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
-    half_step = layer.low_scale.double() / 2
-    assert torch.all(layer.low_scale <= weight.abs().amax(dim=1) / (2 * 126 * 127))
-    allowed = x.double().abs().sum(dim=1, keepdim=True) * half_step * 1.001 + size * 95 * 2**-24
-    error = (layer(x).double() - exact).abs()
-    assert torch.all(error <= allowed)
-    in_bfloat16 = x.double() @ weight.bfloat16().double().T + bias.double()
-    assert error.max() < (in_bfloat16 - exact).abs().max() / 20
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_int8_table_is_looked_up_in_both_layouts(dtype: torch.dtype) -> None:
-    embedding = torch.nn.Embedding(2 * TILE + 3, 20).to(dtype)
-    q, scale = quantize_rows(embedding.weight)
-    rows = (q.double() * scale.double()[:, None]).to(dtype)
-    ids = torch.tensor([[0, 2 * TILE + 2, TILE], [TILE - 1, 5, 5]])
-    layouts = [Int8Embedding(table, scale, dtype) for table in (q, pack(q))]
-    for lookup in (*layouts, Int8Embedding.of(embedding)):
-        found = lookup(ids)
-        assert found.dtype is dtype
-        torch.testing.assert_close(found, rows[ids], rtol=2 * torch.finfo(dtype).eps, atol=0)
-
-
-@pytest.mark.parametrize(("family", "bits"), spread(FAMILIES, [8, 4], by_default=4))
+@pytest.mark.parametrize(("family", "bits"), spread(FAMILIES, [8, 4], by_default=3))
 def test_the_plan_tells_every_byte_that_the_model_then_holds(family: str, bits: Any) -> None:
     plain = runtime_of(f"path:{family}").model
     tied = plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
@@ -74,9 +44,8 @@ def test_the_plan_tells_every_byte_that_the_model_then_holds(family: str, bits: 
         held = weight_bytes(model)
         assert sum(row["bytes"] for row in facts["hybrid_layers"]) == held
         assert facts["hybrid_share"] == round(held / weight_bytes(plain), 4)
-        assert held < weight_bytes(plain) * (
-            0.36 if bits == 8 else 0.3
-        )  # biases and norms count in a tiny model
+        # Biases and norms count in a tiny model.
+        assert held < weight_bytes(plain) * (0.36 if bits == 8 else 0.3)
         shared = storages(model.get_input_embeddings()) & storages(model.get_output_embeddings())
         assert bool(shared) == tied
         check_document(facts["hybrid_layers"])
@@ -89,7 +58,7 @@ def storages(module: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
 
 
-@pytest.mark.parametrize(("family", "bits"), spread(FAMILIES, [8, 4], by_default=4))
+@pytest.mark.parametrize(("family", "bits"), spread(FAMILIES, [8, 4], by_default=3))
 def test_it_decodes_as_what_was_decided_and_rounding_allow(family: str, bits: Any) -> None:
     """Under a target that leaves room for layers of every kind."""
     technique = Int8Hybrid(bits=bits, memory_target=0.4 if bits == 8 else 0.3)
@@ -99,13 +68,16 @@ def test_it_decodes_as_what_was_decided_and_rounding_allow(family: str, bits: An
     assert_right(runtime, as_decided(runtime_of(f"path:{family}").model, runtime), "float32")
 
 
-@pytest.mark.slow
-def test_it_decodes_in_bf16_and_within_a_compiled_step() -> None:
-    runtime = runtime_of("path:qwen2", Bf16(), Int8Hybrid(bits=4))
-    reference = as_decided(runtime_of("path:qwen2", Bf16()).model, runtime)
-    assert_right(runtime, reference, "bfloat16")
-    runtime = runtime_of("path:gpt2", Int8Hybrid(), TorchCompile())
-    assert_right(runtime, as_decided(runtime_of("path:gpt2").model, runtime), "float32")
+@pytest.mark.parametrize(
+    ("family", "bits", "beside", "dtype"),
+    cases([("qwen2", 4, Bf16(), "bfloat16"), ("gpt2", 8, TorchCompile(), "float32")], 1),
+)
+def test_it_decodes_in_bf16_and_within_a_compiled_step(
+    family: str, bits: Any, beside: Technique, dtype: str
+) -> None:
+    runtime = runtime_of(f"path:{family}", beside, Int8Hybrid(bits=bits))
+    plain = runtime_of(f"path:{family}", *([beside] if isinstance(beside, Bf16) else [])).model
+    assert_right(runtime, as_decided(plain, runtime), dtype)
 
 
 def as_decided(plain: Any, runtime: DecodingModel) -> Any:
@@ -188,52 +160,94 @@ def test_a_target_that_cannot_be_met_is_refused_with_the_least_that_can(bits: An
     assert notes.facts["hybrid_share"] <= least + 0.0001
 
 
-def test_the_first_block_is_kept_only_when_asked_for() -> None:
-    kept, not_kept = (
-        runtime_of("path:llama", Int8Hybrid(memory_target=0.37, keep_first_block=keep)).notes.facts
-        for keep in (True, False)
-    )
-    first = [row for row in kept["hybrid_layers"] if row["bits"] == 16 and ".0." in row["layer"]]
-    assert len(first) >= 4
-    assert "the first block" in first[0]["reason"]
-    assert not any("first block" in row["reason"] for row in not_kept["hybrid_layers"])
-
-
-def test_more_memory_means_a_smaller_error() -> None:
-    plain = logits_of(runtime_of("path:gpt2").model, prompt())
-    errors = [
-        float((logits_of(runtime_of("path:gpt2", technique).model, prompt()) - plain).abs().mean())
-        for technique in (
-            Int8Hybrid(bits=4),
-            Int8Hybrid(bits=4, memory_target=0.33),
-            Int8Hybrid(),
-            Int8Hybrid(memory_target=1),
-        )
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert len(set(errors)) == 4
-
-
-def test_what_cannot_be_quantized_is_refused_and_left_as_it_was() -> None:
-    embedding, layer, twice = (tiny_model("llama") for _ in range(3))
+def test_a_damaged_table_is_refused() -> None:
+    model = tiny_model("llama")
     with torch.no_grad():
-        embedding.model.embed_tokens.weight[3, 5] = torch.nan
-        layer.model.layers[1].mlp.up_proj.weight[0, 0] = torch.inf
-    Int8Dynamic().modules(twice, Notes())
-    refused = [
-        (embedding, "embed_tokens has weights that are NaN or infinite"),
-        (layer, "up_proj has weights that are NaN or infinite"),
-        (twice, "quantized already"),
-    ]
-    for model, sentence in refused:
-        before = [type(module) for module in model.modules()]
-        with pytest.raises(UnsupportedError, match=sentence):
-            Int8Hybrid().modules(model, Notes())
-        assert [type(module) for module in model.modules()] == before
+        model.model.embed_tokens.weight[3, 5] = torch.nan
+    with pytest.raises(UnsupportedError, match="embed_tokens has weights that are NaN or infinite"):
+        Int8Hybrid().modules(model, Notes())
 
 
-def test_parameters_are_what_they_say() -> None:
-    for wrong in ({"bits": 6}, {"memory_target": 0}, {"memory_target": 1.1}, {"smoothing": -0.1}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Int8Hybrid(**wrong)
-    assert not Int8Hybrid().suits(probe(), DeviceKind.CPU)
+# ---- Experts that transformers holds as tensors of three dimensions.
+
+
+FLOAT_ERROR = 1e-5
+"""Of the largest logit: what another order of float32 sums changes."""
+
+
+def logits_after_prompt(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(prompt(), use_cache=False).logits
+    return logits
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert float((found - wanted).abs().max()) <= FLOAT_ERROR * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_opened_experts_compute_what_transformers_does(family: str) -> None:
+    model = mixture(family)
+    wanted, held = logits_after_prompt(model), weight_bytes(model)
+    exchange(expert_places(model), lambda layer: layer)
+    assert not [name for name, weight in model.named_parameters() if weight.dim() > 2 and "conv" not in name]
+    assert_close(logits_after_prompt(model), wanted)
+    assert weight_bytes(model) == held, "the layers are views"
+
+
+@pytest.mark.parametrize(
+    ("family", "technique"), spread(MIXTURES, [Int8WeightOnly(), Int4WeightOnly()], by_default=2)
+)
+def test_a_mixture_computes_with_its_dequantized_weights(family: str, technique: Any) -> None:
+    model, reference = mixture(family), mixture(family)
+    experts = expert_places(reference)
+    technique.modules(model, Notes())
+
+    for place in checked_places(reference, "the reference"):
+        quantized: Any = model.get_submodule(place.path)
+        weight = place.layer.weight
+        wide = quantized.widened(torch.float32)
+        steps = 253 if technique.name == "int8_weight_only" else 7
+        assert float((wide - weight).abs().max()) <= float(weight.abs().max()) / steps
+        weight.copy_(wide)  # within transformers' own tensor
+    assert experts
+    assert any(weight.dim() > 2 for weight in reference.parameters()), (
+        "the reference has transformers' modules"
+    )
+    assert_close(logits_after_prompt(model), logits_after_prompt(reference))
+
+
+@pytest.mark.parametrize(
+    "name", ["int8_weight_only", "int4_weight_only", "int8_dynamic", "int8_hybrid", "nf4", "llm_int8"]
+)
+def test_every_technique_says_what_share_it_covered(name: str) -> None:
+    model = mixture("mixtral")
+    sizes = {path: weight.numel() for path, weight in model.named_parameters()}
+    left = ["norm", "mlp.gate.weight"]  # the router
+    left += [] if name == "int8_hybrid" else ["embed_tokens"]
+    left += ["lm_head"] if name in ("nf4", "llm_int8") else []
+    floats = sum(size for path, size in sizes.items() if any(part in path for part in left))
+    stack = resolve((TECHNIQUES[name](name=name),), "generate")
+    applied = DecodingModel(model, stack, DeviceKind.CPU, seed=0, progress=ignore)
+    assert applied.quantized == pytest.approx(1 - floats / sum(sizes.values()), abs=1e-9)
+    assert applied.generate(prompt(), 3).tokens.shape == (2, 3)
+
+
+def test_quantize_takes_a_mixture_to_its_target() -> None:
+    model = mixture("mixtral")
+    before = weight_bytes(model)
+    technique, notes = TECHNIQUES["int8_hybrid"](name="int8_hybrid"), Notes()
+    technique.modules(model, notes)
+    share = weight_bytes(model) / before
+    assert share < 0.28
+    assert notes.facts["hybrid_share"] == pytest.approx(share, abs=1e-3)
+    assert weight_bytes(quantize(mixture("mixtral"))) == weight_bytes(model)
+
+
+def test_a_damaged_expert_is_refused_before_anything_is_changed() -> None:
+    model = mixture("mixtral")
+    experts = model.model.layers[0].mlp.experts
+    experts.down_proj[2, 0, 0] = float("nan")
+    with pytest.raises(UnsupportedError, match=r"experts\.down_proj\.2 has weights that are NaN"):
+        Int8WeightOnly().modules(model, Notes())
+    assert model.model.layers[0].mlp.experts is experts

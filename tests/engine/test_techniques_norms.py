@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 
 from optigpu.hardware import probe
-from optigpu.job.spec import resolve
 from optigpu.ops.norm import fused_norm
-from optigpu.surgery import fused_blocks
-from optigpu.surgery.extras import FUSED_NORMS
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu
@@ -16,13 +14,12 @@ from optigpu.techniques.kernels.fused_layernorm import FusedLayernorm
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
 from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
 from optigpu.techniques.kernels.fused_swiglu import FusedSwiglu
-from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+from optigpu.vocabulary import DeviceKind
+from tests.breadth import cases
 from tests.engine.biased_models import operators
-from tests.engine.decoded import NEW_TOKENS
+from tests.engine.decoded import NEW_TOKENS, operators_run
 from tests.engine.normed_models import LAYER_NORMED, RMS_NORMED, normed_model
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
@@ -30,13 +27,13 @@ from tests.engine.rounding import (
     logits_of,
     rounding_bound,
 )
+from tests.engine.test_techniques_fused_layers import assert_refused_and_left
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("normed_models", "one_torch_thread")
 LAYERS = 2
 FUSED = {name: FusedLayernorm() for name in LAYER_NORMED} | {name: FusedRmsnorm() for name in RMS_NORMED}
-EACH = pytest.mark.parametrize("name", FUSED)
 
 
 @pytest.mark.parametrize("name", LAYER_NORMED)
@@ -74,37 +71,23 @@ def test_fused_rmsnorm_runs_one_operator_for_each_addition_and_norm(name: str) -
     assert_needs_hook(FusedRmsnorm(), "modules", claim)
 
 
-@EACH
-def test_what_was_fused_is_recorded(name: str) -> None:
-    facts = runtime_of(f"path:{name}", FUSED[name]).notes.facts
-    of_heads = 2 * LAYERS if name == "qwen3" else 0
-    assert facts["fused_norms"] == 2 * LAYERS + 1 + of_heads
-    assert facts["fused_additions"] == 2 * LAYERS
-    assert facts["norm_backend"] == fused_norm.norm_backend("cpu")
-
-
-@EACH
-def test_outputs_stay_what_they_were(name: str) -> None:
+@pytest.mark.parametrize("name", cases(dict.fromkeys(["opt", "llama", "qwen3", *FUSED]), 3))
+def test_outputs_stay_what_they_were_and_what_was_fused_is_recorded(name: str) -> None:
     plain = runtime_of(f"path:{name}")
     reference = in_float64(plain.model)
+    of_heads = 2 * LAYERS if name == "qwen3" else 0
     for others in ([], [StaticKvCache()]):
-        assert_as_right_as(plain, runtime_of(f"path:{name}", FUSED[name], *others), reference)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "qwen2"])
-@pytest.mark.parametrize("other", [Bf16(), Autocast()], ids=lambda technique: technique.name)
-def test_outputs_are_right_in_a_narrower_type(name: str, other: Technique) -> None:
-    plain = runtime_of(f"path:{name}", other)
-    assert_as_right_as(plain, runtime_of(f"path:{name}", FUSED[name], other), in_float64(plain.model))
+        fused = runtime_of(f"path:{name}", FUSED[name], *others)
+        assert_as_right_as(plain, fused, reference)
+        facts = fused.notes.facts
+        assert facts["fused_norms"] == 2 * LAYERS + 1 + of_heads
+        assert facts["fused_additions"] == 2 * LAYERS
+        assert facts["norm_backend"] == fused_norm.norm_backend("cpu")
 
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [
-        ("gpt2", [FusedGelu()]),
-        ("llama", [FusedQkv(), FusedSwiglu()]),
-        ("qwen2", [FusedQkv(), FusedSwiglu()]),
-    ],
+    [("gpt2", [FusedGelu()]), ("qwen2", [FusedQkv(), FusedSwiglu()])],
 )
 def test_other_kernels_and_quantization_have_their_way_inside_the_blocks(
     name: str, others: list[Technique]
@@ -129,11 +112,9 @@ def test_a_compiled_int8_step_is_one_graph_and_decodes_right(name: str) -> None:
     quantize_in_place(reference)
     assert_as_right_as(plain, fused, reference, rows=2)
     assert fused.notes.facts["compiled_graphs"] == 1
-    counts = operators_of(fused)
-    assert (
-        counts["optigpu::add_layer_norm" if name == "gpt2" else "optigpu::add_rms_norm"]
-        == 2 * LAYERS * NEW_TOKENS
-    )
+    counts = operators_run(fused)
+    operator = "optigpu::add_layer_norm" if name == "gpt2" else "optigpu::add_rms_norm"
+    assert counts[operator] == 2 * LAYERS * NEW_TOKENS
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
@@ -167,24 +148,15 @@ def test_a_norm_is_used_for_the_very_sum_alone_that_it_is_of(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
 def test_a_model_in_training_has_its_gradients(name: str) -> None:
-    plain, fused = (
-        normed_model(name, **NO_DROPOUT.get(name, {})),
-        normed_model(name, **NO_DROPOUT.get(name, {})),
-    )
+    plain, fused = (normed_model(name, **NO_DROPOUT.get(name, {})) for _ in range(2))
     FUSED[name].modules(fused, Notes())
+    assert fused.state_dict().keys() == plain.state_dict().keys()
     for model in (plain, fused):
         model.train().requires_grad_(True)
         model(input_ids=prompt(), labels=prompt()).loss.backward()
     gradients = {path: parameter.grad for path, parameter in fused.named_parameters()}
     for path, parameter in plain.named_parameters():
         assert gradients[path].equal(parameter.grad)
-
-
-def test_weights_keep_their_names() -> None:
-    model = normed_model("gpt2")
-    names = list(model.state_dict())
-    FusedLayernorm().modules(model, Notes())
-    assert list(model.state_dict()) == names
 
 
 def test_an_opt_without_a_final_norm_adds_by_itself_at_its_end() -> None:
@@ -210,28 +182,14 @@ def test_an_opt_without_a_final_norm_adds_by_itself_at_its_end() -> None:
 def test_blocks_that_are_not_known_are_refused_and_left(
     technique: Technique, family: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    model = normed_model(family, **changes)
-    assert_refused(technique, model, sentence)
+    assert_refused_and_left(technique, normed_model(family, **changes), sentence)
 
 
 def test_blocks_that_were_changed_before_are_refused_and_left() -> None:
     model = normed_model("llama")
     FusedRmsnorm().modules(model, Notes())
-    assert_refused(
-        FusedRmsnorm(),
-        model,
-        "blocks of the class LlamaDecoderLayer; this model's are FusedLlamaBlockOfLlamaDecoderLayer",
-    )
-
-
-def test_a_model_without_a_head_is_refused_and_left() -> None:
-    assert_refused(FusedLayernorm(), normed_model("gpt2").transformer, "and this is a GPT2Model")
-
-
-def test_norms_without_a_kernel_are_refused_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fused_norm._BACKENDS, "cpu", "torch")
-    monkeypatch.setattr(fused_blocks, "native_norm_reason", lambda: "There is no g++ on PATH.")
-    assert_refused(FusedLayernorm(), normed_model("gpt2"), r"has no kernel here\. There is no g\+\+")
+    assert_refused_and_left(FusedRmsnorm(), model, "blocks of the class LlamaDecoderLayer; this model's are ")
+    assert_refused_and_left(FusedLayernorm(), normed_model("gpt2").transformer, "and this is a GPT2Model")
 
 
 def test_what_can_be_said_before_a_model_is_loaded() -> None:
@@ -249,26 +207,10 @@ def test_what_can_be_said_before_a_model_is_loaded() -> None:
     assert rms.check(bare, DeviceKind.CUDA, None) is None
 
 
-@pytest.mark.parametrize("other", FUSED_NORMS)
-def test_what_it_cannot_be_combined_with_is_refused_with_the_reason(other: str) -> None:
-    from optigpu.techniques import TECHNIQUES
-
-    for technique in (FusedLayernorm(), FusedRmsnorm()):
-        with pytest.raises(SpecError, match=FUSED_NORMS[other]):
-            resolve((technique, TECHNIQUES[other](name=other)), "generate")
-
-
 NO_DROPOUT = {
     "gpt2": {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     "opt": {"dropout": 0.0, "attention_dropout": 0.0},
 }
-
-
-def assert_refused(technique: Technique, model: Any, sentence: str) -> None:
-    kinds = [type(module) for module in model.modules()]
-    with pytest.raises(UnsupportedError, match=sentence):
-        technique.modules(model, Notes())
-    assert [type(module) for module in model.modules()] == kinds
 
 
 def assert_as_right_as(plain: Any, runtime: Any, reference: Any, rows: int = 16) -> None:
@@ -276,8 +218,6 @@ def assert_as_right_as(plain: Any, runtime: Any, reference: Any, rows: int = 16)
 
     The largest error of some hundred logits varies by less than that from one order of the sums to another.
     """
-    import torch
-
     tokens = runtime.generate(prompt(rows), NEW_TOKENS).tokens
     assert tokens.shape == (rows, NEW_TOKENS)
     sequences = torch.cat([prompt(rows), tokens[:, :-1]], dim=1)
@@ -290,11 +230,3 @@ def assert_as_right_as(plain: Any, runtime: Any, reference: Any, rows: int = 16)
 def blocks_of(model: Any) -> Any:
     base = model.transformer if hasattr(model, "transformer") else model.model
     return base.h if hasattr(base, "h") else getattr(base, "decoder", base).layers
-
-
-def operators_of(runtime: Any) -> dict[str, int]:
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        runtime.generate(prompt(), NEW_TOKENS)
-    return {event.key: event.count for event in profiler.key_averages()}

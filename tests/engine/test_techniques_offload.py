@@ -8,21 +8,19 @@ import torch
 from optigpu.backends.torch import applied, device
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.stack import load_options
-from optigpu.job.spec import JobSpec, resolve
-from optigpu.models.loading.footprint import weight_bytes
-from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.cpu_offload import CpuOffload, streaming
-from optigpu.techniques.memory.cpu_offload.streaming import ALIGNMENT, decoder_layers, offload
+from optigpu.techniques.memory.cpu_offload.streaming import decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, assert_needs_hook, ignore, prompt, runtime_of
+from optigpu.vocabulary import DeviceKind
+from tests.breadth import spread
+from tests.engine.decoder_models import configured
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-LAYERS = [1, 2, 3, 4]
 NEW_TOKENS = 3
 
 
@@ -70,10 +68,9 @@ class StrictLane(PlainLane):
         self.log.append(("leave", slot))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize(("family", "layers"), spread(FAMILIES, [1, 2, 3, 4], by_default=4))
 def test_outputs_keep_every_bit(family: str, layers: int) -> None:
-    model = model_of(family, layers)
+    model = with_layers(family, layers)
     logits, tokens = outputs(model)
     lane = StrictLane()
     place(model, lane)
@@ -83,7 +80,7 @@ def test_outputs_keep_every_bit(family: str, layers: int) -> None:
 
 
 def test_each_layer_is_sent_for_while_the_one_before_computes() -> None:
-    model, lane = model_of("gpt2", 3), StrictLane()
+    model, lane = with_layers("gpt2", 3), StrictLane()
     place(model, lane)
     assert lane.log == [("leave", 0), ("leave", 1)], "the slots' memory may have been in use"
     lane.log.clear()
@@ -99,33 +96,8 @@ def test_each_layer_is_sent_for_while_the_one_before_computes() -> None:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_layer_computes_on_the_device_and_the_others_are_on_the_host(family: str) -> None:
-    model = model_of(family, 3)
-    before = weight_bytes(model)
-    per_layer = [sum(map(room, tensors_of(layer))) for layer in decoder_layers(model)]
-    facts = place(model, PlainLane())
-    assert facts == {
-        "offloaded_layers": 3,
-        "offloaded_bytes": sum(per_layer),
-        "staging_bytes": 2 * max(per_layer),
-    }
-    homes = [addresses(layer) for layer in decoder_layers(model)]
-    visits: list[list[int]] = []
-    for layer in decoder_layers(model):
-        inner = next(module for module in layer.modules() if not list(module.children()))
-        inner.register_forward_hook(lambda *_: visits.append(away(model, homes)))
-    outputs_once(model)
-    assert visits == [[0], [1], [2]]
-    assert away(model, homes) == []
-    padding = sum(per_layer) - sum(
-        tensor.nbytes for layer in decoder_layers(model) for tensor in tensors_of(layer)
-    )
-    assert weight_bytes(model) == before + padding
-
-
 def test_a_tied_head_stays_tied_and_what_is_shared_with_a_layer_stays_with_the_rest() -> None:
-    model = model_of("gpt2", 3)
+    model = with_layers("gpt2", 3)
     inner = model.transformer
     inner.h[0].ln_1.weight = inner.ln_f.weight
     inner.h[2].mlp = inner.h[1].mlp
@@ -137,38 +109,8 @@ def test_a_tied_head_stays_tied_and_what_is_shared_with_a_layer_stays_with_the_r
     assert inner.h[0].ln_1.weight.data_ptr() == home
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_int8_buffers_travel_as_well(family: str) -> None:
-    import torch
-
-    model = model_of(family, 3)
-    Int8WeightOnly().modules(model, Notes())
-    logits, _ = outputs(model)
-    place(model, StrictLane())
-    kinds = {tensor.dtype for tensor in tensors_of(decoder_layers(model)[0])}
-    assert kinds == {torch.int8, torch.float32}
-    assert outputs(model)[0].equal(logits)
-
-
-def test_a_weight_keeps_the_order_of_its_dimensions_and_loses_its_gaps() -> None:
-    """Kernels may need the one; the other would cross the bus for nothing."""
-    import torch
-
-    model = model_of("gpt2", 3)
-    first, second = (model.transformer.h[number].mlp.c_fc for number in (0, 1))
-    first.weight.data = first.weight.data.T.contiguous().T
-    second.weight.data = torch.cat([second.weight.data, second.weight.data], dim=1)[:, : second.nf]
-    logits, _ = outputs(model)
-    strides = first.weight.stride()
-    assert not first.weight.is_contiguous()
-    place(model, StrictLane())
-    assert outputs(model)[0].equal(logits)
-    assert first.weight.stride() == strides
-    assert second.weight.is_contiguous()
-
-
 def test_a_layer_that_fails_leaves_its_weights_at_home() -> None:
-    model = model_of("llama", 3)
+    model = with_layers("llama", 3)
     logits, _ = outputs(model)
     place(model, StrictLane())
     homes = [addresses(layer) for layer in decoder_layers(model)]
@@ -185,59 +127,18 @@ def test_a_layer_that_fails_leaves_its_weights_at_home() -> None:
     assert outputs(model)[0].equal(logits)
 
 
-def test_a_host_without_memory_leaves_the_model_as_it_was() -> None:
-    class SmallLane(PlainLane):
-        def empty(self, size: int) -> Any:
-            if hasattr(self, "full"):
-                raise MemoryError("no pinned memory")
-            self.full = True
-            return super().empty(size)
-
-    model = model_of("gpt2", 3)
-    logits, _ = outputs(model)
-    with pytest.raises(MemoryError):
-        place(model, SmallLane())
-    hooks = [layer for layer in decoder_layers(model) if layer._forward_hooks or layer._forward_pre_hooks]
-    assert hooks == []
-    assert outputs(model)[0].equal(logits)
-
-
-def test_a_model_without_decoder_layers_is_refused() -> None:
-    model = model_of("gpt2", 2)
-    model.config.n_layer = 7
-    with pytest.raises(UnsupportedError, match="a list of decoder layers, and this one has none"):
-        place(model, PlainLane())
-
-
-def test_weights_of_a_kind_of_their_own_are_refused_before_anything_is_moved() -> None:
-    import torch
-
-    class Odd(torch.nn.Parameter):
-        pass
-
-    model = model_of("gpt2", 2)
-    layer = model.transformer.h[1].ln_2
-    layer.weight = Odd(layer.weight.data, requires_grad=False)
-    before = addresses(model)
-    with pytest.raises(UnsupportedError, match="layers hold Odd"):
-        place(model, PlainLane())
-    assert addresses(model) == before
-
-
 @pytest.fixture
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places are the host, and the copies are plain."""
-    import torch
-
     monkeypatch.setattr(streaming, "destination", lambda: (torch.device("cpu"), StrictLane()))
 
 
 @pytest.mark.usefixtures("models_dir", "on_the_host")
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "others",
-    [(), (InferenceMode(), StaticKvCache()), (Bf16(), Int8KvCache())],
-    ids=lambda others: " + ".join(technique.name for technique in others) or "alone",
+    ("family", "others"),
+    spread(
+        FAMILIES, [((),), ((InferenceMode(), StaticKvCache()),), ((Bf16(), Int8KvCache()),)], by_default=3
+    ),
 )
 def test_cpu_offload_decodes_what_the_others_decode_without_it(
     family: str, others: tuple[Technique, ...]
@@ -276,53 +177,12 @@ def test_cpu_offload_loads_the_model_on_the_host(monkeypatch: pytest.MonkeyPatch
     assert_needs_hook(CpuOffload(), "load", claim)
 
 
-def test_cpu_offload_is_for_gpus_and_only_when_it_is_asked_for() -> None:
-    from optigpu.hardware import probe
-
-    spec = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "cpu_offload"}]}
-    with pytest.raises(SpecError, match="cpu_offload runs on cuda, rocm, not on cpu"):
-        JobSpec.model_validate(spec | {"device": "cpu"})
-    assert JobSpec.model_validate(spec | {"device": "cuda"}).stack == (CpuOffload(),)
-    assert not CpuOffload().suits(probe(), DeviceKind.CUDA)
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ("autocast", "converted copy"),
-        ("int8_dynamic", "loaded on the CPU"),
-        ("torch_compile", "weights that stay in place"),
-        ("int8_weight_only", "loaded on the CPU"),
-        ("grad_enabled", "gradients need weights that stay in place"),
-    ],
-)
-def test_what_needs_weights_that_stay_says_why(other: str, reason: str) -> None:
-    from optigpu.techniques import TECHNIQUES
-
-    with pytest.raises(SpecError, match=reason):
-        resolve((CpuOffload(), TECHNIQUES[other](name=other)), "generate")
-
-
-def model_of(family: str, layers: int) -> Any:
+def with_layers(family: str, count: int) -> Any:
     """A tiny model of so many layers, all of whose weights are different."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    count = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    config = AutoConfig.for_model(
-        family, vocab_size=VOCABULARY, **special, **FAMILIES[family] | {count: layers}
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return configured(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": count})
 
 
 def place(model: Any, lane: PlainLane) -> dict[str, int]:
-    import torch
-
     return offload(model, torch.device("cpu"), lane)
 
 
@@ -333,8 +193,6 @@ def outputs(model: Any) -> tuple[Any, Any]:
 
 
 def outputs_once(model: Any) -> Any:
-    import torch
-
     with torch.inference_mode():
         logits = model(input_ids=prompt(), use_cache=False).logits
     return logits.clone()
@@ -354,8 +212,3 @@ def away(model: Any, homes: list[list[int]]) -> list[int]:
     away_from = [not set(now) & set(home) for now, home in zip(found, homes, strict=True)]
     assert all(now == home for now, home, gone in zip(found, homes, away_from, strict=True) if not gone)
     return [number for number, gone in enumerate(away_from) if gone]
-
-
-def room(tensor: Any) -> int:
-    """Bytes of a tensor with what aligns the next one."""
-    return -(-int(tensor.nbytes) // ALIGNMENT) * ALIGNMENT

@@ -10,20 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
+from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
 import optigpu
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.arena import Arena, aligned
 from optigpu.surgery.places import linear_places
+from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode import packed_store as decode_store
 from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, pack_or_restore, save
 from optigpu.techniques.decoding.native_decode.packing import PackingOptions
 from optigpu.techniques.decoding.native_decode.sources import sources_of
+from tests.breadth import spread
+from tests.engine.decoder_models import decoder_of, packed
 from tests.engine.full_disk import largest_file
+from tests.engine.tiny_models import prompt, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
 OPTIONS = {"weights": "w4", "group": 32, "device": "cpu"}
 TRIES = 15
@@ -91,14 +97,6 @@ def test_what_was_saved_comes_back_with_its_facts() -> None:
     assert load("other") is None
 
 
-def test_what_is_read_is_the_files_own_pages_and_writing_does_not_reach_it(folder: Path) -> None:
-    assert save("key", some(), FACTS)
-    tensors = tensors_of("key")
-    assert str(folder / "key.safetensors") in Path("/proc/self/maps").read_text()
-    tensors["h.0.numbers"].zero_()
-    assert_same(tensors_of("key"), some())
-
-
 def test_what_is_mapped_outlives_its_file_and_whoever_writes_anew(folder: Path) -> None:
     assert save("key", some(), FACTS)
     tensors = tensors_of("key")
@@ -106,12 +104,6 @@ def test_what_is_mapped_outlives_its_file_and_whoever_writes_anew(folder: Path) 
     assert_same(tensors, some())
     (folder / "key.safetensors").unlink()
     assert_same(tensors, some())
-
-
-def test_tensors_that_overlap_are_refused() -> None:
-    whole = torch.zeros(100)
-    with pytest.raises(RuntimeError, match="share memory"):
-        save("key", {"one": whole[:60], "other": whole[40:]}, {})
 
 
 def test_whatever_the_packing_depends_on_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,14 +143,9 @@ def last_bit(tensor: torch.Tensor, as_: torch.dtype) -> None:
     tensor.detach().view(as_).flatten()[-1].bitwise_xor_(1)
 
 
-DECIDING = ("ops/decode/cpu/packing.py", "surgery/places.py")
-"""Some of what decides what is packed."""
-UNRELATED = ("measure.py", "surgery/smoothing.py")
-"""Some of what decides nothing of it."""
-
-
 @pytest.mark.parametrize(
-    ("changed", "matters"), [*((name, True) for name in DECIDING), *((name, False) for name in UNRELATED)]
+    ("changed", "matters"),
+    [("ops/decode/cpu/packing.py", True), ("surgery/places.py", True), ("surgery/smoothing.py", False)],
 )
 def test_a_change_of_a_source_changes_the_key_where_it_decides_what_is_packed(
     changed: str, matters: bool, package: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,48 +179,6 @@ def nothing() -> Any:
     return empty
 
 
-def test_sources_are_found_by_what_is_imported_however_it_is_written(tmp_path: Path) -> None:
-    package = tmp_path / "pkg"
-    written = {
-        "__init__.py": "",
-        "start.py": """
-import os
-import pkg.plain
-from pkg import module_of_a_package, parts
-from pkg.names import one, two
-from . import relative
-from typing import TYPE_CHECKING
-if TYPE_CHECKING:
-    from pkg import for_types
-else:
-    from pkg import otherwise
-def later():
-    from pkg.within import a_function
-SOURCES = ("named.cpp", "in_another_folder.h", "missing.h")
-""",
-        "named.cpp": "",
-        "unnamed.h": "",
-        "parts/in_another_folder.h": "",
-        "plain.py": "import pkg.start",  # a circle
-        "module_of_a_package.py": "",
-        "parts/__init__.py": "from pkg.parts.first import thing",
-        "parts/first.py": "",
-        "parts/second.py": "",
-        "names.py": "",
-        "relative.py": "from .parts.second import other",
-        "for_types.py": "",
-        "otherwise.py": "",
-        "within.py": "",
-        "unrelated.py": "import pkg.start",
-    }
-    for name, text in written.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    found = {str(path.relative_to(package)) for path in sources_of("pkg.start", package)}
-    left = {"__init__.py", "for_types.py", "unrelated.py", "unnamed.h", "parts/in_another_folder.h"}
-    assert found == set(written) - left
-
-
 def test_no_bit_of_a_file_may_change(folder: Path) -> None:
     assert save("key", {"q": torch.arange(8, dtype=torch.uint8), "s": torch.ones(2)}, {"bits": 4})
     path = folder / "key.safetensors"
@@ -248,28 +193,20 @@ def test_no_bit_of_a_file_may_change(folder: Path) -> None:
     assert load("key") is not None
 
 
-@pytest.mark.parametrize("length", [0, 4, 8, 100, -1])
-def test_a_file_that_is_cut_short_is_removed_and_made_again(folder: Path, length: int) -> None:
+@pytest.mark.parametrize("length", [0, 4, 8, 100, -1, None])
+def test_a_file_that_is_cut_short_or_somebody_else_s_is_removed_and_made_again(
+    folder: Path, length: int | None
+) -> None:
     assert save("key", some(), FACTS)
     path = folder / "key.safetensors"
-    path.write_bytes(path.read_bytes()[:length])
+    if length is None:
+        save_file({"numbers": torch.ones(3)}, path)
+    else:
+        path.write_bytes(path.read_bytes()[:length])
     assert load("key") is None
     assert not path.exists()
     assert save("key", some(), FACTS)
     assert_same(tensors_of("key"), some())
-
-
-def test_a_file_of_another_format_or_of_somebody_else_is_removed(folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    path = folder / "key.safetensors"
-    torch.save(torch.ones(3), path)
-    assert load("key") is None
-    assert not path.exists()
-    save_file({"numbers": torch.ones(3)}, path)
-    assert load("key") is None
-    assert not path.exists()
 
 
 def test_what_is_larger_than_the_bound_is_not_kept_and_costs_the_others_nothing(
@@ -290,50 +227,6 @@ def test_a_disk_that_is_full_keeps_nothing_and_loses_nothing(folder: Path) -> No
         assert not save("b", some(), FACTS)
     assert names_in(folder) == {"a.safetensors"}
     assert_same(tensors_of("a"), some())
-
-
-def test_a_folder_that_cannot_be_made_keeps_nothing(folder: Path) -> None:
-    folder.parent.mkdir()
-    folder.write_text("a file where the folder should be")
-    assert not save("key", some(), FACTS)
-    assert load("key") is None
-    assert folder.read_text() == "a file where the folder should be"
-
-
-def test_nobody_without_a_home_keeps_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    assert not save("key", some(), FACTS)
-    assert load("key") is None
-
-
-def test_a_file_system_without_locks_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(lock: FileLock) -> None:
-        raise NotImplementedError("FileSystem does not appear to support flock")
-
-    monkeypatch.setattr(FileLock, "_acquire", refuse)
-    assert not save("key", some(), FACTS)
-    assert not names_in(folder)
-
-
-def test_who_may_only_read_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError
-
-    assert save("key", some(), FACTS)
-    monkeypatch.setattr(os, "utime", refuse)
-    assert_same(tensors_of("key"), some())
-
-
-def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert save("a", some(), FACTS)
-    monkeypatch.setenv(BOUND.variable, "0")
-    assert load("a") is None
-    assert not save("b", {}, {})
-    assert names_in(folder) == {"a.safetensors"}
 
 
 @pytest.mark.long
@@ -389,15 +282,15 @@ def child(code: str) -> "subprocess.Popen[str]":
 
 
 def test_a_decoder_never_reads_the_files_own_pages(folder: Path) -> None:
-    def packed() -> list[torch.Tensor]:
+    def packed_numbers() -> list[torch.Tensor]:
         fresh = model()
         places = linear_places(fresh)
         pack_or_restore(fresh, places, PackingOptions("w4", 32, "same", 0.0, "none"))
         return [fresh.get_submodule(place.path).numbers for place in places]
 
-    first = packed()
+    first = packed_numbers()
     assert len(names_in(folder)) == 1
-    restored = packed()
+    restored = packed_numbers()
     named = [
         range(*(int(bound, 16) for bound in line.split()[0].split("-")))
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -406,3 +299,32 @@ def test_a_decoder_never_reads_the_files_own_pages(folder: Path) -> None:
     assert len(restored) > 10
     assert all(map(torch.equal, restored, first))
     assert not [each for each in restored if any(each.data_ptr() in file for file in named)]
+
+
+# ---- native_decode with the store.
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("the weights were packed again")
+
+
+@pytest.mark.parametrize(("family", "head"), spread(["gpt2", "llama", "qwen2"], ["same", "w8"]))
+def test_weights_are_packed_once_and_then_read(
+    family: str, head: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    technique = NativeDecode(head=head, extra_bytes=0.1)
+    first, notes = packed(tiny_model(family), technique)
+    assert len(list(folder.glob("*.safetensors"))) == 1
+    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.packing.exchange_linears", never)
+    again, other_notes = packed(tiny_model(family), technique)
+    assert other_notes.facts == notes.facts
+    expected, found = dict(first.named_buffers()), dict(again.named_buffers())
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+    assert weight_bytes(again) == weight_bytes(first)
+    logits = []
+    for model in (first, again):
+        decoder = decoder_of(model)
+        decoder.begin(*prompt().shape)
+        logits.append(decoder.extend(prompt()))
+    assert logits[0].equal(logits[1])

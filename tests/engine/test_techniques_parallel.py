@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,7 +25,6 @@ from tests.breadth import spread
 from tests.engine.tiny_models import assert_needs_hook
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 Divide = Callable[[PreTrainedModel, int], Ranks]
 TINY = ("preset:tiny-llama-test", "preset:tiny-gpt2-test", "bundled:tiny")
 WAYS = 2
@@ -75,24 +73,6 @@ def test_two_processes_compute_what_one_does(divide: Divide, reference: str) -> 
 
 
 @pytest.mark.slow
-def test_half_precision_goes_between_the_processes(tmp_path: Path) -> None:
-    model = loaded("preset:tiny-llama-test", "bfloat16")
-    ids = torch.arange(8)[None]
-    alone = decoded(model, ids, 1)
-    with divided(pipeline.divide, model):
-        assert torch.equal(decoded(model, ids, 1), alone), "stages round as one process does"
-
-
-@pytest.mark.slow
-def test_each_process_has_its_share_of_the_blocks() -> None:
-    model = loaded("preset:tiny-llama-test")
-    block = model.model.layers[0]
-    before = sum(weight.numel() for weight in block.parameters() if weight.dim() == 2)
-    with divided(tensor.divide, model):
-        assert sum(weight.numel() for weight in block.parameters() if weight.dim() == 2) == before // WAYS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("technique", [TensorParallel(), PipelineParallel()], ids=lambda each: str(each.name))
 def test_the_technique_leaves_this_process_its_part(technique: TensorParallel | PipelineParallel) -> None:
     def claim() -> None:
@@ -124,15 +104,6 @@ def like_llama(**changes: int) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.slow
-def test_three_stages_of_unequal_length() -> None:
-    model = like_llama(num_hidden_layers=4)
-    ids = torch.arange(6)[None]
-    alone = decoded(model, ids)
-    with divided(pipeline.divide, model, 3):
-        torch.testing.assert_close(decoded(model, ids), alone, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("divide", "model", "ways", "why"),
     [
@@ -150,14 +121,6 @@ def test_what_cannot_be_divided_is_refused(
     with pytest.raises(UnsupportedError, match=why):
         divide(made, ways)
     assert torch.equal(decoded(made, ids), before), "the model was left as it was"
-
-
-def test_a_family_whose_parts_are_not_known_is_refused() -> None:
-    config = AutoConfig.for_model(
-        "opt", hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64
-    )
-    with pytest.raises(UnsupportedError, match="does not divide OPT models"):
-        tensor.divide(AutoModelForCausalLM.from_config(config), 2)
 
 
 @pytest.mark.slow

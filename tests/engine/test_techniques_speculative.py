@@ -4,34 +4,26 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import torch
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.documents.facts import RunFacts
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.models.facts import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
-from optigpu.roofline.work import work_of
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
-from optigpu.techniques.decoding.speculative_decoding.drafts import DraftModel, PromptLookup
+from optigpu.techniques.decoding.speculative_decoding.drafts import PromptLookup
 from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
 from optigpu.techniques.memory.inference_mode import InferenceMode
-from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, UnsupportedError
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
 from tests.breadth import spread
 from tests.engine.decoded import assert_tokens_right
-from tests.engine.rounding import (
-    in_float64,
-    logits_of,
-    rounding_bound,
-)
+from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import (
     FAMILIES,
     VOCABULARY,
@@ -64,7 +56,7 @@ def test_a_pass_of_the_model_gives_several_tokens() -> None:
     def claim() -> None:
         runtime = runtime_of("path:gpt2", SpeculativeDecoding(draft="path:gpt2", lookahead=4))
         runtime.generate(prompt(1), 3)  # which is compared with the plain loop
-        lengths = lengths_of_passes(runtime, 16)
+        lengths = seen_lengths(runtime.model, lambda: runtime.generate(prompt(1), 16))
         assert lengths == [8, 5, 5, 5]
         facts = runtime.notes.facts
         assert facts["acceptance_rate"] == 1.0
@@ -87,12 +79,9 @@ def test_tokens_of_one_pass_share_a_mark_and_have_no_times_of_their_own() -> Non
     assert {name: len(values) for name, values in plain.described().items()} == {"token_s": 15}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("prefill", [0, 5])
+@pytest.mark.parametrize(("family", "prefill"), spread(FAMILIES, [0, 5]))
 def test_quality_is_that_of_the_passes_that_verify(family: str, prefill: int) -> None:
     """Scored tokens go through passes of `lookahead` + 1, as tokens that were guessed rightly do."""
-    import torch
-
     runtime = runtime_of(f"path:{family}", SpeculativeDecoding(lookahead=3), InferenceMode())
     tokens = prompt(1, 19)
     lengths = seen_lengths(runtime.model, lambda: list(runtime.score(tokens, prefill)))
@@ -103,18 +92,6 @@ def test_quality_is_that_of_the_passes_that_verify(family: str, prefill: int) ->
     bound = rounding_bound(in_float64(tiny_model(family)), tokens, "float32")
     assert float((scored - whole).abs().max()) <= 2 * bound
     assert not torch.is_inference_mode_enabled()
-
-
-@pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
-def test_it_goes_around_a_changed_model(technique: Any) -> None:
-    """In bfloat16 one pass rounds otherwise than several: a token may be another where two are as good as equal."""
-    runtime = runtime_of("path:llama", technique, SpeculativeDecoding(draft="path:gpt2"))
-    assert runtime.model.speculative_draft.dtype == runtime.model.dtype
-    tokens = runtime.generate(prompt(1), NEW_TOKENS).tokens
-    assert tokens.shape == (1, NEW_TOKENS)
-    agreement = runtime.notes.facts["speculation_agreement"]
-    same = tokens == runtime_of("path:llama", technique).generate(prompt(1), NEW_TOKENS).tokens
-    assert bool(same[0, : round(agreement * NEW_TOKENS)].all())
 
 
 def test_the_draft_is_in_memory_and_nothing_of_the_stack_is_applied_to_it() -> None:
@@ -138,13 +115,6 @@ def test_another_vocabulary_is_refused_and_the_model_left() -> None:
     assert SpeculativeDecoding(draft="preset:gpt2").check(probe(), DeviceKind.CPU, facts) is None
 
 
-def test_a_draft_that_is_not_there_is_refused_and_the_model_left() -> None:
-    model = tiny_model("gpt2")
-    with pytest.raises(UnsupportedError, match="no directory path:nowhere"):
-        SpeculativeDecoding(draft="path:nowhere").loop(no_loop, model, Notes())
-    assert not hasattr(model, "speculative_draft")
-
-
 def test_a_batch_is_refused_when_a_job_is_posted_and_by_the_loop() -> None:
     job = {"model": "preset:gpt2", "stack": [{"name": "speculative_decoding"}]}
     assert JobSpec.model_validate(job | {"workload": {"kind": "generate"}}).stack == (SpeculativeDecoding(),)
@@ -155,21 +125,6 @@ def test_a_batch_is_refused_when_a_job_is_posted_and_by_the_loop() -> None:
     assert SpeculativeDecoding().fits(BatchSweep(batch_sizes=(1,))) is None
     with pytest.raises(UnsupportedError, match="needs a batch size of 1, not 2"):
         runtime_of("path:gpt2", SpeculativeDecoding()).generate(prompt(2), 4)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"draft": "preset:gpt9"}, "Unknown preset"),
-        ({"draft": "path:/etc"}, "model directory"),
-        ({"draft": "preset:gpt2", "ngram": 2}, "leave out either ngram or draft"),
-        ({"lookahead": 0}, "greater than or equal to 1"),
-        ({"ngram": 17}, "less than or equal to 16"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        SpeculativeDecoding(**parameters)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +145,6 @@ def test_prompt_lookup_guesses_what_followed_before(
     assert PromptLookup(3).guess(sequence, limit) == guesses
 
 
-def test_a_draft_model_guesses_what_it_would_decode_whatever_it_was_asked_before() -> None:
-    """After right guesses, wrong ones, and another request; and not beyond its own context."""
-    model = tiny_model("llama").requires_grad_(False)
-    draft = DraftModel(model, context=20)
-    draft.begin()
-    first = prompt(1)[0].tolist()
-    other = [token + 1 for token in first[:-2]] + first[-2:]
-    for sequence in (first, first + greedy(model, first, 2), [*first, 5, 6, 7], other):
-        assert draft.guess(sequence, 4) == greedy(model, sequence, 4)
-    assert draft.guess([*first, *first], 9) == greedy(model, [*first, *first], 4)
-    assert draft.guess([*first, *first, *first[:4]], 9) == []
-    draft.begin()
-    assert draft.guess(first, 3) == greedy(model, first, 3)
-
-
 def test_a_request_leaves_nothing_to_the_next() -> None:
     """Or the second of two equal prompts would be faster than a fresh one."""
     runtime = runtime_of("path:gpt2", SpeculativeDecoding(draft="path:llama", lookahead=2))
@@ -212,14 +152,6 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
     draft = runtime.model.speculative_draft
     asked = seen_lengths(draft, lambda: runtime.generate(prompt(1), 4))
     assert asked[0] == 9
-
-
-def test_how_many_bytes_a_token_costs_is_not_known() -> None:
-    """The weights are read once for several tokens, so a share of the bandwidth would be above one."""
-    with pytest.raises(
-        UnsupportedError, match="Speculative decoding reads the weights once for several tokens"
-    ):
-        work_of(Generate(), RunFacts(tokens_per_pass=2.0))
 
 
 def test_tokens_that_rounding_does_not_explain_are_an_error() -> None:
@@ -246,7 +178,6 @@ def test_a_tie_is_a_tie() -> None:
 
 def choosing(token: int) -> Callable[[Any, int, Any], tuple[Any, list[Any]]]:
     """A loop that always gives the same token."""
-    import torch
 
     def loop(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
         return torch.full((1, new_tokens), token), [clock.mark()] * (new_tokens + 1)
@@ -256,20 +187,6 @@ def choosing(token: int) -> Callable[[Any, int, Any], tuple[Any, list[Any]]]:
 
 def no_loop(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
     raise AssertionError("nothing was to be decoded")
-
-
-def greedy(model: Any, sequence: list[int], count: int) -> list[int]:
-    """What follows by whole passes."""
-    import torch
-
-    ids = list(sequence)
-    for _ in range(count):
-        ids.append(int(logits_of(model, torch.tensor([ids])).argmax()))
-    return ids[len(sequence) :]
-
-
-def lengths_of_passes(runtime: DecodingModel, new_tokens: int) -> list[int]:
-    return seen_lengths(runtime.model, lambda: runtime.generate(prompt(1), new_tokens))
 
 
 def seen_lengths(model: Any, run: Callable[[], Any]) -> list[int]:

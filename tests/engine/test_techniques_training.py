@@ -1,22 +1,37 @@
-"""The techniques of training: each does what it says, and learns what a plain step learns."""
+"""The techniques of training: each does what it says and learns what a plain step learns, alone and in stacks."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
 
+from optigpu.backends.training import NO_TARGET, Texts
 from optigpu.hardware import probe
-from optigpu.job.spec import JobSpec, resolve
-from optigpu.techniques.base import Technique
-from optigpu.techniques.kernels.eager_attention import EagerAttention
-from optigpu.techniques.kernels.fused_attention import FusedAttention
-from optigpu.techniques.training.compile_training import CompileTraining
+from optigpu.job.spec import JobSpec
+from optigpu.models.families import FAMILIES
+from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.training.activation_offload import ActivationOffload
+from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
+from optigpu.techniques.training.fp8_training import Fp8Training
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
+from optigpu.techniques.training.int8_finetune import Int8Finetune
+from optigpu.techniques.training.lora import Lora
 from optigpu.techniques.training.mixed_precision import MixedPrecision
+from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
 from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
-from optigpu.vocabulary import DeviceKind, SpecError
+from optigpu.techniques.training.qlora import Qlora
+from optigpu.techniques.training.sequence_packing import SequencePacking
+from optigpu.techniques.training.sequence_packing.packing import PackedArrangement, first_fit_decreasing
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+from optigpu.workloads.train_step import TrainStep
+from tests.breadth import spread
+from tests.engine.decoder_models import configured
 from tests.engine.tiny_models import assert_needs_hook
 from tests.engine.training import (
     GPT2,
@@ -24,7 +39,6 @@ from tests.engine.training import (
     RESNET,
     VIT,
     batch_for,
-    images_for,
     losses_of,
     texts_for,
     trained,
@@ -123,8 +137,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [LLAMA, GPT2, VIT])
-@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize(("model", "mode"), spread([LLAMA, GPT2, VIT], ["full", "selective"], by_default=3))
 def test_gradient_checkpointing_learns_the_same_from_activations_that_it_computes_again(
     model: str, mode: Any
 ) -> None:
@@ -196,49 +209,132 @@ def test_a_norm_can_be_read_although_updates_happen_in_the_backward_pass() -> No
     assert all(map(torch.equal, before, weights_of(runtime)))
 
 
+# ---- Stacks.
+
+
+ALWAYS: tuple[Technique, ...] = (
+    MixedPrecision(),
+    GradientCheckpointing(mode="selective"),
+    ChunkedCrossEntropy(tokens=8),
+    ActivationOffload(target="disk", smallest_bytes=256),
+    SequencePacking(),
+)
+EIGHT_BITS = Optimizer8bit(smallest=256)
+STACKS: list[tuple[Technique, ...]] = [
+    (Fp8Training(), GradientAccumulation(), EIGHT_BITS),
+    (Fp8Training(), Lora(), OptimizerInBackward(), EIGHT_BITS),
+    (Fp8Training(), Lora(), GradientAccumulation(), FusedOptimizer()),
+    (Int8Finetune(), OptimizerInBackward(), EIGHT_BITS),
+    (Int8Finetune(), GradientAccumulation(), FusedOptimizer()),
+    (Qlora(), OptimizerInBackward(), FusedOptimizer()),
+    (Qlora(base="int4"), GradientAccumulation(), EIGHT_BITS),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: " + ".join(each.name for each in stack))
+def test_a_stack_learns_and_begins_again(stack: tuple[Technique, ...]) -> None:
+    plain = losses_of(trained(LLAMA), steps=1)[0]
+    runtime = trained(LLAMA, *ALWAYS, *stack, shortest_tokens=6, sequence_tokens=16)
+    losses = losses_of(runtime)
+    assert losses[0] == pytest.approx(plain, rel=0.01)
+    assert losses[2] < losses[0]
+    runtime.restart()
+    assert losses_of(runtime).tolist() == losses.tolist()
+
+
+# ---- sequence_packing: every loss is the one of the document in a row of its own.
+
+
+LANGUAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.decoder]
+LENGTHS = (5, 9, 3, 12, 2, 7)
+ROW = 16
+
+
+def texts() -> Texts:
+    source = np.random.default_rng(0)
+    return Texts(tuple(source.integers(96, size=length) for length in LENGTHS), ROW)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30))
+def test_first_fit_decreasing_places_each_document_once_and_fills_no_row_over(lengths: list[int]) -> None:
+    rows = first_fit_decreasing(lengths, 20)
+    assert sorted(document for row in rows for document in row) == list(range(len(lengths)))
+    used = [sum(lengths[document] for document in row) for row in rows]
+    assert max(used) <= 20
+    # At most one row is half empty: the first document of a later one would have fitted into it.
+    assert sum(space <= 10 for space in used) <= 1
+
+
+@pytest.mark.parametrize(("family", "attention"), spread(LANGUAGE_FAMILIES, ["sdpa", "eager"], by_default=4))
+def test_the_losses_of_each_document_are_those_of_its_own_row(family: str, attention: str) -> None:
+    model, batch = configured(family), texts()
+    model.set_attn_implementation(attention)
+    (packed,) = PackedArrangement(model, Notes())(batch)
+    with torch.no_grad():
+        logits = model(**packed.inputs, use_cache=False).logits
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), packed.labels.flatten(), ignore_index=NO_TARGET, reduction="none"
+        ).view(3, ROW)
+        places = {3: (0, 0), 2: (0, 12), 1: (1, 0), 5: (1, 9), 0: (2, 0), 4: (2, 5)}
+        for document, (row, begin) in places.items():
+            ids = torch.from_numpy(batch.documents[document])
+            alone = model(input_ids=ids[None, :-1], use_cache=False).logits[0]
+            expected = functional.cross_entropy(alone, ids[1:], reduction="none")
+            found = losses[row, begin : begin + len(ids) - 1]
+            assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert packed.targets == sum(LENGTHS) - len(LENGTHS) == int((losses != 0).sum())
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2])
+def test_a_step_learns_the_same_from_fewer_rows(model: str) -> None:
+    plain = trained(model)
+    expected, norm = plain.step(texts()), plain.gradient_norm(texts())
+
+    def claim() -> None:
+        runtime = trained(model, SequencePacking(), shortest_tokens=2, sequence_tokens=ROW)
+        done = runtime.step(texts())
+        assert done.computed_tokens == 3 * ROW < expected.computed_tokens
+        assert done.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert runtime.gradient_norm(texts()) == pytest.approx(norm, rel=1e-4)
+        for found, wanted in zip(weights_of(runtime), weights_of(plain), strict=True):
+            assert torch.allclose(found, wanted, atol=1e-5)
+        assert runtime.notes.facts["packed_rows"] == 3
+
+    assert_needs_hook(SequencePacking(), "training", claim)
+
+
+def test_each_part_of_a_step_is_packed_where_gradients_are_accumulated() -> None:
+    stack = SequencePacking(), GradientAccumulation(micro_batches=2)
+    runtime = trained(LLAMA, *stack, shortest_tokens=2, sequence_tokens=ROW)
+    done = runtime.step(texts())
+    assert done.computed_tokens == 4 * ROW
+    assert done.loss == pytest.approx(trained(LLAMA).step(texts()).loss, rel=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("stack", "words"),
+    ("family", "sizes"),
     [
-        ((OptimizerInBackward(), GradientAccumulation()), "added up before a weight changes"),
-        ((OptimizerInBackward(), MixedPrecision(dtype="float16")), "whole gradient"),
-        ((GradientCheckpointing(mode="selective"), CompileTraining()), "operators run one by one"),
+        ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}),
+        ("rwkv", {"hidden_size": 64, "num_hidden_layers": 2}),
     ],
 )
-def test_what_cannot_go_together_is_refused(stack: tuple[Technique, ...], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        resolve(stack, "train_step")
+def test_a_model_whose_attention_cannot_be_masked_so_is_refused(family: str, sizes: dict[str, int]) -> None:
+    with pytest.raises(UnsupportedError, match="cannot keep the attention of this model within a document"):
+        PackedArrangement(configured(family, **sizes), Notes())
 
 
-def test_full_checkpointing_goes_with_a_compiled_step() -> None:
-    assert len(resolve((GradientCheckpointing(), CompileTraining()), "train_step")) == 2
+def test_a_model_with_a_window_below_a_row_is_refused() -> None:
+    arrange = PackedArrangement(configured("mistral", sliding_window=12), Notes())
+    with pytest.raises(UnsupportedError, match="attends to 12 tokens at most"):
+        arrange(texts())
 
 
-@pytest.mark.slow
-def test_everything_that_goes_together_learns_what_a_plain_step_learns() -> None:
-    plain = losses_of(trained(LLAMA))
-    whole = (MixedPrecision(), GradientCheckpointing(mode="selective"), FusedOptimizer())
-    assert losses_of(trained(LLAMA, *whole, OptimizerInBackward())) == pytest.approx(plain, rel=0.01)
-    assert losses_of(trained(LLAMA, *whole, GradientAccumulation())) == pytest.approx(plain, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("technique", "kernels"),
-    [(EagerAttention(), set()), (FusedAttention(kernel="flash"), {"flash"})],
-)
-def test_attention_runs_forward_and_backward_as_the_stack_asks(
-    technique: Technique, kernels: set[str]
+@pytest.mark.parametrize(("shortest", "fits"), [(None, False), (ROW, False), (ROW - 1, True)])
+def test_documents_that_all_fill_a_row_are_refused_when_a_job_is_posted(
+    shortest: int | None, fits: bool
 ) -> None:
-    runtime = trained(LLAMA, technique)
-    runtime.observe(texts_for(runtime))
-    ran = {name for name in runtime.notes.facts["attention_kernels"] if "flash_attention" in name}
-    assert bool(ran) == bool(kernels)
-    assert any(name.endswith("backward") for name in ran) == bool(kernels)
-    assert not any("log_softmax" in name for name in runtime.notes.facts["attention_kernels"])
-    assert losses_of(runtime) == pytest.approx(losses_of(trained(LLAMA)), rel=1e-4)
-
-
-def test_images_have_no_attention_to_record_in_a_network_of_convolutions() -> None:
-    runtime = trained(RESNET)
-    runtime.observe(images_for(runtime))
-    assert runtime.notes.facts["attention_kernels"] == []
-    assert "attn_implementation" not in runtime.notes.facts
+    workload = TrainStep(sequence_tokens=ROW, shortest_tokens=shortest)
+    problem = SequencePacking().fits(workload)
+    assert (problem is None) is fits
+    assert fits or "set shortest_tokens below 16" in str(problem)

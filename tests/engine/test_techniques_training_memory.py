@@ -1,27 +1,28 @@
-"""activation_offload moves what a forward pass saves and brings it back; optimizer_8bit keeps states of 8 bits."""
+"""What a step of training keeps in memory: activations on a disk, states of 8 bits, logits of few tokens."""
 
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from optigpu.backends.torch.training.model import loss_of
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.backends.training import NO_TARGET, MicroBatch
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
-from optigpu.techniques.base import Notes, Technique
+from optigpu.models.families import FAMILIES
 from optigpu.techniques.training.activation_offload import ActivationOffload
-from optigpu.techniques.training.activation_offload.saving import DiskStore, OffloadedSaving, Restore
-from optigpu.techniques.training.compile_training import CompileTraining
+from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
+from optigpu.techniques.training.chunked_cross_entropy.loss import ChunkedLoss
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
-from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
-from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
 from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.train_step import TrainStep
+from tests.breadth import spread
+from tests.engine.decoder_models import configured
 from tests.engine.tiny_models import assert_needs_hook
 from tests.engine.training import (
     LLAMA,
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TO_DISK = ActivationOffload(target="disk", smallest_bytes=256)
 
 
-def peak(runtime: TorchTrainingRuntime) -> int:
+def peak_of_short_rows(runtime: TorchTrainingRuntime) -> int:
     return peak_bytes(runtime, texts_for(runtime, documents=8, length=64, shortest=64))
 
 
@@ -52,87 +53,17 @@ def test_a_step_learns_bit_by_bit_the_same_from_activations_that_were_on_a_disk(
 
 
 def test_a_step_takes_less_memory_by_most_of_what_was_moved() -> None:
-    plain = peak(trained(LLAMA))
+    plain = peak_of_short_rows(trained(LLAMA))
 
     def claim() -> None:
         runtime = trained(LLAMA, TO_DISK)
-        spared = plain - peak(runtime)
+        spared = plain - peak_of_short_rows(runtime)
         assert spared > 0.5 * runtime.notes.facts.get("offloaded_bytes", float("inf"))
 
     assert_needs_hook(TO_DISK, "training", claim)
 
 
-@pytest.mark.parametrize("beside", [MixedPrecision(), GradientCheckpointing()], ids=lambda each: each.name)
-def test_it_goes_with_autocast_and_with_checkpoints(beside: Technique) -> None:
-    both = trained(LLAMA, TO_DISK, beside)
-    assert losses_of(both).tolist() == losses_of(trained(LLAMA, beside)).tolist()
-    assert both.notes.facts["offloaded_tensors"] > 0
-
-
-class Remembering:
-    """A store that remembers what it was given."""
-
-    def __init__(self) -> None:
-        self.given: list[torch.Tensor] = []
-
-    def put(self, tensor: torch.Tensor) -> Restore:
-        self.given.append(tensor.detach().clone())
-        kept = self.given[-1]
-        return lambda: kept
-
-
-def saved_by(run: Callable[[torch.nn.Linear, torch.Tensor], Any], smallest: int = 1) -> list[torch.Tensor]:
-    """What a forward pass of a layer gives to the store."""
-    layer, x = torch.nn.Linear(16, 16), torch.randn(4, 16, requires_grad=True)
-    store = Remembering()
-    with OffloadedSaving(layer, lambda: store, smallest, Notes())():
-        run(layer, x)
-    return store.given
-
-
-def test_weights_and_small_tensors_stay() -> None:
-    given = saved_by(lambda layer, x: layer(x.exp()).sum())
-    assert [tensor.shape for tensor in given] == [(4, 16)]
-    assert saved_by(lambda layer, x: layer(x.exp()).sum(), smallest=4 * 64 + 1) == []
-
-
-def test_a_tensor_that_several_operations_save_is_moved_once_and_a_changed_one_again() -> None:
-    assert len(saved_by(lambda _, x: x.exp() * x + x * x.sin())) == 3  # x, its exp, its sin
-
-    def changed_between(_: torch.nn.Linear, x: torch.Tensor) -> None:
-        y = x * 1
-        y.sin()
-        y.add_(1)
-        y.cos()
-
-    assert [torch.equal(*saved_by(changed_between))] == [False]
-
-
-def test_an_expanded_view_stays_where_it_takes_less_memory() -> None:
-    assert saved_by(lambda _, x: x[:1].clone().expand(64, 16).sin()) == []
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for temporary files."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
-
-
-def test_a_file_without_a_name_brings_back_the_same_values(temporary: Path) -> None:
-    store = DiskStore()
-    kept = [
-        (torch.randn(7, 5) * 9).to(dtype).T
-        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool)
-    ]
-    restored = [store.put(tensor) for tensor in kept]
-    assert list(temporary.iterdir()) == []
-    for tensor, restore in reversed(list(zip(kept, restored, strict=True))):
-        assert restore().dtype is tensor.dtype
-        assert torch.equal(restore(), tensor)
-
-
-def test_the_files_of_a_step_are_closed_after_it(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_step_are_closed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     files = []
     new_file = tempfile.TemporaryFile
 
@@ -151,11 +82,6 @@ def test_a_cpu_s_activations_go_to_a_disk_alone() -> None:
     assert "set target to disk" in str(reason)
     assert TO_DISK.check(probe(), DeviceKind.CPU, None) is None
     assert ActivationOffload().check(probe(), DeviceKind.CUDA, None) is None
-
-
-def test_what_is_compiled_is_not_offloaded() -> None:
-    with pytest.raises(SpecError, match="hands over all that it saves at its end"):
-        resolve((TO_DISK, CompileTraining()), "train_step")
 
 
 def state_bytes(runtime: TorchTrainingRuntime) -> int:
@@ -183,7 +109,7 @@ def test_states_of_8_bits_take_a_quarter_of_the_bytes_and_learn_the_same() -> No
         assert losses_of(runtime) == pytest.approx(expected, rel=1e-3)
         # a byte for each moment, and a float32 scale for each block of 256
         assert state_bytes(runtime) == pytest.approx(state_bytes(plain) * (1 + 4 / 256) / 4)
-        assert peak(runtime) < peak(plain) - state_bytes(plain) / 2
+        assert peak_of_short_rows(runtime) < peak_of_short_rows(plain) - state_bytes(plain) / 2
 
     assert_needs_hook(Optimizer8bit(), "training", claim)
 
@@ -191,19 +117,6 @@ def test_states_of_8_bits_take_a_quarter_of_the_bytes_and_learn_the_same() -> No
 def test_an_optimizer_of_8_bits_for_each_weight_runs_within_the_backward_pass() -> None:
     alone, within = (trained(LLAMA, Optimizer8bit(), *beside) for beside in ((), (OptimizerInBackward(),)))
     assert losses_of(within) == pytest.approx(losses_of(alone), rel=1e-5)
-
-
-def test_the_workload_s_learning_rate_is_taken() -> None:
-    runtime = trained(LLAMA, Optimizer8bit(), learning_rate=0.125)
-    (optimizer,) = runtime.training.trainer.optimizers
-    assert [group["lr"] for group in optimizer.param_groups] == [0.125]
-
-
-def test_training_begins_again_with_new_states() -> None:
-    runtime = trained(LLAMA, Optimizer8bit())
-    first = losses_of(runtime)
-    runtime.restart()
-    assert losses_of(runtime).tolist() == first.tolist()
 
 
 def test_what_8_bit_states_are_not_for_is_refused() -> None:
@@ -216,6 +129,95 @@ def test_what_8_bit_states_are_not_for_is_refused() -> None:
         resolve((Optimizer8bit(), FusedOptimizer()), "train_step")
 
 
-def test_without_the_library_the_reason_names_what_installs_it() -> None:
-    bare = probe().model_copy(update={"software": {}})
-    assert "pip install -e '.[quant]'" in str(Optimizer8bit().check(bare, DeviceKind.CPU, None))
+# ---- chunked_cross_entropy.
+
+
+LANGUAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.decoder]
+CHUNK = 8
+VOCABULARY = 512
+"""Of the tiny Llama."""
+
+
+def rows() -> MicroBatch:
+    """Two rows of 13 tokens, which chunks do not divide, with places where nothing is predicted."""
+    ids = torch.randint(96, (2, 13), generator=torch.Generator().manual_seed(0))
+    labels = ids.roll(-1, dims=1)
+    labels[:, -1], labels[1, 5:] = NO_TARGET, NO_TARGET
+    return MicroBatch({"input_ids": ids}, labels, int((labels != NO_TARGET).sum()))
+
+
+def gradients(model: Any) -> list[torch.Tensor]:
+    found = [weight.grad for weight in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize(("family", "tied"), spread(LANGUAGE_FAMILIES, [True, False], by_default=4))
+def test_loss_and_gradients_are_those_of_the_plain_loss(family: str, tied: bool) -> None:
+    model = configured(family, tie_word_embeddings=tied).requires_grad_(True)
+    plain = loss_of(model)(rows())
+    plain.backward()
+    expected = gradients(model)
+    chunked = ChunkedLoss(model, CHUNK)(rows())
+    chunked.backward()
+    assert chunked.item() == pytest.approx(plain.item(), rel=1e-6)
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    for found, wanted in zip(gradients(model), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * largest)
+
+
+class Logits(TorchDispatchMode):
+    """Of how many tokens operators made logits at once."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.tokens = vocabulary, set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dim() and made.shape[-1] == self.vocabulary:
+            self.tokens.add(made.numel() // self.vocabulary)
+        return made
+
+
+def test_no_operator_makes_logits_of_more_tokens_than_a_chunk_has() -> None:
+    def claim() -> None:
+        runtime = trained(LLAMA, ChunkedCrossEntropy(tokens=CHUNK))
+        with Logits(VOCABULARY) as made:
+            norm = runtime.gradient_norm(texts_for(runtime))
+        assert CHUNK in made.tokens
+        assert 4 * 16 not in made.tokens
+        assert norm == pytest.approx(trained(LLAMA).gradient_norm(texts_for(runtime)), rel=1e-5)
+
+    assert_needs_hook(ChunkedCrossEntropy(), "training", claim)
+
+
+def test_a_step_takes_less_memory_by_most_of_its_logits() -> None:
+    """Logits in float32, and as much for their softmax and their gradient."""
+    plain, chunked = peak(trained(LLAMA)), peak(trained(LLAMA, ChunkedCrossEntropy(tokens=64)))
+    assert plain - chunked > 0.8 * 4 * 8 * 128 * VOCABULARY
+
+
+def peak(runtime: TorchTrainingRuntime) -> int:
+    return peak_bytes(runtime, texts_for(runtime, documents=8, length=128, shortest=128))
+
+
+def test_one_product_with_the_head_more_is_counted_as_recomputation() -> None:
+    plain, chunked = (
+        runtime.step_flops(texts_for(runtime))
+        for runtime in (trained(LLAMA), trained(LLAMA, ChunkedCrossEntropy(tokens=CHUNK)))
+    )
+    head = 2 * 4 * 16 * 128 * 512
+    assert chunked.model == plain.model
+    assert chunked.hardware - plain.hardware == head
+
+
+@pytest.mark.parametrize(
+    ("family", "more"), [("granite", {"logits_scaling": 4.0}), ("gemma2", {"head_dim": 16})]
+)
+def test_a_model_that_changes_its_head_s_product_is_refused(family: str, more: dict[str, float]) -> None:
+    model = configured(family, **more)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(5)
+    with pytest.raises(UnsupportedError, match="changes its head's product"):
+        ChunkedLoss(model, CHUNK)

@@ -1,36 +1,39 @@
-"""The torch backend on an NVIDIA GPU."""
+"""The torch backend on an NVIDIA GPU: what is measured, compiled, recorded, exported, guessed and pruned."""
 
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import EventClock
-from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.backends.torch.passes import PassModel
 from optigpu.conductor.proof import prove
-from optigpu.meters import METERS
-from optigpu.meters.base import MeterContext, QualityOptions
-from optigpu.techniques.base import Technique
+from optigpu.models.loading.footprint import weight_bytes
+from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
+from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
+from optigpu.techniques.memory.autocast import Autocast
+from optigpu.techniques.memory.inference_mode import InferenceMode
+from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.generate import Generate
-from optigpu.workloads.matmul import Dtype, Matmul
+from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.vocabulary import DeviceKind, Task
 from tests.engine.decoded import NEW_TOKENS, assert_tokens_right
-from tests.engine.rounding import (
-    in_float64,
-)
-from tests.engine.tiny_models import FAMILIES, asked, prompt
+from tests.engine.rounding import in_float64, logits_of, rounding_bound
+from tests.engine.tiny_models import FAMILIES, ignore, prompt, tiny_model
 from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 
 
 def test_the_clock_measures_what_the_device_does() -> None:
-    import torch
-
     clock = EventClock(DeviceKind.CUDA)
     x = torch.randn(4096, 4096, device="cuda")
     marks = [clock.mark()]
@@ -40,14 +43,6 @@ def test_the_clock_measures_what_the_device_does() -> None:
         marks.append(clock.mark())
     short, long = clock.seconds(marks)
     assert 0 < short < long
-
-
-@pytest.mark.parametrize("technique", [None, Bf16(), Fp16()], ids=["fp32", "bf16", "fp16"])
-def test_a_preset_is_made_on_the_device_in_its_dtype(technique: Technique | None) -> None:
-    runtime = on_cuda("preset:tiny-llama-test", *([technique] if technique else []))
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[technique.name] if technique else "float32"
-    kinds = {(parameter.device.type, str(parameter.dtype)) for parameter in runtime.model.parameters()}
-    assert kinds == {("cuda", f"torch.{dtype}")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,34 +59,106 @@ def test_greedy_tokens_are_right_with_and_without_cuda_graphs(family: str, mode:
         assert runtime.notes.facts["compiled_graphs"] == 1
 
 
-@pytest.mark.parametrize("other", [None, Bf16(), Fp16()], ids=["fp32", "bf16", "fp16"])
-def test_compiled_int8_gives_the_tokens_of_plain_int8(other: Technique | None) -> None:
-    others = [other] if other else []
-    prompts = prompt().cuda()
-    plain = on_cuda("path:llama", Int8WeightOnly(), *others).generate(prompts, NEW_TOKENS).tokens
-    compiled = on_cuda("path:llama", Int8WeightOnly(), TorchCompile(mode="reduce-overhead"), *others)
-    assert compiled.generate(prompts, NEW_TOKENS).tokens.equal(plain)
-
-
-def test_the_memory_meter_reads_the_accelerators_peaks(tmp_path: Path) -> None:
-    runtime = asked(on_cuda("preset:tiny-llama-test"), tmp_path)
-    workload = Generate(prompt_tokens=8, new_tokens=4)
-    context = MeterContext(
-        runtime, workload.prepare(runtime), workload, "preset:tiny-llama-test", tmp_path, 0, QualityOptions()
-    )
-    reading = METERS["memory"].read(context)
-    assert reading.reasons == {}
-    assert (
-        reading.values["weight_bytes"] < reading.values["peak_bytes"] <= reading.values["peak_reserved_bytes"]
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16", "bfloat16"])
-def test_a_product_is_right_in_every_dtype(dtype: Dtype) -> None:
-    request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchOperatorRuntime(DeviceKind.CUDA, seed=0))
-    assert request.check().problem is None
-    assert request.run()["tflops"] > 0
-
-
 def test_the_gpu_proves_that_it_works() -> None:
     prove(DeviceKind.CUDA, cancelled=lambda: None)
+
+
+# ---- Compiled, recorded, exported, guessed and pruned.
+
+
+OTHERS: dict[str, tuple[Technique, ...]] = {
+    "alone": (),
+    "bf16": (Bf16(),),
+    "int8_weight_only": (Int8WeightOnly(),),
+    "autocast": (Autocast(),),
+    "inference_mode": (InferenceMode(),),
+    "int8_kv_cache": (Int8KvCache(),),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_step_gives_the_tokens_of_the_step(family: str, others: tuple[Technique, ...]) -> None:
+    """The same kernels in the same order, so the very same tokens; also after autocast has left."""
+    expected = on_cuda(f"path:{family}", StaticKvCache(), *others).generate(prompt().cuda(), NEW_TOKENS)
+    runtime = on_cuda(f"path:{family}", CudaGraphs(), *others)
+    for _ in range(3):
+        assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.equal(expected.tokens)
+    assert runtime.notes.facts["cuda_graphs"] == 1
+
+
+def test_each_step_is_one_launch() -> None:
+    runtime = on_cuda("path:gpt2", CudaGraphs())
+    runtime.generate(prompt().cuda(), NEW_TOKENS)
+    calls = driver_calls(lambda: runtime.generate(prompt().cuda(), NEW_TOKENS))
+    assert calls["cudaGraphLaunch"] == NEW_TOKENS - 1
+
+
+@pytest.mark.parametrize("made", [TorchCompile(), ExportAot()], ids=["torch_compile", "export_aot"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_was_compiled_is_recorded(family: str, made: Technique) -> None:
+    runtime, compiled = on_cuda(f"path:{family}", CudaGraphs(), made), on_cuda(f"path:{family}", made)
+    expected = compiled.generate(prompt().cuda(), NEW_TOKENS).tokens
+    for _ in range(3):
+        assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.equal(expected)
+    assert_right(runtime, family)
+
+
+@pytest.mark.parametrize("technique", [CudaGraphs(), TorchCompile()], ids=lambda technique: technique.name)
+@pytest.mark.parametrize(
+    ("task", "model"), [(Task.PREFILL, "path:llama"), (Task.IMAGES, "preset:tiny-vit-test")]
+)
+def test_a_forward_pass_is_recorded_and_compiled(task: Task, model: str, technique: Technique) -> None:
+    inputs = prompt() if task is Task.PREFILL else torch.randn(2, 3, 32, 32)
+    runtime, plain = (
+        PassModel(task, model, stack, DeviceKind.CUDA, seed=0, progress=ignore)
+        for stack in ((technique,), ())
+    )
+    expected = plain.forward(inputs.cuda()).logits
+    for _ in range(3):
+        found = runtime.forward(inputs.cuda()).logits
+        assert float((found - expected).abs().max()) <= 1e-3 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("draft", [None, "path:gpt2", "path:llama"])
+def test_guesses_change_no_token(draft: str | None) -> None:
+    """Which the loop itself compares, with ties; and times are those of passes."""
+    runtime = on_cuda("path:gpt2", SpeculativeDecoding(draft=draft))
+    generation = runtime.generate(prompt(1).cuda(), 30)
+    agreement = runtime.notes.facts["speculation_agreement"]
+    expected = on_cuda("path:gpt2").generate(prompt(1).cuda(), 30).tokens
+    same = round(30 * agreement)
+    assert generation.tokens[:, :same].equal(expected[:, :same])
+    assert len(generation.gaps_s) == 30
+    assert generation.gaps_s[0] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_of_four_run_on_sparse_tensor_cores(family: str) -> None:
+    """Half of the weights and two bits of position each: 9/16 of the bytes, and the same products."""
+    technique = MagnitudePruning(structure="2:4")
+    sparse = on_cuda(f"path:{family}", Bf16(), technique)
+    dense = tiny_model(family).requires_grad_(False).bfloat16()
+    technique.modules(dense, Notes())
+    assert sparse.notes.facts["sparse_layers"] > 0
+    assert weight_bytes(sparse.model) < weight_bytes(dense)
+    reference = in_float64(dense).cuda()
+    tokens = prompt().cuda()
+    bound = rounding_bound(reference, tokens, "bfloat16")
+    assert float((sparse.logits(tokens) - logits_of(reference, tokens)).abs().max()) <= bound
+
+
+def driver_calls(run: Callable[[], Any]) -> Counter[str]:
+    """How often each call of the CUDA runtime was made."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+    return Counter({event.key: event.count for event in profiler.key_averages()})
+
+
+def assert_right(runtime: DecodingModel, family: str) -> None:
+    reference = in_float64(tiny_model(family)).cuda()
+    tokens = prompt(2, 8 + NEW_TOKENS - 1).cuda()
+    bound = rounding_bound(reference, tokens, "float32")
+    assert float((runtime.logits(tokens) - logits_of(reference, tokens)).abs().max()) <= bound

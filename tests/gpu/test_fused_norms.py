@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
-from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
+from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm
 from optigpu.techniques.base import AttentionKernel, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_attention import FusedAttention
@@ -14,19 +15,13 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.decoded import NEW_TOKENS, assert_tokens_right
-from tests.engine.rounding import (
-    in_float64,
-)
+from tests.engine.rounding import in_float64
 from tests.engine.test_ops_fused_norm import EPS, SHAPES, TYPES, assert_norm_of, operands
 from tests.engine.tiny_models import FAMILIES, prompt
 from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 FUSED = {name: FusedLayernorm() if name in ("gpt2", "opt") else FusedRmsnorm() for name in FAMILIES}
-
-
-def test_the_norms_are_triton_kernels() -> None:
-    assert norm_backend("cuda") == "triton"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -44,16 +39,8 @@ def test_the_kernel_agrees_with_float64(shape: tuple[int, ...], dtype: Any) -> N
     assert_norm_of(normed, x, None, None, is_rms=False)
 
 
-def test_a_large_mean_costs_no_digits() -> None:
-    import torch
-
-    x = 1e4 + operands((3, 1000), torch.float32)[0].cuda()
-    assert_norm_of(add_layer_norm(x, None, None, None, EPS)[0], x, None, None, is_rms=False)
-
-
 def test_torch_compile_looks_into_the_operators() -> None:
     """Their launches are part of the graph, and its code calls no operator of ours."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     x, residual, weight, _ = (tensor.cuda() for tensor in operands((4, 768), torch.bfloat16))

@@ -1,13 +1,13 @@
 """The memory techniques on an NVIDIA GPU: our caches in CUDA graphs, autocast, and weights that cross the bus."""
 
 import copy
-from typing import Any, Literal
+from typing import Any
 
 import pytest
+import torch
 
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.cpu_offload import CpuOffload
 from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
@@ -16,7 +16,6 @@ from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from tests.engine.decoded import NEW_TOKENS
-from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt
 from tests.gpu.cuda_models import on_cuda
 
@@ -46,33 +45,6 @@ def test_our_caches_decode_the_same_growing_fixed_and_in_a_cuda_graph(
     assert compiled.notes.facts["compiled_graphs"] == 1
 
 
-@pytest.mark.parametrize("others", [(), (TorchCompile(mode="reduce-overhead"),)], ids=["library", "graph"])
-def test_inference_mode_changes_no_token(others: tuple[Technique, ...]) -> None:
-    ids = prompt().cuda()
-    plain, inference = on_cuda("path:llama", *others), on_cuda("path:llama", InferenceMode(), *others)
-    tokens = plain.generate(ids, NEW_TOKENS).tokens
-    for _ in range(3):
-        assert inference.generate(ids, NEW_TOKENS).tokens.equal(tokens)
-    assert inference.logits(ids).equal(plain.logits(ids))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("others", [(), (StaticKvCache(),)], ids=["growing", "static"])
-def test_autocast_is_off_by_the_rounding_of_its_type(
-    family: str, dtype: Literal["bfloat16", "float16"], others: tuple[Technique, ...]
-) -> None:
-    import torch
-
-    runtime = on_cuda(f"path:{family}", Autocast(dtype=dtype), *others)
-    ids = prompt().cuda()
-    assert runtime.generate(ids, NEW_TOKENS).tokens.shape == (2, NEW_TOKENS)
-    assert {parameter.dtype for parameter in runtime.model.parameters()} == {torch.float32}
-    reference = in_float64(runtime.model)
-    off = float((runtime.logits(ids) - logits_of(reference, ids)).abs().max())
-    assert rounding_bound(reference, ids, "float32") < off <= rounding_bound(reference, ids, dtype)
-
-
 @pytest.mark.parametrize("others", [(), (Bf16(),), (InferenceMode(), Int8KvCache())], ids=names)
 def test_an_offloaded_model_decodes_the_same_from_a_part_of_the_memory(others: tuple[Technique, ...]) -> None:
     ids = prompt().cuda()
@@ -89,8 +61,6 @@ def test_an_offloaded_model_decodes_the_same_from_a_part_of_the_memory(others: t
 
 def test_no_copy_overtakes_what_computes_with_its_slot() -> None:
     """Layers whose copy takes longer than their arithmetic, and then the other way round."""
-    import torch
-
     model = wide_model()
     on_device = copy.deepcopy(model).cuda()
     before = torch.cuda.memory_allocated()
@@ -108,7 +78,6 @@ def test_no_copy_overtakes_what_computes_with_its_slot() -> None:
 
 def wide_model() -> Any:
     """Six layers of 64 MB each, all different, on the host."""
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shapes = {

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from optigpu.ops.decode.program import CacheKind, WeightKind
 
@@ -28,8 +29,6 @@ def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv
 
 @pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
 def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
-    import torch
-
     from tests.engine.triton_decode import assert_every_weight
 
     assert_every_weight(kind, 32, torch.device("cuda"))
@@ -38,8 +37,6 @@ def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_recorded_graph_does_what_its_launches_do_up_to_the_end(family: str, kv: CacheKind) -> None:
-    import torch
-
     from tests.engine.triton_decode import SEQUENCES
 
     prompt = torch.tensor([[5, 7, 1]] * SEQUENCES)
@@ -57,23 +54,6 @@ def test_the_recorded_graph_does_what_its_launches_do_up_to_the_end(family: str,
         assert torch.equal(logits, texts[0][1])
 
 
-def test_the_token_is_the_most_likely_one_and_wrong_ones_are_refused() -> None:
-    import torch
-
-    from optigpu.vocabulary import ReplicateError
-    from tests.engine.triton_decode import SEQUENCES, VOCABULARY
-
-    decoder = decoder_of("llama", "bf16")
-    decoder.begin(SEQUENCES, CAPACITY)
-    token = torch.zeros(SEQUENCES, 1, dtype=torch.int64)
-    chosen = decoder.decode(token, 1)
-    assert torch.equal(chosen[:, 0], decoder.logits.argmax(dim=1))
-    with pytest.raises(ValueError, match="from 0 to"):
-        decoder.extend(token + VOCABULARY)
-    with pytest.raises(ReplicateError, match="out of range: the cache has room"):
-        decoder.decode(token, CAPACITY)
-
-
 def decoder_of(family: str, kv: CacheKind) -> "CudaDecoder":
     from optigpu.ops.decode.cuda.decoder import CudaDecoder
     from optigpu.ops.decode.cuda.packing import pack_for_cuda
@@ -82,25 +62,3 @@ def decoder_of(family: str, kv: CacheKind) -> "CudaDecoder":
     decoder = CudaDecoder(tiny_program(pack_for_cuda, family, ("w4",), "cuda"), kv)
     decoder.begin(SEQUENCES, CAPACITY)
     return decoder
-
-
-@pytest.mark.parametrize("weights", ["w3k", "w4k"])
-def test_layers_that_make_up_for_earlier_ones_diverge_less(weights: WeightKind) -> None:
-    from optigpu.models.loading.load import load_model
-    from optigpu.models.loading.self_written import sampled
-    from optigpu.models.reference import parse_reference
-    from optigpu.techniques.decoding.native_decode import NativeDecode
-    from optigpu.techniques.decoding.native_decode.prediction import Calibration
-    from tests.engine.decoder_models import packed
-    from tests.engine.divergences import divergence_of
-
-    plain, itself, sequential = (
-        load_model(parse_reference("bundled:tiny"), device="cuda", dtype="float32") for _ in range(3)
-    )
-    text = sampled(plain, 2048, 16, 128, seed=7)
-
-    def loss(model: object, calibration: Calibration) -> float:
-        technique = NativeDecode(weights=weights, calibration=calibration)
-        return divergence_of(packed(model, technique)[0], plain, text)
-
-    assert loss(sequential, "sequential") < 0.95 * loss(itself, "self")

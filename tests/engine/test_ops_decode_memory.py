@@ -1,25 +1,42 @@
-"""The decoder's packed weights have the operator's layout and the quantized values, and share one memory."""
+"""The decoder's packed weights: their layout and values, the memory that they share, and where its pages go."""
 
 import mmap
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from optigpu.hardware.cpu import node_of_each_cpu
 from optigpu.ops.decode.cpu import packing
-from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE_PAGE_BYTES, Arena, aligned
+from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE_PAGE_BYTES, Arena
+from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.packing import ROWS, pack, quantize_eight, squared_errors, unpack
-from optigpu.ops.decode.program import GROUPS, WeightKind
+from optigpu.ops.decode.cpu.placement import (
+    Placement,
+    Span,
+    huge_mappings,
+    moved,
+    pages_of,
+    place,
+    planned,
+    read_by_threads,
+    shared_matrices,
+)
+from optigpu.ops.decode.program import GROUPS, Program, WeightKind
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.layouts import decode_bytes
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.breadth import spread
+from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
 KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 SHAPES = ((1, 32), (16, 96), (17, 64), (40, 128))
 
@@ -42,8 +59,7 @@ def eight_bits(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Te
     return q, scale.float() * unit.float()[:, None]
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("group", "shape"), spread(GROUPS, [(shape,) for shape in SHAPES], by_default=4))
 def test_it_stands_for_what_was_quantized(shape: tuple[int, int], group: int) -> None:
     outputs, inputs = shape[0], shape[1] * group // 32
     weight = weights(outputs, inputs)
@@ -122,8 +138,7 @@ def test_eight_bits_reach_127_and_never_more(group: int) -> None:
         assert bool(unpack(matrix).isfinite().all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "shape"), spread(KINDS, [(shape,) for shape in SHAPES], by_default=5))
 def test_a_matrix_takes_of_an_arena_what_was_said(kind: WeightKind, shape: tuple[int, int]) -> None:
     arena = Arena(decode_bytes(*shape, DeviceKind.CPU, kind=kind, group=32) + ALIGNMENT)
     matrix = pack(weights(*shape), None, kind, 32, arena)
@@ -148,28 +163,13 @@ def test_a_matrix_takes_of_an_arena_what_was_said(kind: WeightKind, shape: tuple
         (lambda: pack(weights(4, 32).to("meta"), None, "w4", 32), "on the CPU, not on meta"),
         (lambda: pack(weights(4, 32), torch.zeros(5), "w4", 32), "one finite bias for each of 4 outputs"),
         (lambda: pack(weights(4, 32), torch.full((4,), torch.inf), "w4", 32), "finite bias"),
-        *(
-            (lambda kind=kind, bad=bad: pack(weights(4, 32) * bad, None, kind, 32), "holds NaN or infinity")
-            for kind in KINDS
-            for bad in (torch.nan, torch.inf)
-        ),
+        (lambda: pack(weights(4, 32) * torch.nan, None, "w3k", 32), "holds NaN or infinity"),
+        (lambda: pack(weights(4, 32) * torch.inf, None, "bf16", 32), "holds NaN or infinity"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
-
-
-def test_tensors_of_an_arena_are_aligned_and_lie_in_one_storage() -> None:
-    arena = Arena(aligned(5) + aligned(12) + 8)
-    taken = [arena.take((5,), torch.uint8), arena.take((2, 3), torch.bfloat16), arena.take((2,), torch.int32)]
-    assert {tensor.untyped_storage().data_ptr() for tensor in taken} == {taken[0].data_ptr()}
-    assert taken[0].untyped_storage().nbytes() == 2 * ALIGNMENT + 8
-    assert [tensor.data_ptr() - taken[0].data_ptr() for tensor in taken] == [0, ALIGNMENT, 2 * ALIGNMENT]
-    for number, tensor in enumerate(taken, start=1):
-        assert not bool(tensor.any())
-        tensor.fill_(number)
-    assert [tensor.flatten()[0].item() for tensor in taken] == [1, 2, 3]
 
 
 def test_an_arena_lies_in_memory_that_huge_pages_were_asked_for() -> None:
@@ -179,15 +179,6 @@ def test_an_arena_lies_in_memory_that_huge_pages_were_asked_for() -> None:
     assert tensor.data_ptr() % HUGE_PAGE_BYTES == 0
     for byte in (0, 3 * HUGE_PAGE_BYTES):
         assert "hg" in flags_at(tensor.data_ptr() + byte)
-
-
-def test_an_arena_does_without_huge_pages_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
-    arena = Arena(HUGE_PAGE_BYTES)
-    assert not arena.huge
-    tensor = arena.take((HUGE_PAGE_BYTES,), torch.uint8).fill_(7)
-    assert int(tensor.sum(dtype=torch.int64)) == 7 * HUGE_PAGE_BYTES
-    assert "hg" not in flags_at(tensor.data_ptr())
 
 
 def test_an_arena_that_no_memory_has_room_for_is_refused() -> None:
@@ -206,3 +197,123 @@ def flags_at(address: int) -> list[str]:
         elif inside and first == "VmFlags:":
             return line.split()[1:]
     raise AssertionError(f"nothing is mapped at {address}")
+
+
+# ---- Where pages go.
+
+
+NODE = min(node_of_each_cpu().values(), default=0)
+"""Of this machine."""
+NO_SUCH_CALL = 100_000
+"""For a number of no system call a kernel answers what it answers to move_pages where it lacks memory nodes: ENOSYS."""
+needs_nodes = pytest.mark.usefixtures("nodes_here")
+
+
+@pytest.fixture
+def nodes_here() -> None:
+    assert node_of_each_cpu(), (
+        "these tests need a kernel with memory nodes, as all of Linux's distributions have"
+    )
+
+
+# ---- Which thread is where.
+
+
+# ---- What each thread reads.
+@pytest.mark.parametrize(("shape", "threads"), [(LIKE_GPT2, 3), (LIKE_LLAMA, 1), (LIKE_LLAMA, 40)])
+def test_all_threads_together_read_every_byte_once(shape: Shape, threads: int) -> None:
+    program = random_program(shape, "w4")
+    reads = sorted(read_by_threads(program, [id % 2 for id in range(threads)]))
+    assert all(before.end <= after.begin for before, after in pairwise(reads))
+    assert sum(read.end - read.begin for read in reads) == sum(
+        tensor.nbytes
+        for each in shared_matrices(program)
+        for tensor in (each.matrix.numbers, each.matrix.scale, each.matrix.unit)
+        if tensor is not None
+    )
+
+
+# ---- Which page goes where.
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2)), max_size=40),
+    st.sampled_from([64, 256, 4096]),
+)
+def test_each_page_lies_where_most_of_it_is_read(parts: list[tuple[int, int]], page: int) -> None:
+    reads, address, owners = [], 777, dict[int, int]()
+    for size, node in parts:
+        if size:
+            reads.append(Span(address, address + size, node))
+            owners.update(dict.fromkeys(range(address, address + size), node))
+        address += size
+    plan = pages_of(reads, page)
+    assert all(span.begin % page == span.end % page == 0 for span in plan)
+    assert all(
+        before.end < after.begin or (before.end == after.begin and before.node != after.node)
+        for before, after in pairwise(plan)
+    )
+    found = {begin: span.node for span in plan for begin in range(span.begin, span.end, page)}
+    assert found.keys() == {byte // page * page for byte in owners}
+    for begin, node in found.items():
+        counts = [sum(owners.get(byte) == each for byte in range(begin, begin + page)) for each in range(3)]
+        assert node == counts.index(max(counts))
+
+
+# ---- The system call.
+@needs_nodes
+def test_every_page_lies_on_this_machines_node() -> None:
+    reads = read_by_threads(random_program(LIKE_LLAMA, "w4"), [NODE, NODE])
+    plan = pages_of(reads, mmap.PAGESIZE)
+    pages = sum(span.end - span.begin for span in plan) // mmap.PAGESIZE
+    assert pages > 50
+    assert moved(plan) == Placement(pages, pages)
+
+
+@needs_nodes
+def test_huge_pages_of_an_arena_lie_on_this_machines_node() -> None:
+    arena = Arena(3 * HUGE_PAGE_BYTES)
+    weights = arena.take((3 * HUGE_PAGE_BYTES,), torch.uint8).fill_(1)
+    begin, middle = weights.data_ptr(), weights.data_ptr() + 5_000_000
+    reads = [Span(begin, middle, NODE), Span(middle, begin + weights.nbytes, NODE)]
+    plan = planned(reads, huge_mappings(Path("/proc/self/smaps").read_text()))
+    assert plan == [Span(begin, begin + weights.nbytes, NODE)]
+    pages = weights.nbytes // mmap.PAGESIZE
+    assert moved(plan) == Placement(pages, pages)
+    assert bool((weights == 1).all())
+
+
+@needs_nodes
+def test_a_node_that_is_not_there_moves_nothing_and_says_so() -> None:
+    area = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    area.write(b"x" * 4 * mmap.PAGESIZE)
+    address = torch.frombuffer(area, dtype=torch.uint8).data_ptr()
+    found = moved([Span(address, address + 4 * mmap.PAGESIZE, 63)])
+    assert (found.pages, found.there) == (4, 0)
+    assert found.reason is not None
+    assert "No such device" in found.reason
+
+
+def test_a_kernel_without_the_call_moves_nothing_and_says_so() -> None:
+    address = torch.zeros(2 * mmap.PAGESIZE, dtype=torch.uint8).data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    found = moved([Span(address, address + mmap.PAGESIZE, 0)], NO_SUCH_CALL)
+    assert found == Placement(1, 0, "The kernel moves no pages to nodes: Function not implemented.")
+
+
+# ---- The decoder.
+def decoded(decoder: CpuDecoder) -> tuple[torch.Tensor, torch.Tensor]:
+    decoder.begin(1, CONTEXT)
+    first = decoder.extend(tokens(LIKE_LLAMA, 1, 9)).argmax(1, keepdim=True)
+    return decoder.decode(first, 8), decoder.logits.clone()
+
+
+@needs_nodes
+@pytest.mark.parametrize("threads", [2, 3])
+def test_what_is_computed_does_not_depend_on_where_weights_lie(threads: int) -> None:
+    program: Program = random_program(LIKE_LLAMA, "w4")
+    decoder = CpuDecoder(program, threads=threads)
+    before = decoded(decoder)
+    found = place(program, [0, 1, 0][:threads], {0: NODE, 1: NODE, 2: NODE + 1})
+    assert found is not None
+    assert found.reason is None
+    after = decoded(decoder)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

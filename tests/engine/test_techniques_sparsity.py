@@ -1,21 +1,29 @@
-"""magnitude_pruning zeroes the smallest weights and no others, and the model computes with what is left."""
+"""magnitude_pruning zeroes the smallest weights and no others; smaller_model loads another model in the job's place."""
 
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import torch
 
+from optigpu.hardware import probe
 from optigpu.models.loading.footprint import weight_bytes
-from optigpu.surgery.places import linear_places
-from optigpu.techniques.base import Notes, Phase, Technique
-from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.techniques.sparsity.magnitude_pruning.layers import prune
-from optigpu.vocabulary import Layer, UnsupportedError
+from optigpu.techniques.sparsity.smaller_model import SmallerModel
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import spread
-from tests.engine.rounding import in_float64, logits_of, rounding_bound
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
+from tests.engine.tiny_models import (
+    FAMILIES,
+    VOCABULARY,
+    asked,
+    assert_needs_hook,
+    prompt,
+    runtime_of,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 HALVES = [MagnitudePruning(), MagnitudePruning(structure="2:4")]
@@ -43,19 +51,6 @@ def test_half_of_each_linear_layer_is_zero_and_nothing_else_has_changed(
         assert weight_bytes(runtime.model) == weight_bytes(before)
 
     assert_needs_hook(technique, "modules", claim)
-
-
-@pytest.mark.parametrize(("technique", "family"), spread(HALVES, FAMILIES))
-def test_outputs_are_those_of_a_model_that_was_pruned_by_hand(family: str, technique: Technique) -> None:
-    runtime = runtime_of(f"path:{family}", technique)
-    tokens = prompt()
-    reference = tiny_model(family)
-    before = logits_of(reference, tokens)
-    by_hand(reference, technique)
-    bound = rounding_bound(in_float64(reference), tokens, "float32")
-    found = runtime.logits(tokens)
-    assert float((found - logits_of(in_float64(reference), tokens)).abs().max()) <= bound
-    assert float((found - before).abs().max()) > bound
 
 
 @pytest.mark.parametrize(
@@ -96,61 +91,12 @@ def test_two_of_every_four_inputs_stay(shape: tuple[int, int], dtype: str, trans
         assert max(gone) <= min(abs(then[index]) for index in kept)
 
 
-@pytest.mark.parametrize("technique", HALVES, ids=["unstructured", "2:4"])
-def test_what_is_pruned_can_be_quantized_afterwards_and_stays_zero(technique: Technique) -> None:
-    """A zero is exact in every integer format."""
-    import torch
-
-    runtime = runtime_of("path:llama", technique, Int8WeightOnly())
-    plain = tiny_model("llama")
-    by_hand(plain, technique)
-    weights = runtime.model.model.layers[0].mlp.down_proj(torch.eye(96)).T
-    assert float(weights[plain.model.layers[0].mlp.down_proj.weight == 0].abs().max()) == 0
-    assert runtime.generate(prompt(), 4).tokens.shape == (2, 4)
-
-
-def test_it_comes_before_what_merges_and_what_compiles() -> None:
-    order = sorted([TorchCompile(), Int8WeightOnly(), MagnitudePruning()], key=lambda one: one.phase)
-    assert order[0] == MagnitudePruning()
-
-
-class Last(Technique):
-    """Looks at what is left to `finish`."""
-
-    layer: ClassVar[Layer] = Layer.SPARSITY
-    phase: ClassVar[Phase] = Phase.PRUNING
-    name: Literal["last"] = "last"
-
-    def finish(self, model: Any, notes: Notes) -> None:
-        notes.record(left=len(linear_places(model)))
-
-
-def test_what_is_left_is_finished_after_everything_else_has_changed_the_model() -> None:
-    """However early its phase: only layers that are linear still can go to sparse kernels."""
-    assert runtime_of("path:llama", Last()).notes.facts["left"] == 15
-    assert runtime_of("path:llama", Last(), Int8WeightOnly()).notes.facts["left"] == 0
-
-
-def test_inputs_that_no_four_divide_are_refused_before_anything_is_changed() -> None:
-    import torch
-
-    model: Any = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(6, 8))
-    was = [parameter.clone() for parameter in model.parameters()]
-    with pytest.raises(UnsupportedError, match=r"inputs are a multiple of 4; 1 has 6"):
-        MagnitudePruning(structure="2:4").modules(model, Notes())
-    assert all(now.equal(then) for now, then in zip(model.parameters(), was, strict=True))
-
-
 def sequential(*layers: Any) -> Any:
     """A model of these layers alone."""
-    import torch
-
     return torch.nn.Sequential(*layers)
 
 
 def test_what_cannot_be_pruned_is_refused_and_left() -> None:
-    import torch
-
     technique = MagnitudePruning()
     with pytest.raises(UnsupportedError, match="no linear layer"):
         technique.modules(sequential(torch.nn.LayerNorm(4)), Notes())
@@ -168,41 +114,45 @@ def test_what_cannot_be_pruned_is_refused_and_left() -> None:
         technique.modules(runtime_of("path:gpt2", Int8WeightOnly()).model, Notes())
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"structure": "2:4", "sparsity": 0.7}, "two of four"),
-        ({"sparsity": 0.0}, "greater than 0"),
-        ({"sparsity": 1.0}, "less than 1"),
-        ({"structure": "1:3"}, "2:4"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        MagnitudePruning(**parameters)
-
-
 def random_weight(shape: tuple[int, ...], dtype: str) -> Any:
     """Numbers of which none is zero."""
-    import torch
-
     source = torch.Generator().manual_seed(sum(shape))
     return (torch.rand(shape, generator=source) + 0.1).to(getattr(torch, dtype)) * torch.where(
         torch.rand(shape, generator=source) < 0.5, -1, 1
     )
 
 
-def by_hand(model: Any, technique: Technique) -> None:
-    """Prunes a model's linear layers by sorting, written apart from the code that is tested."""
-    import torch
-    from transformers.pytorch_utils import Conv1D
+# ---- smaller_model.
 
-    table = model.get_input_embeddings().weight
-    for module in model.modules():
-        if not isinstance(module, (torch.nn.Linear, Conv1D)) or module.weight is table:
-            continue
-        weight = module.weight.detach()
-        weight = weight.T if isinstance(module, Conv1D) else weight
-        groups = weight.reshape(-1, 4) if technique == HALVES[1] else weight.reshape(1, -1)
-        order = groups.abs().sort(dim=1, stable=True).indices[:, : groups.shape[1] // 2]
-        weight.copy_(groups.scatter(1, order, 0).reshape(weight.shape))
+
+OTHER = SmallerModel(model="path:llama")
+
+
+def test_the_other_model_is_measured() -> None:
+    plain, alone = runtime_of("path:gpt2"), runtime_of("path:llama")
+
+    def claim() -> None:
+        smaller = runtime_of("path:gpt2", OTHER)
+        assert smaller.logits(prompt()).equal(alone.logits(prompt()))
+        assert not smaller.logits(prompt()).equal(plain.logits(prompt()))
+        assert smaller.facts == alone.facts
+
+    assert_needs_hook(OTHER, "load", claim)
+
+
+def test_the_weights_hash_is_the_job_s_model_s_and_the_other_s_is_noted(models_dir: Path) -> None:
+    """So that the result stands on the board of the model that the job names."""
+    smaller = runtime_of("path:gpt2", OTHER)
+    assert (
+        asked(smaller, models_dir).weights().hash == asked(runtime_of("path:gpt2"), models_dir).weights().hash
+    )
+    llama = asked(runtime_of("path:llama"), models_dir).weights().hash
+    assert smaller.notes.facts["loaded_instead"] == {"model": "path:llama", "hash": llama}
+
+
+def test_without_a_model_or_with_another_vocabulary_it_says_what_to_write() -> None:
+    here = probe()
+    assert "smaller_model:model=path:DIR" in str(SmallerModel().check(here, DeviceKind.CPU, None))
+    assert OTHER.check(here, DeviceKind.CPU, None) is None
+    why = SmallerModel(model="preset:gpt2").check(here, DeviceKind.CPU, runtime_of("path:gpt2").facts)
+    assert f"50257 tokens and the model {VOCABULARY}" in str(why)
