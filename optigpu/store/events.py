@@ -1,10 +1,13 @@
 """A job's events, numbered from 1 in the order in which they happened.
 
 They are kept, except for progress: newer progress replaces older, so that a job's events stay few however long it runs.
+`variant_finished` names its result, and `finished` says only that there is an attribution; both are read where they are
+stored, so that what is withdrawn is gone from the events as well.
 Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
 reason, attempt, worker_id), `cancel_requested`, and `traced` (optigpu.store.traces).
 """
 
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,10 +15,13 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import EventView, Withdrawn
+from optigpu.store import results
 from optigpu.store.database import moment
-from optigpu.store.tables import Job, JobEvent
+from optigpu.store.tables import Job, JobEvent, VariantRow
 from optigpu.store.tombstones import absent
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Document, Frozen
+
+VARIANT_FINISHED, FINISHED = "variant_finished", "finished"
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
@@ -46,10 +52,42 @@ def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> lis
         .order_by(JobEvent.sequence)
         .limit(limit)
     )
+    found = session.scalars(query).all()
+    whole = _whole(session, job_id, found)
     return [
-        EventView(sequence=event.sequence, at=event.at, kind=event.kind, data=event.data)
-        for event in session.scalars(query)
+        EventView(sequence=event.sequence, at=event.at, kind=event.kind, data=whole(event)) for event in found
     ]
+
+
+def _whole(session: Session, job_id: str, found: Sequence[JobEvent]) -> Callable[[JobEvent], dict[str, Any]]:
+    """Gives the data of an event with the result or the attribution that it stands for."""
+    names = {event.sequence: _result_id(event.data) for event in found if event.kind == VARIANT_FINISHED}
+    named = results.by_id(session, [each for each in names.values() if each])
+    gone = set(names.values()) - set(named) - {None}
+    of_variant = select(VariantRow.index, VariantRow.reason).where(VariantRow.job_id == job_id)
+    reasons = {row.index: row.reason for row in session.execute(of_variant)} if gone else {}
+    is_finished = any(event.kind == FINISHED for event in found)
+    attribution = session.scalar(select(Job.attribution).where(Job.id == job_id)) if is_finished else None
+
+    def data(event: JobEvent) -> dict[str, Any]:
+        if event.kind == FINISHED:
+            return event.data if attribution is None else event.data | {"attribution": attribution}
+        if event.kind != VARIANT_FINISHED:
+            return event.data
+        name, told = names[event.sequence], event.data["outcome"]
+        outcome = {"index": told["index"], "status": told["status"], "reason": told["reason"]}
+        if name in gone:
+            outcome["reason"] = reasons.get(told["index"])
+        return event.data | {"outcome": outcome | {"result": named.get(name) if name else None}}
+
+    return data
+
+
+def _result_id(data: Document) -> str | None:
+    """The result that the event of a variant's end names; the version before wrote the whole result."""
+    outcome = data["outcome"]
+    name: str | None = outcome.get("result_id") or (outcome.get("result") or {}).get("id")
+    return name
 
 
 def locked(session: Session, job_id: str) -> Job:

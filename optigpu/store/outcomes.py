@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.events import (
     Estimated,
-    Finished,
     Noted,
     Planned,
     PlannedVariant,
@@ -23,7 +22,7 @@ from optigpu.documents.result import Attribution, Outcome, Result
 from optigpu.store import artifacts, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
-from optigpu.store.events import record
+from optigpu.store.events import FINISHED, VARIANT_FINISHED, record
 from optigpu.store.leases import Hold, Lease, held
 from optigpu.store.tables import Job, VariantRow
 from optigpu.store.transitions import end
@@ -125,7 +124,13 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
         standings.enter(session, outcome.result)
     variant.status, variant.reason = outcome.status, outcome.reason
     variant.result_id = outcome.result.id if outcome.result else None
-    record(session, job, "variant_finished", as_document(VariantFinished(outcome=outcome)), moment(session))
+    told = {
+        "index": outcome.index,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "result_id": variant.result_id,
+    }
+    record(session, job, VARIANT_FINISHED, {"kind": VARIANT_FINISHED, "outcome": told}, moment(session))
 
 
 def finish(
@@ -147,7 +152,7 @@ def finish(
     at = moment(session)
     if attribution is not None:
         job.attribution = attribution.model_dump(mode="json")
-        record(session, job, "finished", as_document(Finished(attribution=attribution)), at)
+        record(session, job, FINISHED, {"kind": FINISHED}, at)
     end(session, job, state, reason, at)
 
 

@@ -1,7 +1,7 @@
 """Results as they were stored, and their raw samples."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -31,6 +31,14 @@ def get(session: Session, result_id: str) -> dict[str, Any]:
     if not found:
         raise absent(session, Withdrawn.RESULT, result_id)
     return found[0]
+
+
+def by_id(session: Session, result_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The documents of those of these results that are there."""
+    if not result_ids:
+        return {}
+    found = _documents(session, _with_environment().where(ResultRow.id.in_(result_ids)))
+    return {document["id"]: document for document in found}
 
 
 def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
@@ -65,7 +73,7 @@ def primary_figures(session: Session, job_id: str) -> dict[int, PrimaryFigure]:
     return {
         index: PrimaryFigure(
             metric=name,
-            summary=MetricSummary.model_validate_json(summary),
+            summary=MetricSummary.model_validate(summary),
             reasons=tuple(reasons.split()),
             warnings=tuple(warnings.split()),
         )

@@ -14,7 +14,7 @@ from optigpu.store import standings
 from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.statements import take_turns
-from optigpu.store.tables import Job, JobEvent, ResultRow, Tombstone, VariantRow
+from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
 from optigpu.store.tombstones import absent
 from optigpu.vocabulary import ConflictError, Document, Frozen, JobState
 
@@ -107,7 +107,7 @@ def _remove(session: Session, result_ids: Collection[str]) -> None:
 
 
 def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
-    """Removes a result from its job: from its variant, the events that hold it, and the gains computed from it."""
+    """Removes a result from its job: from its variant, and the gains computed from it."""
     variant = session.scalars(
         select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
     ).one_or_none()
@@ -115,23 +115,9 @@ def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
     if variant is not None:
         index = variant.index
         variant.result_id, variant.reason = None, reason
-    told = JobEvent.job_id == job.id, JobEvent.kind.in_(("variant_finished", "finished"))
-    for event in session.scalars(select(JobEvent).where(*told)):
-        event.data = _without_result(event.data, result_id, reason)
-        if index is not None and event.data.get("attribution"):
-            event.data = event.data | {
-                "attribution": _without_gains(event.data["attribution"], index, reason)
-            }
     if index is not None and job.attribution:
         job.attribution = _without_gains(job.attribution, index, reason)
     session.flush()
-
-
-def _without_result(data: Document, result_id: str, reason: str) -> dict[str, Any]:
-    outcome = data.get("outcome") or {}
-    if (outcome.get("result") or {}).get("id") != result_id:
-        return dict(data)
-    return dict(data) | {"outcome": outcome | {"result": None, "reason": reason}}
 
 
 def _without_gains(attribution: Document, index: int, reason: str) -> dict[str, Any]:

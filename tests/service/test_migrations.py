@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, select, text
+from sqlalchemy import Text, cast, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
@@ -20,7 +20,7 @@ from optigpu.documents.devices import Reason
 from optigpu.store import events, jobs, keys, launches, leaderboard, leases, outcomes, results, workers
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.tables import Base, EdgeStanding
+from optigpu.store.tables import Base, EdgeStanding, JobEvent, ResultRow
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Scheduler, StoreError
 from tests.breadth import cases
 from tests.service.edge_records import a_device, a_report, stored
@@ -219,6 +219,29 @@ def test_progress_that_has_accumulated_is_removed_but_for_the_newest(database_ur
     with reading(database_url) as session:
         found = [(event.sequence, event.kind) for event in events.after(session, "a", 0)]
     assert found == [(1, "state"), (3, "planned"), (5, "progressed")]
+
+
+def test_events_of_before_hold_their_results_and_those_of_today_name_them(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    fill(database_url)
+    with reading(database_url) as session:
+        job_id = session.scalars(select(ResultRow.job_id)).one()
+        assert job_id is not None
+        today, stored = events.after(session, job_id, 0), _data_of(session, "variant_finished")
+        assert "metrics" not in stored
+    migrations.downgrade(database_url, "0020")
+    with reading(database_url) as session:
+        whole = [each.data for each in today if each.kind == "variant_finished"]
+        assert [json.loads(_data_of(session, "variant_finished"))] == whole
+    migrations.upgrade(database_url)
+    with reading(database_url) as session:
+        assert events.after(session, job_id, 0) == today
+        assert json.loads(_data_of(session, "variant_finished")) == json.loads(stored)
+
+
+def _data_of(session: Session, kind: str) -> str:
+    as_text = cast(JobEvent.data, Text)
+    return session.scalars(select(as_text).where(JobEvent.kind == kind)).one()
 
 
 _JOB = """
