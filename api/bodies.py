@@ -1,4 +1,4 @@
-"""Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
+"""Reads the body of a POST: limits its length, and validates it by the model of the call."""
 
 import asyncio
 import json
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
 from api.auth import Administrator, Submitter
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
 from optigpu.documents.events import Estimated, PlannedVariant
-from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line, refusing
-from optigpu.documents.files import parse_json
+from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line
 from optigpu.documents.runs import RUN_FORMAT, RunDocument
 from optigpu.documents.views import JobPreview
 from optigpu.hub_organisations import hub_refusal
@@ -114,9 +113,8 @@ def job_of(document: object) -> PostedJob:
 
 def posted_job(body: bytes) -> PostedJob:
     """The job that was posted. Raises ProblemError 400 for invalid JSON, 422 for a job that can never run."""
-    _check_json(body)
+    spec = strict_document(body, JobSpec)
     try:
-        spec = JobSpec.model_validate_json(body, strict=True)
         variants = variants_of(spec)
         _require_allowed(variants)
         _, estimate = foreseen(spec, variants)
@@ -149,12 +147,7 @@ class ImportedRun:
 
 def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
     """The run that was posted. Raises ProblemError 400 for invalid JSON, 422 for one that cannot be stored."""
-    _check_json(body)
-    try:
-        with refusing(RunDocument):
-            run = RunDocument.model_validate_json(body)
-    except FieldsError as error:
-        raise ProblemError(422, summary(error.entries), error.entries) from None
+    run = _validated(body, RunDocument, strict=False)
     if run.format > RUN_FORMAT:
         _refuse_run(
             "format",
@@ -204,17 +197,16 @@ def strict_document(body: bytes, model: type[Model]) -> Model:
 
     Raises ProblemError 400 for invalid JSON, 422 with each field that is wrong.
     """
-    _check_json(body)
-    try:
-        with refusing(model):
-            return model.model_validate_json(body, strict=True)
-    except FieldsError as error:
-        raise ProblemError(422, summary(error.entries), error.entries) from None
+    return _validated(body, model, strict=True)
 
 
-def _check_json(body: bytes) -> None:
-    """Refuses what is no JSON, and what only a lenient parser takes for it."""
+def _validated(body: bytes, model: type[Model], *, strict: bool) -> Model:
     try:
-        parse_json(body, "The body")
-    except SpecError as error:
-        raise ProblemError(400, str(error), [{"field": WHOLE, "message": str(error)}]) from None
+        return TypeAdapter(model).validate_json(body, strict=strict)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    if errors[0]["type"] == "json_invalid":
+        message = f"The body is not JSON: {errors[0]['ctx']['error']}."
+        raise ProblemError(400, message, [{"field": WHOLE, "message": message}])
+    entries = fields_of(model).describe(errors)
+    raise ProblemError(422, summary(entries), entries)

@@ -92,15 +92,14 @@ DEEP = 100_000
         b"",
         b"{",
         b'{"workload": }',
-        b'{"seed": NaN}',
-        b'{"seed": Infinity}',
-        b'{"seed": 1, "seed": 2}',
+        b"{'workload': 1}",
         b"[" * DEEP,
         b'{"a":' * DEEP + b"1" + b"}" * DEEP,
         b'{"seed": ' + b"9" * 10_000 + b"}",
         b'{"model": "\xff\xfe"}',
         b"\xef\xbb\xbf{}",
         b"\x00",
+        b'{"model": "\\ud800"}',
     ],
 )
 def test_what_is_no_json_is_refused(any_service: Served, body: bytes) -> None:
@@ -111,9 +110,10 @@ def test_what_is_no_json_is_refused(any_service: Served, body: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        b'{"workload": {"kind": "matmul"}, "seed": NaN}',
+        b'{"workload": {"kind": "matmul"}, "measure": {"rel_ci": Infinity}}',
         b'{"workload": {"kind": "matmul"}, "measure": {"rel_ci": 1e999}}',
         b'{"workload": {"kind": "matmul"}, "target": {"gpu": "a\\u0000b"}}',
-        b'{"workload": {"kind": "matmul"}, "target": {"gpu": "\\ud800"}}',
         b'{"workload": {"kind": "matmul\\u0000"}}',
         b'{"workload": {"kind": "matmul"}, "\\u0000": 1}',
     ],
