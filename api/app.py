@@ -10,7 +10,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from api import pages, problems
-from api.bodies import posted_job
 from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
@@ -22,8 +21,6 @@ from api.limits import RateLimiter
 from api.mcp import endpoint as mcp_endpoint
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
-from api.new_jobs import Posts
-from api.new_pages import Pages
 from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
@@ -131,8 +128,6 @@ def _service(settings: ServiceSettings) -> Service:
         deliveries=Deliveries(database, settings.webhook_allowed_hosts),
         metrics=Metrics(database, settings.lease_s),
         tracing=tracing("api", __version__, os.environ),
-        pages=Pages(database, settings.prefix),
-        posts=Posts(database, settings.lease_s, lambda body: posted_job(body).spec),
     )
 
 
@@ -147,9 +142,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if service.settings.embedded and service.settings.embedded_worker:
             await running.enter_async_context(embedded_worker(service.settings))
         yield
-    service.gate.close()
-    service.pages.close()
-    service.posts.close()
     service.doorbell.close()
     service.tracing.close()
     service.database.close()

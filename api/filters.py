@@ -4,6 +4,7 @@ Known is what this version can measure and what the database holds results of.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from api.problems import ProblemError, summary
@@ -41,12 +42,12 @@ def _is_same(wanted: str, name: str) -> bool:
 
 
 NAMES = {
-    "workload": Names(WORKLOADS, filters.workloads),
-    "model": Names(MODELS, filters.models),
+    "workload": Names(WORKLOADS, partial(filters.names, filter_="workload")),
+    "model": Names(MODELS, partial(filters.names, filter_="model")),
     "hardware": Names((), workers.hardware_classes, _is_part),
-    "technique": Names(TECHNIQUES, filters.techniques, _is_same),
-    "backend": Names(BACKENDS, filters.backends),
-    "source": Names(("worker",), filters.sources),
+    "technique": Names(TECHNIQUES, partial(filters.names, filter_="technique"), _is_same),
+    "backend": Names(BACKENDS, partial(filters.names, filter_="backend")),
+    "source": Names(("worker",), partial(filters.names, filter_="source")),
 }
 
 

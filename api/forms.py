@@ -57,7 +57,7 @@ def written(
             return Response(page.model_dump_json(), media_type="application/json")
 
 
-def next_cursor(page: EdgePage, *, continues_list: bool) -> str | None:
+def next_cursor(page: LeaderboardPage | EdgePage, *, continues_list: bool) -> str | None:
     """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
     if len(page.boards) == 1 and not continues_list:
         return page.boards[0].next_cursor

@@ -1,14 +1,9 @@
-"""Lets callers in: which key a request has, whether it was revoked, and how often it was used.
+"""Lets callers in: which key a request has, whether it was revoked, and how often it was used."""
 
-All requests that arrive while one look at the database is under way share the next one. So no request is let in by what
-was true before it arrived, and a thousand requests a second cost the database no more than some hundred.
-"""
-
+import asyncio
 import hashlib
 import hmac
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi.security.utils import get_authorization_scheme_param
 
@@ -17,7 +12,6 @@ from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
-from api.together import Together
 from optigpu.documents.administration import AuditAction
 from optigpu.store import audit, keys, revisions, sign_ins
 from optigpu.store.database import Database, Session
@@ -48,9 +42,6 @@ class Admitted:
     revisions: Revisions
 
 
-Answer = Admitted | ProblemError
-
-
 class Gate:
     """Admits the requests of one process."""
 
@@ -61,8 +52,9 @@ class Gate:
         self._database = database
         self._limiter = limiter
         self._key_uses = key_uses
-        self._known = _KnownKeys()
-        self._together = Together[Call, Admitted](self._answers, "gate")
+        self._known = _KnownKeys(None)
+        self._next: asyncio.Task[Revisions] | None = None
+        self._under_way: asyncio.Task[Revisions] | None = None
 
     async def admit(self, call: Call) -> Admitted:
         """Counts the call against the rate limit and returns who it is. Raises ProblemError 401 or 429, StoreError.
@@ -70,51 +62,76 @@ class Gate:
         Where no key is needed, one that was never known is let through: a client may send to every service what one of
         them asks for. One that was revoked is refused.
         """
-        return await self._together.ask(call)
-
-    def close(self) -> None:
-        """Ends the thread that looks."""
-        self._together.close()
-
-    def _answers(self, calls: Sequence[Call]) -> list[Answer]:
-        # Keys that change after this look at their revision are kept as of the revision before, and read again.
-        with self._database.glance() as session:
-            now = revisions.current(session)
-            self._known.as_of(now.get(Part.KEYS))
-            keys_ = [self._key(session, call) for call in calls]
-            callers = [self._caller(session, call, key) for call, key in zip(calls, keys_, strict=True)]
-        who = [key.id if key else f"address:{call.address}" for call, key in zip(calls, keys_, strict=True)]
-        refusals = self._over_the_limit(who)
-        return [
-            next(refusals[name]) or (caller if isinstance(caller, ProblemError) else Admitted(caller, now))
-            for name, caller in zip(who, callers, strict=True)
-        ]
-
-    def _over_the_limit(self, who: Sequence[str]) -> dict[str, Iterator[ProblemError | None]]:
-        """For each caller one answer for each of its calls: None for those within the limit, which come first."""
-        found: dict[str, Iterator[ProblemError | None]] = {}
-        for name, times in Counter(who).items():
-            within = self._limiter.admit(name, times)
-            over = [self._limiter.refusal(name)] * (times - within) if within < times else []
-            found[name] = iter([*[None] * within, *over])
-        return found
-
-    def _caller(self, session: Session, call: Call, key: KeyInfo | None) -> Caller | ProblemError:
+        now = await self._revisions()
+        known = self._known_as_of(now.get(Part.KEYS))
+        admitted: Caller | ProblemError | None = self._from_memory(call, known)
+        if admitted is None:
+            admitted = await asyncio.to_thread(self._from_database, call, known)
+        key = admitted.key if isinstance(admitted, Caller) else None
+        who = key.id if key else f"address:{call.address}"
+        if self._limiter.asks_redis:
+            await asyncio.to_thread(self._limiter.count, who)
+        else:
+            self._limiter.count(who)
+        if isinstance(admitted, ProblemError):
+            raise admitted
         if key is not None:
             self._key_uses.note(key.id)
+        return Admitted(admitted, now)
+
+    async def _revisions(self) -> Revisions:
+        """The database's revisions as they are now. All who ask while one look is under way share the next one, so that
+        nobody is let in by what was true before."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look(self._under_way))
+        return await asyncio.shield(self._next)
+
+    async def _look(self, before: asyncio.Task[Revisions] | None) -> Revisions:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        self._under_way, self._next = self._next, None
+        return await asyncio.to_thread(self._read_revisions)
+
+    def _read_revisions(self) -> Revisions:
+        with self._database.glance() as session:
+            return revisions.current(session)
+
+    def _known_as_of(self, revision: str | None) -> "_KnownKeys":
+        """What is known of keys if they have not changed since; a thread that reads them still keeps them with the
+        revision that it began with."""
+        if revision != self._known.revision or len(self._known.keys) > MOST_KEPT:
+            self._known = _KnownKeys(revision)
+        return self._known
+
+    def _from_memory(self, call: Call, known: "_KnownKeys") -> Caller | None:
+        """Who calls, if that is known without the database."""
+        if call.key is not None and (key := known.get(call.key)) is not None:
             return Caller(key, call.address, call.request_id)
-        needed = not self._settings.on_loopback or self._has_key(session)
+        if call.key is None and call.sign_in is None and known.any is not None:
+            caller = self._without_key(call, needed=not self._settings.on_loopback or known.any)
+            return caller if isinstance(caller, Caller) else None
+        return None
+
+    def _from_database(self, call: Call, known: "_KnownKeys") -> Caller | ProblemError:
+        with self._database.glance() as session:
+            key = self._key(session, call, known)
+            if key is not None:
+                return Caller(key, call.address, call.request_id)
+            needed = not self._settings.on_loopback or self._has_key(session, known)
+            if not needed and call.key and keys.is_known(session, call.key):
+                return unauthorized(has_key=True)
+            return self._without_key(call, needed=needed)
+
+    def _without_key(self, call: Call, *, needed: bool) -> Caller | ProblemError:
         if needed and (call.key or not self._settings.public_read):
             return unauthorized(has_key=call.key is not None)
-        if not needed and call.key and keys.is_known(session, call.key):
-            return unauthorized(has_key=True)
         return Caller(None, call.address, call.request_id, reads_only=needed)
 
-    def _key(self, session: Session, call: Call) -> KeyInfo | None:
+    def _key(self, session: Session, call: Call, known: "_KnownKeys") -> KeyInfo | None:
         """The valid key of a call, read without a write lock: only the first use of the environment's key writes."""
         if call.key is None:
             return sign_ins.find(session, call.sign_in) if call.sign_in else None
-        found = self._known.get(call.key) or keys.verify(session, call.key)
+        found = keys.verify(session, call.key)
         if found is None and self._is_first(call.key) and not keys.is_known(session, call.key):
             with self._database.write() as writing:
                 entered = keys.ensure(writing, call.key, "OPTIGPU_API_KEY", [Scope.ADMIN])
@@ -124,7 +141,7 @@ class Gate:
                     scopes = {"scopes": list(found.scopes)}
                     audit.write(writing, who, AuditAction.KEY_CREATED, found.id, scopes)
         if found is not None:
-            self._known.keep(call.key, found)
+            known.keep(call.key, found)
         return found
 
     def _is_first(self, plain: str) -> bool:
@@ -133,31 +150,26 @@ class Gate:
         named = self._settings.api_key
         return named is not None and hmac.compare_digest(plain.encode(), named.get_secret_value().encode())
 
-    def _has_key(self, session: Session) -> bool:
-        if self._known.any is None:
-            self._known.any = self._settings.api_key is not None or keys.any(session)
-        return self._known.any
+    def _has_key(self, session: Session, known: "_KnownKeys") -> bool:
+        if known.any is None:
+            known.any = self._settings.api_key is not None or keys.any(session)
+        return known.any
 
 
+@dataclass
 class _KnownKeys:
-    """Valid keys by their digest, and whether there is one, for as long as none is made, revoked or rotated."""
+    """Valid keys by their digest, and whether there is one, as of one revision of the keys."""
 
-    def __init__(self) -> None:
-        self.any: bool | None = None
-        self._revision: str | None = None
-        self._keys: dict[bytes, KeyInfo] = {}
-
-    def as_of(self, revision: str | None) -> None:
-        """Forgets everything if keys have changed since."""
-        if revision != self._revision or len(self._keys) > MOST_KEPT:
-            self.any, self._revision, self._keys = None, revision, {}
+    revision: str | None
+    any: bool | None = None
+    keys: dict[bytes, KeyInfo] = field(default_factory=dict)
 
     def get(self, plain: str) -> KeyInfo | None:
-        found = self._keys.get(_digest(plain))
+        found = self.keys.get(_digest(plain))
         return None if found is None or found.has_expired(utc_now()) else found
 
     def keep(self, plain: str, key: KeyInfo) -> None:
-        self._keys[_digest(plain)] = key
+        self.keys[_digest(plain)] = key
 
 
 def bearer_key(authorization: str | None) -> str | None:

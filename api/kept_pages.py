@@ -1,7 +1,7 @@
 """Pages of the leaderboard are kept as they were sent, for as long as the leaderboard does not change."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -26,27 +26,14 @@ PageKey = tuple[bytes, str, bool]
 """The query, the header Accept, and whether the client takes gzip."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the application sent."""
+class Answer(NamedTuple):
+    """What the application sent, on which route, and the leaderboard's revision that it shows or is older than."""
 
     status: int
     headers: Headers
     body: bytes
-
-    def messages(self) -> tuple[Message, Message]:
-        """The same, to be sent."""
-        start = {"type": "http.response.start", "status": self.status, "headers": self.headers.raw}
-        return start, {"type": "http.response.body", "body": self.body}
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A page, and the leaderboard's revision that it shows or is older than."""
-
-    answer: Answer
-    revision: str | None
     route: object
+    revision: str | None
 
 
 class KeptPages:
@@ -55,7 +42,7 @@ class KeptPages:
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self.app = app
         self._gate = gate
-        self._pages: OrderedDict[PageKey, Kept] = OrderedDict()
+        self._pages: OrderedDict[PageKey, Answer] = OrderedDict()
         self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +60,11 @@ class KeptPages:
             return
         scope["state"][ADMITTED] = admitted
         answer = await self._answer(scope, receive, admitted.revisions.get(Part.LEADERBOARD))
-        for message in _unless_known(answer, request.headers).messages():
-            await send(message)
+        if is_known(answer.headers.get("etag"), request.headers.get("if-none-match")):
+            kept = {name: answer.headers[name] for name in UNCHANGED if name in answer.headers}
+            answer = answer._replace(status=304, headers=Headers(kept), body=b"")
+        await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers.raw})
+        await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer(self, scope: Scope, receive: Receive, revision: str | None) -> Answer:
         headers = Headers(scope=scope)
@@ -85,21 +75,16 @@ class KeptPages:
             self._pages.move_to_end(key)
             scope["route"] = kept.route
             scope["state"][FROM_MEMORY] = True
-            return kept.answer
-        answer = await _collected(self.app, scope, receive)
-        if answer.status != 200:
-            return answer
-        answer = _to_be_kept(answer)
-        self._keep(key, Kept(answer, revision, scope.get("route")))
-        return answer
-
-    def _keep(self, key: PageKey, page: Kept) -> None:
-        before = self._pages.pop(key, None)
-        self._bytes += len(page.answer.body) - (len(before.answer.body) if before else 0)
-        self._pages[key] = page
+            return kept
+        answer = await _collected(self.app, scope, receive, revision)
+        if answer.status == 200:
+            self._bytes += len(answer.body) - (len(kept.body) if kept else 0)
+            self._pages[key] = answer
+            self._pages.move_to_end(key)
         while self._bytes > MOST_BYTES:
             _, oldest = self._pages.popitem(last=False)
-            self._bytes -= len(oldest.answer.body)
+            self._bytes -= len(oldest.body)
+        return answer
 
 
 def _is_page(scope: Scope) -> bool:
@@ -108,8 +93,9 @@ def _is_page(scope: Scope) -> bool:
     return str(scope["path"]).removeprefix(scope.get("root_path", "")) == PATH
 
 
-async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
-    """The application's whole answer."""
+async def _collected(app: ASGIApp, scope: Scope, receive: Receive, revision: str | None) -> Answer:
+    """The application's whole answer; a page with what lets a client ask whether it has changed. Each encoding of a
+    page has a tag of its own."""
     messages: list[Message] = []
 
     async def collect(message: Message) -> None:
@@ -118,22 +104,9 @@ async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
     await app(scope, receive, collect)
     start, *parts = messages
     body = b"".join(part.get("body", b"") for part in parts)
-    return Answer(start["status"], Headers(raw=list(start["headers"])), body)
-
-
-def _to_be_kept(answer: Answer) -> Answer:
-    """The same with what lets a client ask whether it has changed. Each encoding of a page has a tag of its own."""
-    headers = MutableHeaders(raw=list(answer.headers.raw))
-    headers["ETag"] = tag_of(answer.body)
-    headers["Cache-Control"] = "private, no-cache"
-    headers.add_vary_header("Authorization")
-    return Answer(answer.status, Headers(raw=headers.raw), answer.body)
-
-
-def _unless_known(answer: Answer, asked: Headers) -> Answer:
-    """304 without a body if the client has this very answer."""
-    if not is_known(answer.headers.get("etag"), asked.get("if-none-match")):
-        return answer
-    return Answer(
-        304, Headers({name: answer.headers[name] for name in UNCHANGED if name in answer.headers}), b""
-    )
+    headers = MutableHeaders(raw=list(start["headers"]))
+    if start["status"] == 200:
+        headers["ETag"] = tag_of(body)
+        headers["Cache-Control"] = "private, no-cache"
+        headers.add_vary_header("Authorization")
+    return Answer(start["status"], Headers(raw=headers.raw), body, scope.get("route"), revision)

@@ -24,33 +24,34 @@ class RateLimiter:
 
     def __init__(self, rate: str, redis_url: str | None) -> None:
         from limits import parse
+        from limits.storage import MemoryStorage
         from limits.strategies import SlidingWindowCounterRateLimiter
 
-        from api.own_counts import OwnCounts
-
         self._rate = parse(rate)
-        self._own = SlidingWindowCounterRateLimiter(OwnCounts())
+        self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._shared = SlidingWindowCounterRateLimiter(_redis_storage(redis_url)) if redis_url else None
         self._shared_again_at = 0.0
 
+    @property
+    def asks_redis(self) -> bool:
+        """Whether counting waits for a server."""
+        return self._limiter() is self._shared
+
     def count(self, identity: str) -> None:
         """Counts one call. Raises ProblemError 429, with the time to wait, if the limit is exceeded."""
-        if not self.admit(identity, 1):
-            raise self.refusal(identity)
-
-    def admit(self, identity: str, calls: int) -> int:
-        """Counts so many calls at once; returns how many of them are within the limit."""
         limiter = self._limiter()
         try:
-            return self._admit(limiter, identity, calls)
+            within = limiter.hit(self._rate, identity)
         except Exception as error:
             if limiter is self._own:
                 raise
             logger.warning("rate_limit_counts_in_memory", reason=str(error), seconds=BROKEN_FOR_S)
             self._shared_again_at = time.monotonic() + BROKEN_FOR_S
-            return self._admit(self._own, identity, calls)
+            within = self._own.hit(self._rate, identity)
+        if not within:
+            raise self._refusal(identity)
 
-    def refusal(self, identity: str) -> ProblemError:
+    def _refusal(self, identity: str) -> ProblemError:
         """429, with the time to wait."""
         try:
             reset_s = self._limiter().get_window_stats(self._rate, identity).reset_time - time.time()
@@ -67,12 +68,6 @@ class RateLimiter:
         if self._shared is None or time.monotonic() < self._shared_again_at:
             return self._own
         return self._shared
-
-    def _admit(self, limiter: "Strategy", identity: str, calls: int) -> int:
-        if limiter.hit(self._rate, identity, cost=calls):
-            return calls
-        # Together they are too many: as many as there is room for.
-        return next((number for number in range(calls) if not limiter.hit(self._rate, identity)), calls)
 
 
 def _redis_storage(url: str) -> "RedisStorage":

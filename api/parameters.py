@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, WithJson
 from api.callers import Caller
 from api.problems import ProblemError, summary
 from optigpu.documents.fields import MOST_ERRORS, unknown
+from optigpu.store.filters import PRINTABLE
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import Frozen, is_id
 
@@ -37,9 +38,6 @@ async def _of_the_log(job_id: Id) -> str:
 JobId = Annotated[str, Depends(_of_the_log)]
 """The id of a job."""
 
-PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
-Text = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
-"""A word to filter by: no control characters, which not every database takes."""
 
 Cursor = Annotated[
     str, Field(max_length=500, pattern=PRINTABLE, description="`next_cursor` of the page before.")

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 
+from starlette.concurrency import run_in_threadpool
+
+from api.bodies import posted_job
 from api.callers import Caller
-from api.new_jobs import Posted
+from api.problems import ProblemError
 from api.service import Service
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import JobView
 from optigpu.job.spec import JobSpec
-from optigpu.store import audit, jobs
+from optigpu.store import audit, jobs, traces
+from optigpu.store.jobs import Submitted
+from optigpu.store.keys import Scope
 from optigpu.vocabulary import JobState
 
 
@@ -23,10 +28,30 @@ class Posting:
     async def submit(self, job: bytes | JobSpec, idempotency_key: str | None = None) -> JobView:
         """Stores the job, or that of a request's body, and rings for a worker. Raises ProblemError for one that is
         invalid or that the caller may not post, ConflictError for an idempotency key of another job."""
-        submitted = await self.service.posts.submit(Posted(job, self.who, idempotency_key, self.span))
+        submitted = await run_in_threadpool(self._submit, job, idempotency_key)
         if submitted.created:
             self._ring(submitted.job)
         return submitted.job
+
+    def _submit(self, job: bytes | JobSpec, idempotency_key: str | None) -> Submitted:
+        spec = job if isinstance(job, JobSpec) else posted_job(job).spec
+        if spec.priority > 0 and not self.who.may(Scope.ADMIN):
+            raise ProblemError(
+                403, "A priority above 0 needs a key with the scope admin; leave priority out."
+            )
+        # Idempotency keys of different callers are kept apart.
+        key = None if idempotency_key is None else f"{self.who.id}:{idempotency_key}"
+        lease_s = self.service.settings.lease_s
+        with self.service.database.write() as session:
+            submitted = jobs.submit(session, spec, owner=self.who.id, idempotency_key=key, lease_s=lease_s)
+            if submitted.created:
+                posted = submitted.job
+                audit.write(
+                    session, self.who.actor, AuditAction.JOB_SUBMITTED, posted.id, at=posted.created_at
+                )
+                if self.span:
+                    traces.keep(session, posted.id, self.span)
+        return submitted
 
     def retry(self, job_id: str) -> JobView:
         """Puts a parked job back and rings for a worker. Raises NotFoundError, ConflictError."""

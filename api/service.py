@@ -12,8 +12,6 @@ from api.gate import Gate
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
-from api.new_jobs import Posts
-from api.new_pages import Pages
 from api.settings import ServiceSettings
 from optigpu.store.database import Database
 from optigpu.tracing import Tracing
@@ -34,8 +32,6 @@ class Service:
     deliveries: Deliveries
     metrics: Metrics
     tracing: Tracing
-    pages: Pages
-    posts: Posts
 
 
 async def service_of(request: Request) -> Service:

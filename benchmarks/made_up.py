@@ -191,7 +191,7 @@ def _summary(name: str, value: float) -> MetricSummary:
 def _fronts(
     boards: NDArray[np.int64], hardware: NDArray[np.int64], figures: Mapping[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
-    """Which configurations no other of the same board and hardware beats (optigpu.store.pareto)."""
+    """Which configurations no other of the same board and hardware beats (optigpu.store.standings)."""
     costs = np.stack([-figures["tokens_per_s"], figures["weight_bytes"], figures["kld_mean"]], axis=1)
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, place in enumerate(zip(boards.tolist(), hardware.tolist(), strict=True)):

@@ -15,7 +15,7 @@ from optigpu.documents.older import current
 from optigpu.documents.result import MetricSummary
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
-from optigpu.store import baselines, results
+from optigpu.store import leaderboard, results
 from optigpu.vocabulary import METRICS, Document
 
 router = APIRouter()
@@ -33,7 +33,7 @@ def read_badge(service: ServiceDep, _: Reader, result_id: Named) -> Response:
     """Anybody's page may show it."""
     with service.database.read() as session:
         document = current(results.get(session, result_id))
-        baseline = baselines.of_result(session, result_id)
+        baseline = leaderboard.baseline_of(session, result_id)
     words = badge_words(document, None if baseline is None else baseline.value)
     headers = {
         "Cache-Control": f"public, max-age={KEPT_S}",

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.filters import check_filters
-from api.new_pages import LeaderboardFilter
 from api.pages.bars import Bar, FigureText, bars, figure_text, speedup_text
 from api.pages.verdicts import Badge, badge
 from api.pages.view import Asked, PageView, ReaderView
+from api.routes.leaderboard import LeaderboardFilter
 from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow
 from optigpu.store import filters, leaderboard
 from optigpu.store.database import Session
@@ -78,10 +78,9 @@ class Choices:
 def read_board(view: ReaderView, asked: Annotated[BoardAsked, Query()]) -> Response:
     """Boards with their best rows; one board with all of its rows where it is asked for by its digest."""
     of_api = asked.of_api()
-    query = of_api.query()
     with view.service.database.read() as session:
-        check_filters(session, query)
-        page = leaderboard.query(session, query)
+        check_filters(session, of_api)
+        page = leaderboard.query(session, of_api)
         choices = _choices(session)
     return view.page(
         "board.html",

@@ -5,7 +5,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.pages.view import Asked, ReaderView
-from api.parameters import Text
 from optigpu.claims import (
     Book,
     Measured,
@@ -19,7 +18,7 @@ from optigpu.documents.views import LeaderboardRow
 from optigpu.report.claims import claim_rows, figure, measured_text
 from optigpu.store import leaderboard, results
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery, Text
 from optigpu.vocabulary import METRICS
 
 router = APIRouter()

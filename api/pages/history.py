@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from api.new_pages import MetricName
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor, Uuid
+from api.routes.leaderboard import MetricName
 from optigpu.documents.views import History
 from optigpu.report.charts.history import history_data
 from optigpu.report.charts.svg import Figure, figure

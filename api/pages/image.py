@@ -11,7 +11,7 @@ from api.words import metric_heading, variant_line
 from optigpu.documents.older import current
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
 from optigpu.report.charts.svg.picture import FAMILY, png
-from optigpu.store import baselines, results
+from optigpu.store import leaderboard, results
 from optigpu.vocabulary import Document
 
 router = APIRouter()
@@ -26,7 +26,7 @@ def read_image(service: ServiceDep, _: Reader, result_id: Id) -> Response:
     """The SVG as PNG: who shows shared addresses shows no SVG."""
     with service.database.read() as session:
         document = current(results.get(session, result_id))
-        baseline = baselines.of_result(session, result_id)
+        baseline = leaderboard.baseline_of(session, result_id)
     words = badge_words(document, None if baseline is None else baseline.value)
     picture = png(_svg(document, words))
     return Response(picture, media_type="image/png", headers={"Cache-Control": f"public, max-age={KEPT_S}"})

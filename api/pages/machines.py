@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.pages.view import Asked, Plain, ReaderView
-from api.parameters import Text
 from api.routes.hardware import catalog_of
 from optigpu.hardware.catalog import HardwareKind
 from optigpu.store import queue, workers
+from optigpu.store.filters import Text
 from optigpu.vocabulary import JobState
 
 router = APIRouter()

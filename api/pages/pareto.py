@@ -11,13 +11,12 @@ from pydantic import Field
 
 from api.filters import check_filters
 from api.pages.view import Asked, ReaderView
-from api.parameters import Text
 from optigpu.documents.views import Board, BoardName, LeaderboardRow
 from optigpu.report.charts.fronts import AXES, Axis, front_panel, speed_axis
 from optigpu.report.charts.svg import figure
 from optigpu.store import leaderboard
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery, Text
 
 router = APIRouter()
 ROWS = 200

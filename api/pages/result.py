@@ -35,7 +35,7 @@ from optigpu.report.charts.history import samples_data
 from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.numbers import with_interval
 from optigpu.statistics.stored import StoredResult
-from optigpu.store import artifacts, baselines, history, jobs, results
+from optigpu.store import artifacts, history, jobs, leaderboard, results
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, Document, NotFoundError, SpecError
 
@@ -66,7 +66,7 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
         timeline = history.of_result(session, result_id)
         shapes = _histograms(session, stored)
         spec = _spec(session, document)
-        baseline = baselines.of_result(session, result_id)
+        baseline = leaderboard.baseline_of(session, result_id)
     return view.page(
         "result.html",
         result=document,

@@ -33,7 +33,7 @@ def read_techniques(view: ReaderView, asked: Annotated[TechniquesAsked, Query()]
     """By layer."""
     with view.service.database.read() as session:
         found = gains.alone(session)
-        known = filters.techniques(session)
+        known = filters.names(session, "technique")
     here: dict[str, list[MeasuredGain]] = defaultdict(list)
     for gain in found:
         here[gain.technique].append(gain)

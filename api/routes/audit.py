@@ -6,10 +6,11 @@ from fastapi import APIRouter, Query
 
 from api.auth import Administrator
 from api.openapi import GUARDED
-from api.parameters import Cursor, Limit, Text
+from api.parameters import Cursor, Limit
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditPage
 from optigpu.store import audit
+from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["administration"], responses=GUARDED)

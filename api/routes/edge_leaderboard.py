@@ -9,7 +9,7 @@ from pydantic import Field
 from api.auth import Reader
 from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
-from api.parameters import Cursor, Limit, Text
+from api.parameters import Cursor, Limit
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
 from optigpu.documents.devices import InputSource, RunnerName
@@ -20,6 +20,7 @@ from optigpu.store import edge_filters, edge_leaderboard
 from optigpu.store.database import Session
 from optigpu.store.edge_filters import EdgeQuery
 from optigpu.store.edge_leaderboard import HEAD_ROWS, ROWS
+from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from api.auth import Administrator, Reader, Submitter
 from api.bodies import JobBody
 from api.openapi import GUARDED, POSTED_JOB, problems
-from api.parameters import PRINTABLE, Cursor, JobId, Limit, Withdrawing
+from api.parameters import Cursor, JobId, Limit, Withdrawing
 from api.posting import Posting
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
@@ -20,6 +20,7 @@ from optigpu.documents.views import (
 )
 from optigpu.job.spec import Tag
 from optigpu.store import audit, jobs, withdrawals
+from optigpu.store.filters import PRINTABLE
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)

@@ -1,19 +1,37 @@
 """The leaderboard, as JSON, CSV or Markdown."""
 
 from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, caller, require
-from api.forms import PAGE, accepted
-from api.new_pages import LeaderboardFilter, WantedPage
+from api.filters import check_filters
+from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import parameters_of
 from api.service import ServiceDep, service_of
-from optigpu.documents.views import LeaderboardPage
+from optigpu.documents.views import Board, LeaderboardPage
+from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
+from optigpu.store import leaderboard
+from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
+from optigpu.vocabulary import METRICS
+
+
+class PageRoute(APIRoute):
+    """The call as its function documents it; what it is given is read here, because FastAPI takes as long for it as the
+    page itself."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[None, None, Response]]:
+        """FastAPI's hook for what answers a request."""
+        return _answer
 
 
 async def _answer(request: Request) -> Response:
@@ -21,18 +39,36 @@ async def _answer(request: Request) -> Response:
     service = await service_of(request)
     who = await caller(request, service, None)
     require(who, Scope.READ)
-    return await get_leaderboard(request, service, who, wanted)
-
-
-class PageRoute(APIRoute):
-    """The call as its function documents it; what it is given is read here, because FastAPI takes long for it."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[None, None, Response]]:
-        """FastAPI's hook for what answers a request."""
-        return _answer
+    return await run_in_threadpool(get_leaderboard, request, service, who, wanted)
 
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED, route_class=PageRoute)
+MetricName = StrEnum("MetricName", {name: name for name in METRICS})  # type: ignore[misc]
+
+
+class LeaderboardFilter(LeaderboardQuery):
+    """Which boards and rows to list, and in which form."""
+
+    metric: Annotated[
+        MetricName | None, Field(description=LeaderboardQuery.model_fields["metric"].description)
+    ] = None
+    format: Annotated[Form | None, Field(description="Takes precedence over the header Accept.")] = None
+
+    def link(self, prefix: str, **changes: str) -> str:
+        """The address of another page with these filters."""
+        return f"{prefix}/v1/leaderboard?{urlencode(self._words | changes)}"
+
+    @cached_property
+    def _words(self) -> dict[str, object]:
+        given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"})
+        return {name: query_word(value) for name, value in given.items()}
+
+    def linked(self, board: Board, prefix: str) -> Board:
+        """The board with links to all of its rows, and to its next page; one of several shows only the first rows."""
+        links = {"self": self.link(prefix, workload=board.workload_digest)}
+        if board.next_cursor:
+            links["next"] = self.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
+        return board.model_copy(update={"links": links})
 
 
 @router.get(
@@ -42,7 +78,7 @@ router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED, route_
     response_model=LeaderboardPage,
     responses={200: PAGE},
 )
-async def get_leaderboard(
+def get_leaderboard(
     request: Request, service: ServiceDep, _: Reader, wanted: Annotated[LeaderboardFilter, Query()]
 ) -> Response:
     """Boards of comparable results, the one with the newest result first; each row is the current result of a variant
@@ -51,5 +87,17 @@ async def get_leaderboard(
     A board is one workload with its shapes and its model; rows are ranked within it, and rows whose intervals overlap
     share a rank. Several boards show their first rows: `links.self` of a board leads to all of them.
     """
+    prefix = service.settings.prefix
+    with (
+        service.database.glance() as session
+    ):  # a page that changes meanwhile is kept as of the revision before
+        page = leaderboard.query(session, wanted)
+        if not page.boards:  # a filter that has found something is known
+            check_filters(session, wanted)
+    boards = tuple(wanted.linked(board, prefix) for board in page.boards)
     form = wanted.format or accepted(request.headers.get("accept", ""))
-    return await service.pages.ask(WantedPage(wanted, form))
+    response = written(page.model_copy(update={"boards": boards}), form, leaderboard_csv, leaderboard_grids)
+    response.headers["Vary"] = "Accept"
+    if cursor := next_cursor(page, continues_list=leaderboard.continues_list(wanted.cursor)):
+        response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
+    return response

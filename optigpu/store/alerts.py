@@ -41,7 +41,7 @@ def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
         variant_digest=entry.variant_digest,
         hardware_class=entry.hardware_class,
         result_id=entry.result_id,
-        label=RowFacts.model_validate_json(entry.shown).label,
+        label=RowFacts.model_validate(entry.shown).label,
         metric=asked.metric or session.get_one(BoardRow, entry.board).primary_metric,
         kind=asked.kind.value,
         threshold=asked.threshold,

@@ -29,7 +29,7 @@ from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
 
 if TYPE_CHECKING:
-    import psycopg
+    pass
 
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
@@ -98,15 +98,6 @@ class Database:
         with store_errors(self._engine.url), self._glance() as session:
             yield session
 
-    def planned_once(self) -> "Database":
-        """The same database, on connections of its own, for statements that PostgreSQL plans once for whatever they
-        ask: those of which planning takes longer than what they do. SQLite does so anyway."""
-        if self.dialect != "postgresql":
-            return self
-        other = Database(self._engine.url.render_as_string(hide_password=False))
-        event.listen(other._engine, "connect", _plan_once)
-        return other
-
     @contextmanager
     def write(self) -> Iterator[Session]:
         """One transaction: committed at the end, with new revisions of what it changed; rolled back when anything is
@@ -158,13 +149,6 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
     engine = create_engine(address, connect_args={"timeout": SQLITE_WAIT_S})
     _prepare_sqlite(engine, foreign_keys)
     return engine
-
-
-def _plan_once(connection: "psycopg.Connection", _record: object) -> None:
-    connection.execute("SET plan_cache_mode = force_generic_plan")
-    connection.execute("SET jit = off")  # compiling takes longer than what is compiled
-    connection.commit()
-    connection.prepare_threshold = 0
 
 
 class _HasSocket(Protocol):

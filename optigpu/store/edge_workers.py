@@ -67,7 +67,7 @@ def _order(row: EdgeWorkerRow) -> tuple[float, float, str]:
 
 def _row(entry: LeaderboardEntry, likeness: Likeness) -> EdgeWorkerRow:
     """The energy of an image is the power while requests run, idle included, over the rate at which they run."""
-    shown, edge = RowFacts.model_validate_json(entry.shown), entry.edge or {}
+    shown, edge = RowFacts.model_validate(entry.shown), entry.edge or {}
     metrics: Mapping[str, Document] = edge["metrics"]
     rate, power = _value(metrics, "images_per_s"), _value(metrics, "power_w")
     energy = power / rate if power and rate else None

@@ -46,7 +46,7 @@ def metric_row(result: Result, name: str, metric: MetricSummary) -> MetricRow:
         value=metric.value,
         low=low,
         high=high,
-        summary=metric.model_dump_json(),
+        summary=metric.model_dump(mode="json"),
         board=board_number(result.variant.workload_digest, result.source),
         standing=first_standing(result),
         unsure=low is None,
@@ -100,7 +100,7 @@ def entry_of(result: Result) -> LeaderboardEntry:
         top1=_value(result, "top1_agreement"),
         energy_j=next((joules for name in ENERGIES if (joules := _value(result, name)) is not None), None),
         pareto=None,
-        shown=_row_facts(result, versions).model_dump_json(),
+        shown=_row_facts(result, versions).model_dump(mode="json"),
         edge=_for_the_edge(result),
     )
 

@@ -1,48 +1,128 @@
 """What the leaderboard can be filtered by, and the names that a filter can have."""
 
 from collections import defaultdict
+from typing import Annotated, Any
 
-from sqlalchemy import exists, literal, or_, select, union
+from pydantic import Field
+from sqlalchemy import ColumnElement, bindparam, exists, func, literal, or_, select, union
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from optigpu.documents.views import Standing
-from optigpu.store.board_statements import Values
 from optigpu.store.statements import like_part
-from optigpu.store.tables import BoardRow, KnownName, Worker
+from optigpu.store.tables import (
+    BoardRow,
+    EntryTechnique,
+    KnownName,
+    LeaderboardEntry,
+    MetricRow,
+    Worker,
+)
 from optigpu.vocabulary import Frozen
 
 DIGEST_LENGTH = 64
+PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
+"""No control characters, which not every database takes."""
+ROWS = 50
+HEAD_ROWS = 5
+"""How many rows a board shows where it is the only one, and where there are several."""
+Values = dict[str, object]
+"""What a statement asks for, by the names of its parameters."""
+
+boards, entries, metrics = BoardRow.__table__.c, LeaderboardEntry.__table__.c, MetricRow.__table__.c
+techniques_ = EntryTechnique.__table__.c
+OF_BOARD: dict[str, ColumnElement[bool]] = {
+    "source": boards.source == bindparam("source"),
+    "workload": boards.workload == bindparam("workload"),
+    "digest": boards.workload_digest == bindparam("digest"),
+    "model": boards.model == bindparam("model"),
+    "after": boards.newest < bindparam("after"),
+}
+"""What a filter asks of a board, with a parameter of its name."""
+
+
+def _of_either(columns: ReadOnlyColumnCollection[str, Any]) -> dict[str, ColumnElement[bool]]:
+    """Of columns that entries and their metrics both have."""
+    return {
+        "hardware": func.lower(columns.hardware_class).like(bindparam("hardware"), escape="\\"),
+        "backend": columns.backend == bindparam("backend"),
+        "min_top1": columns.top1.between(bindparam("min_top1"), 1),
+        "max_kld": columns.kld <= bindparam("max_kld"),
+    }
+
+
+OF_ENTRY: dict[str, ColumnElement[bool]] = _of_either(entries) | {
+    "technique": exists().where(
+        techniques_.result_id == entries.result_id, techniques_.name == bindparam("technique")
+    ),
+    "pareto": entries.pareto.is_(True),
+    "clean": entries.warnings == "",
+}
+"""The same of an entry."""
+OF_METRIC: dict[str, ColumnElement[bool]] = _of_either(metrics) | {
+    "technique": metrics.stack.like(bindparam("in_stack"), escape="\\"),
+    "pareto": exists().where(entries.result_id == metrics.result_id, entries.pareto.is_(True)),
+    "clean": metrics.clean.is_(True),
+}
+"""The same of a metric of the entry: one index of metrics has all of it."""
 _KNOWN = union(select(KnownName.filter, KnownName.name), select(literal("hardware"), Worker.hardware_class))
+
+
+Text = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
+"""A word to filter by."""
 
 
 class LeaderboardQuery(Frozen):
     """What to list. None leaves a filter out.
 
-    `workload` is a kind, or a workload's digest, which selects one board; `hardware` is part of a hardware class, in
-    any case of letters; `technique` must be in the stack. `min_top1` (a share, of `top1_agreement`) and `max_kld`
-    (nats, of `kld_mean`) leave out what is worse, and what has no such figure; `clean` leaves out what has warnings,
-    `pareto` what another row of the same hardware beats, `best` all but the first row of each class of hardware.
-    `include_invalid` and `include_history` add invalid and earlier results after the current ones, without a rank.
-    Without a `metric` each board is ranked by the primary metric of its workload. Sources are never mixed: a device's
-    own report is not ranked with a worker's. `limit` is the largest number of rows of each board.
+    `workload` is a kind, or a workload's digest, which selects one board; `hardware` is in any case of letters.
+    `min_top1` and `max_kld` leave out what is worse. Sources are never mixed: a device's own report is not ranked with
+    a worker's.
     """
 
-    metric: str | None = None
-    workload: str | None = None
-    model: str | None = None
-    hardware: str | None = None
-    technique: str | None = None
-    backend: str | None = None
-    min_top1: float | None = None
-    max_kld: float | None = None
-    clean: bool = False
-    pareto: bool = False
-    best: bool = False
-    include_invalid: bool = False
-    include_history: bool = False
-    source: str = "worker"
-    limit: int | None = None
-    cursor: str | None = None
+    metric: Text | None = Field(
+        None, description="What boards are ranked by. Default: the primary metric of each board's workload."
+    )
+    workload: Text | None = Field(
+        None, description="A kind of workload, or the digest of one board's workload."
+    )
+    model: Text | None = None
+    hardware: Text | None = Field(None, description="Part of a hardware class.")
+    technique: Text | None = Field(None, description="A technique that must be in the stack.")
+    backend: Text | None = None
+    min_top1: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Minimum `top1_agreement` with fp32; rows without that figure are left out.",
+    )
+    max_kld: float | None = Field(
+        None, ge=0, description="Maximum `kld_mean`, in nats; rows without that figure are left out."
+    )
+    clean: bool = Field(False, description="Leave out rows with warnings.")
+    pareto: bool = Field(
+        False,
+        description="Only rows that no other of the same hardware beats in speed, memory, quality and energy.",
+    )
+    best: bool = Field(
+        False, description="Only the first row of each class of hardware, with the baselines there."
+    )
+    include_invalid: bool = Field(
+        False, description="Add invalid results, without a rank and with their reasons."
+    )
+    include_history: bool = Field(
+        False, description="Add earlier results of the same variant and hardware, without a rank."
+    )
+    source: Text = "worker"
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=200,
+        description=f"The largest number of rows of a board. Default: {ROWS}; {HEAD_ROWS} for several boards.",
+    )
+    cursor: str | None = Field(
+        None, max_length=500, pattern=PRINTABLE, description="`next_cursor` of the page before."
+    )
 
     @property
     def standings(self) -> list[Standing]:
@@ -52,7 +132,7 @@ class LeaderboardQuery(Frozen):
 
 
 def of_board(query: LeaderboardQuery, after: str | None) -> Values:
-    """What a board has to be: the filters of board_statements.OF_BOARD that are set."""
+    """What a board has to be: the filters of OF_BOARD that are set."""
     by_digest = query.workload is not None and len(query.workload) == DIGEST_LENGTH
     asked = {
         "source": query.source,
@@ -80,35 +160,15 @@ def of_entry(query: LeaderboardQuery) -> Values:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def workloads(session: Session) -> list[str]:
-    """The kinds of workload that results have had, sorted."""
-    return _known(session, "workload")
-
-
 def has_workload(session: Session, workload: str) -> bool:
     """Whether a result has this kind of workload, or this workload's digest."""
     named = or_(BoardRow.workload_digest == workload, BoardRow.workload == workload)
     return session.scalar(select(exists().where(named))) or False
 
 
-def models(session: Session) -> list[str]:
-    """The models that results have had, sorted."""
-    return _known(session, "model")
-
-
-def techniques(session: Session) -> list[str]:
-    """The techniques in the stacks of results, sorted."""
-    return _known(session, "technique")
-
-
-def backends(session: Session) -> list[str]:
-    """The backends that results have had, sorted."""
-    return _known(session, "backend")
-
-
-def sources(session: Session) -> list[str]:
-    """Where results have come from, sorted."""
-    return _known(session, "source")
+def names(session: Session, filter_: str) -> list[str]:
+    """The names of this filter that results have had, sorted."""
+    return sorted(session.scalars(select(KnownName.name).where(KnownName.filter == filter_)))
 
 
 def known(session: Session) -> dict[str, list[str]]:
@@ -117,7 +177,3 @@ def known(session: Session) -> dict[str, list[str]]:
     for filter_, name in sorted(session.connection().execute(_KNOWN)):
         found[filter_].append(name)
     return found
-
-
-def _known(session: Session, filter_: str) -> list[str]:
-    return sorted(session.scalars(select(KnownName.name).where(KnownName.filter == filter_)))

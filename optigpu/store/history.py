@@ -37,7 +37,7 @@ def of_result(
         raise NotFoundError(f"There is no metric {name!r}; the metrics are {', '.join(METRICS)}.")
     found = _found(session, entry, name, limit + 1, cursor)
     points = tuple(_point(row) for row in reversed(found[:limit]))
-    facts = RowFacts.model_validate_json(entry.shown)
+    facts = RowFacts.model_validate(entry.shown)
     oldest = points[0] if len(found) > limit else None
     return History(
         workload=facts.workload,
@@ -105,6 +105,6 @@ def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:
         value=row.value,
         ci=None if row.low is None else (row.low, row.high),
         replicates=row.replicates,
-        versions=RowFacts.model_validate_json(row.shown).versions,
+        versions=RowFacts.model_validate(row.shown).versions,
         warnings=tuple(row.warnings.split()),
     )

@@ -1,7 +1,6 @@
 """What users do with jobs: submit, get, list, cancel, put back."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +14,9 @@ from optigpu.store import job_views, reuse, transitions, unserved
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
-from optigpu.store.prospects import KnownProspects, Look
 from optigpu.store.statements import clock, insert_into, like_part
 from optigpu.store.tables import Base, Job, JobEvent, JobNeed
 from optigpu.store.tombstones import absent
-from optigpu.store.unserved import Prospects
 from optigpu.store.workers import LEASE_S
 from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Frozen, JobState, new_id
 
@@ -39,16 +36,6 @@ class Submitted(Frozen):
     created: bool
 
 
-@dataclass(frozen=True)
-class Post:
-    """A job that somebody posts. With `fresh` it is measured, whatever results are there."""
-
-    spec: JobSpec
-    owner: str = OPEN
-    idempotency_key: str | None = None
-    fresh: bool = False
-
-
 def submit(
     session: Session,
     spec: JobSpec,
@@ -64,43 +51,18 @@ def submit(
     there (`store.reuse`), it has ended with them, unless `fresh` says or the spec asks for otherwise. Raises
     ConflictError for another spec.
     """
-    (answer,) = submit_all(session, [Post(spec, owner, idempotency_key, fresh)], lease_s=lease_s)
-    if isinstance(answer, ConflictError):
-        raise answer
-    return answer
-
-
-def submit_all(
-    session: Session,
-    posts: Sequence[Post],
-    *,
-    lease_s: float = LEASE_S,
-    known: KnownProspects | None = None,
-) -> list[Submitted | ConflictError]:
-    """The same for jobs that were posted at once, each with its answer. `known` spares looks at the workers."""
-    needs = [needs_of(post.spec) for post in posts]
-    rows = [
-        _row_of(post.spec, post.owner, post.idempotency_key, each)
-        for post, each in zip(posts, needs, strict=True)
-    ]
-    created_at = _insert(session, rows, needs)
-    look = (known or KnownProspects()).look(session, lease_s)
-    answers: list[Submitted | ConflictError] = []
-    for post, row, asked in zip(posts, rows, needs, strict=True):
-        if row["id"] not in created_at:
-            answers.append(_earlier(session, row, lease_s))
-            continue
-        at = created_at[row["id"]]
-        prospects = _prospects(session, look, post.spec, row["id"], asked)
-        answer = None if post.fresh else reuse.find(session, post.spec, prospects)
-        if answer is None:
-            view = job_views.new_view(row, at, prospects)
-        else:
-            job = locked(session, row["id"])
-            reuse.enter(session, job, answer, at)
-            view = job_views.view(session, job, lease_s)
-        answers.append(Submitted(job=view, created=True))
-    return answers
+    needs = needs_of(spec)
+    row = _row_of(spec, owner, idempotency_key, needs)
+    at = _insert(session, row, needs)
+    if at is None:
+        return _earlier(session, row, lease_s)
+    prospects = unserved.look(session, [row["id"]], lease_s)[row["id"]]
+    answer = None if fresh else reuse.find(session, spec, prospects)
+    if answer is None:
+        return Submitted(job=job_views.new_view(row, at, prospects), created=True)
+    job = locked(session, row["id"])
+    reuse.enter(session, job, answer, at)
+    return Submitted(job=job_views.view(session, job, lease_s), created=True)
 
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
@@ -175,53 +137,33 @@ def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView
     return job_views.view(session, job, lease_s)
 
 
-def _insert(
-    session: Session, rows: Sequence[NewRow], needs: Sequence[tuple[Need, ...]]
-) -> Mapping[str, datetime]:
-    """Enters the jobs with what they need and their first events; returns when, without those whose idempotency key is
-    known."""
+def _insert(session: Session, row: NewRow, needs: Sequence[Need]) -> datetime | None:
+    """Enters the job with what it needs and its first event; returns when, or None if its idempotency key is known."""
     new = (
         insert_into(session, _JOBS)
-        .values(created_at=clock(session))
+        .values(created_at=clock(session), **row)
         .on_conflict_do_nothing(index_elements=["idempotency_digest"])
-        .returning(_JOBS.c.id, _JOBS.c.created_at)
+        .returning(_JOBS.c.created_at)
     )
-    # In one order: two transactions that enter the same keys would otherwise wait for each other.
-    ordered = sorted(rows, key=lambda row: row["idempotency_digest"] or "")
-    entered = {row.id: row.created_at for row in session.execute(new, ordered)}
-    asked = [
-        {"job_id": row["id"], "kind": need.kind, "name": need.name}
-        for row, each in zip(rows, needs, strict=True)
-        for need in each
-        if row["id"] in entered
-    ]
-    if asked:
+    at: datetime | None = session.execute(new).scalar_one_or_none()
+    if at is None:
+        return None
+    if needs:
+        asked = [{"job_id": row["id"], "kind": need.kind, "name": need.name} for need in needs]
         session.execute(insert(_NEEDS), asked)
-    events = [
-        {"job_id": job_id, "sequence": 1, "at": at, "kind": "state", "data": _QUEUED}
-        for job_id, at in entered.items()
-    ]
-    if events:
-        session.execute(insert(_EVENTS), events)
-    return entered
+    event = {"job_id": row["id"], "sequence": 1, "at": at, "kind": "state", "data": _QUEUED}
+    session.execute(insert(_EVENTS), event)
+    return at
 
 
 _QUEUED = {"state": JobState.QUEUED.value, "reason": None, "attempt": 0, "worker_id": None}
 """What `transitions.announce` says of a job that is new."""
 
 
-def _prospects(
-    session: Session, look: Look, spec: JobSpec, job_id: str, needs: tuple[Need, ...]
-) -> Prospects:
-    if spec.via is not None:  # a scheduler's machines are no workers that were looked for
-        return unserved.look(session, [job_id], look.lease_s)[job_id]
-    return look.of(job_id, (spec.device, spec.target.gpu, spec.target.min_vram_bytes, needs))
-
-
-def _earlier(session: Session, row: NewRow, lease_s: float) -> Submitted | ConflictError:
+def _earlier(session: Session, row: NewRow, lease_s: float) -> Submitted:
     job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
     if job.spec_digest != row["spec_digest"]:
-        return ConflictError(
+        raise ConflictError(
             f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
         )
     return Submitted(job=job_views.view(session, job, lease_s), created=False)

@@ -1,70 +1,72 @@
-"""The leaderboard: boards of results that can be compared, each ranked by one metric.
+"""Reads the leaderboard: boards of results that can be compared, each ranked by one metric.
 
 A board holds the results of one workload digest: a kind of workload with its shapes and its model. Hardware is a
 column and a filter. `standings` says which results are current, `ranks` in which order they are listed.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import BoardName, LeaderboardPage
-from optigpu.store import board_statements, filters, ranks
-from optigpu.store.board_statements import Values
-from optigpu.store.boards import BoardFound, BoardsReader
+from optigpu.documents.views import Baseline, Board, BoardName, LeaderboardPage, Standing
+from optigpu.store import filters, ranks
 from optigpu.store.cursors import decode_cursor, encode_cursor
+from optigpu.store.entries import stack_text
 from optigpu.store.errors import CursorError
-from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.page_text import PageText
+from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
 from optigpu.store.ranks import Place
-from optigpu.store.tables import BoardRow
-from optigpu.vocabulary import METRICS, NotFoundError
+from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
+from optigpu.vocabulary import METRICS, Document, NotFoundError
 
 BOARDS = 10
 """How many boards a page has."""
-
-ROWS = 50
-HEAD_ROWS = 5
-"""How many rows a board shows where it is the only one, and where there are several."""
 MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
-"""How many of its rows are counted there: more would take long, and nobody reads so many pages."""
+"""The largest number of a board's rows that is told there."""
+SHOWN = (Standing.CURRENT, Standing.INVALID)
+"""A board is listed for what it has of these: earlier results are the history of a current one."""
+BASELINE_BACKEND = "torch"
+
+Columns = tuple[Any, ...]
+Found = Row[*Columns]
+Names = tuple[str, ...]
+"""Filters that are set, in the order of OF_BOARD or of OF_ENTRY."""
+Listed = tuple[list[Found], int]
+"""The rows of a board, by the columns of `_rows`, and how many there are on all pages."""
+
+metrics, entries, boards = MetricRow.__table__.c, LeaderboardEntry.__table__.c, BoardRow.__table__.c
+_METRIC = func.coalesce(bindparam("metric", type_=metrics.name.type), boards.primary_metric)
+_GROUP = case({standing.value: number for standing, number in ranks.GROUPS.items()}, value=metrics.standing)
+_ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
+"""The order of a board's rows."""
+_STANDINGS = metrics.standing.in_(bindparam("standings", expanding=True, literal_execute=True))
 
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
     """A page of boards, or of the rows of one. Raises NotFoundError for an unknown metric, CursorError."""
-    return read(session, query).page()
-
-
-def read(session: Session, query: LeaderboardQuery) -> PageText:
-    """The same, with its rows as they are sent."""
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     place, after = _position(query.cursor)
-    boards = filters.of_board(query, after)
+    of_board = filters.of_board(query, after)
     if place is not None:
-        boards["digest"] = place.workload_digest
-    entries = filters.of_entry(query)
-    found = _boards(session, query, boards, entries)
+        of_board["digest"] = place.workload_digest
+    of_entry = filters.of_entry(query)
+    found = _boards(session, query, of_board, of_entry, listed="digest" not in of_board)
     alone = len(found) == 1 and after is None
-    shown = found[:BOARDS]
-    reader = BoardsReader(
-        session,
-        query,
-        entries | ({"clean": True} if query.clean else {}),
-        MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL,
-    )
-    limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    texts = reader.read(shown, limit) if place is None else reader.read_after(place, shown, limit)
-    if (
-        "digest" in boards
-        and not all(text.rows for text in texts)
-        and not _boards(session, query, boards, entries, has_entries=True)
-    ):
-        texts = ()
-    return PageText(
-        boards=texts,
-        note=None if texts else _why_none(session),
+    reader = _Reader(session, query, of_entry, MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL)
+    page = reader.read(found[:BOARDS], query.limit or (ROWS if alone else HEAD_ROWS), place)
+    without_rows = "digest" in of_board and not all(board.rows for board in page)
+    if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
+        page = ()
+    return LeaderboardPage(
+        boards=page,
+        note=None if page else _why_none(session),
         next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     )
 
@@ -74,13 +76,259 @@ def names(session: Session, workload: str | None = None) -> list[BoardName]:
     query = LeaderboardQuery(workload=workload)
     return [
         BoardName(workload_digest=board.workload_digest, workload=board.document, model=board.model)
-        for board in _boards(session, query, filters.of_board(query, None), {})[:BOARDS]
+        for board in _boards(session, query, filters.of_board(query, None), {}, listed=True)[:BOARDS]
     ]
 
 
 def continues_list(cursor: str | None) -> bool:
     """Whether a cursor continues a list of boards, and not the rows of one board. Raises CursorError."""
     return _position(cursor)[1] is not None
+
+
+def baseline_of(session: Session, result_id: str) -> Baseline | None:
+    """What the hardware of a result does on its board without any technique, by the primary metric; None where that was
+    not measured."""
+    entry = session.get(LeaderboardEntry, result_id)
+    if entry is None:
+        return None
+    found = _baselines(session, None, {entry.board: {entry.hardware_class}})[entry.board]
+    return next((each for each in found if each.device == entry.device), None)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the rows of boards; `of_entry` are the filters of entries that are set, with what they ask for."""
+
+    session: Session
+    query: LeaderboardQuery
+    of_entry: Values
+    most_counted: int
+
+    def read(self, found: Sequence[Found], limit: int, place: Place | None = None) -> tuple[Board, ...]:
+        """The first rows of each board, or those of a board that follow a place."""
+        of_boards = self._listed(found, limit, place)
+        baselines: Mapping[int, Sequence[Baseline]] = {}
+        if self.query.best:
+            shown = {
+                number: {row.hardware_class for row in rows[:limit]}
+                for number, (rows, _) in of_boards.items()
+            }
+            baselines = _baselines(self.session, self.query.metric, shown)
+        return tuple(
+            self._board(board, of_boards[board.number], baselines.get(board.number, ()), limit, place)
+            for board in found
+        )
+
+    def _listed(self, found: Sequence[Found], limit: int, place: Place | None) -> defaultdict[int, Listed]:
+        """Of each board, by its number, one row more than its page has."""
+        of_entry = self.of_entry | ({"clean": True} if self.query.clean else {})
+        numbers = [board.number for board in found]
+        rows = self._rows(numbers, of_entry, limit + 1, place)
+        if place is not None and not rows:  # all of those that followed were withdrawn
+            count = self._count(numbers, of_entry)
+            return defaultdict(lambda: ([], count))
+        of_boards = {number: list(group) for number, group in groupby(rows, key=attrgetter("board"))}
+        return defaultdict(
+            lambda: ([], 0), {number: (group, group[0].number) for number, group in of_boards.items()}
+        )
+
+    def _rows(
+        self, numbers: Sequence[int], of_entry: Values, limit: int, place: Place | None = None
+    ) -> Sequence[Found]:
+        values = of_entry | {
+            "boards": numbers,
+            "metric": self.query.metric,
+            "standings": self.query.standings,
+            "limit": limit,
+        }
+        if place is not None:
+            values |= ranks.parameters(place)
+        statement = _rows(_set(OF_ENTRY, of_entry), best=self.query.best, continues=place is not None)
+        return self.session.connection().execute(statement, values).all()
+
+    def _count(self, numbers: Sequence[int], of_entry: Values) -> int:
+        """How many rows a board has on all pages."""
+        first = self._rows(numbers, of_entry, 1)
+        return first[0].number if first else 0
+
+    def _board(
+        self,
+        board: Found,
+        listed: Listed,
+        baselines: Sequence[Baseline],
+        limit: int,
+        place: Place | None,
+    ) -> Board:
+        found, count = listed
+        metric = self.query.metric or board.primary_metric
+        places = ranks.places(board.workload_digest, found[:limit], place)
+        return Board.model_validate(
+            {
+                "workload_digest": board.workload_digest,
+                "workload": board.document,
+                "model": board.model,
+                "metric": metric,
+                "unit": METRICS[metric].unit,
+                "better": METRICS[metric].better,
+                "row_count": None if count > self.most_counted else count,
+                "not_ranked": _by_reason(board),
+                "baselines": tuple(baselines),
+                "note": None if count else self._why_empty(board, metric),
+                "next_cursor": places[-1].cursor() if len(found) > limit else None,
+                "rows": tuple(_row(*each, metric) for each in zip(found, places, strict=False)),
+            }
+        )
+
+    def _why_empty(self, board: Found, metric: str) -> str:
+        """Why a board has no rows: its results are invalid, have warnings, or lack the metric."""
+        sentences = []
+        if board.invalid and not self.query.include_invalid:
+            sentences.append(_not_ranked(board))
+        if self.query.clean and (warned := self._count([board.number], self.of_entry)):
+            results = "1 result has" if warned == 1 else f"{warned} results have"
+            if warned > self.most_counted:
+                results = f"More than {self.most_counted} results have"
+            sentences.append(f"{results} warnings, which clean=true leaves out.")
+        return " ".join(sentences) or f"No result has {metric}; choose another metric."
+
+
+def _row(found: Found, place: Place, metric: str) -> Document:
+    """A `LeaderboardRow`."""
+    return dict(found.shown) | {
+        "rank": place.rank,
+        "standing": found.standing,
+        "superseded": found.superseded,
+        "earlier": found.earlier,
+        "pareto": found.pareto,
+        "metric": metric,
+        "value": found.summary,
+    }
+
+
+def _boards(
+    session: Session, query: LeaderboardQuery, of_board: Values, of_entry: Values, *, listed: bool
+) -> Sequence[Found]:
+    """The boards that the filters find, and one more than a page has; if `listed`, those with a result to list."""
+    statement = _boards_statement(
+        _set(OF_BOARD, of_board),
+        _set(OF_ENTRY, of_entry),
+        listed=listed,
+        # A board that is asked for by itself is listed for an invalid result without the metric, too.
+        without_metric=query.metric is None and "digest" in of_board,
+    )
+    values = of_board | of_entry | {"metric": query.metric, "limit": BOARDS + 1}
+    return session.connection().execute(statement, values).all()
+
+
+def _baselines(
+    session: Session, metric: str | None, hardware: Mapping[int, Collection[str]]
+) -> defaultdict[int, list[Baseline]]:
+    """The best current results of the empty stack on these classes of hardware, by the numbers of boards."""
+    found: defaultdict[int, list[Baseline]] = defaultdict(list)
+    values = {
+        "boards": list(hardware),
+        "metric": metric,
+        "empty": stack_text(()),
+        "backend": BASELINE_BACKEND,
+    }
+    for row in session.connection().execute(_baselines_statement(), values):
+        if row.hardware in hardware[row.board]:
+            each = {name: getattr(row, name) for name in Baseline.model_fields}
+            found[row.board].append(Baseline.model_validate(each))
+    return found
+
+
+# Building a statement takes longer than running it, so each is built once for each set of filters.
+
+
+@lru_cache(maxsize=4096)
+def _boards_statement(
+    of_board: Names, of_entry: Names, *, listed: bool, without_metric: bool
+) -> Select[*Columns]:
+    statement = select(*BoardRow.__table__.c).where(*(OF_BOARD[name] for name in of_board))
+    if listed:
+        ranked = exists().where(
+            metrics.board == boards.number,
+            metrics.name == _METRIC,
+            metrics.standing.in_(SHOWN),
+            *(OF_METRIC[name] for name in of_entry),
+        )
+        invalid = exists().where(
+            entries.board == boards.number,
+            entries.standing == Standing.INVALID,
+            *(OF_ENTRY[name] for name in of_entry),
+        )
+        statement = statement.where(or_(ranked, invalid) if without_metric else ranked)
+    return statement.order_by(boards.newest.desc()).limit(bindparam("limit"))
+
+
+@lru_cache(maxsize=4096)
+def _rows(of_entry: Names, *, best: bool, continues: bool) -> Select[*Columns]:
+    """The first `limit` rows of each board, or of one board those that follow a place, each with the number of all."""
+    keys = [each.label(name) for each, name in zip(_ORDER, ranks.PARAMETERS, strict=True)]
+    place = (metrics.board, metrics.standing, metrics.hardware_class)
+    of_class = func.row_number().over(partition_by=place, order_by=_ORDER).label("of_class")
+    found = (
+        select(metrics.board, metrics.name, *keys, *([of_class] if best else []))
+        .join(BoardRow.__table__, boards.number == metrics.board)
+        .where(metrics.board.in_(bindparam("boards", expanding=True)), metrics.name == _METRIC, _STANDINGS)
+        .where(*(OF_METRIC[name] for name in of_entry))
+        .subquery("found")
+    )
+    counted: Select[*Columns] = select(
+        *found.c, func.count().over(partition_by=found.c.board).label("number")
+    )
+    each = (counted.where(found.c.of_class == 1) if best else counted).subquery("each")
+    following = [each.c[name] for name in ranks.PARAMETERS]
+    position = func.row_number().over(partition_by=each.c.board, order_by=following).label("position")
+    numbered: Select[*Columns] = select(*each.c, position)
+    if continues:
+        here = tuple_(*(bindparam(column.name, type_=column.type) for column in following))
+        numbered = numbered.where(tuple_(*following) > here)
+    page = numbered.subquery("page")
+    same = (metrics.result_id == page.c.result_id) & (metrics.name == page.c.name)
+    return (
+        select(
+            *(page.c.board, page.c.number),
+            *_columns(metrics, "result_id", "standing", "place", "low", "high", "summary"),
+            *_columns(entries, "superseded", "earlier", "pareto", "hardware_class", "shown"),
+        )
+        .select_from(page)
+        .join(MetricRow.__table__, same)
+        .join(LeaderboardEntry.__table__, entries.result_id == page.c.result_id)
+        .where(page.c.position <= bindparam("limit"))
+        .order_by(page.c.board, page.c.position)
+    )
+
+
+@lru_cache(maxsize=1)
+def _baselines_statement() -> Select[*Columns]:
+    number = func.row_number().over(partition_by=(metrics.board, metrics.hardware_class), order_by=_ORDER)
+    found = (
+        select(
+            *(metrics.board, metrics.result_id, entries.device, number.label("of_class")),
+            *(metrics.hardware_class.label("hardware"), metrics.summary.label("value")),
+        )
+        .join(BoardRow.__table__, boards.number == metrics.board)
+        .join(LeaderboardEntry.__table__, entries.result_id == metrics.result_id)
+        .where(
+            metrics.board.in_(bindparam("boards", expanding=True)),
+            metrics.name == _METRIC,
+            metrics.standing == Standing.CURRENT,
+            metrics.backend == bindparam("backend"),
+            metrics.stack == bindparam("empty"),
+        )
+        .subquery("found")
+    )
+    return select(found).where(found.c.of_class == 1).order_by(found.c.result_id)
+
+
+def _columns(table: Any, *names: str) -> list[Any]:
+    return [table[name] for name in names]
+
+
+def _set(known: Iterable[str], given: Values) -> Names:
+    return tuple(name for name in known if name in given)
 
 
 def _position(cursor: str | None) -> tuple[Place | None, str | None]:
@@ -94,29 +342,24 @@ def _position(cursor: str | None) -> tuple[Place | None, str | None]:
         return ranks.place_of(cursor), None
 
 
-def _boards(
-    session: Session,
-    query: LeaderboardQuery,
-    boards: Values,
-    entries: Values,
-    *,
-    has_entries: bool | None = None,
-) -> Sequence[BoardFound]:
-    """The boards that the filters list, and one more than a page has.
-
-    Whether the one of a digest has such an entry is asked only where none of its rows is listed.
-    """
-    statement = board_statements.listed(
-        tuple(name for name in board_statements.OF_BOARD if name in boards),
-        tuple(name for name in board_statements.OF_ENTRY if name in entries),
-        metric=query.metric is not None,
-        has_entries="digest" not in boards if has_entries is None else has_entries,
-    )
-    values = boards | entries | {"metric": query.metric, "limit": BOARDS + 1}
-    return [BoardFound(*row) for row in board_statements.run(session, statement, values)]
-
-
 def _why_none(session: Session) -> str:
     if session.scalars(select(BoardRow.number).limit(1)).first() is None:
         return "There are no results yet. Submit a job; its results appear here when they are measured."
     return "No result matches all of these filters; leave one out."
+
+
+def _by_reason(board: Found) -> dict[str, int]:
+    """How many results are invalid for each reason, the most frequent first: one with two reasons counts for both."""
+    counts: dict[str, int] = {}
+    for reasons, count in board.invalid.items():
+        for reason in reasons.split():
+            counts[reason] = counts.get(reason, 0) + count
+    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+
+
+def _not_ranked(board: Found) -> str:
+    results, reasons = sum(board.invalid.values()), _by_reason(board)
+    are = "result is" if results == 1 else "results are"
+    named = [f"{reason} ({count})" for reason, count in reasons.items()]
+    why = ", ".join(named) if len(named) > 1 else "".join(reasons)
+    return f"{results} {are} not ranked: {why}. Show them with include_invalid=true."

@@ -12,11 +12,12 @@ all others: their precision is unknown, so they outrank no row. What is counted 
 
 from collections.abc import Iterable
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sqlalchemy import Row
 
 from optigpu.documents.views import Standing
 from optigpu.store.cursors import decode_cursor, encode_cursor
-from optigpu.vocabulary import Better
 
 GROUPS = {standing: number for number, standing in enumerate(Standing)}
 """The number of each standing in the order."""
@@ -25,14 +26,8 @@ _MAYBE = (*_NUMBER, NoneType)
 _KINDS = (str, int, _NUMBER, str, int, (int, NoneType), _MAYBE, _MAYBE)
 
 
-class Figure(NamedTuple):
-    """What orders a row: its standing, the metric's value and interval, and the result's id."""
-
-    standing: Standing
-    value: float
-    low: float | None
-    high: float | None
-    result_id: str
+PARAMETERS = ("standing_number", "unsure", "order", "result_id")
+"""The order of rows, as columns and as parameters of a statement."""
 
 
 class Place(NamedTuple):
@@ -40,18 +35,18 @@ class Place(NamedTuple):
 
     workload_digest: str
     group: int
-    value: float
+    order: float
     result_id: str
     position: int
     rank: int | None
     low: float | None
     high: float | None
 
-    def has_rank_of(self, figure: Figure) -> bool:
+    def has_rank_of(self, row: Row[*tuple[Any, ...]]) -> bool:
         """Whether the next row shares the rank."""
-        if figure.low is None or figure.high is None or self.low is None or self.high is None:
-            return figure.low is None and self.low is None
-        return figure.low <= self.high and self.low <= figure.high
+        if self.low is None or self.high is None or row.low is None:
+            return row.low is None and self.low is None
+        return bool(row.low <= self.high and self.low <= row.high)
 
     def cursor(self) -> str:
         """The cursor of the rows that follow."""
@@ -63,33 +58,24 @@ def place_of(cursor: str) -> Place:
     return Place(*decode_cursor(cursor, *_KINDS))
 
 
-def places(workload_digest: str, figures: Iterable[Figure], place: Place | None) -> list[Place]:
-    """The place of each row, in order, given the place where the page before ended."""
+def places(workload_digest: str, rows: Iterable[Row[*tuple[Any, ...]]], place: Place | None) -> list[Place]:
+    """The place of each row of metrics, in order, given the place where the page before ended."""
     found = []
-    for figure in figures:
-        place = _next(workload_digest, figure, place)
+    for row in rows:
+        place = _next(workload_digest, row, place)
         found.append(place)
     return found
 
 
-def parameters(place: Place, better: Better) -> dict[str, bool | float | str]:
-    """Where in the order of its standing a place is, for the rows that follow it."""
-    at = -place.value if better is Better.HIGHER else place.value
-    return {"unsure": place.low is None, "place": at, "result_id": place.result_id}
+def parameters(place: Place) -> dict[str, bool | float | str]:
+    """The place as parameters of a statement that reads the rows that follow it."""
+    return dict(zip(PARAMETERS, (place.group, place.low is None, place.order, place.result_id), strict=True))
 
 
-def _next(workload_digest: str, figure: Figure, before: Place | None) -> Place:
+def _next(workload_digest: str, row: Row[*tuple[Any, ...]], before: Place | None) -> Place:
     position = before.position + 1 if before else 1
-    rank, low, high = position, figure.low, figure.high
-    if before is not None and before.rank is not None and before.has_rank_of(figure):
+    rank, low, high = position, row.low, row.high
+    if before is not None and before.rank is not None and before.has_rank_of(row):
         rank, low, high = before.rank, before.low, before.high
-    return Place(
-        workload_digest=workload_digest,
-        group=GROUPS[figure.standing],
-        value=figure.value,
-        result_id=figure.result_id,
-        position=position,
-        rank=rank if figure.standing is Standing.CURRENT else None,
-        low=low,
-        high=high,
-    )
+    ranked = rank if row.standing is Standing.CURRENT else None
+    return Place(workload_digest, GROUPS[row.standing], row.place, row.result_id, position, ranked, low, high)

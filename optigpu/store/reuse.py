@@ -42,7 +42,7 @@ class Candidate(Frozen):
     result_id: str
     variant_digest: str
     measured_at: datetime
-    shown: str
+    shown: Document
     warnings: str
     job_id: str
     plan: str
@@ -83,8 +83,7 @@ def find(session: Session, spec: JobSpec, prospects: Prospects) -> Answer | None
     rows = [
         row
         for row in _candidates(session, measured, classes.pop())
-        if _is_of(RowFacts.model_validate_json(row.shown), software)
-        and _suffices(row.spec, row.warnings, spec)
+        if _is_of(RowFacts.model_validate(row.shown), software) and _suffices(row.spec, row.warnings, spec)
     ]
     if spec.plan is PlanName.SINGLE and not spec.beside:
         return _apart(spec, measured, rows)

@@ -5,20 +5,23 @@ these one without warnings before one with, then the one with more processes, th
 does not take the place of a careful measurement. The others are the place's history: withdrawing the current result
 brings the next one back.
 
+Of the current results of one board and device, `pareto` marks those that no other beats in speed, memory, quality and
+energy. One beats another if it is as good in all four and better in one. What was not measured counts as the worst, so
+a result without quality or energy beats none that has it; without speed or memory nothing is weighed.
+
 Whoever changes entries of a board holds the board until the transaction ends, so that each sees what the one before has
-left: flags and counts are kept as entries come and go, and are not computed for each reader.
+left: marks and counts are kept as entries come and go, and are not computed for each reader.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
-from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, func, select, update
+from sqlalchemy import and_, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import Standing
-from optigpu.store import alerts, pareto, regressions, revisions
+from optigpu.store import alerts, regressions, revisions
 from optigpu.store.entries import entry_of, techniques_of
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into, take_turns
@@ -31,13 +34,8 @@ from optigpu.store.tables import (
     ResultRow,
 )
 
-
-class Place(NamedTuple):
-    """A variant on a class of hardware, on one board."""
-
-    board: int
-    variant_digest: str
-    hardware_class: str
+Costs = tuple[float, float, float, float]
+"""Less is better: the negated speed, bytes, Kullback-Leibler divergence, joules."""
 
 
 def enter(session: Session, result: Result) -> None:
@@ -51,8 +49,10 @@ def enter(session: Session, result: Result) -> None:
     session.add_all(EntryTechnique(result_id=entry.result_id, name=name, board=entry.board) for name in names)
     _know(session, entry, names)
     if entry.standing is not Standing.INVALID:
-        before = _seat(session, entry)
-        _supersede(session, entry)
+        before = _settle(session, entry)
+        _weigh(session, entry.board, entry.hardware_class)
+        _mark_superseded(session, entry.board, entry.variant_digest)
+        session.refresh(entry)
         regressions.look(session, before, result)
         alerts.look(session, entry, result)
     session.flush()
@@ -69,16 +69,28 @@ def remove(session: Session, result_ids: Collection[str]) -> None:
     for each in gone:
         session.expunge(each)  # what follows removes them by statements
     session.execute(delete(ResultRow).where(ResultRow.id.in_(result_ids)))
-    for each in gone:
-        left = pareto.group_of(each), pareto.costs_of(each)
-        pareto.went(session, *left, was_on_front=each.pareto is True)
-    for place in sorted({_place_of(each) for each in gone if each.standing is not Standing.INVALID}):
-        _seat_again(session, place)
+    for each in {_place_of(each): each for each in gone if each.standing is not Standing.INVALID}.values():
+        _settle(session, each)
+    for board, hardware in sorted({(each.board, each.hardware_class) for each in gone}):
+        _weigh(session, board, hardware)
     for board, variant in sorted({(each.board, each.variant_digest) for each in gone}):
-        _supersede_again(session, board, variant)
+        _mark_superseded(session, board, variant)
     for number in boards:
         _leave_board(session, number, [each for each in gone if each.board == number])
     revisions.changed(session, Part.LEADERBOARD)
+
+
+def beats(one: Costs, other: Costs) -> bool:
+    """Whether the first is as good in everything, and better in something."""
+    return one != other and all(mine <= yours for mine, yours in zip(one, other, strict=True))
+
+
+def costs_of(entry: LeaderboardEntry) -> Costs | None:
+    """None if its speed or its memory is unknown."""
+    if entry.score is None or entry.size_bytes is None:
+        return None
+    kld, joules = (math.inf if cost is None else cost for cost in (entry.kld, entry.energy_j))
+    return -entry.score, entry.size_bytes, kld, joules
 
 
 def _hold(session: Session, boards: Iterable[int]) -> None:
@@ -86,83 +98,75 @@ def _hold(session: Session, boards: Iterable[int]) -> None:
         take_turns(session, f"board {board}")
 
 
-def _seat(session: Session, entry: LeaderboardEntry) -> str | None:
-    """Compares the entry with the current one of its place; returns the result that it replaces, if it replaces one."""
-    here = _at(_place_of(entry)), LeaderboardEntry.standing == Standing.CURRENT
-    query = select(LeaderboardEntry).where(*here)
-    before = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
-    if before is not None and _support(before) > _support(entry):
-        before.earlier += 1
-        return None
-    if before is not None:
-        entry.earlier, before.earlier = before.earlier + 1, 0
-        was_on_front, before.pareto = before.pareto is True, None
-        _stand(session, before, Standing.EARLIER)
-        pareto.went(session, pareto.group_of(before), pareto.costs_of(before), was_on_front=was_on_front)
-    _stand(session, entry, Standing.CURRENT)
-    pareto.came(session, entry)
-    session.flush()
-    return before.result_id if before else None
-
-
-def _seat_again(session: Session, place: Place) -> None:
-    """Makes the best supported of the valid results that are left the current one."""
+def _settle(session: Session, there: LeaderboardEntry) -> str | None:
+    """Makes the best supported of the valid results at the place of an entry the current one; returns the result that
+    it replaces, if it replaces one."""
     entry = LeaderboardEntry
-    valid = _at(place), entry.standing != Standing.INVALID
+    here = zip((entry.board, entry.variant_digest, entry.hardware_class), _place_of(there), strict=True)
+    valid = and_(*(column == value for column, value in here)), entry.standing != Standing.INVALID
     best_first = (
         *(entry.age.desc(), (entry.warnings == "").desc(), entry.replicates.desc()),
         *(entry.measured_at.desc(), entry.result_id.desc()),
     )
-    query = select(entry).where(*valid).order_by(*best_first).limit(1)
-    best = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
+    anew = {"populate_existing": True}
+    best = session.scalars(
+        select(entry).where(*valid).order_by(*best_first).limit(1), execution_options=anew
+    ).one_or_none()
     if best is None:
-        return
-    best.earlier = session.execute(select(func.count()).select_from(entry).where(*valid)).scalar_one() - 1
-    if best.standing is not Standing.CURRENT:
-        _stand(session, best, Standing.CURRENT)
-        pareto.came(session, best)
-    session.flush()
+        return None
+    current = select(entry).where(
+        *valid, entry.standing == Standing.CURRENT, entry.result_id != best.result_id
+    )
+    before = session.scalars(current, execution_options=anew).one_or_none()
+    if before is not None:
+        before.earlier, before.pareto = 0, None
+        _stand(session, before, Standing.EARLIER)
+    count = select(func.count()).select_from(entry).where(*valid)
+    best.earlier = session.execute(count).scalar_one() - 1
+    _stand(session, best, Standing.CURRENT)
+    return before.result_id if before else None
 
 
 def _stand(session: Session, entry: LeaderboardEntry, standing: Standing) -> None:
-    entry.standing = standing
+    if entry.standing is not standing:
+        entry.standing = standing
+        of_result = MetricRow.result_id == entry.result_id
+        session.execute(update(MetricRow).where(of_result).values(standing=standing))
     session.flush()
-    of_result = MetricRow.result_id == entry.result_id
-    session.execute(update(MetricRow).where(of_result).values(standing=standing))
 
 
-def _supersede(session: Session, entry: LeaderboardEntry) -> None:
-    """Marks what the entry supersedes, and itself if a later version was measured on other hardware before."""
-    other = LeaderboardEntry
-    elsewhere = _elsewhere(entry.board, entry.variant_digest, entry.hardware_class)
-    later = session.scalars(select(other.result_id).where(*elsewhere, other.age > entry.age).limit(1)).first()
-    entry.superseded = later is not None
-    older = *elsewhere, other.age < entry.age, other.superseded.is_(False)
-    session.execute(update(other).where(*older).values(superseded=True))
+def _weigh(session: Session, board: int, hardware_class: str) -> None:
+    """Marks which of the current results of each device there no other beats."""
+    query = select(LeaderboardEntry).where(
+        LeaderboardEntry.board == board,
+        LeaderboardEntry.hardware_class == hardware_class,
+        LeaderboardEntry.standing == Standing.CURRENT,
+    )
+    weighed = [
+        (costs, each)
+        for each in session.scalars(query, execution_options={"populate_existing": True})
+        if (costs := costs_of(each)) is not None
+    ]
+    fronts: dict[str, list[Costs]] = {}
+    for costs, each in sorted(weighed, key=lambda both: both[0]):  # none is beaten by one that follows it
+        front = fronts.setdefault(each.device, [])
+        each.pareto = not any(beats(other, costs) for other in front)
+        if each.pareto:
+            front.append(costs)
+    session.flush()
 
 
-def _supersede_again(session: Session, board: int, variant: str) -> None:
-    """Computes the mark again for all valid results of a variant."""
-    other = LeaderboardEntry
-    valid = other.board == board, other.variant_digest == variant, other.standing != Standing.INVALID
+def _mark_superseded(session: Session, board: int, variant: str) -> None:
+    """Marks the valid results of a variant of which a later version was measured on other hardware."""
+    entry = LeaderboardEntry
+    valid = entry.board == board, entry.variant_digest == variant, entry.standing != Standing.INVALID
     ages: dict[str, bytes] = {}
-    for hardware, age in session.execute(select(other.hardware_class, other.age).where(*valid).distinct()):
+    for hardware, age in session.execute(select(entry.hardware_class, entry.age).where(*valid).distinct()):
         ages[hardware] = max(ages.get(hardware, b""), age)
     for hardware in ages:
         latest = max((ages[each] for each in ages if each != hardware), default=b"")
-        here = *valid, other.hardware_class == hardware
-        session.execute(update(other).where(*here).values(superseded=other.age < latest))
-
-
-def _elsewhere(board: int, variant: str, hardware: str) -> tuple[ColumnElement[bool], ...]:
-    """The valid results of a variant on other hardware."""
-    other = LeaderboardEntry
-    return (
-        other.board == board,
-        other.variant_digest == variant,
-        other.hardware_class != hardware,
-        other.standing != Standing.INVALID,
-    )
+        here = *valid, entry.hardware_class == hardware, entry.superseded != (entry.age < latest)
+        session.execute(update(entry).where(*here).values(superseded=entry.age < latest))
 
 
 def _enter_on_board(session: Session, result: Result, entry: LeaderboardEntry) -> None:
@@ -216,19 +220,6 @@ def _know(session: Session, entry: LeaderboardEntry, techniques: Iterable[str]) 
     session.execute(insert_into(session, KnownName).values(rows).on_conflict_do_nothing())
 
 
-def _place_of(entry: LeaderboardEntry) -> Place:
-    return Place(entry.board, entry.variant_digest, entry.hardware_class)
-
-
-def _at(place: Place) -> ColumnElement[bool]:
-    """The entries of a place."""
-    return and_(
-        LeaderboardEntry.board == place.board,
-        LeaderboardEntry.variant_digest == place.variant_digest,
-        LeaderboardEntry.hardware_class == place.hardware_class,
-    )
-
-
-def _support(entry: LeaderboardEntry) -> tuple[bytes, bool, int, datetime, str]:
-    """What the best supported result has the most of, the weightiest first."""
-    return entry.age, not entry.warnings, entry.replicates, entry.measured_at, entry.result_id
+def _place_of(entry: LeaderboardEntry) -> tuple[int, str, str]:
+    """A board, a variant, a class of hardware."""
+    return entry.board, entry.variant_digest, entry.hardware_class

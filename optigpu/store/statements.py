@@ -1,16 +1,12 @@
-"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name, and
-whether a value is one of a few that another table has."""
+"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name."""
 
 import hashlib
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, Double, TableClause, cast, extract, func, literal, select
+from sqlalchemy import ColumnElement, Double, TableClause, cast, extract, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import QueryableAttribute, Session
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from optigpu.store.types import UtcDateTime
 from optigpu.vocabulary import utc_now
@@ -55,26 +51,3 @@ def take_turns(session: Session, name: str) -> None:
     if is_postgresql(session):
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
         session.execute(select(func.pg_advisory_xact_lock(number)))
-
-
-class OneOfFew(FunctionElement[bool]):
-    """Whether a column has one of the values that a subquery finds, which are few: `OneOfFew(column, subquery)`.
-
-    PostgreSQL is asked for an array. IN it may join, and a plan that it has made for every value of the parameters then
-    looks the few up again for each row.
-    """
-
-    type = Boolean()
-    inherit_cache = True
-
-
-@compiles(OneOfFew)
-def _in(element: OneOfFew, compiler: SQLCompiler, **options: Any) -> str:
-    column, few = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"{column} IN {few}"
-
-
-@compiles(OneOfFew, "postgresql")
-def _any(element: OneOfFew, compiler: SQLCompiler, **options: Any) -> str:
-    column, few = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"{column} = ANY (ARRAY{few})"

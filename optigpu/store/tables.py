@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
 from optigpu.documents.views import LaunchState, Standing, Want, Withdrawn
-from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
+from optigpu.store.types import Digest, Document, Identifier, JsonText, PlainText, UtcDateTime, choice
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Role, Scheduler, VariantStatus
 
 NAMING = {
@@ -247,7 +247,7 @@ class MetricRow(Base):
     """One metric of a result: what is sorted and filtered by.
 
     `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
-    `summary` is the whole of it, as JSON. The next columns order the rows of a board: `unsure` says that there is no
+    `summary` is the whole of it. The next columns order the rows of a board: `unsure` says that there is no
     interval, and of two places the smaller one is the better: the value, or its negative where more is better. The last
     ones are of the result, so that the indexes of the order have what filters ask for as well: `stack` is the names of
     its techniques, each between two spaces, `clean` is true without warnings. They are null in rows of an earlier
@@ -277,7 +277,7 @@ class MetricRow(Base):
     value: Mapped[float]
     low: Mapped[float | None]
     high: Mapped[float | None]
-    summary: Mapped[str]
+    summary: Mapped[dict[str, Any]] = mapped_column(JsonText)
     board: Mapped[int]
     standing: Mapped[Standing]
     unsure: Mapped[bool]
@@ -420,7 +420,7 @@ class LeaderboardEntry(Base):
     lower is better, so that more is always better. `size_bytes` is the peak on an accelerator, the weights on a CPU;
     `energy_j` that of a token or an image. The four, with `kld`, are what `pareto` weighs; it is null where nothing is
     weighed. `top1` is `top1_agreement`, for its filter. `warnings` and `reasons` are the verdict's, separated by
-    spaces. `shown` is JSON: the fields of its row that stay as they are. `edge` is what the edge leaderboard needs of
+    spaces. `shown` has the fields of its row that stay as they are. `edge` is what the edge leaderboard needs of
     what classifies images.
     """
 
@@ -458,7 +458,7 @@ class LeaderboardEntry(Base):
     top1: Mapped[float | None]
     energy_j: Mapped[float | None]
     pareto: Mapped[bool | None]
-    shown: Mapped[str]
+    shown: Mapped[dict[str, Any]] = mapped_column(JsonText)
     edge: Mapped[dict[str, Any] | None]
 
 

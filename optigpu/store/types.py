@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
+from pydantic_core import from_json, to_json
 from sqlalchemy import JSON, DateTime, Dialect, Enum, String, Text
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -55,6 +56,21 @@ class Document(TypeDecorator[Any]):
         """Checks the document, then leaves it to JSON."""
         check_document(value)
         return value
+
+
+class JsonText(TypeDecorator[dict[str, Any]]):
+    """A JSON object in a column of text, read and written by pydantic-core."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> str | None:
+        """Writes the object."""
+        return None if value is None else to_json(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
+        """Reads the object."""
+        return None if value is None else from_json(value)
 
 
 class PlainText(TypeDecorator[str]):

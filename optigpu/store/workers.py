@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from pydantic import Field
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.selftest import SelfTestSummary
@@ -88,13 +88,6 @@ def list_(session: Session, *, lease_s: float = LEASE_S, now: datetime | None = 
 def alive(session: Session, lease_s: float = LEASE_S) -> list[WorkerView]:
     """The workers that were seen within `lease_s` seconds."""
     return [worker for worker in list_(session, lease_s=lease_s) if worker.alive]
-
-
-def roll_call(session: Session, lease_s: float, at: datetime) -> tuple[int, datetime | None]:
-    """How many workers are alive and when the latest of them started: it changes when one comes or goes."""
-    alive = Worker.seen_at >= at - timedelta(seconds=lease_s)
-    count, latest = session.execute(select(func.count(), func.max(Worker.started_at)).where(alive)).one()
-    return count, latest
 
 
 def hardware_classes(session: Session) -> list[str]:

@@ -11,7 +11,7 @@ from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leases, outcomes, workers
 from optigpu.store.database import Database
-from optigpu.vocabulary import ConflictError, JobState, new_id
+from optigpu.vocabulary import JobState, new_id
 from tests.service.records import a_metric, a_result, a_spec, a_worker, claimed
 from tests.service.serving import MATMUL, Served
 
@@ -238,23 +238,3 @@ def test_the_progress_of_a_job_that_has_ended_is_whole(database: Database, state
         outcomes.finish(session, lease, state, "As told.")
         ended = jobs.get(session, lease.job_id).progress
     assert (ended.fraction, ended.doing, ended.remaining_s) == (1.0, None, 0.0)
-
-
-def test_jobs_that_are_posted_at_once_have_answers_of_their_own(database: Database) -> None:
-    posts = [
-        jobs.Post(a_spec(), idempotency_key="b"),
-        jobs.Post(a_spec(), idempotency_key="a"),
-        jobs.Post(a_spec(), idempotency_key="b"),
-        jobs.Post(a_spec(seed=7), idempotency_key="b"),
-        jobs.Post(a_spec()),
-    ]
-    with database.write() as session:
-        one, other, same, conflict, plain = jobs.submit_all(session, posts)
-    assert isinstance(conflict, ConflictError)
-    made = [answer for answer in (one, other, same, plain) if isinstance(answer, jobs.Submitted)]
-    assert [answer.created for answer in made] == [True, True, False, True]
-    ids = [answer.job.id for answer in made]
-    assert ids[2] == ids[0]
-    with database.read() as session:
-        stored = {job.id for job in jobs.list_(session).jobs}
-    assert stored == set(ids)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result, VerdictWarning
-from optigpu.store import baselines, leaderboard, results, standings
+from optigpu.store import leaderboard, results, standings
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import DeviceKind
@@ -92,7 +92,7 @@ def test_the_best_rows_have_pages(filled: Database) -> None:
 def test_a_result_finds_its_baseline(filled: Database) -> None:
     with filled.read() as session:
         (board,) = leaderboard.query(session, LeaderboardQuery(best=True)).boards
-        found = {row.hardware: baselines.of_result(session, row.result_id) for row in board.rows}
+        found = {row.hardware: leaderboard.baseline_of(session, row.result_id) for row in board.rows}
     assert {hardware: each.value.value if each else None for hardware, each in found.items()} == {
         FAST: 10.0,
         SLOW: 9.5,

@@ -10,7 +10,7 @@ from optigpu.documents.result import Result
 from optigpu.documents.views import Standing
 from optigpu.store import results, standings
 from optigpu.store.database import Database
-from optigpu.store.pareto import beats, costs_of
+from optigpu.store.standings import beats, costs_of
 from optigpu.store.tables import LeaderboardEntry
 from optigpu.vocabulary import new_id
 from tests.service.records import a_metric, a_result
