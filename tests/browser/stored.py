@@ -273,7 +273,11 @@ def _job(
             for each, _ in made
         ]
         outcomes.plan(session, lease, plan)
-        packed = {"media_type": "application/json", "size_bytes": 2, "data": b"x\x9c\xab\xae\x05\x00"}
+        packed: dict[str, Any] = {
+            "media_type": "application/json",
+            "size_bytes": 2,
+            "data": b"x\x9c\xab\xae\x05\x00",
+        }
         for each, samples in made:
             kept = each.model_copy(update={"job_id": lease.job_id})
             trace = Artifact(name="trace.json", **packed)

@@ -326,8 +326,11 @@ def test_a_machine_that_does_not_suit_the_job_is_refused_and_the_launch_says_why
     with service.database.write() as session:
         launches.end(session, begun.id, "Slurm's job 7 ended as FAILED.")
     job = look(service.database, begun.job_id)
+    assert job.launch is not None
     assert job.launch.reason == refused.json()["detail"]
-    assert job.reason.startswith("The allocation's machine (1x Test CPU) does not have what the job asks for")
+    assert str(job.reason).startswith(
+        "The allocation's machine (1x Test CPU) does not have what the job asks for"
+    )
 
 
 def test_a_pilot_of_another_version_is_refused(service: Served) -> None:
