@@ -273,14 +273,10 @@ def _job(
             for each, _ in made
         ]
         outcomes.plan(session, lease, plan)
-        packed: dict[str, Any] = {
-            "media_type": "application/json",
-            "size_bytes": 2,
-            "data": b"x\x9c\xab\xae\x05\x00",
-        }
+        data = b"x\x9c\xab\xae\x05\x00"
+        trace = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=data)
         for each, samples in made:
             kept = each.model_copy(update={"job_id": lease.job_id})
-            trace = Artifact(name="trace.json", **packed)
             outcomes.save_outcome(session, lease, an_outcome(kept, samples), [trace])
         outcomes.finish(session, lease, JobState.SUCCEEDED, reason, attribution)
         return lease.job_id

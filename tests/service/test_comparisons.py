@@ -92,15 +92,6 @@ def test_what_does_not_compare_is_a_conflict_unless_it_is_wanted(
     assert word in wanted.json()["notes"][0]
 
 
-def test_an_unknown_result_is_not_found(compared: Served) -> None:
-    for ids in ((SLOW.id, new_id()), (new_id(), SLOW.id)):
-        answer = compared.client.get(
-            "/v1/compare", params=dict(zip(("baseline", "candidate"), ids, strict=True))
-        )
-        assert answer.status_code == 404
-        assert answer.headers["content-type"] == "application/problem+json"
-
-
 @pytest.mark.slow
 def test_the_command_compares_what_the_service_and_a_file_hold(compared: Served, tmp_path: Path) -> None:
     file = tmp_path / "fast.json"

@@ -163,32 +163,6 @@ def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
 
 
-@pytest.mark.long
-def test_a_cancelled_job_keeps_the_replicates_that_are_whole(database: Database) -> None:
-    many = QUICK | {"replicates": 50}
-    job_id = submit(database, matmul(measure=many))
-    seen: set[int] = set()
-
-    def second_process() -> bool:
-        seen.update(process.pid for process in measuring_processes())
-        return len(seen) > 1
-
-    with working(worker_context(database)):
-        assert eventually(second_process)
-        with database.write() as session:
-            jobs.request_cancel(session, job_id)
-        assert eventually(lambda: look(database, job_id).state.is_final)
-    job = look(database, job_id)
-    assert job.state is JobState.CANCELLED
-    assert job.variants[0].status is VariantStatus.SUCCEEDED
-    with database.read() as session:
-        (result,) = results.of_job(session, job_id)
-    assert result["id"] == job.variants[0].result_id
-    assert 1 <= result["metrics"]["tflops"]["replicates"] < 50
-    assert "incomplete" in result["verdict"]["warnings"]
-    assert job.attribution is not None
-
-
 @pytest.mark.slow
 def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     database: Database, monkeypatch: pytest.MonkeyPatch
