@@ -29,7 +29,9 @@ ADVICE = (
     f"migration {HEAD} takes something away that the version of {BEFORE} uses; let it only add, and remove in a later "
     "migration"
 )
-ON_EACH = pytest.mark.parametrize("database_url", cases(["sqlite", "postgresql"], 1), indirect=True)
+ON_SQLITE_BY_DEFAULT = pytest.mark.parametrize(
+    "database_url", cases(["sqlite", "postgresql"], 1), indirect=True
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def everything(url: str) -> tuple[MetaData, dict[str, list[dict[str, Any]]]]:
     return tables, rows
 
 
-@ON_EACH
+@ON_SQLITE_BY_DEFAULT
 @pytest.mark.slow
 def test_each_step_down_and_up_keeps_the_jobs_and_the_leaderboard(database_url: str) -> None:
     migrations.upgrade(database_url)
