@@ -27,6 +27,7 @@ from tests.deploy.compose import ROOT, read_compose
 from tests.deploy.gpu_host import LISTED
 from tests.engine.command import optigpu
 from tests.servers.process import free_port, scratch_folder, serve
+from tests.service.receiver import own_certificate
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served, serving
 from tools.gpu_services import compose_file, parse
@@ -107,26 +108,7 @@ def is_up(url: str) -> bool:
 @contextmanager
 def nginx_before(service: str, program: str) -> Iterator[tuple[int, Path]]:
     port, folder = free_port(), scratch_folder(None)
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "1",
-                "-subj",
-                f"/CN={HOST}",
-            ),
-            *("-addext", f"subjectAltName=DNS:{HOST}", "-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = own_certificate(HOST, folder)
     letsencrypt = f"/etc/letsencrypt/live/{HOST}"
     site = replaced(
         block("server {"),

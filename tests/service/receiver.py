@@ -1,11 +1,13 @@
-"""A receiver of webhooks: a real HTTP server on loopback that keeps what it is sent."""
+"""A receiver of webhooks: a real HTTP server on loopback that keeps what it is sent; and certificates for such servers."""
 
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,12 @@ def receiving(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def own_certificate(name: str, folder: Path) -> tuple[Path, Path]:
+    """The files of a certificate for a name, which is its own authority, and of its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    made += ["-addext", f"subjectAltName=DNS:{name}", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    return certificate, key

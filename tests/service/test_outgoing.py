@@ -1,9 +1,7 @@
 """Where webhooks may lead: addresses are checked after the look-up and after each redirect, and then connected to."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from api.deliveries import DeliveryError, Sender
 from api.destinations import is_public
 from optigpu.store.outbox import Delivery
 from optigpu.vocabulary import utc_now
-from tests.service.receiver import Receiver, receiving
+from tests.service.receiver import Receiver, own_certificate, receiving
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NAME = "hooks.test"
@@ -139,23 +137,12 @@ def test_who_does_not_listen_or_is_not_there_is_said() -> None:
         send(Sender(()), f"https://{'x' * 70}.invalid/")
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for NAME that is its own authority, with its key."""
-    folder = tmp_path_factory.mktemp("certificate")
-    openssl = shutil.which("openssl")
-    assert openssl, "the tests need openssl"
-    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
-    files = ["-addext", f"subjectAltName=DNS:{NAME}", "-keyout", "key.pem", "-out", "certificate.pem"]
-    subprocess.run([*made, *files], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
-def test_the_certificate_must_be_that_of_the_name(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_certificate_must_be_that_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the connection goes to an address."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "certificate.pem"))
+    certificate, key = own_certificate(NAME, tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "certificate.pem", certificate / "key.pem")
+    context.load_cert_chain(certificate, key)
     with receiving(context) as receiver:
         local = Names(("127.0.0.1",))
         send(Sender((NAME,), local), receiver.url(NAME, "https"))
