@@ -1,4 +1,4 @@
-"""A receiver of webhooks: a real HTTP server on loopback that keeps what it is sent; and certificates for such servers."""
+"""A real HTTP server on loopback that keeps what it is sent, and a certificate for one that speaks https."""
 
 import ssl
 import subprocess
