@@ -22,7 +22,7 @@ from benchmarks.document import write
 from benchmarks.engine_cases import CASES, EngineCase
 from benchmarks.pairs import session_of
 from optigpu.child.messages import Ready
-from optigpu.conductor.builds import builds_of
+from optigpu.conductor.outcome import builds_of
 from optigpu.conductor.processes.asking import ask
 from optigpu.documents.events import Event, as_document
 from optigpu.documents.result import Attribution

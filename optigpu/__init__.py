@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
-    from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
-    from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
     from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
     from optigpu.facade.functions.attention import (
@@ -37,14 +35,16 @@ if TYPE_CHECKING:
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
-    from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run
-    from optigpu.facade.memory import MemoryOptimizer as MemoryOptimizer
+    from optigpu.facade.optimizers import CompileOptimizer as CompileOptimizer
+    from optigpu.facade.optimizers import KernelOptimizer as KernelOptimizer
+    from optigpu.facade.optimizers import MemoryOptimizer as MemoryOptimizer
     from optigpu.facade.predictions import simulate_matmul as simulate_matmul
     from optigpu.facade.predictions import simulate_matmul_devices as simulate_matmul_devices
     from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
+    from optigpu.facade.quantized import accelerate as accelerate
     from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid
     from optigpu.facade.quantized import quantize as quantize
     from optigpu.facade.quantized_linear import QuantizedLinear as QuantizedLinear

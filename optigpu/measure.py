@@ -4,8 +4,10 @@ Variants are measured side by side as far as the memory allows; each replicate o
 An error ends only its own variant.
 """
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +20,17 @@ from optigpu.conductor.largest_batch import scale_batches
 from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.quiet_start import wait_for_quiet
-from optigpu.conductor.requirements import require_device
 from optigpu.conductor.search import search
 from optigpu.conductor.session import Session, open_session
-from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
-from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
+from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
+from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished, Waiting
+from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples, VerdictWarning
 from optigpu.hardware import probe
+from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
-from optigpu.job.deadline import within_deadline
-from optigpu.job.estimate import PREPARE
-from optigpu.job.foreseen import foreseen
+from optigpu.job.estimate import PREPARE, within_deadline
 from optigpu.job.plan import variants_of
+from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (
     CancelledError,
@@ -37,6 +38,7 @@ from optigpu.vocabulary import (
     Frozen,
     Role,
     StoppedError,
+    UnsupportedError,
     VariantStatus,
     utc_now,
 )
@@ -228,3 +230,108 @@ def _kept(outcomes: Sequence[Outcome]) -> str:
         f"Variants with all replicates: {len(results) - fewer}, with fewer: {fewer}, "
         f"with no result: {len(outcomes) - len(results)}."
     )
+
+
+OTHERWISE = ", or submit the job to a service with such a worker"
+
+
+def require_device(spec: JobSpec, environment: Environment) -> None:
+    """Raises UnsupportedError if a job for a GPU cannot run on this machine, and says why."""
+    problem = next(_problems(spec, environment), None)
+    if problem:
+        raise UnsupportedError(problem)
+
+
+def _problems(spec: JobSpec, environment: Environment) -> Iterator[str]:
+    """What stands against a job for a GPU, the most fundamental first. It would run on the first of its kind."""
+    gpus = environment.gpus(spec.device)
+    if not gpus:
+        why = no_device(spec.device, environment)
+        yield f"device: {why[0].lower()}{why[1:]}; set device to {devices_of(environment)}{OTHERWISE}."
+        return
+    gpu, target, built = gpus[0], spec.target, KINDS[spec.device].built
+    if (target.gpu or "").lower() not in gpu.name.lower():
+        yield f"target.gpu: this machine's GPU is {gpu.name}, not {target.gpu}; leave it out, or submit the job."
+    if gpu.memory_bytes < target.min_vram_bytes:
+        yield (
+            f"target.min_vram_bytes: this machine's GPU has {gpu.memory_bytes} bytes, fewer than "
+            f"{target.min_vram_bytes}; ask for less, or submit the job."
+        )
+    torch = environment.software.get("torch")
+    if torch and built and built not in environment.software and "torch" in _backends(spec):
+        yield (
+            f"device: torch {torch} here was not built for {spec.device.upper()}; install one that was, or set device "
+            f"to cpu{OTHERWISE}."
+        )
+
+
+def _backends(spec: JobSpec) -> set[str]:
+    return {spec.backend, *(each.backend for each in spec.beside)}
+
+
+LOOK_S = 1.0
+"""The kernel counts CPU time in hundredths of a second: a shorter look would show little."""
+POLL_S = 0.2
+BUSY_CORES, BUSY_SHARE, BUSY_CORES_AT_MOST = 0.25, 0.01, 0.5
+"""So many cores of others are worth waiting for: a hundredth of the host's, within these bounds. Rounds that are set
+aside and wider intervals deal with less, and a steady fifth of a core would make every job wait in vain."""
+FREE_CORES = 0.5
+"""A job on a GPU starts beside any load that leaves so much of the CPUs idle."""
+WORTH_NAMING = 0.2
+"""Of the CPU time of all others."""
+
+
+def wait_for_quiet(session: Session) -> None:
+    """Returns as soon as a look shows that other processes rest, and after `limits.wait_for_quiet_s` in any case.
+
+    Raises what `progress.check` raises.
+    """
+    wait_s = session.spec.limits.wait_for_quiet_s
+    if wait_s == 0:
+        return
+    session.progress.show("looking for other processes")
+    busy = _look(session)
+    if busy is None:
+        return
+    session.on_event(Waiting(doing=_doing(busy, wait_s), up_to_s=wait_s))
+    until = time.monotonic() + wait_s
+    while busy is not None and (left_s := until - time.monotonic()) > 0:
+        session.progress.show(_doing(busy, left_s))
+        busy = _look(session)
+
+
+def _look(session: Session) -> str | None:
+    """Who is at work during one look; None if nobody is."""
+    before, until = session.monitor.read(), time.monotonic() + LOOK_S
+    while (left_s := until - time.monotonic()) > 0:
+        session.progress.check()
+        time.sleep(min(POLL_S, left_s))
+    return at_work(session.spec.device, session.monitor.between(before, session.monitor.read()))
+
+
+def _doing(busy: str, wait_s: float) -> str:
+    return f"{busy}; waiting up to {math.ceil(wait_s)} s for quiet"
+
+
+def at_work(device: DeviceKind, sample: HostSample) -> str | None:
+    """Who uses so much of the machine that a job should wait, for example "cc1plus uses 1.1 of 2 cores"."""
+    if sample.gpu_foreign:
+        several = sample.gpu_foreign > 1
+        return (
+            f"{sample.gpu_foreign} other processes use the GPU" if several else "Another process uses the GPU"
+        )
+    if sample.foreign_s is None or (device is not DeviceKind.CPU and _has_free_cores(sample)):
+        return None
+    named = {name: seconds for name, seconds in sample.named.items() if name != SERVICE}
+    others_s = sample.foreign_s - sample.named.get(SERVICE, 0.0)
+    cores = others_s / sample.wall_s
+    if cores <= min(max(BUSY_CORES, BUSY_SHARE * sample.cpus), BUSY_CORES_AT_MOST):
+        return None
+    worth_naming = (name for name, seconds in named.items() if seconds >= WORTH_NAMING * others_s)
+    names = sorted(worth_naming, key=lambda name: -named[name])
+    who = f"{' and '.join(names)} {'uses' if len(names) == 1 else 'use'}" if names else "Other processes use"
+    return f"{who} {cores:.1f} of {sample.cpus} core{'s' if sample.cpus > 1 else ''}"
+
+
+def _has_free_cores(sample: HostSample) -> bool:
+    return sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s

@@ -33,11 +33,10 @@ from optigpu.store.errors import StoreUnavailableError
 from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
 from optigpu.vocabulary import SCHEDULERS, DeviceKind, OptiGPUError, Scheduler, StoreError, UnsupportedError
-from worker import heartbeat_file
+from worker import heartbeat
 from worker.capabilities import serving
-from worker.context import WorkerContext, retrying
+from worker.context import LauncherSettings, PilotSettings, WorkerContext, WorkerSettings, retrying
 from worker.execute import execute_next
-from worker.settings import LauncherSettings, PilotSettings, WorkerSettings
 from worker.sweeper import Sweeper
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -64,7 +63,7 @@ def main() -> int:
         configure_logs(settings.log_level, as_json=settings.redis_url is not None)
         _warn_of_unknown_variables()
         if settings.heartbeat_file:
-            heartbeat_file.renew(settings.heartbeat_file, 0)  # it can be written; the worker is not alive yet
+            heartbeat.renew(settings.heartbeat_file, 0)  # it can be written; the worker is not alive yet
         _require_tables(settings.database_url)
         lost = _run(options, settings)
     except OptiGPUError as error:
@@ -105,7 +104,7 @@ def _launch(options: argparse.Namespace) -> int:
     from optigpu.clusters.task import options_of
     from worker.launch import LaunchLoop
     from worker.launchers import LAUNCHERS
-    from worker.service_calls import confidential
+    from worker.pilot import confidential
 
     settings = _settings(LauncherSettings)
     confidential(settings.url)

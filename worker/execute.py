@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.older import why_none_ranks
 from optigpu.measure import Report, run
 from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
@@ -20,10 +20,8 @@ from optigpu.vocabulary import (
     VariantStatus,
 )
 from worker.context import DeviceContext, WorkerContext
-from worker.heartbeat import Heartbeat, Interruption
-from worker.held import StoredJob
-from worker.recorder import Recorder
-from worker.trace import AttemptTrace, parent_of
+from worker.heartbeat import Heartbeat, Interruption, StoredJob
+from worker.recorder import AttemptTrace, Recorder, parent_of
 
 log = structlog.stdlib.get_logger(__name__)
 

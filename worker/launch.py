@@ -20,10 +20,8 @@ from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.launches import Begun, Launch
 from optigpu.vocabulary import Scheduler
-from worker.launchers.base import Access, Launcher, SchedulerAwayError, SchedulerError, Seen
-from worker.launchers.programs import PATIENCE_S
-from worker.settings import LauncherSettings
-from worker.stopping import Stopping
+from worker.context import LauncherSettings, Stopping
+from worker.launchers.base import PATIENCE_S, Access, Launcher, SchedulerAwayError, SchedulerError, Seen
 
 UNCONFIRMED = timedelta(seconds=2 * PATIENCE_S)
 """How long a launch may be unknown to the scheduler: a client that gave up, or died, may still have submitted it."""

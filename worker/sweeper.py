@@ -12,10 +12,10 @@ from optigpu.store import leases, queue, workers
 from optigpu.store.database import moment
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import FailureKind, LeaseLostError
-from worker import heartbeat_file
-from worker.background import Background
+from worker import heartbeat
 from worker.capabilities import with_models
 from worker.context import WorkerContext
+from worker.heartbeat import Background
 
 MOST_SENT = 100
 """How many lost messages one round sends; the next round sends more when those are gone."""
@@ -41,7 +41,7 @@ class Sweeper(Background):
         context = self._context
         context.write(lambda session: workers.seen(session, context.info.id, context.job_id))
         if context.settings.heartbeat_file:
-            heartbeat_file.renew(context.settings.heartbeat_file, context.settings.lease_s)
+            heartbeat.renew(context.settings.heartbeat_file, context.settings.lease_s)
         if context.job_id is None:  # nothing searches the disk while a job is measured
             self._note_models()
         settle(context)

@@ -11,8 +11,16 @@ from typing import NoReturn
 from optigpu.backends import BACKENDS
 from optigpu.backends.runtime import Runtime
 from optigpu.child.connection import Tell, broken, connect
-from optigpu.child.memory_messages import BatchesReady, BatchTried, TryBatch
-from optigpu.child.messages import Answer, Assignment, Broken, Progress, Refused
+from optigpu.child.messages import (
+    Answer,
+    Assignment,
+    BatchesReady,
+    BatchTried,
+    Broken,
+    Progress,
+    Refused,
+    TryBatch,
+)
 from optigpu.child.replicate import order_of, refusal
 from optigpu.documents.facts import RunFacts
 from optigpu.job.spec import Variant

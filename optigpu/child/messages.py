@@ -24,15 +24,56 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from optigpu.child.memory_messages import BatchesReady, BatchTried, TrainingPredicted
 from optigpu.documents.facts import MeterFacts, RunFacts
 from optigpu.documents.load import LoadRun
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import SelfCheck
+from optigpu.fit.training import StackNeeds
 from optigpu.job.spec import Measure, Variant
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest
+from optigpu.techniques import AnyTechnique
 from optigpu.vocabulary import DeviceKind, Frozen
+from optigpu.workloads.train_step import TrainStep
+
+
+class PredictTraining(Frozen):
+    """The one line to `python -m optigpu.child.training_memory`: the stacks and the steps whose needs to predict."""
+
+    kind: Literal["predict_training"] = "predict_training"
+    model: str
+    stacks: tuple[tuple[AnyTechnique, ...], ...]
+    workloads: tuple[TrainStep, ...]
+
+
+class TrainingPredicted(Frozen):
+    """What the steps need with each of the stacks."""
+
+    kind: Literal["training_predicted"] = "training_predicted"
+    stacks: tuple[StackNeeds, ...]
+
+
+class BatchesReady(Frozen):
+    """`python -m optigpu.child.largest_batch` has loaded the model of its `Assignment` under the variant's limit."""
+
+    kind: Literal["batches_ready"] = "batches_ready"
+    facts: RunFacts = RunFacts()
+
+
+class TryBatch(Frozen):
+    """Asks it for a request of so many samples."""
+
+    kind: Literal["try_batch"] = "try_batch"
+    batch_size: int
+
+
+class BatchTried(Frozen):
+    """Whether the request found enough memory. Where it did not, `why` is the error's; it can try another one."""
+
+    kind: Literal["batch_tried"] = "batch_tried"
+    fits: bool
+    why: str = ""
+
 
 LOADING = "loading"
 """What the child says it does while it reads its model; it begins with that."""

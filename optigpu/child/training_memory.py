@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from optigpu.backends.training import TrainingBatch
 from optigpu.child.connection import broken, connect
-from optigpu.child.memory_messages import PredictTraining, TrainingPredicted
+from optigpu.child.messages import PredictTraining, TrainingPredicted
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.fit.training import StackNeeds
 from optigpu.job.spec import resolve

@@ -1,10 +1,16 @@
 """Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
-from optigpu.claims.findings import Plausibility, RuleFinding
 from optigpu.claims.founding import FoundingComparison, compare_founding
-from optigpu.claims.matching import beside, measured_for, why_never
-from optigpu.claims.measured import Measured, from_leaderboard, from_results, says_too_little
-from optigpu.claims.model import Book, Claim, Status, baselines, read_book
+from optigpu.claims.matching import (
+    Measured,
+    beside,
+    from_leaderboard,
+    from_results,
+    measured_for,
+    says_too_little,
+    why_never,
+)
+from optigpu.claims.model import Book, Claim, Plausibility, RuleFinding, Status, baselines, read_book
 from optigpu.claims.rules import RULES, Judgement, judge
 from optigpu.claims.thesis import Thesis, gap_of, weigh
 

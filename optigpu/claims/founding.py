@@ -7,8 +7,7 @@ none of them in the place of another.
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from optigpu.claims.findings import Plausibility, plain, rounded
-from optigpu.claims.model import Book, Claim, ComparedMachine, FoundingClaim
+from optigpu.claims.model import Book, Claim, ComparedMachine, FoundingClaim, Plausibility, plain, rounded
 from optigpu.claims.rules import judge
 from optigpu.claims.thesis import ClaimVerdict
 from optigpu.claims.work import flop_per_item, peak_flop_per_s

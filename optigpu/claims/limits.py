@@ -4,9 +4,18 @@ The claim has the benefit of the doubt: bytes are the fewest that the format nee
 units, and peaks are the highest that the precision allows.
 """
 
-from optigpu.claims.findings import Plausibility, RuleFinding, percent, plain, printed, rounded
-from optigpu.claims.model import Book, Claim
-from optigpu.claims.terms import BINARY_UNITS, UNITS
+from optigpu.claims.model import (
+    BINARY_UNITS,
+    UNITS,
+    Book,
+    Claim,
+    Plausibility,
+    RuleFinding,
+    percent,
+    plain,
+    printed,
+    rounded,
+)
 from optigpu.claims.work import NUMBER_FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
 from optigpu.hardware.catalog import Device, find
 

@@ -1,17 +1,217 @@
-"""All rules, and the judgement of a claim."""
+"""All rules, and the judgement of a claim: against its own text, others that it is made of, and limits."""
 
-from optigpu.claims.arithmetic import printed_result
-from optigpu.claims.findings import Plausibility, Rule, RuleFinding
+import math
+from dataclasses import dataclass
+
 from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
-from optigpu.claims.logic import (
-    backward_only,
-    contradiction,
-    fixed_overhead,
-    growth,
-    unnamed_hardware,
+from optigpu.claims.model import (
+    NEEDS_HARDWARE,
+    Book,
+    Claim,
+    Plausibility,
+    Rule,
+    RuleFinding,
+    percent,
+    plain,
+    printed,
+    rounded,
 )
-from optigpu.claims.model import Book, Claim
+from optigpu.claims.work import flop_per_item, weights_of
+from optigpu.hardware.catalog import find
 from optigpu.vocabulary import Frozen
+
+BACKWARD_ONLY = frozenset({"gradient_checkpointing", "gradient_accumulation"})
+"""Techniques that act on the backward pass, which inference does not have."""
+EXPONENT_MARGIN = 0.5
+"""How far the claimed power may be below the power of the work: half the distance between 1 and 2."""
+
+
+def contradiction(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags two figures for the same subject in one text."""
+    others = [
+        other
+        for other in book.claims
+        if other.id != claim.id and other.text == claim.text and other.subject == claim.subject
+    ]
+    other = next((each for each in others if (each.quantity, each.to) != (claim.quantity, claim.to)), None)
+    if other is None:
+        return None
+    off = max(other.quantity, claim.quantity) / min(other.quantity, claim.quantity) - 1
+    return RuleFinding(
+        rule="contradiction",
+        plausibility=Plausibility.DOUBTFUL,
+        sentence=(
+            f"The same text says {printed(other)} as well as {printed(claim)}: one of them is {percent(off)} off."
+        ),
+        implied=claim.quantity,
+        limit=other.quantity,
+    )
+
+
+def unnamed_hardware(claim: Claim, _: Book) -> RuleFinding | None:
+    """Flags a figure that depends on hardware that is not named or not in the catalog."""
+    if claim.metric not in NEEDS_HARDWARE or claim.ratio_of:
+        return None
+    if claim.hardware is None:
+        sentence = "The text names no hardware, so the figure cannot be repeated or checked against a limit."
+    elif find(claim.hardware) is None:
+        sentence = f"The catalog has no entry for the {claim.hardware}, so its limits cannot be checked."
+    else:
+        return None
+    return RuleFinding(rule="unnamed_hardware", plausibility=Plausibility.DOUBTFUL, sentence=sentence)
+
+
+def growth(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags time that is claimed to grow with a lower power of the size than the work does."""
+    if claim.metric != "growth_exponent" or len(claim.series) < 2:
+        return None
+    first, last = book.claim(claim.series[0]), book.claim(claim.series[-1])
+    work = [flop_per_item(each, book) for each in (first, last)]
+    if not (first.sequence and last.sequence and work[0] and work[1]):
+        return None
+    longer, more = last.sequence / first.sequence, work[1] / work[0]
+    slower = last.quantity / first.quantity
+    power = math.log(more) / math.log(longer)
+    off = claim.quantity < power - EXPONENT_MARGIN
+    return RuleFinding(
+        rule="growth",
+        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
+        sentence=(
+            f"From length {first.sequence} to {last.sequence} the time grows {plain(slower)} times, while the work "
+            f"grows {plain(more)} times ({plain(2**power)} times with each doubling): the power is "
+            f"{plain(power, 2)}, and {plain(claim.value)} is claimed."
+        ),
+        implied=power,
+        limit=claim.quantity,
+    )
+
+
+def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags a technique of the backward pass that is claimed to make inference faster."""
+    used = BACKWARD_ONLY & set(claim.techniques or ())
+    if not used or claim.workload == "train_step" or claim.metric != "latency_s":
+        return None
+    without = tuple(name for name in claim.techniques or () if name not in used)
+    bare = claim.model_copy(update={"techniques": without}).subject
+    other = next((each for each in book.claims if each.text == claim.text and each.subject == bare), None)
+    if other is None:
+        return None
+    faster = claim.quantity < other.quantity
+    return RuleFinding(
+        rule="backward_only",
+        plausibility=Plausibility.IMPLAUSIBLE if faster else Plausibility.PLAUSIBLE,
+        sentence=(
+            f"{' and '.join(sorted(used))} acts on the backward pass, which inference does not have, "
+            f"{'yet' if faster else 'and'} with it {plain(other.value, 12)} becomes {printed(claim)} "
+            f"({plain(other.quantity / claim.quantity)} times as fast)."
+        ),
+        implied=other.quantity / claim.quantity,
+        limit=1.0,
+    )
+
+
+def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags a fixed overhead that implies run times that do not fit the sizes of the models.
+
+    A speed s of a run that takes t without the overhead o means s = t / (t + o), so t = o s / (1 - s).
+    """
+    if claim.metric != "overhead_s" or len(claim.series) < 2:
+        return None
+    small, large = book.claim(claim.series[0]), book.claim(claim.series[-1])
+    few, many = weights_of(small.model), weights_of(large.model)
+    if few is None or many is None or max(small.quantity, large.quantity) >= 1:
+        return None
+    times = [_time(claim.quantity, each.quantity) for each in (small, large)]
+    bigger = many.total / few.total
+    # What a step costs besides its weights makes time grow more slowly than size, never faster. Rounding of both speeds
+    # is granted.
+    off = _time(1.0, rounded(large)[0]) / _time(1.0, rounded(small)[1]) > bigger
+    return RuleFinding(
+        rule="fixed_overhead",
+        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
+        sentence=(
+            f"With {plain(claim.value)} {claim.unit} of overhead, {plain(small.value)}x means a run of "
+            f"{plain(times[0])} s and {plain(large.value)}x one of {plain(times[1])} s: "
+            f"{plain(times[1] / times[0])} times the time for {plain(bigger, 2)} times the size."
+        ),
+        implied=times[1] / times[0],
+        limit=bigger,
+    )
+
+
+def _time(overhead_s: float, speed: float) -> float:
+    return overhead_s * speed / (1 - speed)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What the figures amount to: as they are printed, and between which bounds as they are rounded."""
+
+    text: str
+    value: float
+    low: float
+    high: float
+
+
+def printed_result(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags a printed ratio, saving or product that does not follow from its figures, rounding allowed for."""
+    computed = _ratio(claim, book) or _saving(claim, book) or _product(claim, book)
+    if computed is None:
+        return None
+    off = rounded(claim)[1] < computed.low or rounded(claim)[0] > computed.high
+    result, printed = _shown(claim, computed.value), _shown(claim, claim.quantity)
+    return RuleFinding(
+        rule="printed_result",
+        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
+        sentence=f"{computed.text} = {result}, {'but it is printed as' if off else 'printed as'} {printed}.",
+        implied=computed.value,
+        limit=claim.quantity,
+    )
+
+
+def _ratio(claim: Claim, book: Book) -> _Computed | None:
+    if claim.ratio_of is None:
+        return None
+    over, under = (book.claim(side) for side in claim.ratio_of)
+    return _Computed(
+        f"{_printed(over)} / {_printed(under)}",
+        over.quantity / under.quantity,
+        rounded(over)[0] / rounded(under)[1],
+        rounded(over)[1] / rounded(under)[0],
+    )
+
+
+def _saving(claim: Claim, book: Book) -> _Computed | None:
+    if claim.saving_of is None:
+        return None
+    before, after = (book.claim(side) for side in claim.saving_of)
+    return _Computed(
+        f"1 - {_printed(after)} / {_printed(before)}",
+        1 - after.quantity / before.quantity,
+        1 - rounded(after)[1] / rounded(before)[0],
+        1 - rounded(after)[0] / rounded(before)[1],
+    )
+
+
+def _product(claim: Claim, book: Book) -> _Computed | None:
+    factors = [book.claim(factor) for factor in claim.product_of]
+    if not factors:
+        return None
+    return _Computed(
+        " x ".join(map(_printed, factors)),
+        math.prod(factor.quantity for factor in factors),
+        math.prod(rounded(factor)[0] for factor in factors),
+        math.prod(rounded(factor)[1] for factor in factors),
+    )
+
+
+def _printed(claim: Claim) -> str:
+    return plain(claim.value, 12)
+
+
+def _shown(claim: Claim, quantity: float) -> str:
+    return percent(quantity) if claim.unit == "%" else plain(quantity)
+
 
 RULES: tuple[Rule, ...] = (
     compute_peak,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from optigpu.claims.model import Book, Claim
-from optigpu.claims.terms import Precision
+from optigpu.claims.model import Book, Claim, Precision
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.models.facts import facts_of
 from optigpu.models.families import family_of

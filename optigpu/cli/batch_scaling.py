@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from optigpu.cli.flags import DURATION, SIZE, read_quantity
 from optigpu.cli.measuring import default_device, explain, measure, show
 from optigpu.cli.options import parse_stack
 from optigpu.cli.output import FormatOption, OutputFormat, show_grid
-from optigpu.cli.quantities import DURATION, SIZE, read_quantity
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 
@@ -34,7 +34,7 @@ def batch_scaling(
     is posted to a service as the plan batch_scaling.
     """
     from optigpu.job.spec import JobSpec
-    from optigpu.report.batch_scaling import batch_grid
+    from optigpu.report.tables import batch_grid
 
     limits = {
         "max_bytes": read_quantity(limit, SIZE, "limit"),

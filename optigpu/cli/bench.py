@@ -28,7 +28,7 @@ def bench(
     """Measure this machine: matrix products, attention, decoding, and one line to quote."""
     from optigpu.hardware import probe
     from optigpu.job.bench import bench_specs
-    from optigpu.report.bench import bench_line
+    from optigpu.report.tables import bench_line
 
     specs = bench_specs(probe(), device or default_device(), mode, precision, model)
     measured = []

@@ -48,8 +48,8 @@ def chart(
     api_key: ApiKey = None,
 ) -> None:
     """Draw results: each variant's speed, its place under the roofline, speed against quality or against latency."""
+    from optigpu.report.catalog import combined
     from optigpu.report.charts import CHARTS
-    from optigpu.report.combined import combined
 
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
@@ -64,9 +64,9 @@ def charts(
     api_key: ApiKey = None,
 ) -> None:
     """Draw every chart that a run has the figures for, as SVG and PNG, with the data beside them as JSON."""
+    from optigpu.report.catalog import combined
     from optigpu.report.charts import Report
     from optigpu.report.charts.files import write_charts
-    from optigpu.report.combined import combined
 
     run = find_run(which, url, api_key)
     title, results = combined([run.document])

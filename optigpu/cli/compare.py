@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
-from optigpu.cli.interrupt import Stop, stoppable
+from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from optigpu.cli.interrupt import stoppable
+from optigpu.cli.flags import DURATION, SIZE, read_quantity
+from optigpu.cli.measuring import stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show_list
-from optigpu.cli.quantities import DURATION, SIZE, read_quantity
 from optigpu.vocabulary import CancelledError, SpecError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _network(
 
 def _path_of(model: str) -> Path:
     """A model that is a path. Raises SpecError for a name that no network has."""
-    from optigpu.documents.names import closest, did_you_mean
+    from optigpu.documents.fields import closest, did_you_mean
 
     if Path(model).exists() or Path(model).suffix or "/" in model:
         return Path(model)

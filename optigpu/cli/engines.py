@@ -24,7 +24,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def list_engines(format_: FormatOption = OutputFormat.TABLE) -> None:
     """List the engines that have an environment of their own, and whether it is there."""
-    from optigpu.report.engines import engine_facts, engines_grid
+    from optigpu.report.tables import engine_facts, engines_grid
 
     facts = engine_facts()
     records = [dict(fact) for fact in facts]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.interrupt import stoppable
+from optigpu.cli.flags import SIZE, read_quantity
+from optigpu.cli.measuring import stoppable
 from optigpu.cli.options import parse_stack
 from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, show_list
-from optigpu.cli.quantities import SIZE, read_quantity
 from optigpu.vocabulary import CancelledError, SpecError
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def search(
     The menu is --stack, whose techniques may exclude each other; without it, those that suit the device, int4 and the
     int8 cache. --max-kld and --max-bytes bound what is looked for, --max-variants how many stacks are tried.
     """
-    from optigpu.report.search import pareto_grid
+    from optigpu.report.tables import pareto_grid
 
     spec = _for_here(spec_of(given, default_device, spec_file, plan="search"))
     if "stack" not in given and spec_file is None:

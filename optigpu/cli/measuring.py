@@ -1,11 +1,16 @@
-"""Runs a job on this machine for a command: with progress on stderr, kept at its end."""
+"""Runs a job on this machine for a command: with progress on stderr, kept at its end.
 
+Ctrl-C, SIGTERM and the end of the terminal are requests to stop it and to keep what is finished.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
-from optigpu.cli.interrupt import stoppable
 from optigpu.cli.output import NOTHING_RANKED, OutputFormat, echo, show_job
 from optigpu.vocabulary import DeviceKind, Document, VariantStatus
 
@@ -46,7 +51,7 @@ def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:
 def measure(spec: "JobSpec") -> Measured:
     """Runs a job with progress on stderr, and keeps its report."""
     from optigpu.documents.events import as_document
-    from optigpu.documents.ranking import why_none_ranks
+    from optigpu.documents.older import why_none_ranks
     from optigpu.measure import run
     from optigpu.report import RunProgress, console
     from optigpu.runs import Keeper
@@ -83,3 +88,48 @@ def explain(measured: Measured) -> None:
     """Prints on stderr why the job ended early and why nothing can be ranked."""
     for reason in filter(None, (measured.report.stopped, measured.unranked)):
         echo(reason, err=True)
+
+
+SIGNALS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the end of its terminal",
+}
+"""The signals that stop a job, and what they are called."""
+
+
+class Stop:
+    """Whether somebody asked for an end."""
+
+    def __init__(self) -> None:
+        self._number: signal.Signals | None = None
+
+    def ask(self, number: int, _: object) -> None:
+        """The signals' handler. The second signal ends the command at once."""
+        if self._number is not None:
+            raise KeyboardInterrupt
+        self._number = signal.Signals(number)
+
+    def __call__(self) -> str | None:
+        """The reason to stop, if there is one."""
+        return f"The job was cancelled by {SIGNALS[self._number]}." if self._number is not None else None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that was stopped, as a shell gives it."""
+        return 128 + (self._number or signal.SIGINT)
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Yields what a run asks for a reason to stop. A signal that was ignored when the command started stays ignored."""
+    stop = Stop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop.ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

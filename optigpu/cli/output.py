@@ -118,7 +118,7 @@ def end_unranked(results: Sequence[Document], said: str | None = None) -> None:
 
     It says why on stderr, unless the job's own reason has `said` it.
     """
-    from optigpu.documents.ranking import why_none_ranks
+    from optigpu.documents.older import why_none_ranks
 
     why = why_none_ranks(results)
     if why is None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.interrupt import stoppable
-from optigpu.cli.measuring import default_device, measure, show
+from optigpu.cli.flags import DURATION, read_quantity
+from optigpu.cli.measuring import default_device, measure, show, stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
-from optigpu.cli.quantities import DURATION, read_quantity
 from optigpu.vocabulary import CancelledError, RecipeName
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def _made(request: "RecipeRequest", limit_s: float) -> "RecipeOutcome":
 
 
 def _show(outcome: "RecipeOutcome", form: OutputFormat) -> None:
-    from optigpu.report.recipe import recipe_grid
+    from optigpu.report.tables import recipe_grid
 
     if form is OutputFormat.JSON:
         echo(json.dumps(outcome.model_dump(mode="json"), indent=2))

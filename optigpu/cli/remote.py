@@ -120,8 +120,8 @@ def connect(url: str, api_key: str | None) -> "Client":
 def _script(spec: "JobSpec") -> str:
     """What a launcher with the settings of this machine would hand to the job's scheduler. Raises SpecError."""
     from optigpu.clusters import SCRIPTS, dry_task
-    from optigpu.job.foreseen import foreseen
     from optigpu.job.plan import variants_of
+    from optigpu.job.search import foreseen
 
     if spec.via is None:
         raise SpecError("--dry-run prints what a scheduler would run; name one with --via slurm.")

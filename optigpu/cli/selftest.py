@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.interrupt import stoppable
+from optigpu.cli.measuring import stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
 from optigpu.vocabulary import CancelledError, DeviceKind, OptiGPUError
 

@@ -10,9 +10,7 @@ from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, echo,
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
-    from optigpu.edge.tiny.documents import TinyAccuracy, TinyPerformance
-    from optigpu.edge.tiny.performance import Rules
-    from optigpu.edge.tiny.session import Session
+    from optigpu.edge.tiny.session import Rules, Session, TinyAccuracy, TinyPerformance
     from optigpu.report import Grid
 
 
@@ -66,8 +64,7 @@ def tiny(
 
     Exit status 3 if the accuracy is below the target of the profile.
     """
-    from optigpu.edge.tiny.performance import Rules
-    from optigpu.edge.tiny.session import open_session
+    from optigpu.edge.tiny.session import Rules, open_session
 
     if mode is Mode.ACCURACY and inputs is None:
         raise SpecError("--mode accuracy needs --inputs: a .npz with inputs and labels, or a folder.")

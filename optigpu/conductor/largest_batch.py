@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.memory_messages import BatchesReady, BatchTried, TryBatch
+from optigpu.child.messages import BatchesReady, BatchTried, TryBatch
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.provenance import provenance_of
@@ -20,8 +20,8 @@ from optigpu.documents.events import VariantFinished, VariantStarted
 from optigpu.documents.facts import MeterFacts, RunFacts, plain
 from optigpu.documents.result import Measurement, Outcome, Result, Samples, Verdict
 from optigpu.fit.fitting import largest
-from optigpu.job.batch_scaling import ATTEMPTS
 from optigpu.job.measured import measured, summary_of
+from optigpu.job.search import ATTEMPTS
 from optigpu.job.spec import LARGEST_BATCH, Variant
 from optigpu.statistics.intervals import summarise
 from optigpu.vocabulary import (

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from optigpu.child.messages import Metered
-from optigpu.conductor.beside import with_turns
-from optigpu.conductor.builds import builds_of
-from optigpu.conductor.loads import load_measurements, raw_queries, with_load
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import provenance_of
@@ -17,13 +14,18 @@ from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Goal
-from optigpu.documents.facts import RunFacts, WarmUpFacts
-from optigpu.documents.result import Measurement, MetricSummary, Outcome, Result, Samples
+from optigpu.documents.facts import BuildFacts, RunFacts, WarmUpFacts
+from optigpu.documents.load import QUERY_METRICS, LoadRun
+from optigpu.documents.result import Environment, Measurement, MetricSummary, Outcome, Result, Samples
+from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
 from optigpu.hardware.catalog import find_class
 from optigpu.job.measured import measured, summary_of
 from optigpu.job.spec import Variant
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import with_windows
 from optigpu.statistics.intervals import describe, summarise
+from optigpu.statistics.within import Timed, ratio_of_turns
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 T = TypeVar("T")
@@ -178,3 +180,103 @@ def _artifacts(replicates: Sequence[Replicate]) -> dict[str, Path]:
         (name, Path(path)) for metered in _readings(replicates) for name, path in metered.artifacts.items()
     ]
     return dict(reversed(files))
+
+
+def with_turns(
+    metrics: Mapping[str, MetricSummary],
+    evidence: Sequence[Evidence],
+    others: Mapping[int, Sequence[Evidence]],
+) -> dict[str, MetricSummary]:
+    """The summaries, those of requests with their ratios to what each of the others measured beside it.
+
+    A ratio is left out unless every pair of processes has one.
+    """
+    of_requests = evidence[0].replicate.samples
+    return {
+        name: summary.model_copy(update={"beside": _beside(name, evidence, others)})
+        if name in of_requests
+        else summary
+        for name, summary in metrics.items()
+    }
+
+
+def _beside(
+    name: str, evidence: Sequence[Evidence], others: Mapping[int, Sequence[Evidence]]
+) -> dict[int, tuple[float, ...]]:
+    found = {index: _ratios(name, evidence, theirs) for index, theirs in others.items()}
+    return {index: ratios for index, ratios in found.items() if ratios}
+
+
+def _ratios(name: str, evidence: Sequence[Evidence], theirs: Sequence[Evidence]) -> tuple[float, ...]:
+    """One for each pair of processes; empty where not every pair has one, or the others measure something else."""
+    if any(name not in each.replicate.samples for each in theirs):
+        return ()
+    pairs = zip(evidence, theirs, strict=False)
+    ratios = [ratio_of_turns(*(_timed(name, each) for each in pair)) for pair in pairs]
+    found = tuple(ratio for ratio in ratios if ratio is not None)
+    return found if len(found) == len(ratios) else ()
+
+
+def _timed(name: str, evidence: Evidence) -> Timed:
+    return Timed(evidence.selection.records, evidence.replicate.samples[name])
+
+
+MOMENTS = ("sent_s", "prompt_tokens", "output_tokens")
+"""Stored beside the samples of the metrics, so that a result can be computed again from each query."""
+
+
+def load_measurements(evidence: Sequence[Evidence]) -> list[Measurement]:
+    """The metrics of queries, and those of runs that may be zero, from the rounds that are counted."""
+    runs = [each.selection.of(each.replicate.loads) for each in evidence]
+    if not any(runs):
+        return []
+    return [
+        *(Measurement(name=name, samples=_of_queries(name, runs)) for name in QUERY_METRICS),
+        Measurement(name="goodput_per_s", samples=_of_runs(runs, "goodput_per_s")),
+        Measurement(name="queue_length", samples=_of_runs(runs, "waiting")),
+    ]
+
+
+def raw_queries(evidence: Sequence[Evidence]) -> dict[str, Samples]:
+    """Each query's moment and lengths, in the order of the samples of its metrics."""
+    runs = [each.selection.of(each.replicate.loads) for each in evidence]
+    return {name: _of_queries(name, runs) for name in MOMENTS} if any(runs) else {}
+
+
+def with_load(facts: RunFacts, evidence: Sequence[Evidence]) -> RunFacts:
+    """The facts with what the measured runs say; unchanged where there is no load."""
+    runs = [run for each in evidence for run in each.replicate.loads]
+    if facts.load is None or not runs:
+        return facts
+    saturated = [run.saturated for run in runs if run.saturated is not None]
+    load = facts.load.model_copy(
+        update={
+            "runs": len(runs),
+            "saturated_runs": sum(saturated) if saturated else None,
+            "law": max(
+                (run.law for run in runs), key=lambda law: abs(law.counted - law.expected) - law.tolerance
+            ),
+            "queue": runs[-1].queue,
+        }
+    )
+    return facts.model_copy(update={"load": load})
+
+
+def _of_queries(name: str, runs: Sequence[Sequence[LoadRun]]) -> Samples:
+    return tuple(tuple(float(value) for run in process for value in getattr(run, name)) for process in runs)
+
+
+def _of_runs(runs: Sequence[Sequence[LoadRun]], name: str) -> Samples:
+    return tuple(tuple(float(getattr(run, name)) for run in process) for process in runs)
+
+
+def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tuple[BuildFacts, ...]:
+    """The engine's own library, then those of packages that its techniques compute with."""
+    model = facts_of(parse_reference(variant.model)) if variant.model else None
+    packages = [package for technique in variant.stack for package in technique.packages(model)]
+    names = dict.fromkeys((variant.backend, *(package for package in packages if package in LIBRARIES)))
+    gpu = next(iter(environment.gpus(variant.device)), None)
+    machine = Machine(environment.cpu_features, gpu)
+    told = facts.recorded.get(f"{variant.backend}_flags")
+    found = (build_facts(name, machine, told if isinstance(told, str) else None) for name in names)
+    return tuple(each for each in found if each)

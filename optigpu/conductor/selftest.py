@@ -14,11 +14,11 @@ from optigpu.backends import BACKENDS
 from optigpu.child.messages import Checked, Checks, ListChecks, RunCheck
 from optigpu.conductor.processes.asking import TimedWatch, ask
 from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.confinement import scratch_folder
 from optigpu.conductor.processes.locks import hold
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.session import environment_for
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.engines.environments import program_of, variables_of

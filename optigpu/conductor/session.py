@@ -1,26 +1,28 @@
 """The session of one job: the locks, folders and monitor that its measuring processes share."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
+
 from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.confinement import needs_network
+from optigpu.conductor.processes.confinement import needs_network, scratch_folder
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
-from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
-from optigpu.conductor.verdicts.servers import serving_sessions
+from optigpu.documents.endpoints import parse_endpoint
 from optigpu.documents.events import Event, Printed
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
@@ -210,3 +212,21 @@ def environment_for(device: DeviceKind) -> Environment:
             "variables": recorded_variables(),
         }
     )
+
+
+def serving_sessions(endpoints: Iterable[str]) -> frozenset[int]:
+    """The sessions of the processes that listen where these endpoints are.
+
+    Of a server elsewhere, and of one whose process another user started and hides, there is none.
+    """
+    parsed = map(parse_endpoint, endpoints)
+    ports = {endpoint.port for endpoint in parsed if endpoint.is_loopback}
+    if not ports:
+        return frozenset()
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            connections = process.net_connections("tcp")
+            if any(each.status == psutil.CONN_LISTEN and each.laddr.port in ports for each in connections):
+                found.add(os.getsid(process.pid))
+    return frozenset(found)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from optigpu import paths
-from optigpu.child.memory_messages import PredictTraining, TrainingPredicted
+from optigpu.child.messages import PredictTraining, TrainingPredicted
 from optigpu.conductor.processes.asking import TimedWatch, ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, JsonValue, field_validator
 
 from optigpu.documents.load import LoadFacts, ScenarioName
-from optigpu.documents.roofline import RooflineFacts
+from optigpu.documents.peaks import RooflineFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.vocabulary import Document, Frozen
 

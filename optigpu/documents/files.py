@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import NoReturn, TypeGuard
 
-from optigpu.documents.names import LONGEST_NAME
+from optigpu.documents.fields import LONGEST_NAME
 from optigpu.vocabulary import Document, SpecError
 
 _NOT_READ = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}

@@ -1,15 +1,14 @@
-"""Reads stored results of older schema versions by the current field names.
+"""Reads stored results of any schema version: by the current field names, and whether a leaderboard ranks them.
 
 Stored documents are never changed; code that reads a field uses this module.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from optigpu.documents.facts import RunFacts
-from optigpu.vocabulary import SCHEMA_VERSION
-
-Document = Mapping[str, Any]
+from optigpu.vocabulary import SCHEMA_VERSION, Document
 
 _WEIGHT_REASONS = {"model_revision": "revision", "weight_hash": "hash"}
 """What version 1 called the fields of `weights` in their reasons."""
@@ -45,3 +44,26 @@ def _facts(details: Document) -> dict[str, Any]:
 def _weights(weights: Document) -> dict[str, Any]:
     reasons = {_WEIGHT_REASONS.get(name, name): why for name, why in weights.get("reasons", {}).items()}
     return dict(weights) | {"reasons": reasons}
+
+
+NO_FIGURE = "no figure"
+
+
+def why_none_ranks(results: Sequence[Document]) -> str | None:
+    """Why a leaderboard ranks none of a job's results; None if it ranks one, or if there are none."""
+    problems = [_problems(result) for result in results]
+    if not problems or not all(problems):
+        return None
+    counts = Counter(reason for reasons in problems for reason in reasons)
+    named = ", ".join(f"{reason} ({count} of {len(results)})" for reason, count in counts.items())
+    notes = [note for result in results for note in result["verdict"].get("notes", ())[:1]]
+    return " ".join([f"Nothing that was measured can be ranked: {named}.", *notes[:1]])
+
+
+def _problems(result: Document) -> list[str]:
+    """Why a result is not ranked; empty if it is."""
+    verdict = result["verdict"]
+    if not verdict["valid"]:
+        return list(verdict["reasons"])
+    figure = result["metrics"].get(result["variant"]["primary_metric"]) or {}
+    return [] if figure.get("value") is not None else [NO_FIGURE]

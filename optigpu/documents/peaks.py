@@ -1,6 +1,7 @@
-"""The measured peak rates of a machine."""
+"""The measured peak rates of a machine, and a variant's time against them; `optigpu.roofline` computes it."""
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, Field, PositiveFloat, PositiveInt
@@ -63,3 +64,57 @@ def _better(some: Sequence[ReadRate], others: Sequence[ReadRate]) -> tuple[ReadR
 
 def _only(mapping: Mapping[str, T], names: set[str]) -> dict[str, T]:
     return {name: value for name, value in mapping.items() if name in names}
+
+
+class Bound(StrEnum):
+    """The limit of a variant by its roofline: memory bandwidth, arithmetic, or the host that launches the work."""
+
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    LAUNCH = "launch"
+
+
+class Roof(Frozen):
+    """The limits of a step, in bytes and operations per second.
+
+    `array_bytes` is the size of the array whose read rate the bandwidth is; null for a published one.
+    """
+
+    source: str
+    bytes_per_s: float
+    flops_per_s: float
+    array_bytes: int | None = None
+
+
+class RooflineStep(Frozen):
+    """A step of work under the measured `roof`, which allows it in `attainable_s` at best.
+
+    `flops_per_byte` is its arithmetic intensity. `published_s` is what the catalog's roof of the whole device allows;
+    null where the catalog lacks a figure.
+    """
+
+    name: str
+    bytes: float
+    flops: float
+    flops_per_byte: float
+    roof: Roof
+    attainable_s: float
+    published_s: float | None
+    measured_s: float | None
+    bound: Bound | None
+
+
+class RooflineFacts(Frozen):
+    """How far a variant is from the roofs of its machine.
+
+    `step` is what the primary metric counts, computed in `dtype`; `prefill` is the prompt's pass where there is one.
+    `published` is the catalog's roof of the whole device. Where `step` is null, `reason` says why.
+    """
+
+    dtype: str | None = None
+    step: RooflineStep | None = None
+    prefill: RooflineStep | None = None
+    published: Roof | None = None
+    peaks: Peaks | None = None
+    notes: tuple[str, ...] = ()
+    reason: str | None = None

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.vocabulary import (
     METRICS,

@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.manifest import ModelManifest
-from optigpu.documents.names import closest, did_you_mean
-from optigpu.edge.operators import operators
 from optigpu.edge.prediction import ClaimCheck, Prediction, check_claim, predict
+from optigpu.edge.tflite import operators
 from optigpu.hardware.boards import Board, board, boards
 from optigpu.vocabulary import Frozen, SpecError
 

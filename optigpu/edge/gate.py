@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from optigpu.documents.manifest import LARGEST_OUTPUT, LARGEST_SCALE, TensorFormat
 from optigpu.edge.macs import macs_of
-from optigpu.edge.operators import operators
-from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor
+from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor, operators
 from optigpu.vocabulary import UnsupportedError
 
 DYNAMIC = -1

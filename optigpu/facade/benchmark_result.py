@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.report.numbers import short
 
 MEBIBYTE = 2**20
@@ -107,3 +108,15 @@ class BenchmarkResult:
 
 def _figure(value: float | None, unit: str) -> str:
     return NOT_MEASURED if value is None else f"{short(value)} {unit}"
+
+
+class Indexed:
+    """The base of frozen dataclasses: `row["step_ms"]` is `row.step_ms`."""
+
+    def __getitem__(self, name: str) -> object:
+        """Raises KeyError, which lists the fields, for a name that is none of them."""
+        values: dict[str, object] = vars(self)
+        if name not in values:
+            meant = did_you_mean(closest(name, values))
+            raise KeyError(f"There is no field {name!r}.{meant} The fields are {', '.join(values)}.")
+        return values[name]

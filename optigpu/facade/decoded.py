@@ -20,9 +20,9 @@ from optigpu.facade.in_process import (
     latency_reasons,
     memory_reasons,
     milliseconds,
+    origin_of,
     timed,
 )
-from optigpu.facade.loaded import origin_of
 from optigpu.hardware import probe
 from optigpu.job.measured import summary_of
 from optigpu.job.spec import Variant

@@ -1,14 +1,16 @@
 """BenchmarkEngine: this machine's matrix products and a model's decoding, beside what is claimed for an RTX 5090."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optigpu.claims import Claim, Measured, baselines, beside, from_results
+from optigpu.claims.model import UNITS, plain
 from optigpu.documents.result import Result
 from optigpu.facade.benchmark_result import BenchmarkResult
-from optigpu.facade.beside_card import beside_card, beside_grid
 from optigpu.facade.decoded import Decoded, Decoding, decode
 from optigpu.facade.in_process import device_of
 from optigpu.facade.job_report import JobReport, chart_of
@@ -19,12 +21,17 @@ from optigpu.job.bench import SIZES, brief
 from optigpu.report import Column, Grid, markdown
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.files import write_chart
+from optigpu.report.charts.summaries import CARD
+from optigpu.report.charts.summaries import claims as claims_of_the_card
+from optigpu.report.claims import NOT_MEASURED, figure
 from optigpu.report.numbers import short, with_interval
+from optigpu.report.origin import origin_line
 from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 PROMPT = "The future of AI is"
 TITLE = "BenchmarkEngine"
@@ -195,5 +202,59 @@ def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
         notes=(
             "Decoded one after the other in one process, whose 95% intervals do not speak of others: `optigpu.ladder` "
             "takes several, in turns. MB are 2^20 bytes.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One claim for the card, and every measured figure of the same work, on any hardware by any stack."""
+
+    claim: Claim
+    measured: tuple[Measured, ...]
+
+    def document(self) -> dict[str, object]:
+        """The claim and the figures, in the claim's unit, as plain JSON."""
+        claim = self.claim.model_dump(mode="json")
+        return {"claim": claim, "measured": [self._figure(each) for each in self.measured]}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The cells of `beside_grid`: a row for each figure, or one that says that there is none."""
+        name, claimed = f"{self.claim.what}, {self.claim.precision}", figure(self.claim)
+        for each in self.measured:
+            value = plain(each.value / UNITS[self.claim.unit])
+            yield name, claimed, each.label, f"{value} {self.claim.unit}", f"{plain(self._of_claim(each))}x"
+        if not self.measured:
+            yield name, claimed, NOT_MEASURED, "", ""
+
+    def _figure(self, measured: Measured) -> dict[str, object]:
+        return {
+            "label": measured.label,
+            "hardware": measured.hardware,
+            "value": measured.value / UNITS[self.claim.unit],
+            "of_claim": self._of_claim(measured),
+            "result_id": measured.result_id,
+        }
+
+    def _of_claim(self, measured: Measured) -> float:
+        return self.claim.over(measured.value)
+
+
+def beside_card(results: Sequence[Document]) -> list[Beside]:
+    """The claims for the card's speed, with what the results have beside them."""
+    measured = from_results(results)
+    return [Beside(claim, tuple(beside(claim, measured))) for claim in claims_of_the_card(baselines())]
+
+
+def beside_grid(results: Sequence[Document]) -> Grid:
+    """The table of `beside_card`."""
+    headings = ("claim", "claimed", "measured", "figure", "of the claim")
+    return Grid(
+        title=f"Beside what is claimed for an {CARD}",
+        columns=tuple(Column(each, right=each not in ("claim", "measured")) for each in headings),
+        rows=tuple(row for each in beside_card(results) for row in each.rows()),
+        notes=(
+            "Claims are published figures that OptiGPU has not measured.",
+            *filter(None, [origin_line(results)]),
         ),
     )

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Measurement, MetricSummary
@@ -14,8 +16,13 @@ from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import run_round
 from optigpu.statistics.intervals import summarise
+from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads.base import Request, Workload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 NO_VRAM = "A CPU has no VRAM; the host's peak counts the whole process."
 NOT_ASKED = "Energy was not asked for; pass energy=True, which takes a quarter of a minute."
@@ -104,3 +111,24 @@ def milliseconds(seconds: float | None) -> float | None:
 def interval_ms(summary: MetricSummary) -> tuple[float, float] | None:
     """The summary's interval, of seconds, in milliseconds."""
     return (summary.ci[0] * 1e3, summary.ci[1] * 1e3) if summary.ci else None
+
+
+class Origin(NamedTuple):
+    """The reference that was loaded, the techniques that changed it, and the number of its weights before they did."""
+
+    reference: str
+    stack: tuple[Technique, ...]
+    weights: int
+
+
+_ORIGINS: "WeakKeyDictionary[PreTrainedModel, Origin]" = WeakKeyDictionary()
+
+
+def remember(model: "PreTrainedModel", origin: Origin) -> None:
+    """Notes the origin of a model that was loaded just now."""
+    _ORIGINS[model] = origin
+
+
+def origin_of(model: "PreTrainedModel") -> Origin | None:
+    """The origin of a model; None for one that the facade has not loaded."""
+    return _ORIGINS.get(model)

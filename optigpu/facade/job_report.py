@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Attribution, AttributionRow, Result
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.job.spec import JobSpec

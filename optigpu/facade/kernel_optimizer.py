@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import card_of, find

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.facade.accelerated import accelerate
-from optigpu.facade.in_process import device_of
-from optigpu.facade.loaded import Origin, remember
+from optigpu.facade.in_process import Origin, device_of, remember
+from optigpu.facade.quantized import accelerate
 from optigpu.hardware import best_device, probe
 from optigpu.job.spec import resolve
 from optigpu.models.facts import known_facts

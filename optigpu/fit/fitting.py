@@ -7,7 +7,7 @@ from typing import Literal
 from optigpu.documents.shapes import ModelFacts
 from optigpu.fit.memory import DecoderMemory, Load, MemoryNeed
 from optigpu.hardware.catalog import Device, HardwareKind, devices
-from optigpu.job.memory_ladder import MEMORY_LADDER
+from optigpu.job.plan import MEMORY_LADDER
 from optigpu.job.spec import resolve
 from optigpu.models.tensors import DecoderShape
 from optigpu.surgery.gptqmodel.recipe import conv1d_reason

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, computed_field
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.vocabulary import Frozen, SpecError
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]

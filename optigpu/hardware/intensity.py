@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.vocabulary import DeviceKind
 
 RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.hardware.catalog import Allocation, Capability, Card, allocations
 from optigpu.vocabulary import Frozen, SpecError
 

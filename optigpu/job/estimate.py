@@ -1,8 +1,12 @@
-"""How long a job will take, guessed before anything of it is measured. Says no more than an order of magnitude."""
+"""How long a job will take, guessed before anything of it is measured, and how long it may, until its deadline.
+
+A guess says no more than an order of magnitude.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from optigpu.documents.events import Estimated
 from optigpu.job.spec import JobSpec, Variant
@@ -153,3 +157,24 @@ def spoken(seconds: float) -> str:
 
 def _counted(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"
+
+
+def within_deadline(spec: JobSpec, now: datetime) -> JobSpec:
+    """The job with its time limit cut to what is left until its deadline.
+
+    Raises SpecError if nothing is left.
+    """
+    deadline = spec.limits.deadline
+    if deadline is None:
+        return spec
+    left_s = (deadline - now).total_seconds()
+    if left_s <= 0:
+        raise SpecError(f"limits.deadline: {missed(deadline)}")
+    if left_s >= spec.limits.timeout_s:
+        return spec
+    return spec.model_copy(update={"limits": spec.limits.model_copy(update={"timeout_s": left_s})})
+
+
+def missed(deadline: datetime) -> str:
+    """What is said of a job that had not begun by then."""
+    return f"The deadline ({deadline:%Y-%m-%d %H:%M:%S} UTC) passed before the job began; post it with a later one."

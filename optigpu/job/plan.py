@@ -1,13 +1,13 @@
-"""spec -> variants: single, ladder, ablation, grid, and what is measured beside them."""
+"""spec -> variants: single, ladder, memory-ladder, ablation, grid, and what is measured beside them."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, combinations, islice, product
+from typing import Any
 
 from optigpu.documents.endpoints import engine_name
 from optigpu.documents.result import Environment
-from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.search import stacks_of
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
 from optigpu.models.facts import facts_of
@@ -284,3 +284,31 @@ def _with_differences(technique: Technique, siblings: Sequence[Technique]) -> st
         if any(other[name] != value for other in others)
     ]
     return f"{technique.name}({', '.join(differing)})" if differing else technique.name
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A row of the ladder: its label, and the techniques' names with their parameters."""
+
+    label: str
+    techniques: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend: str = "torch"
+
+    def stack(self, workload: str) -> tuple[Technique, ...]:
+        """The resolved techniques for that kind of workload."""
+        named = (TECHNIQUES[name](name=name, **parameters) for name, parameters in self.techniques.items())
+        return resolve(named, workload)
+
+
+_PLAIN: Mapping[str, Any] = {}
+
+MEMORY_LADDER: tuple[Rung, ...] = (
+    Rung("BF16", {"bf16": _PLAIN, "eager_attention": _PLAIN}),
+    Rung("+ fused attention", {"bf16": _PLAIN, "fused_attention": _PLAIN}),
+    Rung("+ torch.compile", {"bf16": _PLAIN, "fused_attention": _PLAIN, "torch_compile": _PLAIN}),
+    Rung("INT8", {"bf16": _PLAIN, "llm_int8": _PLAIN}),
+    Rung("NF4", {"bf16": _PLAIN, "nf4": _PLAIN}),
+    Rung("GPTQ INT4", {"bf16": _PLAIN, "gptq": _PLAIN}),
+    Rung("AWQ INT4", {"bf16": _PLAIN, "awq": _PLAIN}),
+    Rung("GGUF Q4_K_M", {"gguf": {"type": "Q4_K_M"}}, backend="llama_cpp"),
+)

@@ -6,14 +6,15 @@ Optimization, 2016, arXiv:1502.07943). A stack whose interval lies below the bes
 else, stops at once. A pure part of the run: it decides, and measures nothing.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
 from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
-from optigpu.job.estimate import COMPILE, START, Plan, plan_time, spoken
-from optigpu.job.spec import JobSpec, Variant, digest, resolve
+from optigpu.job.estimate import COMPILE, START, START_S, Guess, Plan, plan_time, spoken
+from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
 from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, SpecError
@@ -221,3 +222,36 @@ def with_round(outcome: Outcome, spec: JobSpec, number: int, count: int) -> Outc
         whole = {"spec_digest": digest(spec.model_dump(mode="json"))}
         changes["provenance"] = result.provenance.model_copy(update=whole)
     return outcome.model_copy(update={"result": result.model_copy(update=changes)})
+
+
+def foreseen(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated]:
+    """What the session begins with, and the event that tells how long all of it takes.
+
+    Raises SpecError if the job's limit is too short for its least.
+    """
+    if spec.plan is PlanName.SEARCH:
+        return first_round(spec, variants), estimated(spec, variants)
+    if spec.plan is PlanName.BATCH_SCALING:
+        return guessed(spec, variants)
+    plan = plan_time(spec, variants)
+    return plan, plan.estimated()
+
+
+ATTEMPTS = "attempts"
+"""All that a variant's process does: it loads the model, and tries batches."""
+ATTEMPT_S = 2.0
+
+
+def guessed(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated]:
+    """One process for each variant, which doubles the batch until memory runs out, and bisects."""
+    attempts = 2 * math.ceil(math.log2(spec.limits.max_batch)) + 1
+    guess = Guess({ATTEMPTS: START_S + attempts * ATTEMPT_S})
+    plan = Plan(spec=spec, guesses={variant.index: guess for variant in variants}, replicates=1)
+    seconds, limit = plan.beside_sampling_s, spec.limits.timeout_s
+    return plan, Estimated(
+        seconds=seconds,
+        limit_s=limit,
+        replicates=1,
+        sentence=f"{len(variants)} x {attempts} batches at most, about {spoken(seconds)} (an estimate); the limit is "
+        f"{spoken(limit)}.",
+    )

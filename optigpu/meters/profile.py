@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from optigpu.documents.facts import MeterFacts
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.intensity import (
     BOUND_RULE,

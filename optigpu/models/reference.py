@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.vocabulary import Frozen, SpecError
 

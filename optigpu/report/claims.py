@@ -16,8 +16,7 @@ from optigpu.claims import (
     measured_for,
     why_never,
 )
-from optigpu.claims.findings import plain, printed
-from optigpu.claims.terms import UNITS
+from optigpu.claims.model import UNITS, plain, printed
 from optigpu.hardware.catalog import find, find_class
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.vocabulary import Document

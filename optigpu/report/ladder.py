@@ -1,17 +1,78 @@
 """The table of a job: each variant's speed, and the speedup of each technique alone, added to the others, and against
 the whole without it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution, Gain, Payback
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.notes import ladder_notes
-from optigpu.report.numbers import NOT_VALID, payback, ratio, scaled, with_interval
+from optigpu.report.numbers import MISSING, NOT_VALID, payback, ratio, scaled, short, with_interval
 from optigpu.report.origin import origin_line
-from optigpu.report.rows import Row, heading, rows_of
-from optigpu.report.scenario import Scenario, scenario_of
+from optigpu.report.rows import Row, empty_cells, heading, rows_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario of MLPerf Inference (Reddi et al., 2019, arXiv:1911.02549).
+
+    It is judged by `field` of the summary of `metric`, times `scale`, under `heading`; `meaning` goes below the table.
+    """
+
+    metric: str
+    field: str
+    scale: float
+    heading: str
+    meaning: str
+
+    def figure(self, row: Row) -> str:
+        value = (row.metric(self.metric) or {}).get(self.field)
+        return MISSING if value is None else short(value * self.scale)
+
+    def notes(self, rows: Sequence[Row]) -> Iterator[str]:
+        """Notes on the meaning of the column, and on empty cells."""
+        yield f"{self.meaning} The rules of its published results are stricter."
+        lacking = [row for row in rows if row.result and self.figure(row) == MISSING]
+        reasons = ((row.label, (row.metric(self.metric) or {}).get("reason")) for row in lacking)
+        yield from empty_cells(self.heading, reasons)
+
+
+SCENARIOS = {
+    "SingleStream": Scenario(
+        "latency_s",
+        "p90",
+        1e3,
+        "p90 latency (ms)",
+        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; of each "
+        "process, averaged over the processes.",
+    ),
+    "Server": Scenario(
+        "latency_s",
+        "p99",
+        1e3,
+        "p99 latency (ms)",
+        "p99 latency: what MLPerf's scenario Server is judged by, queries that come by chance at a rate; of each "
+        "process, averaged over the processes.",
+    ),
+    "Offline": Scenario(
+        "requests_per_s",
+        "value",
+        1.0,
+        "samples/s",
+        "samples/s: what MLPerf's scenario Offline is judged by, all queries at once.",
+    ),
+}
+
+
+def scenario_of(rows: Sequence[Row]) -> Scenario | None:
+    """The scenario of a job's results, if they have the same one and any of them has its figure."""
+    names = {facts_of(row.result).get("scenario") for row in rows if row.result}
+    found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
+    return found if found and any(found.figure(row) != MISSING for row in rows) else None
+
 
 FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),

@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.peaks import Peaks, ReadRate
+from optigpu.documents.peaks import Bound, Peaks, ReadRate, Roof, RooflineFacts, RooflineStep
 from optigpu.documents.result import MetricSummary
-from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.roofline.work import VariantWork, Work, work_of
 from optigpu.vocabulary import METRICS, Better, Task, UnsupportedError

@@ -1,14 +1,151 @@
-"""The list of all checks, and what runs one of them."""
+"""The list of all checks, and what runs one of them: models, kernels, engines, meters, and techniques.
 
-from collections.abc import Callable, Mapping
+A `selftest.py` in a folder of optigpu.ops holds functions in its `KERNELS`, by name, which bring their references,
+operands and bounds with them. They load torch, so they are imported when the checks are listed, in the measuring
+process.
+"""
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from optigpu import ops
+from optigpu.backends import BACKENDS
+from optigpu.backends.runtime import DecodingRuntime, ReferenceRuntime
+from optigpu.documents.endpoints import ENDPOINT
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
-from optigpu.selftest.engines import engine_checks, run_engine
-from optigpu.selftest.kernels import kernel_checks, run_kernel
-from optigpu.selftest.meters import meter_checks, run_meter
-from optigpu.selftest.models import model_checks, run_model
-from optigpu.selftest.setting import Setting
-from optigpu.selftest.techniques import run_technique, technique_checks
+from optigpu.engines.recipes import RECIPES
+from optigpu.meters import METERS
+from optigpu.meters.base import MeterContext, QualityOptions
+from optigpu.meters.latency import self_test as latency_self_test
+from optigpu.ops.kernel_check import KernelCheck
+from optigpu.selftest.outputs import Decoded
+from optigpu.selftest.setting import PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
+from optigpu.selftest.techniques import BATCH, NEW_TOKENS, OF, PROMPT_TOKENS, run_technique, technique_checks
+from optigpu.techniques.base import EXACT
+from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.matmul import Matmul
+
+
+def engine_checks() -> Iterator[SelfCheck]:
+    """One for each device of each engine that decodes; a server is no engine of this machine."""
+    for name, backend in BACKENDS.items():
+        if name in (PLAIN_BACKEND, ENDPOINT) or backend.supports(WORKLOAD, None):
+            continue
+        for device in backend.devices:
+            alone = name in RECIPES
+            yield SelfCheck(subject=Subject.ENGINE, name=name, device=device, alone=alone, backend=name)
+
+
+def run_engine(check: SelfCheck, setting: Setting) -> Comparison:
+    """The largest error of a logit; of an engine that gives none, by how much its tokens are behind torch's.
+
+    Raises UnsupportedError where the engine runs none of the small models.
+    """
+    model, engine = _prepared(check.name, setting)
+    on_cpu = setting.prepared(WORKLOAD, model, device=DeviceKind.CPU)
+    expected = Decoded(cast(DecodingRuntime, on_cpu), WORKLOAD)
+    try:
+        error = expected.error_of(engine, own_loop=False)
+    except UnsupportedError:
+        error = expected.error_of_tokens(engine)
+    return Comparison(error, EXACT, OF, how=model)
+
+
+def _prepared(name: str, setting: Setting) -> tuple[str, DecodingRuntime]:
+    """The first small model that the engine runs. Raises UnsupportedError with the last reason."""
+    reason = f"{name} runs no small model."
+    for model in TEXT_MODELS:
+        try:
+            return model, cast(DecodingRuntime, setting.prepared(WORKLOAD, model, backend=name))
+        except UnsupportedError as error:
+            reason = str(error)
+    raise UnsupportedError(reason)
+
+
+WORKLOAD = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_size=BATCH)
+
+
+def model_checks() -> Iterator[SelfCheck]:
+    """One for each device."""
+    for device in DeviceKind:
+        yield SelfCheck(subject=Subject.MODEL, name="unmodified model", device=device)
+
+
+def run_model(_check: SelfCheck, setting: Setting) -> Comparison:
+    """The largest error of a logit.
+
+    Raises ReplicateError if torch cannot use a device that the machine has: then no other check can run on it.
+    """
+    try:
+        there = cast(DecodingRuntime, setting.prepared(WORKLOAD, TRAINED_MODEL))
+    except UnsupportedError as refused:
+        raise ReplicateError(str(refused)) from refused
+    on_cpu = cast(ReferenceRuntime, setting.prepared(WORKLOAD, TRAINED_MODEL, device=DeviceKind.CPU))
+    error = Decoded(there, WORKLOAD).error_of_whole_passes(on_cpu)
+    return Comparison(error, EXACT, OF, how=TRAINED_MODEL)
+
+
+QUALITY_TOKENS = 48
+
+SELF_TESTS: Mapping[str, Callable[[MeterContext], Comparison]] = {
+    "latency": latency_self_test,
+    **{name: meter.self_test for name, meter in METERS.items()},
+}
+"""The check of each meter."""
+
+
+def meter_checks() -> Iterator[SelfCheck]:
+    """Each meter on each device."""
+    for name in SELF_TESTS:
+        for device in DeviceKind:
+            yield SelfCheck(subject=Subject.METER, name=name, device=device)
+
+
+def run_meter(check: SelfCheck, setting: Setting) -> Comparison:
+    """What the meter finds. Raises UnsupportedError where there is nothing to read."""
+    runtime = setting.prepared(WORKLOAD, TRAINED_MODEL)
+    request = WORKLOAD.prepare(cast(DecodingRuntime, runtime))
+    request.run()
+    context = MeterContext(
+        runtime=runtime,
+        request=request,
+        workload=WORKLOAD,
+        model=TRAINED_MODEL,
+        folder=setting.folder,
+        seed=SEED,
+        quality=QualityOptions(tokens=QUALITY_TOKENS),
+    )
+    return SELF_TESTS[check.name](context)
+
+
+FILE = "selftest.py"
+
+
+@cache
+def kernels() -> Mapping[str, KernelCheck]:
+    """Every kernel's check by its name."""
+    root = Path(ops.__path__[0])
+    paths = sorted(path.relative_to(root).with_suffix("") for path in root.rglob(FILE))
+    modules = (import_module(".".join((ops.__name__, *path.parts))) for path in paths)
+    return {name: check for module in modules for name, check in module.KERNELS.items()}
+
+
+def kernel_checks() -> Iterator[SelfCheck]:
+    """Each kernel on each of its devices."""
+    for name, check in kernels().items():
+        for device in check.devices:
+            yield SelfCheck(subject=Subject.KERNEL, name=name, device=device)
+
+
+def run_kernel(check: SelfCheck, setting: Setting) -> Comparison:
+    """What the kernel's own check finds. Raises UnsupportedError where the kernel, or torch itself, cannot run."""
+    setting.prepared(Matmul(), None)
+    return kernels()[check.name].run(setting.device)
+
 
 Run = Callable[[SelfCheck, Setting], Comparison]
 

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.events import PlannedVariant
-from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.older import why_none_ranks
 from optigpu.documents.result import Outcome
 from optigpu.documents.runs import RunDocument
 from optigpu.documents.views import JobView

@@ -11,7 +11,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
-from optigpu.job.deadline import missed
+from optigpu.job.estimate import missed
 from optigpu.job.spec import JobSpec
 from optigpu.store import retries
 from optigpu.store.database import moment

@@ -9,6 +9,7 @@ from typing import Any
 
 from optigpu.documents.events import PlannedVariant
 from optigpu.documents.facts import RunFacts
+from optigpu.documents.peaks import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.documents.result import (
     Accelerator,
     Attribution,
@@ -23,7 +24,6 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
-from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import jobs, leases, outcomes, withdrawals, workers

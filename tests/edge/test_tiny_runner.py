@@ -10,15 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.edge.tiny.accuracy import area, quality_of
 from optigpu.edge.tiny.datasets import read_samples
 from optigpu.edge.tiny.device import Device
-from optigpu.edge.tiny.errors import AnswerError, PortError, ResetError, SilenceError, TinyError
-from optigpu.edge.tiny.link import Link
-from optigpu.edge.tiny.performance import Rules
+from optigpu.edge.tiny.link import (
+    AnswerError,
+    Link,
+    PortError,
+    ResetError,
+    SerialPort,
+    SilenceError,
+    TinyError,
+)
 from optigpu.edge.tiny.profiles import PROFILES
-from optigpu.edge.tiny.serial_port import SerialPort
-from optigpu.edge.tiny.session import measure_accuracy, measure_performance, open_session
+from optigpu.edge.tiny.session import (
+    Rules,
+    area,
+    measure_accuracy,
+    measure_performance,
+    open_session,
+    quality_of,
+)
 from optigpu.vocabulary import SpecError
 from tests.edge.tiny_device import CLASSES, INPUT_BYTES, small_device
 

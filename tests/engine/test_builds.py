@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.builds import builds_of
+from optigpu.conductor.outcome import builds_of
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Accelerator
 from optigpu.engines import libraries

@@ -11,7 +11,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.endpoint.client import Completions, Streamed
 from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.backends.endpoint.runtime import EndpointRuntime, prepared
-from optigpu.conductor.verdicts.servers import serving_sessions
+from optigpu.conductor.session import serving_sessions
 from optigpu.hardware import probe
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import DeviceKind, UnsupportedError

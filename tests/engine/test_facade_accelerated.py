@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, ViTConfig, ViTForImageClassification
 
 from optigpu import accelerate
-from optigpu.facade import accelerated
+from optigpu.facade import quantized
 from optigpu.models.reference import BUNDLED
 from optigpu.techniques.decoding.native_decode.generating import NativeGenerate
 from optigpu.techniques.decoding.native_decode.programs import attached
@@ -142,7 +142,7 @@ def test_a_text_beyond_the_context_is_left_to_transformers(fast: Any) -> None:
 
 
 def test_a_model_beyond_the_last_cache_gets_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerated, "last_level_cache_bytes", lambda: 1000)
+    monkeypatch.setattr(quantized, "last_level_cache_bytes", lambda: 1000)
 
     def kinds(model: Any) -> set[str]:
         program = attached(model)

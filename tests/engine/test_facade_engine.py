@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optigpu import BenchmarkEngine, QuantizationOptimizer
-from optigpu.facade.beside_card import beside_card
+from optigpu.facade.engine import beside_card
 from optigpu.models.reference import bundled_parameters
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.engine.brief_jobs import BRIEF

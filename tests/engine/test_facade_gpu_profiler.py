@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from optigpu import GPUProfiler
-from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.documents.roofline import Bound
-from optigpu.facade.kernel_figures import kernel_figures, published_roofs
+from optigpu.documents.peaks import Bound, Peaks, ReadRate
+from optigpu.facade.gpu_profiler import kernel_figures, published_roofs
 from optigpu.hardware.catalog import gpu_of
 from optigpu.hardware.intensity import Kernel
 from optigpu.vocabulary import DeviceKind, SpecError, utc_now

@@ -26,8 +26,7 @@ from optigpu import (
     train_step_fp32,
     train_with_gradient_accumulation,
 )
-from optigpu.facade.functions.image_models import resnet_50
-from optigpu.facade.functions.timing import device_for
+from optigpu.facade.functions.timing import device_for, resnet_50
 from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, SpecError, UnsupportedError

@@ -14,7 +14,7 @@ from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.report.batch_scaling import batch_grid
+from optigpu.report.tables import batch_grid
 from optigpu.vocabulary import CancelledError, ReplicateError, SpecError, VariantStatus
 from tests.engine.processes import program
 from tests.engine.sessions import session_with

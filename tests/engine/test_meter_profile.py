@@ -9,7 +9,7 @@ import pytest
 
 from optigpu.backends.torch.device_runtime import nvtx_range
 from optigpu.backends.torch.profile import Recording
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.meters.base import MeterContext
 from optigpu.meters.profile import ProfileMeter
 from optigpu.vocabulary import DeviceKind

@@ -21,7 +21,7 @@ from optigpu.recipes.making.students import (
     shallower,
 )
 from optigpu.recipes.request import ABOUT, RecipeOutcome, RecipeRequest, check_output, comparison_of
-from optigpu.report.recipe import recipe_grid
+from optigpu.report.tables import recipe_grid
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.vocabulary import DeviceKind, OptiGPUError, RecipeName, SpecError, UnsupportedError

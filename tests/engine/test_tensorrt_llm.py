@@ -9,7 +9,7 @@ import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.tensorrt_llm.settings import sampling_of
-from optigpu.selftest.engines import engine_checks, run_engine
+from optigpu.selftest.checks import engine_checks, run_engine
 from optigpu.selftest.setting import Setting
 from optigpu.techniques.base import EXACT
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.conductor.processes import turns
+from optigpu.conductor.processes import rounds
 from optigpu.conductor.processes.residents import LAP_S, Residents
-from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds
-from optigpu.conductor.processes.turns import LONGEST_REST_S, TURN_S, in_turns, rest_of, turns_of
+from optigpu.conductor.processes.rounds import (
+    LONGEST_REST_S,
+    ROUND_S,
+    TURN_S,
+    Replicate,
+    TimedRounds,
+    in_turns,
+    rest_of,
+    turns_of,
+)
 from optigpu.conductor.progress import JobProgress
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.plan import variants_of
@@ -141,7 +149,7 @@ def test_who_never_rests_is_not_waited_for_without_end_and_its_work_is_counted(t
 
 
 def test_a_process_is_at_rest_when_no_thread_needs_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LOOK_S", 0.005)
+    monkeypatch.setattr(rounds, "LOOK_S", 0.005)
     script = "import time; end = time.process_time() + 0.1\nwhile time.process_time() < end: pass\ninput()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
         while rest_of(process.pid) >= LONGEST_REST_S:

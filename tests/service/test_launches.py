@@ -22,9 +22,9 @@ from tests.service.conftest import empty
 from tests.service.records import a_spec, a_worker
 from tests.service.workers import look
 from worker import __main__ as program
+from worker.context import LauncherSettings
 from worker.launch import LaunchLoop
 from worker.launchers.slurm import Slurm
-from worker.settings import LauncherSettings
 
 SLURM, RETIRED = Scheduler.SLURM, Scheduler.KUBERNETES
 Install = Callable[[str, str], None]
@@ -143,7 +143,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr("worker.launchers.programs.PATIENCE_S", 0.5)
+    monkeypatch.setattr("worker.launchers.base.PATIENCE_S", 0.5)
     return folder
 
 

@@ -32,10 +32,8 @@ from tests.servers.process import free_port
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome, claimed
 from tests.service.serving import MATMUL, Served, serving
 from tests.service.workers import worker_context
-from worker.heartbeat import Heartbeat
-from worker.held import StoredJob
-from worker.recorder import Recorder
-from worker.trace import AttemptTrace, parent_of
+from worker.heartbeat import Heartbeat, StoredJob
+from worker.recorder import AttemptTrace, Recorder, parent_of
 
 CPU = DeviceKind.CPU
 CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

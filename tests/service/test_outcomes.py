@@ -36,10 +36,8 @@ from tests.service.records import a_failure, a_plan, a_result, an_outcome, plann
 from tests.service.serving import Served, serving
 from tests.service.workers import look, matmul, migrated, submit, tiny_ladder, worker_context
 from worker.execute import execute_next
-from worker.heartbeat import Heartbeat
-from worker.held import StoredJob
-from worker.recorder import Recorder
-from worker.trace import AttemptTrace
+from worker.heartbeat import Heartbeat, StoredJob
+from worker.recorder import AttemptTrace, Recorder
 
 RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
 KEY = "a-first-key-that-is-long-enough"

@@ -41,7 +41,7 @@ from tests.service.processes import Processes, eventually, watched_processes
 from tests.service.records import a_plan, a_result, a_worker, an_outcome
 from tests.service.serving import MATMUL, Served, serving
 from tests.service.workers import ENDLESS, look, matmul, measuring_processes
-from worker.service_calls import ServiceCalls
+from worker.pilot import ServiceCalls
 
 JOB = MATMUL | {"via": "slurm"}
 WORKER = a_worker(version=__version__)

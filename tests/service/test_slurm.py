@@ -19,10 +19,10 @@ from tests.pages import ROOT
 from tests.servers.slurm import Cluster
 from tests.service.processes import eventually
 from tests.service.serving import Served, serving
+from worker.context import LauncherSettings
 from worker.launch import LaunchLoop
 from worker.launchers.base import Access
 from worker.launchers.slurm import Slurm
-from worker.settings import LauncherSettings
 
 pytestmark = pytest.mark.slow
 

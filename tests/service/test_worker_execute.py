@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.older import why_none_ranks
 from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec

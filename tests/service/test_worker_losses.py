@@ -29,8 +29,7 @@ from tests.service.workers import look, matmul, migrated, submit, worker_context
 from worker.capabilities import serving
 from worker.context import WorkerContext
 from worker.execute import execute_next
-from worker.heartbeat import Heartbeat, Interruption
-from worker.held import StoredJob
+from worker.heartbeat import Heartbeat, Interruption, StoredJob
 
 LEASE_S = 3.0
 MOMENT = timedelta(milliseconds=1)

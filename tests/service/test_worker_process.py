@@ -21,7 +21,7 @@ from tests.deploy.compose import read_compose
 from tests.drivers.nvml import ROOT, build
 from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.workers import migrated
-from worker import heartbeat_file
+from worker import heartbeat
 from worker.capabilities import serving
 
 SHOW = """
@@ -202,16 +202,16 @@ def is_healthy(tmp_path: Path) -> Callable[[], bool]:
 
 def test_a_file_is_fresh_until_the_lease_ends(tmp_path: Path, is_healthy: Callable[[], bool]) -> None:
     assert not is_healthy(), "there is no file yet"
-    heartbeat_file.renew(tmp_path / "heartbeat", 3600)
+    heartbeat.renew(tmp_path / "heartbeat", 3600)
     assert is_healthy()
-    heartbeat_file.renew(tmp_path / "heartbeat", -1)
+    heartbeat.renew(tmp_path / "heartbeat", -1)
     assert not is_healthy()
     assert (tmp_path / "heartbeat").stat().st_mtime < time.time()
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OptiGPUError, match="OPTIGPU_HEARTBEAT_FILE"):
-        heartbeat_file.renew(tmp_path / "no" / "such" / "folder", 1)
+        heartbeat.renew(tmp_path / "no" / "such" / "folder", 1)
 
 
 @pytest.mark.slow

@@ -15,9 +15,8 @@ from optigpu.store.database import Database
 from optigpu.vocabulary import new_id
 from tests.engine.forked import forked
 from tests.service.records import a_worker
-from worker.context import WorkerContext
+from worker.context import WorkerContext, WorkerSettings
 from worker.execute import execute_next
-from worker.settings import WorkerSettings
 
 QUICK = {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1.0, "rel_ci": 1.0, "meters": ("latency",)}
 """Other meters are read in test_embedded.py and in the tests of the engine."""

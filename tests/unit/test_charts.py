@@ -13,11 +13,11 @@ import pytest
 import typer
 
 from optigpu.cli import app, main
+from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.files import write_charts
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel
 from optigpu.report.charts.svg.picture import picture
-from optigpu.report.combined import combined
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
 from tests.unit.made_reports import (
     ATTENTION_REPORT,

@@ -16,14 +16,8 @@ from optigpu.claims import (
     judge,
     read_book,
 )
-from optigpu.claims.findings import printed, rounded
-from optigpu.claims.model import Claim
-from optigpu.claims.stacks import (
-    CARRIERS,
-    PRECISIONS,
-    PRECISIONS_BY_PARAMETER,
-    UNCLAIMED,
-)
+from optigpu.claims.matching import CARRIERS, PRECISIONS, PRECISIONS_BY_PARAMETER, UNCLAIMED
+from optigpu.claims.model import Claim, printed, rounded
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Choice
 from optigpu.vocabulary import Layer

@@ -15,10 +15,18 @@ from pydantic.fields import FieldInfo
 from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
-from optigpu.cli.flags import job_flags, section_flags, sections, workload_flags
+from optigpu.cli.flags import (
+    DURATION,
+    SIZE,
+    Unit,
+    job_flags,
+    read_quantity,
+    section_flags,
+    sections,
+    workload_flags,
+)
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
-from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
-from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.older import why_none_ranks
 from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS

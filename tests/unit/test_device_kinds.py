@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from optigpu.conductor.requirements import require_device
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.views import Want
 from optigpu.hardware import hardware_class, probe
@@ -13,6 +12,7 @@ from optigpu.job.bench import bench_specs
 from optigpu.job.needs import Need, needs_of
 from optigpu.job.plan import default_stack
 from optigpu.job.spec import JobSpec
+from optigpu.measure import require_device
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from pydantic_settings import BaseSettings
 
 import api.settings
-import worker.settings
+import worker.context
 from optigpu.cli import app
 from optigpu.exports import EXPORTS
 from optigpu.techniques import TECHNIQUES, AnyTechnique
@@ -32,9 +32,9 @@ from tests.pages import PAGES as CODED
 
 SETTINGS_CLASSES: tuple[type[BaseSettings], ...] = (
     api.settings.ServiceSettings,
-    worker.settings.WorkerSettings,
-    worker.settings.PilotSettings,
-    worker.settings.LauncherSettings,
+    worker.context.WorkerSettings,
+    worker.context.PilotSettings,
+    worker.context.LauncherSettings,
 )
 NAMES = ROOT / "optigpu" / "variables.py"
 """It lists every name, read or not."""

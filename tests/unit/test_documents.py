@@ -43,8 +43,8 @@ from optigpu.documents.facts import (
     RunFacts,
     WeightFacts,
 )
+from optigpu.documents.peaks import Bound
 from optigpu.documents.result import Attribution, Measurement, Outcome, Verdict, VerdictReason
-from optigpu.documents.roofline import Bound
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.vocabulary import (
     DocumentError,

@@ -4,7 +4,7 @@ import pytest
 
 from optigpu.backends.endpoint.runtime import ServerMetrics, key_of, metrics_in, require_allowed
 from optigpu.cli.options import parse_beside
-from optigpu.conductor.verdicts.servers import serving_sessions
+from optigpu.conductor.session import serving_sessions
 from optigpu.documents.endpoints import engine_name, parse_endpoint
 from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_request

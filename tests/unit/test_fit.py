@@ -12,8 +12,7 @@ from optigpu.fit.advice import best_measured, best_predicted, code_of, evidence_
 from optigpu.fit.fitting import Asked, Fit, fit, memory_ladder, stack_of, usual_stacks
 from optigpu.fit.several import Division, fit_several
 from optigpu.hardware.catalog import gpu_of
-from optigpu.job.memory_ladder import MEMORY_LADDER
-from optigpu.job.plan import variants_of
+from optigpu.job.plan import MEMORY_LADDER, variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.models.described import decoder_shape
 from optigpu.models.reference import parse_reference

@@ -22,7 +22,7 @@ from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import UnreachableError, UnsupportedError
 from tests.unit.scripted_service import Answer, scripted_service
-from worker.service_calls import ServiceCalls
+from worker.pilot import ServiceCalls
 
 ROOT = Path(__file__).resolve().parents[2]
 DEAD = "http://127.0.0.1:1"

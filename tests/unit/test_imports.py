@@ -39,7 +39,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.edge.convert",
             "optigpu.facade.engine",
             "optigpu.facade.deep_learning",
-            "optigpu.facade.compilation",
+            "optigpu.facade.optimizers",
         ),
         ("api.app", "worker.execute", "worker.app", "worker.__main__"),
     ],

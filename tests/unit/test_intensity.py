@@ -2,7 +2,7 @@
 
 import pytest
 
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.hardware.intensity import Kernel, Operator, bound_of, bound_of_kernel, share, table
 from optigpu.vocabulary import DeviceKind
 

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from optigpu.child.messages import Ready
-from optigpu.conductor.loads import load_measurements, raw_queries
+from optigpu.conductor.outcome import load_measurements, raw_queries
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.saturation import Saturation, Watched
-from optigpu.conductor.verdicts.load import queries
+from optigpu.conductor.verdicts.judge import counted_queries
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
@@ -98,7 +98,7 @@ def test_one_round_that_nothing_disturbed_says_whether_the_queue_grows() -> None
 
 def test_percentiles_have_as_many_samples_as_there_are_requests() -> None:
     proof = evidence([served(), served()], spec())
-    assert queries(proof) == 2 * 40 * RUNS
+    assert counted_queries(proof) == 2 * 40 * RUNS
     measured = {each.name: each.samples for each in load_measurements(proof)}
     assert set(measured) == {"ttft_s", "tpot_s", "latency_s", "goodput_per_s", "queue_length"}
     assert [len(process) for process in measured["ttft_s"]] == [40 * RUNS] * 2

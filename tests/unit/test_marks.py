@@ -10,10 +10,9 @@ from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import together, widened
-from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample, is_service
 from optigpu.conductor.verdicts.marks import INTERRUPTION, Yardstick
 from optigpu.conductor.verdicts.selection import Goal, select
-from optigpu.conductor.verdicts.service import SERVICE, is_service
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.rounds import RoundMark
 from optigpu.vocabulary import Better, DeviceKind

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.variables import KNOWN, unknown_variables
 
 NAMES = ("int8_weight_only", "int8_dynamic", "llm_int8", "torch_compile", "bf16", "GPT-2")

@@ -13,8 +13,8 @@ from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_note, replay_request, upgraded
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS
+from optigpu.report.ladder import SCENARIOS, scenario_of
 from optigpu.report.rows import rows_of
-from optigpu.report.scenario import SCENARIOS, scenario_of
 from optigpu.statistics.compare import OTHER_TEXT, compare
 from optigpu.vocabulary import SCHEMA_VERSION, Role, SpecError, new_id
 from tests.unit.made_results import ATTRIBUTION, BASELINE, RESULTS

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor import quiet_start
+from optigpu import measure
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.quiet_start import at_work, wait_for_quiet
 from optigpu.conductor.session import Session
-from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
-from optigpu.conductor.verdicts.service import SERVICE
+from optigpu.conductor.verdicts.host_monitor import SERVICE, HostMonitor, HostReading, HostSample
 from optigpu.documents.events import Event, Waiting
 from optigpu.job.spec import JobSpec
+from optigpu.measure import at_work, wait_for_quiet
 from optigpu.vocabulary import CancelledError, DeadlineError, DeviceKind
 from tests.unit.made_results import ENVIRONMENT
 
@@ -105,7 +104,7 @@ class Start:
 
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet_start, "LOOK_S", 0.002)
+    monkeypatch.setattr(measure, "LOOK_S", 0.002)
 
 
 def test_a_quiet_machine_is_looked_at_once() -> None:

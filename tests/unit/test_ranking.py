@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.documents.ranking import why_none_ranks
+from optigpu.documents.older import why_none_ranks
 from optigpu.statistics.evidence import speedup
 from optigpu.statistics.front import compared, unsurpassed
 from optigpu.statistics.stored import StoredSummary

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optigpu.documents.facts import RunFacts, TrainingFacts, WeightFacts
-from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound, Peaks, ReadRate
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.catalog import find
 from optigpu.models.facts import facts_of, known_facts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from optigpu.conductor.beside import with_turns
+from optigpu.conductor.outcome import with_turns
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Selection

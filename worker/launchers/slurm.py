@@ -10,8 +10,7 @@ from optigpu.clusters.slurm import OUTPUT
 from optigpu.clusters.task import NAME_PREFIX
 from optigpu.documents.views import LaunchState
 from optigpu.vocabulary import Scheduler
-from worker.launchers.base import Access, SchedulerAwayError, SchedulerError, Seen
-from worker.launchers.programs import ask, nonsense
+from worker.launchers.base import Access, SchedulerAwayError, SchedulerError, Seen, ask, nonsense
 
 UNKNOWN_JOB = "Invalid job id"
 AWAY = ("Unable to contact", "connect failure", "Socket timed out", "Connection refused", "Zero Bytes")

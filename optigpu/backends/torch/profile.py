@@ -15,7 +15,7 @@ from optigpu.backends.torch.attention import activities_of
 from optigpu.backends.torch.clock import Clock, calls_s
 from optigpu.backends.torch.device import TorchDevice, kind_of, module_of
 from optigpu.backends.torch.memory import peaks_of
-from optigpu.documents.roofline import Bound
+from optigpu.documents.peaks import Bound
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.intensity import GLUE, Kernel, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -19,8 +19,7 @@ import psutil
 from pydantic import ValidationError
 
 from optigpu.child.messages import ANSWER, Answer
-from optigpu.conductor.processes.confinement import confined_program
-from optigpu.conductor.scratch import temporary_folder
+from optigpu.conductor.processes.confinement import confined_program, temporary_folder
 from optigpu.hardware.cgroup import oom_kills
 from optigpu.vocabulary import CrashError, Frozen, HostMemoryError, ReplicateError
 

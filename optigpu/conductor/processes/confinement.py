@@ -1,8 +1,13 @@
-"""What a measuring process is denied: the network where its job needs none, and files that would fill the disk."""
+"""What a measuring process is denied: the network where its job needs none, and files that would fill the disk. And the
+folders that it has: the scratch folder of its job, and a temporary one of its own.
+"""
 
 import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optigpu.child import confined
@@ -10,8 +15,9 @@ from optigpu.hardware.wall_meter import WALL_METER
 from optigpu.job.spec import Variant
 from optigpu.meters.base import QualityOptions
 from optigpu.models.held import may_download
+from optigpu.paths import data_dir, plain_path
 from optigpu.quality.text import comes_from_hub
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, ReplicateError
 
 RESERVE_BYTES = 2**30
 """Of the disk's free space: not even one file of this size may be taken from what is left."""
@@ -56,3 +62,39 @@ def needs_network(variant: Variant, quality: QualityOptions | None) -> bool:
         or os.environ.get(WALL_METER, "").startswith(("http://", "https://"))
         or (variant.device is DeviceKind.CUDA and not UVM.exists())
     )
+
+
+ABANDONED_S = 2 * 86400.0
+"""A scratch folder that has not changed for so long belongs to a worker that was killed."""
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for one job, removed after it. It is on disk, because the logits in it may not fit into memory."""
+    root = _root()
+    for folder in root.iterdir():
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="job-", dir=root, ignore_cleanup_errors=True) as folder_name:
+        yield Path(folder_name)
+
+
+def temporary_folder() -> Path:
+    """A new folder for the temporary files of one process, to be removed by who asks for it.
+
+    It lies beside the jobs' folders, so that one which a killed worker left is removed as theirs are. Raises
+    ReplicateError when it cannot be made.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix="tmp-", dir=_root()))
+    except OSError as error:
+        raise ReplicateError(
+            f"No temporary directory for the measuring process can be made in {data_dir()} ({error.strerror})."
+        ) from error
+
+
+def _root() -> Path:
+    root = plain_path(data_dir()) / "scratch"
+    root.mkdir(parents=True, exist_ok=True)
+    return root

@@ -11,21 +11,49 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.messages import Assignment, Begin, Ready, Started
-from optigpu.conductor.processes.asking import ask_to_load, hear
+from optigpu.child.messages import LOADING, WARMING_UP, Assignment, Begin, Ready, Started
+from optigpu.conductor.processes.asking import Watch, ask_to_load, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
-from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit
-from optigpu.conductor.processes.turns import in_turns
-from optigpu.conductor.processes.warming import WarmUpWatch
+from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit, in_turns
 from optigpu.conductor.saturation import Watched, watched_round
 from optigpu.conductor.session import Session
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 from optigpu.documents.events import VariantStarted
 from optigpu.job.estimate import IMPORT, SAMPLE, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, UnsupportedError
+
+
+class WarmUpWatch:
+    """A Watch that passes everything on, and reads the counters when the process says that it warms up."""
+
+    def __init__(self, progress: Watch, monitor: HostMonitor) -> None:
+        self._progress, self._monitor = progress, monitor
+        self._before: HostReading | None = None
+        self._doing = LOADING
+
+    def check(self) -> None:
+        self._progress.check()
+
+    def show(self, doing: str) -> None:
+        """The last time that it says so counts: what compiles comes before."""
+        self._progress.show(doing)
+        self._doing = doing
+        if doing == WARMING_UP:
+            self._before = self._monitor.read()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the process has not gone on from reading its model."""
+        return self._doing == LOADING
+
+    def sample(self) -> HostSample | None:
+        """What happened since then; None for a process that never said so. To be asked when it is ready."""
+        return self._monitor.between(self._before, self._monitor.read()) if self._before else None
+
 
 MOST_RESIDENT = 8
 """The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
 from optigpu.conductor.verdicts.marks import GPU_BRAKES, SLOWED_SHARE, SUSPENDED_S, Yardstick
-from optigpu.conductor.verdicts.service import SERVICE
 
 HostSamples = Sequence[HostSample]
 

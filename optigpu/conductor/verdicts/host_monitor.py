@@ -10,12 +10,12 @@ A counter that went backwards tells nothing of the time between its readings, an
 """
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
-from optigpu.conductor.verdicts.service import SERVICE, is_service
-from optigpu.conductor.verdicts.speed_probe import probe_s
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware.cgroup import quota_wait_s
 from optigpu.hardware.counters import (
@@ -36,6 +36,26 @@ from optigpu.hardware.cpu import allowed_cpus
 from optigpu.hardware.nvml import Driver, Gpu
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
+
+LOOPS, STEPS = 4, 8_000
+
+
+def probe_s() -> float:
+    """Seconds of a small fixed computation, which show how fast this machine computes at the moment.
+
+    The fastest of a few equal loops: one that another process interrupted is not the fastest. Such times of one job
+    compare with each other and with nothing else.
+    """
+    return min(_timed_loop() for _ in range(LOOPS))
+
+
+def _timed_loop() -> float:
+    began = time.perf_counter()
+    value = 1
+    for step in range(STEPS):
+        value = (value * 31 + step) & 0xFFFF
+    return time.perf_counter() - began
+
 
 Key = tuple[int, int]
 """Identifies a process: its id, and when it was started."""
@@ -286,3 +306,27 @@ def _is_own(process: ProcessTimes, before: HostReading, after: HostReading) -> b
 def _is_foreign(process: ProcessTimes, before: HostReading, after: HostReading) -> bool:
     """Whether it is a program of somebody else's: neither ours nor a thread of the kernel."""
     return not process.kernel and not _is_own(process, before, after)
+
+
+SERVICE = "OptiGPU's own service"
+"""The name under which their CPU time is shown."""
+
+_MODULES = ("api", "worker")
+
+
+def is_service(command: Sequence[str]) -> bool:
+    """Whether a command line starts the API, a worker or the `optigpu` command, as the documentation does."""
+    if not command:
+        return False
+    if any(PurePath(word).name == "optigpu" for word in command[:2]):
+        return True
+    python = PurePath(command[0]).name.startswith("python")
+    celery = any(PurePath(word).name == "celery" for word in command[:3])
+    return (python and _module(command) in _MODULES) or (celery and "worker.app" in " ".join(command))
+
+
+def _module(command: Sequence[str]) -> str | None:
+    """The first part of the module that Python runs: `optigpu` for `python -m optigpu.child.proof`."""
+    if "-m" not in command[:-1]:
+        return None
+    return command[command.index("-m") + 1].split(".")[0]

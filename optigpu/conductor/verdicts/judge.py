@@ -1,14 +1,15 @@
 """Whether a variant's result is valid: reasons make it invalid, warnings only mark it, and each has a note."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from optigpu.conductor.verdicts import contradictions, detectors, disturbance, load, meters, training
+from optigpu.conductor.verdicts import contradictions, detectors, disturbance, meters
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
-from optigpu.documents.facts import BuildFacts
+from optigpu.documents.facts import BuildFacts, LossQuality
+from optigpu.documents.load import LoadRun, grew_in_most
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec, Limits, Variant
 from optigpu.meters.latency import WARMUP_AGREEMENT
@@ -62,8 +63,8 @@ def _reasons(
     found = {
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(evidence),
         VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
-        VerdictReason.LOSS_DIVERGED: training.diverged(evidence),
-        VerdictReason.LITTLES_LAW: load.unlawful(evidence),
+        VerdictReason.LOSS_DIVERGED: loss_diverged(evidence),
+        VerdictReason.LITTLES_LAW: unlawful_load(evidence),
         VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
         VerdictReason.HARNESS_REPLACED: first(contradictions.replaced, evidence),
         **{reason: first(partial(found, variant), evidence) for reason, found in _CONTRADICTIONS.items()},
@@ -80,8 +81,8 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
         VerdictWarning.DISTURBED: " ".join(filter(None, [_disturbed(outside), meters.disturbed(evidence)])),
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
-        VerdictWarning.SATURATED: load.saturated(evidence),
-        VerdictWarning.SATURATION_UNDECIDED: load.undecided(evidence),
+        VerdictWarning.SATURATED: saturated_queue(evidence),
+        VerdictWarning.SATURATION_UNDECIDED: undecided_saturation(evidence),
     }
     return {warning: note for warning, note in found.items() if note}
 
@@ -119,7 +120,7 @@ def _wrong_outputs(evidence: Sequence[Evidence]) -> str | None:
     problems = dict.fromkeys(problem for problem in (*ready, *audited) if problem)
     sentences = [
         *map(_sentence, problems),
-        *filter(None, [training.not_finite(evidence), load.failed(evidence)]),
+        *filter(None, [loss_not_finite(evidence), failed_queries(evidence)]),
     ]
     return " ".join(sentences) or None
 
@@ -157,7 +158,9 @@ def _doubts(
     unsettled = [_unsteady(evidence), _too_wide(spec.measure.rel_ci, evidence, metrics.get(variant.primary))]
     if any(unsettled):
         found[VerdictWarning.NOT_CONVERGED] = " ".join(filter(None, unsettled))
-    requests = load.queries(evidence) or sum(len(each.times(variant.workload.primary)) for each in evidence)
+    requests = counted_queries(evidence) or sum(
+        len(each.times(variant.workload.primary)) for each in evidence
+    )
     if requests < fewest_for(50):
         found[VerdictWarning.FEW_SAMPLES] = (
             f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."
@@ -217,3 +220,106 @@ def _width(figure: MetricSummary) -> float:
         return math.inf
     low, high = figure.ci
     return (high - low) / abs(figure.value)
+
+
+def failed_queries(evidence: Sequence[Evidence]) -> str | None:
+    """How many queries were not answered, and why the first was not."""
+    runs = [run for run in _runs(evidence) if run.failed]
+    if not runs:
+        return None
+    count, of = sum(run.failed for run in runs), sum(len(run.sent_s) for run in _runs(evidence))
+    return f"{count} of {of} requests failed: {runs[0].error}"
+
+
+def counted_queries(evidence: Sequence[Evidence]) -> int:
+    """How many queries figures come from; 0 where requests are no runs of a load."""
+    runs = (run for each in evidence for run in each.selection.of(each.replicate.loads))
+    return sum(len(run.sent_s) for run in runs)
+
+
+def unlawful_load(evidence: Sequence[Evidence]) -> str | None:
+    """The run whose counts contradict each other."""
+    wrong = next((run.law for run in _runs(evidence) if not run.law.holds), None)
+    if wrong is None:
+        return None
+    return (
+        f"Little's law does not hold: {wrong.counted:.4g} requests were counted under way on average, and by their "
+        f"rate of {wrong.rate:.4g}/s and their time in the server of {wrong.latency_s - wrong.late_s:.4g} s there were "
+        f"{wrong.expected:.4g}, which is further off than {wrong.tolerance:.2g}; some were lost or counted twice, or a "
+        "clock jumped."
+    )
+
+
+def saturated_queue(evidence: Sequence[Evidence]) -> str | None:
+    """That the queue grew without an end in most runs, by those of the rounds that nothing disturbed."""
+    growth = _growth(_undisturbed(evidence))
+    return growth and (
+        f"{growth}: requests come faster than they are served, and latencies depend on how long a run lasts; ask for a "
+        "lower rate."
+    )
+
+
+def undecided_saturation(evidence: Sequence[Evidence]) -> str | None:
+    """That the queue grew in most runs, and that every round was disturbed, so that it may have grown for that."""
+    growth = None if _undisturbed(evidence) else _growth(list(_runs(evidence)))
+    return growth and (
+        f"{growth}, and every round was disturbed, which lets a queue grow too: whether requests come faster than they "
+        "are served is undecided; measure again while the machine rests."
+    )
+
+
+def _growth(runs: Sequence[LoadRun]) -> str | None:
+    if not grew_in_most(runs):
+        return None
+    known = sum(run.saturated is not None for run in runs)
+    grown = sorted(run.growth or 0.0 for run in runs if run.saturated)
+    return (
+        f"The queue grew in {len(grown)} of {known} runs, by {grown[len(grown) // 2]:.2g} requests a second"
+    )
+
+
+def _undisturbed(evidence: Sequence[Evidence]) -> list[LoadRun]:
+    return [run for each in evidence for run in each.selection.unmarked(each.replicate.loads)]
+
+
+def _runs(evidence: Sequence[Evidence]) -> Iterator[LoadRun]:
+    return (run for each in evidence for run in each.replicate.loads)
+
+
+def loss_diverged(evidence: Sequence[Evidence]) -> str | None:
+    """Where the losses left the band, and how far; None where they did not, or were not compared."""
+    return next((note for found in _compared(evidence) if (note := _out_of_band(found))), None)
+
+
+def loss_not_finite(evidence: Sequence[Evidence]) -> str | None:
+    """The step whose loss is not a number, while losses were compared."""
+    steps = (found.not_finite_step for found in _compared(evidence))
+    step = next((step for step in steps if step is not None), None)
+    if step is None:
+        return None
+    return f"The loss of step {step} of training is not finite; lower the learning rate, or leave the technique out."
+
+
+def _out_of_band(found: LossQuality) -> str | None:
+    if found.course is None or found.jitter is None:
+        return None
+    notes = []
+    if found.course > 1:
+        notes.append(
+            f"Over a quarter of {len(found.losses)} steps the mean loss is {found.course:.1f} times as far from "
+            f"fp32's on the same samples as the band of {found.band:.2g} nat allows, which {found.seeds} seeds of fp32 "
+            "make; lower the learning rate, or leave the technique out."
+        )
+    if found.jitter > 1:
+        notes.append(
+            f"From step to step the losses jump about fp32's on the same samples {found.jitter:.1f} times as much as "
+            "they may, as they do where samples are left out."
+        )
+    return " ".join(notes) or None
+
+
+def _compared(evidence: Sequence[Evidence]) -> Iterator[LossQuality]:
+    for each in evidence:
+        for metered in each.replicate.metered:
+            if isinstance(metered.facts.quality, LossQuality):
+                yield metered.facts.quality

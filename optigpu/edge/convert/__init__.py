@@ -13,14 +13,22 @@ from pathlib import Path
 import numpy as np
 
 from optigpu.documents.manifest import Agreement, Calibration, ModelManifest, Network
-from optigpu.edge.convert.agreement import agreement
-from optigpu.edge.convert.files import GOLDEN, MANIFEST, c_array, publish, work_folder
-from optigpu.edge.convert.process import Doing, Stop, Watch, run_program
-from optigpu.edge.convert.pythons import choose_python
+from optigpu.edge.convert.process import (
+    GOLDEN,
+    MANIFEST,
+    ConversionError,
+    Doing,
+    Stop,
+    Watch,
+    c_array,
+    choose_python,
+    publish,
+    run_program,
+    work_folder,
+)
 from optigpu.edge.convert.request import ConversionRequest, MobileNet, NetworkFile, check_request, pixels_of
-from optigpu.edge.errors import ConversionError
 from optigpu.edge.gate import check_model, format_of
-from optigpu.edge.golden import golden_of, read_golden
+from optigpu.edge.golden import agreement, golden_of, read_golden
 from optigpu.edge.macs import operator_counts
 from optigpu.edge.tflite import Model, read_tflite
 from optigpu.vocabulary import Document

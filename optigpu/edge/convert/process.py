@@ -1,19 +1,25 @@
-"""Runs a program of `child/` in a Python that may not have OptiGPU, and always ends it."""
+"""Runs a program of `child/` in a Python that has TensorFlow and may not have OptiGPU, and always ends it.
+
+The files of a converted model are written into a temporary folder, and moved to their places when all are there.
+"""
 
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TypedDict
 
-from optigpu.edge.errors import ConversionError
-from optigpu.vocabulary import CancelledError, Document, SpecError, UnsupportedError
+from optigpu.vocabulary import CancelledError, Document, OptiGPUError, SpecError, UnsupportedError
 
 CHILD = Path(__file__).resolve().parent / "child"
 TICK_S = 0.25
@@ -182,3 +188,80 @@ def _death(status: int, last: str, printed: bytes) -> str:
     lines = [line.strip() for line in printed.decode(errors="replace").splitlines() if line.strip()]
     output = f" Its last output: {''.join(filter(str.isprintable, lines[-1]))[:300]}" if lines else ""
     return f"The conversion's process {how} while {last}, and nothing was written.{memory}{output}"
+
+
+MANIFEST = "manifest.json"
+GOLDEN = "golden.bin"
+BYTES_A_LINE = 16
+
+
+@contextmanager
+def work_folder(output: Path) -> Iterator[Path]:
+    """A temporary folder beside the output, on the same file system; it is removed at the end.
+
+    Raises SpecError if nothing can be written there.
+    """
+    if output.exists() and not output.is_dir():
+        raise SpecError(f"--output {output}: there is a file of that name; name a folder.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        beside = output if output.is_dir() else output.parent
+        folder = Path(tempfile.mkdtemp(prefix=".optigpu-convert-", dir=beside))
+    except OSError as error:
+        raise SpecError(f"--output {output} cannot be written: {error.strerror}.") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, names: tuple[str, ...], output: Path) -> None:
+    """Moves the files into the output folder, the manifest last: where it is, all the others are.
+
+    Raises SpecError if they cannot be moved.
+    """
+    try:
+        output.mkdir(exist_ok=True)
+        (output / MANIFEST).unlink(missing_ok=True)
+        for name in sorted(names, key=lambda each: each == MANIFEST):
+            os.replace(folder / name, output / name)
+    except OSError as error:
+        raise SpecError(f"--output {output} cannot be written: {error.strerror}.") from None
+
+
+def c_array(name: str, model: bytes) -> tuple[str, str]:
+    """The model as C++ source and its header, aligned as TFLite Micro wants it."""
+    header = (
+        f"#ifndef {name.upper()}_H_\n#define {name.upper()}_H_\n\n"
+        f"extern const unsigned char {name}[];\nextern const unsigned int {name}_len;\n\n#endif\n"
+    )
+    lines = (
+        "    " + ", ".join(f"0x{byte:02x}" for byte in model[start : start + BYTES_A_LINE]) + ","
+        for start in range(0, len(model), BYTES_A_LINE)
+    )
+    source = (
+        f'#include "{name}.h"\n\nalignas(16) const unsigned char {name}[] = {{\n'
+        + "\n".join(lines)
+        + f"\n}};\nconst unsigned int {name}_len = {len(model)};\n"
+    )
+    return source, header
+
+
+NEEDED = ("tensorflow", "ai_edge_litert", "tflite_micro")
+INSTALL = 'pip install -e ".[hardware]"'
+
+
+def choose_python(named: Path | None) -> Path:
+    """The named one, else this one. Raises UnsupportedError if this one lacks a package; it loads none of them."""
+    if named is not None:
+        return named
+    if lacking := [name for name in NEEDED if find_spec(name) is None]:
+        raise UnsupportedError(
+            f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {', '.join(lacking)}: "
+            f"{INSTALL}, or name another Python with --python."
+        )
+    return Path(sys.executable)
+
+
+class ConversionError(OptiGPUError):
+    """The conversion failed: a process of it ended, took too long, or gave what cannot be right."""

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from optigpu.edge.tiny.errors import AnswerError
-from optigpu.edge.tiny.link import SILENCE_S, Link
+from optigpu.edge.tiny.link import SILENCE_S, AnswerError, Link
 
 INFER_SILENCE_S = 30.0
 A_LINE = 31

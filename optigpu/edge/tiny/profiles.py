@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.fields import closest, did_you_mean
 from optigpu.vocabulary import Frozen, SpecError
 
 MOST_BYTES = 27_648

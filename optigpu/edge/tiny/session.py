@@ -1,17 +1,147 @@
-"""A whole run against one device: open the port, ask who is there, measure, and write down what was found."""
+"""A whole run against one device: open the port, ask who is there, measure, and write down what was found.
 
+Performance: timed runs of at least 10 s and 10 inferences, five of them, and their median. Accuracy: one inference for
+each sample, then top-1, or the area under the ROC curve for anomalies.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
-from optigpu.edge.tiny import accuracy, performance
+import numpy as np
+
 from optigpu.edge.tiny.datasets import Sample
 from optigpu.edge.tiny.device import INFER_SILENCE_S, Device, Inference
-from optigpu.edge.tiny.documents import TimedRun, TinyAccuracy, TinyDeviceView, TinyPerformance
-from optigpu.edge.tiny.link import SILENCE_S, Link
-from optigpu.edge.tiny.performance import Rules
-from optigpu.edge.tiny.profiles import Profile, profile_of
-from optigpu.edge.tiny.serial_port import DEFAULT_BAUD, SerialPort
+from optigpu.edge.tiny.link import (
+    DEFAULT_BAUD,
+    SILENCE_S,
+    AnswerError,
+    Link,
+    ResetError,
+    SerialPort,
+    SilenceError,
+)
+from optigpu.edge.tiny.profiles import Profile, Quality, profile_of
+from optigpu.vocabulary import Frozen, SpecError
+
+
+class TinyDeviceView(Frozen):
+    """The device: its name and firmware, the profile it was built for, and the port."""
+
+    name: str
+    firmware: str
+    model: str
+    port: str
+    profile: str
+
+
+class TimedRun(Frozen):
+    """A timed run: the device's time, and the host's between the same two lines."""
+
+    inferences: int
+    elapsed_s: float
+    host_s: float
+    per_second: float
+
+
+class TinyPerformance(Frozen):
+    """Median inferences per second of the runs, each of at least `min_seconds` and `min_inferences`.
+
+    `clock_agrees`: the device's times and the host's differ by no more than the serial line explains.
+    """
+
+    mode: Literal["performance"] = "performance"
+    device: TinyDeviceView
+    min_seconds: float
+    min_inferences: int
+    runs: tuple[TimedRun, ...]
+    inferences_per_s: float
+    latency_us: float
+    clock_agrees: bool
+    noise_lines: int
+
+
+class TinyAccuracy(Frozen):
+    """How well the device answers. `value` is top-1 or the area under the ROC curve, by `metric`."""
+
+    mode: Literal["accuracy"] = "accuracy"
+    device: TinyDeviceView
+    samples: int
+    metric: Quality
+    value: float
+    target: float
+    reached: bool
+    noise_lines: int
+
+
+MARGIN = 1.05
+"""More inferences than the last run says are needed, since a device's speed varies."""
+MOST_INFERENCES = 1_000_000
+CLOCK_SHARE, CLOCK_S = 0.02, 0.25
+"""How far the device's and the host's time of a run may differ: by that share, and by a serial line's delays."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How long a run is, and how many there are. The defaults are MLPerf Tiny's."""
+
+    seconds: float = 10.0
+    inferences: int = 10
+    runs: int = 5
+
+
+def timed_runs(
+    device: Device,
+    data: bytes,
+    warmup: int,
+    rules: Rules | None = None,
+    on_run: Callable[[Inference], None] = lambda _: None,
+) -> list[Inference]:
+    """Times the device on one input; a run that was too short is done again with more inferences.
+
+    Raises TinyError; AnswerError for a device so fast or so unsteady that no run is long enough.
+    """
+    rules = rules or Rules()
+    device.load(data)
+    last = device.infer(1, 0)  # how long one takes at all
+    last = device.infer(rules.inferences, warmup, expected_s(last, rules.inferences + warmup))
+    runs: list[Inference] = []
+    for _ in range(3 * rules.runs):
+        count = enough(last, rules)
+        last = device.infer(count, warmup, expected_s(last, count + warmup))
+        if last.elapsed_us >= rules.seconds * 1e6:
+            runs.append(last)
+            on_run(last)
+        if len(runs) == rules.runs:
+            return runs
+    raise AnswerError(
+        f"The device's speed varies too much: {len(runs)} of {3 * rules.runs} runs took {rules.seconds:g} s or more."
+    )
+
+
+def enough(last: Inference, rules: Rules) -> int:
+    """So many inferences take the time that a run needs, at the speed of the last one."""
+    count = max(rules.inferences, math.ceil(rules.seconds * last.per_second * MARGIN))
+    return min(count, MOST_INFERENCES)
+
+
+def expected_s(last: Inference, count: int) -> float:
+    """How long so many will take."""
+    return count / last.per_second
+
+
+def median_per_second(runs: list[Inference]) -> float:
+    """The median of the runs' inferences per second."""
+    return median(run.per_second for run in runs)
+
+
+def clock_agrees(runs: list[Inference]) -> bool:
+    """Whether the device's time of each run is the host's."""
+    pairs = [(run.elapsed_us / 1e6, run.host_s) for run in runs]
+    return all(abs(device_s - host_s) <= CLOCK_SHARE * host_s + CLOCK_S for device_s, host_s in pairs)
 
 
 @dataclass(frozen=True)
@@ -57,8 +187,8 @@ def measure_performance(
     """Times the device on one sample, or on zeros. Raises TinyError."""
     rules = rules or Rules()
     data = sample.segments[0] if sample else bytes(session.profile.input_bytes)
-    runs = performance.timed_runs(session.device, data, session.profile.warmup, rules, on_run)
-    rate = performance.median_per_second(runs)
+    runs = timed_runs(session.device, data, session.profile.warmup, rules, on_run)
+    rate = median_per_second(runs)
     return TinyPerformance(
         device=session.view,
         min_seconds=rules.seconds,
@@ -66,7 +196,7 @@ def measure_performance(
         runs=tuple(map(_timed, runs)),
         inferences_per_s=rate,
         latency_us=1e6 / rate,
-        clock_agrees=performance.clock_agrees(runs),
+        clock_agrees=clock_agrees(runs),
         noise_lines=session.link.noise,
     )
 
@@ -78,8 +208,8 @@ def measure_accuracy(
     on_sample: Callable[[int], None] = lambda _: None,
 ) -> TinyAccuracy:
     """Asks the device about each sample. Raises TinyError, and SpecError for labels that do not fit."""
-    results = accuracy.answers(session.device, samples, on_sample)
-    value = accuracy.quality_of(session.profile, labels, results)
+    results = answers(session.device, samples, on_sample)
+    value = quality_of(session.profile, labels, results)
     return TinyAccuracy(
         device=session.view,
         samples=len(samples),
@@ -98,3 +228,67 @@ def _timed(run: Inference) -> TimedRun:
         host_s=run.host_s,
         per_second=run.per_second,
     )
+
+
+TRIES = 2
+
+
+def answers(
+    device: Device, samples: Sequence[Sample], on_sample: Callable[[int], None] = lambda _: None
+) -> list[tuple[float, ...]]:
+    """The device's result for each sample; of several segments their mean. Raises TinyError."""
+    found = []
+    for number, sample in enumerate(samples, 1):
+        segments = np.array([_answer(device, data) for data in sample.segments])
+        found.append(tuple(map(float, segments.mean(axis=0))))
+        on_sample(number)
+    return found
+
+
+def _answer(device: Device, data: bytes) -> tuple[float, ...]:
+    """One result. What is lost with a garbled line or a restart of the board is asked for once more."""
+    for again in reversed(range(TRIES)):
+        try:
+            device.load(data)
+            return device.infer(1, 0).results
+        except (AnswerError, ResetError, SilenceError):
+            if not again:
+                raise
+            device.identify()
+    raise AssertionError("the last try returns or raises")
+
+
+def quality_of(profile: Profile, labels: Sequence[int], results: Sequence[tuple[float, ...]]) -> float:
+    """Top-1 or the area under the ROC curve, 0 to 1. Raises SpecError for labels that do not fit the results."""
+    if profile.quality is Quality.AUC:
+        if {len(result) for result in results} != {1}:
+            raise SpecError(
+                f"{profile.name} answers one number for an input; this device gives {len(results[0])}."
+            )
+        return area(labels, [result[0] for result in results])
+    widths = {len(result) for result in results}
+    if len(widths) != 1:
+        raise AnswerError("The device's results have different numbers of classes.")
+    (classes,) = widths
+    if not 0 <= min(labels) <= max(labels) < classes:
+        raise SpecError(f"The labels are {min(labels)} to {max(labels)}; the device knows {classes} classes.")
+    chosen = np.argmax(np.array(results), axis=1)
+    return float(np.mean(chosen == np.array(labels)))
+
+
+def area(labels: Sequence[int], scores: Sequence[float]) -> float:
+    """The area under the ROC curve: how often an anomaly (label 1) has the higher score; a tie counts one half.
+
+    Raises SpecError unless there are both.
+    """
+    if set(labels) != {0, 1}:
+        raise SpecError(
+            "The area under the ROC curve needs labels 0 (normal) and 1 (anomaly), and both of them."
+        )
+    values = np.array(scores)
+    positive = np.array(labels) == 1
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # the mean rank of equal values, from 1
+    above = int(positive.sum())
+    below = len(values) - above
+    return float((ranks[positive].sum() - above * (above + 1) / 2) / (above * below))

@@ -9,7 +9,7 @@ from optigpu.backends.operators import AttentionShape
 from optigpu.backends.torch import operators
 from optigpu.backends.torch.device import kind_of
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.facade.benchmark_result import MEBIBYTE
+from optigpu.facade.benchmark_result import MEBIBYTE, Indexed
 from optigpu.facade.functions.timing import (
     CallTimes,
     device_for,
@@ -17,7 +17,6 @@ from optigpu.facade.functions.timing import (
     speedup,
     timed_in_turns,
 )
-from optigpu.facade.indexed import Indexed
 from optigpu.statistics.intervals import Bounds
 from optigpu.workloads.attention import AttentionRequest, needed_bytes
 from optigpu.workloads.requests.operators import require_memory

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import device_for, place_name, timed
-from optigpu.facade.indexed import Indexed
 from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError

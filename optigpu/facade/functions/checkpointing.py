@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import (
     device_for,
     peak_mb,
     place_name,
     timed,
 )
-from optigpu.facade.indexed import Indexed
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError, UnsupportedError
 

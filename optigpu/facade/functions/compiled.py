@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from optigpu.facade.functions.image_models import ModelFn, resnet_50
-from optigpu.facade.functions.timing import CallTimes, device_for, place_name, speedup, timed_in_turns
-from optigpu.facade.indexed import Indexed
+from optigpu.facade.benchmark_result import Indexed
+from optigpu.facade.functions.timing import (
+    CallTimes,
+    ModelFn,
+    device_for,
+    place_name,
+    resnet_50,
+    speedup,
+    timed_in_turns,
+)
 from optigpu.hardware import probe
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import UnsupportedError

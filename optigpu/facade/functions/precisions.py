@@ -7,15 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch.amp import GradScaler
 
-from optigpu.facade.functions.image_models import ModelFn, resnet_50
-from optigpu.facade.functions.timing import CallTimes, device_for, peak_mb, place_name, timed
+from optigpu.facade.benchmark_result import Indexed
+from optigpu.facade.functions.timing import (
+    CallTimes,
+    ModelFn,
+    device_for,
+    peak_mb,
+    place_name,
+    resnet_50,
+    timed,
+)
 from optigpu.facade.functions.train_steps import (
     logits_of,
     train_step_bf16,
     train_step_fp16,
     train_step_fp32,
 )
-from optigpu.facade.indexed import Indexed
 from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError

@@ -14,6 +14,8 @@ from optigpu.backends.torch.memory import operator_peaks_of, peaks_of
 from optigpu.documents.result import Measurement, MetricSummary
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of, interval_ms
+from optigpu.models.loading.load import load_image_model
+from optigpu.models.reference import parse_reference
 from optigpu.statistics.intervals import Bounds, ratio, summarise
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
@@ -92,3 +94,14 @@ def peak_mb(call: Callable[[], object], held: Iterable[torch.Tensor], device: to
     kind = kind_of(device)
     found = peaks_of(call, kind) if kind is DeviceKind.CUDA else operator_peaks_of(call, held)
     return (found.allocated_bytes or 0) / MEBIBYTE
+
+
+ModelFn = Callable[[], torch.nn.Module]
+"""Makes a model, as torchvision's `models.resnet50` does."""
+IMAGE_MODEL = "preset:resnet-50"
+
+
+def resnet_50() -> torch.nn.Module:
+    """preset:resnet-50 with random weights, on the CPU in float32, ready to be trained."""
+    model: torch.nn.Module = load_image_model(parse_reference(IMAGE_MODEL), device="cpu", dtype="float32")
+    return model.requires_grad_(True)

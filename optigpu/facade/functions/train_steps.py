@@ -11,8 +11,8 @@ from itertools import islice
 import torch
 from torch.amp import GradScaler
 
+from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import device_for
-from optigpu.facade.indexed import Indexed
 from optigpu.vocabulary import OptiGPUError, SpecError
 
 CLIP_NORM = 1.0

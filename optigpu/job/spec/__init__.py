@@ -5,8 +5,7 @@ Errors of the request itself are found here; a problem of the machine ends only 
 
 from optigpu.job.spec.conditions import JobTarget, Limits, Measure
 from optigpu.job.spec.job_spec import Beside, JobSpec
-from optigpu.job.spec.names import PlanName, Tag
-from optigpu.job.spec.stack import resolve
+from optigpu.job.spec.stack import PlanName, Tag, resolve
 from optigpu.job.spec.variant import LARGEST_BATCH, Variant, digest, expand_workload
 
 __all__ = [

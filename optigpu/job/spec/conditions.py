@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from optigpu.job.spec.names import MeterName
+from optigpu.job.spec.stack import MeterName
 from optigpu.meters.base import QualityOptions
 from optigpu.vocabulary import Frozen
 

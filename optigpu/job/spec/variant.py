@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 from optigpu.documents.endpoints import engine_name
-from optigpu.job.spec.names import BackendName
+from optigpu.job.spec.stack import BackendName
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import AnyTechnique
 from optigpu.vocabulary import DeviceKind, Frozen, Role, canonical_json

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from optigpu.claims import Book, Claim, Measured, baselines, beside, from_results
-from optigpu.claims.terms import UNITS
+from optigpu.claims.model import UNITS
 from optigpu.documents.older import facts_of
 from optigpu.documents.result import AttributionRow
 from optigpu.report.charts.marks import (

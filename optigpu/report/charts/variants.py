@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from optigpu.claims.stacks import PRECISION_ALONE, has_precision
-from optigpu.claims.terms import Precision
+from optigpu.claims.matching import PRECISION_ALONE, has_precision
+from optigpu.claims.model import Precision
 from optigpu.documents.older import facts_of
 from optigpu.report.charts.marks import (
     LOSSES,

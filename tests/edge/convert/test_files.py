@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from optigpu.documents.manifest import TensorFormat
-from optigpu.edge.convert.agreement import agreement
 from optigpu.edge.convert.child.answers import RefusalError
 from optigpu.edge.convert.child.data import (
     npz_inputs,
     require_different,
 )
-from optigpu.edge.convert.files import c_array, publish, work_folder
-from optigpu.edge.golden import GoldenPair, golden_of, parse_golden, read_golden
+from optigpu.edge.convert.process import c_array, publish, work_folder
+from optigpu.edge.golden import GoldenPair, agreement, golden_of, parse_golden, read_golden
 from optigpu.vocabulary import SpecError
 
 FILE = b"OGLD" + bytes([2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0]) + b"\x00\x01\x02\x80\x7f\xff\xfe\xfd\x01\x02"

@@ -1,0 +1,192 @@
+"""Tables and lines that one command each shows."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from optigpu.documents.result import Attribution, Result
+from optigpu.engines.environments import EngineEnvironment
+from optigpu.engines.recipes import RECIPES
+from optigpu.job.search import is_allowed, left_out, pareto
+from optigpu.job.spec import LARGEST_BATCH
+from optigpu.measure import Report
+from optigpu.recipes.request import RecipeOutcome
+from optigpu.report.formats import Column, Grid
+from optigpu.report.numbers import NOT_VALID, scaled, short, with_interval
+from optigpu.report.origin import origin_line
+from optigpu.report.rows import heading
+from optigpu.vocabulary import Document
+
+
+def batch_grid(report: Report) -> Grid:
+    """One row for each variant: its largest batch, how many times the baseline's that is, or why it has none."""
+    limits, results = report.spec.limits, {result.variant.index: result for result in report.results}
+    batches = {index: int(result.metrics[LARGEST_BATCH].value or 0) for index, result in results.items()}
+    plain = batches.get(0)
+    rows = []
+    for row in report.attribution.rows:
+        found, tried = batches.get(row.index), 0
+        if found is not None:
+            noted = results[row.index].facts.recorded.get("batches_tried")
+            tried = len(noted) if isinstance(noted, list) else 0
+        times = f"{found / plain:.2f}" if found and plain else ""
+        rows.append((row.label, str(found or ""), times, str(tried or ""), row.reason or ""))
+    most = f"{limits.max_batch} is the most that was tried."
+    return Grid(
+        title=f"Largest batch under {(limits.max_bytes or 0) / 1e9:.3g} GB",
+        columns=(
+            Column("stack"),
+            Column("largest batch", right=True),
+            Column("times as many", right=True),
+            Column("attempts", right=True),
+            Column("why"),
+        ),
+        rows=tuple(rows),
+        notes=(most,) if limits.max_batch in batches.values() else (),
+    ).without_empty_columns()
+
+
+Measured = tuple[Sequence[Document], Attribution]
+"""The results of one of bench's jobs, and what its techniques bought."""
+
+
+def bench_line(jobs: Sequence[Measured]) -> str:
+    """The best figure of each job, then when, where and with what they were measured."""
+    figures = [_figure(results, attribution) for results, attribution in jobs]
+    origin = origin_line([result for results, _ in jobs for result in results])
+    parts = [figure for figure in figures if figure]
+    return f"{'; '.join(parts)}. {origin}" if parts else "Nothing could be measured."
+
+
+def _figure(results: Sequence[Document], attribution: Attribution) -> str | None:
+    """For example "preset:gpt2, native_decode: 602 [558, 635] tokens/s, 22.9x the baseline"."""
+    best = max(results, key=_rank, default=None)
+    if best is None or _value(best) is None:
+        return None
+    variant = best["variant"]
+    subject = variant["model"] or variant["workload"]["kind"]
+    speed = f"{with_interval(best['metrics'][variant['primary_metric']])} {heading(attribution.metric)}"
+    mark = "" if best["verdict"]["valid"] else NOT_VALID
+    row = next((each for each in attribution.rows if each.index == variant["index"]), None)
+    gain = f", {row.speedup.ratio:.1f}x the baseline" if row and row.speedup else ""
+    return f"{subject}, {variant['label']}: {speed}{mark}{gain}"
+
+
+def _rank(result: Document) -> tuple[bool, float]:
+    """Valid figures before others, then the larger: all of bench's are better when larger."""
+    return bool(result["verdict"]["valid"]), _value(result) or 0.0
+
+
+def _value(result: Document) -> float | None:
+    value: float | None = result["metrics"][result["variant"]["primary_metric"]]["value"]
+    return value
+
+
+class EngineFacts(TypedDict):
+    """One engine; `folder` is where its environment is or would be."""
+
+    name: str
+    summary: str
+    installed: bool
+    minutes: int
+    bytes: int
+    folder: str
+    command: str
+
+
+def engine_facts() -> list[EngineFacts]:
+    """Each engine that has an environment of its own."""
+    environments = [EngineEnvironment(recipe) for recipe in RECIPES.values()]
+    return [
+        {
+            "name": each.recipe.name,
+            "summary": each.recipe.summary,
+            "installed": each.is_whole,
+            "minutes": each.recipe.minutes,
+            "bytes": each.recipe.bytes,
+            "folder": str(each.folder),
+            "command": each.recipe.install_command,
+        }
+        for each in environments
+    ]
+
+
+def engines_grid(facts: Sequence[EngineFacts]) -> Grid:
+    """With the command that makes each, or the folder that it is in."""
+    return Grid(
+        title="Engines with an environment of their own",
+        columns=tuple(map(Column, ("engine", "what it is", "takes", "installed"))),
+        rows=tuple(
+            (
+                fact["name"],
+                fact["summary"],
+                f"{fact['minutes']} minutes, {fact['bytes'] / 2**30:.1f} GiB",
+                fact["folder"] if fact["installed"] else f"no: {fact['command']}",
+            )
+            for fact in facts
+        ),
+    )
+
+
+def recipe_grid(outcome: RecipeOutcome) -> Grid:
+    """A row for the teacher, for the smaller model as it began, and as it ended."""
+    request = outcome.request
+    teacher = (request.model, f"{outcome.teacher_parameters:,}", short(outcome.teacher_perplexity), "0")
+    began = (
+        "smaller, untrained",
+        f"{outcome.parameters:,}",
+        short(outcome.perplexity_before),
+        short(outcome.kld_before),
+    )
+    ended = ("smaller, trained", f"{outcome.parameters:,}", short(outcome.perplexity), short(outcome.kld))
+    columns = ("weights", "perplexity", "KLD (nat)")
+    return Grid(
+        title=f"{request.recipe}: {outcome.changed}",
+        columns=(Column("model"), *(Column(name, right=True) for name in columns)),
+        rows=(teacher, began, ended),
+        notes=(
+            "On text that the larger model wrote and that was not trained on; its own perplexity is the least possible "
+            "on average.",
+            f"{request.steps} steps of {request.batch_size} texts, {outcome.seconds:.0f} s in all.",
+            f"Written to {request.output}: set OPTIGPU_MODELS_DIR={request.output.parent} and name it "
+            f"path:{request.output.name}.",
+        ),
+    )
+
+
+def pareto_grid(report: Report) -> Grid:
+    """The Pareto set over speed, bytes, quality and energy, the fastest first; figures of short rounds say so."""
+    primary = report.spec.workload.primary
+    allowed = [result for result in report.results if is_allowed(report.spec, result)]
+    found = sorted(
+        pareto(allowed, primary), key=lambda result: result.metrics[primary].value or 0.0, reverse=True
+    )
+    missed = left_out(report.spec)
+    notes = ["No other stack is as good in each of speed, bytes, quality and energy, and better in one."]
+    if missed:
+        notes.append(f"{missed} more stacks of the menu were not tried; raise limits.max_variants.")
+    return Grid(
+        title=f"Pareto set of {len(report.outcomes)} stacks",
+        columns=(
+            Column("stack"),
+            Column(heading(primary), right=True),
+            Column("weights (MB)", right=True),
+            Column("kld_mean (nat)", right=True),
+            Column("J/token", right=True),
+            Column("measured in round", right=True),
+        ),
+        rows=tuple(_row(result, primary) for result in found),
+        notes=tuple(notes),
+    ).without_empty_columns()
+
+
+def _row(result: Result, primary: str) -> tuple[str, ...]:
+    metrics = {name: summary.model_dump(mode="json") for name, summary in result.metrics.items()}
+    recorded = result.facts.recorded
+    return (
+        result.variant.label + ("" if result.verdict.valid else NOT_VALID),
+        with_interval(metrics.get(primary)),
+        scaled(metrics.get("weight_bytes"), 1e-6),
+        with_interval(metrics.get("kld_mean")),
+        with_interval(metrics.get("j_per_token")),
+        f"{recorded.get('search_round', 1)} of {recorded.get('search_rounds', 1)}",
+    )
