@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.ik_llama_cpp.native import FILE_TYPES
+from optigpu.backends.ik_llama_cpp.structures import FILE_TYPES
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.engines.environments import environment_of
 from optigpu.hardware import probe
