@@ -1,6 +1,7 @@
 """python -m api: runs the service until it receives SIGINT or SIGTERM. `python -m api keys` and others: COMMANDS."""
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -10,8 +11,9 @@ from types import FrameType
 
 import structlog
 import uvicorn
+from structlog.typing import Processor
 
-from api import audit_command, backup_command, device_command, key_command, logs
+from api import audit_command, backup_command, device_command, key_command
 from api.app import create_app
 from api.auth import has_key
 from api.settings import ServiceSettings, SettingsError, read_settings
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[given[0]](given[1:])
     try:
         settings = _settings(given)
-        logs.configure(settings.log_level, as_json=not settings.embedded)
+        configure(settings.log_level, as_json=not settings.embedded)
         _warn_of_unknown_variables()
         _prepare(settings)
         listener = listen(settings)
@@ -138,3 +140,39 @@ def address_of(listener: socket.socket) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_SHARED: tuple[Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def configure(level: str, *, as_json: bool) -> None:
+    """One format for our logs and those of the libraries, of which only warnings and errors are shown."""
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_SHARED,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=_ending(as_json=as_json))
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("api").setLevel(level)
+
+
+def _ending(*, as_json: bool) -> list[Processor]:
+    """Tracebacks are plain: pretty ones show the values of variables, and a key may be among them."""
+    tidy = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    if as_json:
+        return [tidy, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    plain = structlog.dev.plain_traceback
+    return [tidy, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]

@@ -9,7 +9,7 @@ from api.commands import duration, operator, printable_name, run_command
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DeviceSource, DeviceView
 from optigpu.edge.codes import InviteCode, new_code
-from optigpu.store import audit, device_invites, devices
+from optigpu.store import audit, devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import StoreError, harmless
 
@@ -76,7 +76,7 @@ def invite(
     for _ in range(ATTEMPTS):
         code = new_code()
         with database.write() as session:
-            made = device_invites.add(
+            made = devices.add(
                 session, code.public, code.verifier.hex(), name=name, source=source, lasts=lasts
             )
             if made is not None:
@@ -89,7 +89,7 @@ def invite(
 
 def _list(database: Database, _: argparse.Namespace) -> None:
     with database.read() as session:
-        invites = device_invites.list_open(session)
+        invites = devices.list_open(session)
         cursor, more = None, True
         while more:
             page = devices.list_(session, limit=PAGE, cursor=cursor)

@@ -1,15 +1,32 @@
-"""How a device gets its identity, and how it changes its key."""
+"""How a device gets its identity, and how it changes its key.
 
+Requests that a device has signed are verified over the raw bytes before anything is parsed. Whatever is wrong with a
+signature has one answer, and takes the same time: who guesses learns nothing.
+"""
+
+import hashlib
 import hmac
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
 
+from fastapi import Depends, Request, Security
+from fastapi.security import APIKeyHeader
+
+from api.bodies import json_body
+from api.parameters import Id
 from api.problems import ProblemError
+from api.service import Service, ServiceDep
 from optigpu.documents.devices import ClaimAnswer, ClaimRequest, KeyAnswer, KeyRequest
 from optigpu.edge import signatures
+from optigpu.edge.plausibility import CLOCK_WINDOW_US, clock_is_set
+from optigpu.edge.signatures import SCHEME, Signature, read_header
 from optigpu.job.spec import digest
-from optigpu.store import device_invites, devices
+from optigpu.store import devices
 from optigpu.store.database import Session, moment
-from optigpu.store.device_invites import Invite
-from optigpu.store.devices import FIRST_VERSION, DeviceRequest, NewDevice
+from optigpu.store.devices import FIRST_VERSION, DeviceRequest, Entered, Invite, NewDevice
+from optigpu.store.errors import KeyRefusedError
 from optigpu.vocabulary import Frozen
 
 _NO_VERIFIER = bytes(signatures.KEY_BYTES)
@@ -30,7 +47,7 @@ def claim(session: Session, asked: ClaimRequest) -> Claimed:
     """
     now = moment(session)
     now_us = int(now.timestamp() * 1e6)
-    invite = device_invites.open_at(session, asked.invite, now)
+    invite = devices.open_at(session, asked.invite, now)
     claim_digest = digest(asked.model_dump(mode="json", exclude={"name"}))
     if invite is not None and invite.device_id is not None and invite.claim_digest == claim_digest:
         return Claimed(answer=_answer(invite.device_id, now_us), created=False)
@@ -49,7 +66,7 @@ def claim(session: Session, asked: ClaimRequest) -> Claimed:
         secret=signatures.open_claimed(verifier, asked.nonce, asked.sealed_key),
     )
     device_id = devices.enrol(session, device, now)
-    device_invites.close(session, invite.code, device_id=device_id, claim_digest=claim_digest, now=now)
+    devices.close(session, invite.code, device_id=device_id, claim_digest=claim_digest, now=now)
     return Claimed(answer=_answer(device_id, now_us), created=True)
 
 
@@ -73,3 +90,133 @@ def _verifier(invite: Invite | None, asked: ClaimRequest) -> bytes | None:
 
 def _answer(device_id: str, now_us: int) -> ClaimAnswer:
     return ClaimAnswer(device_id=device_id, key_id=f"{device_id}.{FIRST_VERSION}", server_time_us=now_us)
+
+
+MOST_BODY_BYTES = 65_536
+
+_SCHEME = APIKeyHeader(
+    name="Authorization",
+    scheme_name="DeviceSignature",
+    auto_error=False,
+    description=(
+        f"`{SCHEME} key=KEY_ID,time=US,boot=BOOT,seq=N,fw=SHA256,sig=SHA256`, where sig is the HMAC-SHA256 with the "
+        f"device's key over the lines {SCHEME}, method, path, KEY_ID, time, boot, seq, fw and the SHA-256 of the body."
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A body, and when the last of it came (monotonic seconds)."""
+
+    body: bytes
+    at_s: float
+
+
+@dataclass(frozen=True)
+class SignedRequest:
+    """A request whose signature is right, with its body, which nobody has parsed yet."""
+
+    request: DeviceRequest
+    body: bytes
+
+
+async def arrived_body(request: Request) -> Arrived:
+    """The body of a device's request."""
+    body = await json_body(request, MOST_BODY_BYTES)
+    return Arrived(body, time.monotonic())
+
+
+def signed_request(
+    device_id: Id,
+    request: Request,
+    service: ServiceDep,
+    arrived: Annotated[Arrived, Depends(arrived_body)],
+    _: Annotated[str | None, Security(_SCHEME)],
+) -> SignedRequest:
+    """Verifies the signature, then counts the call against the device's limit, then looks at its clock.
+
+    Raises ProblemError 401 or 429. What is not signed counts for its address, so that nobody can use up the calls of a
+    device.
+    """
+    signature = _signature(request)
+    with service.database.read() as session:
+        secret = devices.secret_of(session, signature.device_id, signature.version) if signature else None
+        now = moment(session)
+    if signature is None or not _is_right(signature, secret, device_id, request, service, arrived.body):
+        raise _refused(service, request)
+    service.device_limiter.count(f"device:{device_id}")
+    sent_us, now_us = int(signature.time), int(now.timestamp() * 1e6)
+    if clock_is_set(sent_us) and abs(sent_us - now_us) > CLOCK_WINDOW_US:
+        raise _stale(sent_us, now_us)
+    return SignedRequest(
+        DeviceRequest(
+            device_id=device_id,
+            key_version=signature.version,
+            boot_id=signature.boot,
+            sequence=int(signature.seq),
+            firmware_sha256=signature.fw,
+            clock_synchronised=clock_is_set(sent_us),
+            received_at=now - timedelta(seconds=time.monotonic() - arrived.at_s),
+        ),
+        arrived.body,
+    )
+
+
+Signed = Annotated[SignedRequest, Depends(signed_request)]
+
+
+def entered(session: Session, request: DeviceRequest) -> Entered:
+    """Locks the device and notes its request. Raises ProblemError 401 if the key is no longer valid."""
+    try:
+        return devices.enter(session, request)
+    except KeyRefusedError:
+        raise unauthorized() from None
+
+
+def unauthorized() -> ProblemError:
+    """The one answer to a signature that is missing, wrong, or by an unknown or revoked key."""
+    return ProblemError(
+        401,
+        "The signature does not match this request, or its key is unknown or revoked.",
+        headers={"WWW-Authenticate": SCHEME},
+    )
+
+
+def _signature(request: Request) -> Signature | None:
+    """That of the header; None for several headers, or one that is not a signature."""
+    headers = request.headers.getlist("authorization")
+    return read_header(headers[0]) if len(headers) == 1 else None
+
+
+def _is_right(
+    signature: Signature,
+    secret: bytes | None,
+    device_id: str,
+    request: Request,
+    service: Service,
+    body: bytes,
+) -> bool:
+    """Behind a proxy that serves the API under a prefix the device may have signed the path with it or without."""
+    prefix = service.settings.prefix
+    path = request.scope["path"].removeprefix(prefix)
+    digest = hashlib.sha256(body).hexdigest()
+    matches = [
+        signature.is_of(secret, request.method, each, digest) for each in dict.fromkeys((path, prefix + path))
+    ]
+    return any(matches) and signature.device_id == device_id
+
+
+def _refused(service: Service, request: Request) -> ProblemError:
+    service.limiter.count(f"address:{request.client.host if request.client else 'unknown'}")
+    return unauthorized()
+
+
+def _stale(sent_us: int, now_us: int) -> ProblemError:
+    return ProblemError(
+        401,
+        f"The request's time differs by {abs(sent_us - now_us) // 1_000_000} s from the server's; set the clock by "
+        "`server_time_us` and sign again.",
+        headers={"WWW-Authenticate": SCHEME},
+        server_time_us=now_us,
+    )

@@ -5,7 +5,7 @@ from datetime import datetime
 from optigpu.documents.devices import DeviceMessage, DeviceReport, MessageAnswer, ReportAnswer, SentReport
 from optigpu.edge.plausibility import Evidence, Run, judge
 from optigpu.hardware.boards import board
-from optigpu.store import device_reports, devices, edge_models
+from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session
 from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, Entered
@@ -55,7 +55,7 @@ def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: S
         clock_synchronised=request.clock_synchronised,
         waited_us=sent.waited_us,
         run=_run(session, request.device_id, report),
-        manifest=edge_models.manifest_of(session, report.model_sha256),
+        manifest=edge_figures.manifest_of(session, report.model_sha256),
         board=board(report.board),
     )
 

@@ -21,10 +21,9 @@ from prometheus_client.registry import Collector
 
 from optigpu import __version__
 from optigpu.documents.views import WorkerView
-from optigpu.store import figures
+from optigpu.store import tallies
 from optigpu.store.database import Database
-from optigpu.store.figures import Figures
-from optigpu.store.tallies import BOUNDS_S, PhaseBucket, Tally, TallyReader
+from optigpu.store.tallies import BOUNDS_S, Figures, PhaseBucket, Tally, TallyReader
 from optigpu.vocabulary import DeviceKind
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -63,7 +62,7 @@ class Metrics:
 class _Read(NamedTuple):
     """What was read from the database, and when by the monotonic clock."""
 
-    figures: Figures
+    tallies: Figures
     tally: Tally
     at_s: float
 
@@ -87,7 +86,7 @@ class StoredMetrics(Collector):
         with self._reading:
             if self._latest is None or time.monotonic() - self._latest.at_s >= KEPT_S:
                 with self._database.read() as session:
-                    now, tally = figures.read(session, self._lease_s), self._tallies.read(session)
+                    now, tally = tallies.read(session, self._lease_s), self._tallies.read(session)
                 self._latest = _Read(now, tally, time.monotonic())
             read = self._latest
         info = GaugeMetricFamily("optigpu_info", "The version that runs", labels=["version"])

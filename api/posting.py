@@ -11,7 +11,7 @@ from api.service import Service
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import JobView
 from optigpu.job.spec import JobSpec
-from optigpu.store import audit, jobs, traces
+from optigpu.store import audit, jobs, queue
 from optigpu.store.jobs import Submitted
 from optigpu.store.keys import Scope
 from optigpu.vocabulary import JobState
@@ -50,7 +50,7 @@ class Posting:
                     session, self.who.actor, AuditAction.JOB_SUBMITTED, posted.id, at=posted.created_at
                 )
                 if self.span:
-                    traces.keep(session, posted.id, self.span)
+                    queue.keep(session, posted.id, self.span)
         return submitted
 
     def retry(self, job_id: str) -> JobView:

@@ -15,7 +15,7 @@ import structlog
 from optigpu.clusters import Task
 from optigpu.clusters.task import name_of, options_of
 from optigpu.documents.views import LaunchState
-from optigpu.store import launchers, launches, leases
+from optigpu.store import launches, leases
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.launches import Begun, Launch
@@ -126,7 +126,7 @@ class LaunchLoop:
             return list(launches.live(session, self.scheduler))
 
     def _say(self, problem: str | None) -> None:
-        self._write(lambda session: launchers.seen(session, self.scheduler, problem))
+        self._write(lambda session: launches.seen(session, self.scheduler, problem))
 
     def _try(self, call: Callable[[], None]) -> None:
         """One that is refused is tried again in the next round."""

@@ -19,7 +19,7 @@ from optigpu.documents.events import (
 )
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
-from optigpu.store import artifacts, traces
+from optigpu.store import artifacts, queue
 from optigpu.store.leases import Lease
 from optigpu.tracing import Span, SpanKind, Tracing, Value
 from optigpu.vocabulary import AttemptEndedError, FailureKind, JobState, StoreError, VariantStatus
@@ -74,7 +74,7 @@ def parent_of(context: WorkerContext, job_id: str) -> str | None:
     if context.tracing.provider is None:
         return None
     try:
-        return context.read(lambda session: traces.parent_of(session, job_id))
+        return context.read(lambda session: queue.parent_of(session, job_id))
     except StoreError:
         return None
 

@@ -12,7 +12,7 @@ from optigpu.hardware.boards import boards as catalog
 from optigpu.report.edge_leaderboard import edge_grids
 from optigpu.store import device_reports, devices, edge_leaderboard
 from optigpu.store.database import Session
-from optigpu.store.edge_filters import EdgeQuery
+from optigpu.store.edge_leaderboard import EdgeQuery
 
 router = APIRouter()
 SHOWN = 25

@@ -18,8 +18,7 @@ from api.auth import require
 from api.bodies import PostedJob, job_of
 from api.examples import JOBS, Example
 from api.filters import MODELS
-from api.job_form.documents import Errors, Values, document_of, errors_at, values_of
-from api.job_form.schema import fields, job_form
+from api.job_form.documents import Errors, Values, document_of, errors_at, fields, job_form, values_of
 from api.pages.posted import ReaderPosted
 from api.pages.view import PageView, ReaderView
 from api.parameters import any_parameters

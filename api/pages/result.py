@@ -4,7 +4,7 @@ It says how to measure the result's stack again: as Python, and as the JSON of a
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,25 +15,18 @@ from fastapi import APIRouter, Query, Response
 
 from api.pages.badge import badge_words
 from api.pages.bars import FigureText, speedup_text
-from api.pages.facts import (
-    environment_facts,
-    measuring_facts,
-    provenance_facts,
-    quality_facts,
-    roofline_facts,
-)
 from api.pages.verdicts import Badge, badge, sentences
 from api.pages.view import Asked, ReaderView
 from api.parameters import Id
 from api.words import metric_heading
-from optigpu.documents.older import current
+from optigpu.documents.older import current, facts_of
 from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.history import samples_data
 from optigpu.report.charts.svg import Figure, figure
-from optigpu.report.numbers import with_interval
+from optigpu.report.numbers import short, with_interval
 from optigpu.statistics.stored import StoredResult
 from optigpu.store import artifacts, history, jobs, leaderboard, results
 from optigpu.store.database import Session
@@ -219,3 +212,98 @@ def _argument(name: str, value: object) -> str:
 
 def _indented(value: object, beside: int = 0) -> str:
     return pformat(value, width=WIDTH - beside, sort_dicts=False).replace("\n", "\n" + " " * (4 + beside))
+
+
+Facts = tuple[tuple[str, str], ...]
+LONGEST = 300
+SHOWN_APART = ("accelerators", "software", "variables", "cpu_features")
+
+
+def environment_facts(document: Document) -> Facts:
+    """The machine: hardware first, then software."""
+    environment = document["environment"]
+    return (
+        ("Hardware class", environment["hardware_class"]),
+        *_plain(environment, left_out=("hardware_class", *SHOWN_APART)),
+        *((f"GPU {number}", _line(gpu)) for number, gpu in enumerate(environment.get("accelerators", ()))),
+        *(("CPU features", " ".join(each)) for each in [environment.get("cpu_features")] if each),
+        *((name, str(version)) for name, version in sorted(environment.get("software", {}).items())),
+        *((name, str(value)) for name, value in environment.get("variables", {}).items()),
+    )
+
+
+def provenance_facts(document: Document) -> Facts:
+    """Where it comes from. What is not known is left out with its reason."""
+    provenance = document.get("provenance") or {}
+    reasons = (
+        (f"No {name.replace('_', ' ')}", reason) for name, reason in provenance.get("reasons", {}).items()
+    )
+    ids = [
+        ("Result", document["id"]),
+        ("Job", document.get("job_id") or "none"),
+        ("Source", document["source"]),
+    ]
+    variant = document["variant"]
+    ids += [("Workload digest", variant["workload_digest"]), ("Variant digest", variant["variant_digest"])]
+    return (*ids, *_plain(provenance, left_out=("reasons",)), *reasons)
+
+
+def measuring_facts(document: Document) -> Facts:
+    """How the variant ran: single facts; those that are made of others are shown elsewhere."""
+    return tuple(
+        _plain(facts_of(document), left_out=("reasons", "roofline", "quality", "recorded", "described"))
+    )
+
+
+def roofline_facts(document: Document) -> Facts:
+    """How far the variant's step is from what the machine allows; the reason where that is not known."""
+    roofline = facts_of(document).get("roofline") or {}
+    step = roofline.get("step")
+    if not step:
+        return (("No roofline", roofline["reason"]),) if roofline.get("reason") else ()
+    reached = step["attainable_s"] / step["measured_s"] if step.get("measured_s") else None
+    roof = step["roof"]
+    return (
+        ("Share of the roof", "-" if reached is None else f"{100 * reached:.0f}%"),
+        ("Limited by", str(step.get("bound") or "unknown")),
+        ("Intensity", f"{short(step['flops_per_byte'])} FLOP per byte"),
+        ("A step takes", f"{short(1e3 * step['measured_s'])} ms" if step.get("measured_s") else "-"),
+        ("The roof allows", f"{short(1e3 * step['attainable_s'])} ms"),
+        ("Measured bandwidth", f"{short(roof['bytes_per_s'] * 1e-9)} GB/s"),
+        ("Measured rate", f"{short(roof['flops_per_s'] * 1e-9)} GFLOP/s"),
+    )
+
+
+def quality_facts(document: Document) -> Facts:
+    """On what quality was measured."""
+    quality = facts_of(document).get("quality") or {}
+    return tuple(_plain(quality, left_out=("without_part", "losses", "fp32_losses", "intervals")))
+
+
+def _plain(document: Document, left_out: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    for name, value in document.items():
+        if name not in left_out and (words := _value(name, value)):
+            yield name.replace("_", " ").capitalize(), words
+
+
+def _value(name: str, value: object) -> str:
+    """Empty for what is not known."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)) and name.endswith("bytes"):
+        return f"{short(value * 1e-9)} GB"
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, Mapping):
+        return _line(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_line(each) if isinstance(each, Mapping) else str(each) for each in value)[:LONGEST]
+    return str(value)[:LONGEST]
+
+
+def _line(document: Document) -> str:
+    """An object on one line, without what is not known."""
+    known = ((name, value) for name, value in document.items() if value not in (None, {}, [], ()))
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in known)[:LONGEST]

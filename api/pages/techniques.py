@@ -10,8 +10,8 @@ from api.pages.bars import FigureText
 from api.pages.view import Asked, ReaderView
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.numbers import ratio
-from optigpu.store import filters, gains
-from optigpu.store.gains import MeasuredGain
+from optigpu.store import filters, tallies
+from optigpu.store.tallies import MeasuredGain
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Layer
 
@@ -32,7 +32,7 @@ class TechniquesAsked(Asked):
 def read_techniques(view: ReaderView, asked: Annotated[TechniquesAsked, Query()]) -> Response:
     """By layer."""
     with view.service.database.read() as session:
-        found = gains.alone(session)
+        found = tallies.alone(session)
         known = filters.names(session, "technique")
     here: dict[str, list[MeasuredGain]] = defaultdict(list)
     for gain in found:

@@ -8,13 +8,13 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from api import enrolment, measurements
 from api.auth import Reader, address_of
 from api.bodies import json_body, strict_document
+from api.enrolment import MOST_BODY_BYTES, Signed, entered
 from api.examples import CLAIMS, KEYS, MESSAGES, RUNS
 from api.measurements import microseconds
 from api.openapi import GUARDED, posted, problems
 from api.parameters import Cursor, Id, Limit
 from api.problems import request_id
 from api.service import Service, ServiceDep
-from api.signed import MOST_BODY_BYTES, Signed, entered
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import (
     ClaimAnswer,

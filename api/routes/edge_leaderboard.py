@@ -16,10 +16,9 @@ from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage
 from optigpu.documents.fields import Entry, unknown
 from optigpu.hardware.boards import boards as catalog
-from optigpu.store import edge_filters, edge_leaderboard
+from optigpu.store import edge_leaderboard
 from optigpu.store.database import Session
-from optigpu.store.edge_filters import EdgeQuery
-from optigpu.store.edge_leaderboard import HEAD_ROWS, ROWS
+from optigpu.store.edge_leaderboard import HEAD_ROWS, ROWS, EdgeQuery
 from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
@@ -110,11 +109,11 @@ def _check(session: Session, query: EdgeQuery) -> None:
     """Raises ProblemError 422 that names each filter that fits nothing known, with what is known."""
     entries: list[Entry] = []
     if query.model is not None:
-        known = edge_filters.models(session)
+        known = edge_leaderboard.models(session)
         if not any(name.startswith(query.model.lower()) for name in known):
             entries.append(unknown(["model"], "model", query.model, known))
     if query.board is not None:
-        names = {*edge_filters.boards(session), *(board.id for board in catalog())}
+        names = {*edge_leaderboard.boards(session), *(board.id for board in catalog())}
         if query.board not in names:
             entries.append(unknown(["board"], "board", query.board, names))
     if entries:

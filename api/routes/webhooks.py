@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from api.auth import Administrator
 from api.bodies import admin_body, strict_document
-from api.destinations import DestinationError, checked_url
+from api.deliveries import DestinationError, checked_url
 from api.examples import WEBHOOKS
 from api.openapi import GUARDED, posted, problems
 from api.parameters import Cursor, Id, Limit

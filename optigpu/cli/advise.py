@@ -70,7 +70,7 @@ def _of_database(spec: "JobSpec") -> "list[Evidence]":
     """What the database of this machine has. One that cannot be read is named on stderr and answers nothing."""
     from optigpu.fit.advice import evidence_of
     from optigpu.store import results
-    from optigpu.store.local import local_database
+    from optigpu.store.database import local_database
 
     try:
         database = local_database()

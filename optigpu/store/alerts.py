@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.administration import AlertKind, AlertRequest, AlertView, WebhookEvent
 from optigpu.documents.result import Result
 from optigpu.documents.views import RowFacts, Standing, Withdrawn
-from optigpu.store import history, outbox
+from optigpu.store import history, webhooks
 from optigpu.store.database import moment
 from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
 from optigpu.store.tombstones import absent
@@ -123,7 +123,7 @@ def _fire(session: Session, rule: AlertRule, result: Result, more: Document) -> 
         "value": figure.value if figure else None,
         "ci": list(figure.ci) if figure and figure.ci else None,
     }
-    outbox.record(session, WebhookEvent.ALERT_FIRED, data | dict(more), rule.fired_at)
+    webhooks.record(session, WebhookEvent.ALERT_FIRED, data | dict(more), rule.fired_at)
 
 
 def _newest(session: Session, entry: LeaderboardEntry) -> str:

@@ -1,5 +1,6 @@
 """The connection to the results database: PostgreSQL or a SQLite file."""
 
+import os
 import select as select_
 import sqlite3
 from collections.abc import Iterator
@@ -24,12 +25,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
 from sqlalchemy.orm import sessionmaker
 
+from optigpu.paths import data_dir
 from optigpu.store import revisions
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
 
 if TYPE_CHECKING:
     pass
+
 
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
@@ -256,3 +259,22 @@ def _prepare_sqlite(engine: Engine, foreign_keys: bool) -> None:
         read_only = connection.get_execution_options().get(READ_ONLY, False)
         connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+URL_VARIABLE = "OPTIGPU_DATABASE_URL"
+
+
+def local_database() -> Database | None:
+    """The database that a service started here would use; None where its file was never made.
+
+    Raises StoreError for an address that cannot be used.
+    """
+    url = os.environ.get(URL_VARIABLE) or default_url(data_dir())
+    if not is_made(url):
+        return None
+    try:
+        return Database(url)
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{error.name} is missing; install it with: pip install 'optigpu[service]'."
+        ) from error

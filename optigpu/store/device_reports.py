@@ -1,6 +1,9 @@
 """Runs that devices began, and their reports: each stored once, with what was made of it.
 
 Whoever writes here has locked the device before (`devices.enter`).
+
+A place on the edge leaderboard is a device in a partition: one model's file, one source of inputs, one runner. It keeps
+two reports: the one that ranks, which is the best supported of the device's latest setup, and the newest that does not.
 """
 
 from collections.abc import Sequence
@@ -20,12 +23,11 @@ from optigpu.documents.devices import (
     ReportState,
 )
 from optigpu.job.spec import digest
-from optigpu.store import edge_standings
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.devices import DeviceRequest
-from optigpu.store.tables import DeviceReportRow, DeviceRun
-from optigpu.vocabulary import ConflictError, Frozen, new_id
+from optigpu.store.tables import DeviceReportRow, DeviceRun, EdgeStanding
+from optigpu.vocabulary import ConflictError, Document, Frozen, new_id
 
 
 class StartedRun(Frozen):
@@ -144,7 +146,7 @@ def add(session: Session, request: DeviceRequest, judged: JudgedReport) -> Repor
     )
     session.add(row)
     session.flush()
-    edge_standings.enter(session, row)
+    enter(session, row)
     return _answer(row)
 
 
@@ -198,3 +200,36 @@ def _view(row: DeviceReportRow) -> DeviceReportView:
         energy_per_inference_uj=row.energy_per_inference_uj,
         document=row.document,
     )
+
+
+def enter(session: Session, report: DeviceReportRow) -> None:
+    """Enters a report that was just stored. The device's row must be locked, so that its reports follow each other."""
+    place = {
+        "model_sha256": report.model_sha256,
+        "input_source": report.input_source,
+        "runner": report.runner,
+        "device_id": report.device_id,
+        "ranked": report.ranked,
+    }
+    session.flush()  # the standing refers to the report
+    standing = session.get(EdgeStanding, place)
+    if standing is None:
+        session.add(EdgeStanding(**place, report_id=report.id))
+    elif not report.ranked or _takes_the_place(report, session.get_one(DeviceReportRow, standing.report_id)):
+        standing.report_id = report.id
+    session.flush()
+
+
+def _takes_the_place(report: DeviceReportRow, current: DeviceReportRow) -> bool:
+    if _setup(report.document) != _setup(current.document):
+        return True
+    return _support(report) >= _support(current)
+
+
+def _setup(report: Document) -> tuple[object, ...]:
+    return report["firmware_sha256"], report["runner"]["version"], report["clock_hz"]
+
+
+def _support(report: DeviceReportRow) -> tuple[bool, bool, int]:
+    """Windows and not inferences are counted: of windows of equal length the fastest has the most inferences."""
+    return not report.flags, report.energy_per_inference_uj is not None, len(report.document["windows"])

@@ -4,7 +4,7 @@ They are kept, except for progress: newer progress replaces older, so that a job
 `variant_finished` names its result, and `finished` says only that there is an attribution; both are read where they are
 stored, so that what is withdrawn is gone from the events as well.
 Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
-reason, attempt, worker_id), `cancel_requested`, and `traced` (optigpu.store.traces).
+reason, attempt, worker_id), `cancel_requested`, and `traced` (optigpu.store.queue).
 """
 
 from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ from optigpu.store.events import locked
 from optigpu.store.leases import Lease
 from optigpu.store.matching import suits
 from optigpu.store.statements import insert_into
-from optigpu.store.tables import Attempt, Job, LaunchRow
+from optigpu.store.tables import Attempt, Job, LauncherRow, LaunchRow
 from optigpu.store.transitions import attempt_of, in_state
 from optigpu.store.turns import is_due
 from optigpu.store.workers import WorkerInfo
@@ -224,3 +224,27 @@ def _attempt_without_pilot(session: Session, job: Job, row: LaunchRow) -> None:
 
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+ALIVE = timedelta(minutes=2)
+"""A scheduler may take a while to answer."""
+
+
+def seen(session: Session, scheduler: Scheduler, problem: str | None) -> None:
+    """The launcher is alive. `problem` is a sentence: why it can hand over nothing now; None if it can."""
+    row = {"scheduler": scheduler, "seen_at": moment(session), "problem": problem}
+    changes = {name: value for name, value in row.items() if name != "scheduler"}
+    session.execute(
+        insert_into(session, LauncherRow)
+        .values(row)
+        .on_conflict_do_update(index_elements=["scheduler"], set_=changes)
+    )
+
+
+def problem_of(session: Session, scheduler: Scheduler) -> str | None:
+    """Why jobs for this scheduler are not handed over now, in a sentence; None if they are."""
+    row = session.get(LauncherRow, scheduler, populate_existing=True)
+    if row is None or row.seen_at < moment(session) - ALIVE:
+        start = f"`python -m worker --launch {scheduler}`"
+        return f"No launcher for {scheduler} is alive. Start one beside the scheduler: {start}."
+    return row.problem

@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from optigpu.store import workers
-from optigpu.store.tables import Job
+from optigpu.store.events import append
+from optigpu.store.tables import Job, JobEvent
 from optigpu.store.transitions import in_state
 from optigpu.store.turns import JUST_BEGUN_S, used_s
 from optigpu.vocabulary import DeviceKind, JobState
@@ -110,3 +111,19 @@ def _usual_s(session: Session, job: Job) -> float | None:
 def _count(session: Session, *conditions: ColumnElement[bool]) -> int:
     query = select(func.count()).select_from(Job).where(*_WAITS, *conditions)
     return session.execute(query).scalar_one()
+
+
+TRACED = "traced"
+"""The kind of the event; its data is `{"traceparent": ...}`, as W3C Trace Context writes it."""
+
+
+def keep(session: Session, job_id: str, traceparent: str) -> None:
+    """The span with that address has posted the job. Raises NotFoundError."""
+    append(session, job_id, TRACED, {"traceparent": traceparent})
+
+
+def parent_of(session: Session, job_id: str) -> str | None:
+    """The address of the span that posted the job; None where traces were not recorded."""
+    query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.kind == TRACED)
+    data = session.scalars(query.order_by(JobEvent.sequence).limit(1)).one_or_none()
+    return None if data is None else str(data["traceparent"])

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.administration import WebhookEvent
 from optigpu.documents.result import Result
 from optigpu.documents.views import Comparison, Decision
-from optigpu.store import outbox, results
+from optigpu.store import results, webhooks
 from optigpu.store.database import moment
 
 
@@ -14,7 +14,7 @@ def look(session: Session, before: str | None, result: Result) -> None:
 
     Only the workload's primary metric counts. Nothing is compared where no webhook asks for the event.
     """
-    if before is None or not outbox.subscribers(session, WebhookEvent.REGRESSION_FOUND):
+    if before is None or not webhooks.subscribers(session, WebhookEvent.REGRESSION_FOUND):
         return
     variant = result.variant
     comparison = _compared(session, before, result.id)
@@ -35,7 +35,7 @@ def look(session: Session, before: str | None, result: Result) -> None:
         "ratio": metric.ratio,
         "ci": list(metric.ci) if metric.ci else None,
     }
-    outbox.record(session, WebhookEvent.REGRESSION_FOUND, data, moment(session))
+    webhooks.record(session, WebhookEvent.REGRESSION_FOUND, data, moment(session))
 
 
 def _compared(session: Session, before: str, after: str) -> Comparison | None:

@@ -650,7 +650,7 @@ class EdgeModel(Base):
 class EdgeStanding(Base):
     """The report of a device that stands on the edge leaderboard, and the newest that does not rank.
 
-    A place is a device in a partition of model, input and runner; `optigpu.store.edge_standings` chooses its reports.
+    A place is a device in a partition of model, input and runner; `optigpu.store.device_reports` chooses its reports.
     """
 
     __tablename__ = "edge_standings"

@@ -7,19 +7,23 @@ after that looks at newer jobs alone, by the index on the time at which they wer
 import json
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from optigpu.documents.result import Attribution, Gain
+from optigpu.documents.views import WorkerView
+from optigpu.store import queue, workers
 from optigpu.store.database import moment
-from optigpu.store.tables import Attempt, Job, JobEvent, ResultRow, VariantRow
+from optigpu.store.tables import Attempt, Job, JobEvent, LeaderboardEntry, ResultRow, VariantRow
 from optigpu.store.transitions import UNFINISHED
-from optigpu.vocabulary import DeviceKind, JobState
+from optigpu.vocabulary import DeviceKind, Frozen, JobState
 
 BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
 """The upper bounds of the buckets of durations; one more bucket holds what took longer."""
@@ -199,3 +203,96 @@ def _count_variants(session: Session, posted: Sequence[ColumnElement[bool]], tal
             judged = json.loads(text)
             tally.verdicts[device, "valid" if judged["valid"] else "invalid"] += 1
             tally.reasons.update(judged["reasons"])
+
+
+class Waiting(Frozen):
+    """The jobs that wait for workers of one kind of device: how many, and how long the oldest has waited."""
+
+    count: int
+    oldest_s: float
+
+
+class Figures(Frozen):
+    """One state of the database. `waiting` has no entry for a kind of device for which nothing is queued."""
+
+    at: datetime
+    jobs: dict[JobState, int]
+    waiting: dict[DeviceKind, Waiting]
+    workers: tuple[WorkerView, ...]
+
+
+def read(session: Session, lease_s: float) -> Figures:
+    """Reads the figures by the indexes of the queue; a worker that is silent for `lease_s` is not alive."""
+    at = moment(session)
+    return Figures(
+        at=at,
+        jobs=queue.counts(session),
+        waiting=_waiting(session, at),
+        workers=tuple(workers.list_(session, lease_s=lease_s, now=at)),
+    )
+
+
+def _waiting(session: Session, at: datetime) -> dict[DeviceKind, Waiting]:
+    query = (
+        select(Job.device, func.count(), func.min(Job.created_at))
+        .where(Job.state == JobState.QUEUED, Job.via.is_(None))
+        .group_by(Job.device)
+    )
+    return {
+        device: Waiting(count=count, oldest_s=max(0.0, (at - oldest).total_seconds()))
+        for device, count, oldest in session.execute(query)
+    }
+
+
+MOST_JOBS = 200
+
+
+class MeasuredGain(Frozen):
+    """The speedup of one technique alone, in one job."""
+
+    technique: str
+    gain: Gain
+    job_id: str
+    result_id: str
+    model: str | None
+    hardware: str
+    measured_at: datetime
+
+
+def alone(session: Session) -> list[MeasuredGain]:
+    """The valid ones of the newest jobs that have an attribution, the newest first."""
+    query = select(Job.id, Job.attribution).where(Job.attribution.is_not(None))
+    found = session.execute(query.order_by(Job.created_at.desc()).limit(MOST_JOBS)).all()
+    places = _places(session, [row.id for row in found])
+    return [gain for row in found for gain in _gains(row.id, row.attribution, places)]
+
+
+def _places(session: Session, jobs: Iterable[str]) -> dict[tuple[str, int], LeaderboardEntry]:
+    """The entries of jobs' variants, by the job and the index."""
+    query = (
+        select(VariantRow.job_id, VariantRow.index, LeaderboardEntry)
+        .join(LeaderboardEntry, LeaderboardEntry.result_id == VariantRow.result_id)
+        .where(VariantRow.job_id.in_(list(jobs)))
+    )
+    return {(job, index): entry for job, index, entry in session.execute(query)}
+
+
+def _gains(
+    job: str, document: object, places: dict[tuple[str, int], LeaderboardEntry]
+) -> Iterator[MeasuredGain]:
+    try:
+        rows = Attribution.model_validate(document).rows
+    except ValidationError:  # of another version
+        return
+    for row in rows:
+        entry = places.get((job, row.index))
+        if entry is not None and row.technique and row.alone is not None and row.alone.valid:
+            yield MeasuredGain(
+                technique=row.technique,
+                gain=row.alone,
+                job_id=job,
+                result_id=entry.result_id,
+                model=entry.model,
+                hardware=entry.hardware_class,
+                measured_at=entry.measured_at,
+            )

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, literal, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.administration import WebhookEvent
-from optigpu.store import outbox
+from optigpu.store import webhooks
 from optigpu.store.events import record
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.vocabulary import Frozen, JobState, VariantStatus
@@ -52,7 +52,7 @@ def end(session: Session, job: Job, state: JobState, reason: str | None, at: dat
     job.lease_until, job.not_before = None, None
     announce(session, job, at)
     finished = {"job_id": job.id, "state": state.value, "reason": reason, "name": job.spec.get("name")}
-    outbox.record(session, WebhookEvent.JOB_FINISHED, finished, at)
+    webhooks.record(session, WebhookEvent.JOB_FINISHED, finished, at)
 
 
 def requeue(session: Session, job: Job, outcome: str, at: datetime, again: Again | None = None) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Unserved, Want, WorkerView
 from optigpu.job.needs import FOLDER, HUB, Need
-from optigpu.store import launchers, workers
+from optigpu.store import launches, workers
 from optigpu.store.matching import device_fits, has
 from optigpu.store.tables import Job, JobNeed
 from optigpu.vocabulary import DeviceKind, Frozen, JobState, Scheduler
@@ -67,7 +67,7 @@ def look(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, 
 
 def _via(session: Session, scheduler: Scheduler) -> Prospects:
     """Those of a job for a scheduler, whose machines are not known before it allocates one."""
-    problem = launchers.problem_of(session, scheduler)
+    problem = launches.problem_of(session, scheduler)
     unserved = Unserved(want=Want.LAUNCHER, name=scheduler.value, sentence=problem) if problem else None
     return Prospects(unserved=unserved)
 

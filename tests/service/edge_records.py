@@ -8,7 +8,7 @@ from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, Report
 from optigpu.documents.facts import EnergyFacts, NetworkFacts, RunFacts, WeightFacts
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.result import Result
-from optigpu.store import device_reports, devices, edge_models
+from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session
 from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, NewDevice
@@ -101,7 +101,7 @@ def a_manifest(sha256: str = MODEL, **network: Any) -> ModelManifest:
 
 def known(session: Session, manifest: ModelManifest) -> None:
     """Enters a model."""
-    edge_models.add(session, manifest)
+    edge_figures.add(session, manifest)
 
 
 def a_classification(

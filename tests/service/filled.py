@@ -12,7 +12,7 @@ from optigpu.store import (
     alerts,
     device_reports,
     devices,
-    edge_models,
+    edge_figures,
     jobs,
     keys,
     leaderboard,
@@ -61,7 +61,7 @@ def fill_devices(database: Database) -> None:
             clock_synchronised=True,
             received_at=NOON,
         )
-        edge_models.add(session, ModelManifest.model_validate(manifest()))
+        edge_figures.add(session, ModelManifest.model_validate(manifest()))
         device = devices.enter(session, request)
         run = device_reports.start_run(session, request, "a" * 64)
         sent = DeviceMessage.model_validate(message(report(1, run.id)))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import migrations
-from api import logs
+from api import __main__
 from api.__main__ import main
 from optigpu.store import keys
 from optigpu.store.database import Database
@@ -45,7 +45,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         assert printed.out == ""
         return status, printed.err
 
-    monkeypatch.setattr(logs, "configure", lambda *_, **__: None)  # the tests' own logging stays as it is
+    monkeypatch.setattr(__main__, "configure", lambda *_, **__: None)  # the tests' own logging stays as it is
     return command
 
 

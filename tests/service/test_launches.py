@@ -12,7 +12,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import LaunchState, Want
-from optigpu.store import jobs, launchers, launches, leases, workers
+from optigpu.store import jobs, launches, leases, workers
 from optigpu.store.database import Database
 from optigpu.store.launches import Begun, Pilot
 from optigpu.store.leases import Lease
@@ -102,11 +102,11 @@ def test_a_job_says_if_nobody_hands_it_over(database: Database) -> None:
         assert unserved is not None
         assert (unserved.want, unserved.name) == (Want.LAUNCHER, "slurm")
         assert unserved.sentence.startswith("No launcher for slurm is alive. Start one")
-        launchers.seen(session, SLURM, "squeue did not answer within 30 s.")
+        launches.seen(session, SLURM, "squeue did not answer within 30 s.")
         unserved = jobs.get(session, job_id).unserved
         assert unserved is not None
         assert unserved.sentence == "squeue did not answer within 30 s."
-        launchers.seen(session, SLURM, None)
+        launches.seen(session, SLURM, None)
         assert jobs.get(session, job_id).unserved is None
         session.execute(update(LauncherRow).values(seen_at=utc_now() - timedelta(minutes=3)))
         assert jobs.get(session, job_id).unserved is not None

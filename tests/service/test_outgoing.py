@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from api.deliveries import DeliveryError, Sender
-from api.destinations import is_public
-from optigpu.store.outbox import Delivery
+from api.deliveries import DeliveryError, Sender, is_public
+from optigpu.store.webhooks import Delivery
 from optigpu.vocabulary import utc_now
 from tests.service.receiver import Receiver, own_certificate, receiving
 

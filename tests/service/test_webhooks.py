@@ -23,7 +23,7 @@ from optigpu.documents.administration import (
     WebhookEvent,
 )
 from optigpu.documents.result import Result
-from optigpu.store import alerts, jobs, outbox, results, standings, webhooks
+from optigpu.store import alerts, jobs, results, standings, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import WebhookDelivery
 from optigpu.vocabulary import new_id, utc_now
@@ -143,15 +143,15 @@ def test_one_process_at_a_time_sends_a_delivery(database: Database) -> None:
     made = webhook(database, "https://hooks.example.org")
     cancelled_job(database)
     with database.write() as session:
-        (first,) = outbox.take(session, 8)
+        (first,) = webhooks.take(session, 8)
     with database.write() as session:
-        assert outbox.take(session, 8) == []
-    later = utc_now() + timedelta(seconds=outbox.SENDING_S + 1)
+        assert webhooks.take(session, 8) == []
+    later = utc_now() + timedelta(seconds=webhooks.SENDING_S + 1)
     with database.write() as session:
-        (second,) = outbox.take(session, 8, now=later)
-        outbox.delivered(session, second)
+        (second,) = webhooks.take(session, 8, now=later)
+        webhooks.delivered(session, second)
     with database.write() as session:
-        outbox.failed(session, first, "too late")
+        webhooks.failed(session, first, "too late")
     (delivery,) = deliveries(database, made)
     assert (delivery.attempts, delivery.last_error) == (2, None)
     assert delivery.delivered_at is not None
@@ -160,13 +160,13 @@ def test_one_process_at_a_time_sends_a_delivery(database: Database) -> None:
 def test_old_deliveries_are_forgotten_and_those_that_wait_are_not(database: Database) -> None:
     made = webhook(database, "https://hooks.example.org")
     cancelled_job(database)
-    later = utc_now() + outbox.KEPT + timedelta(days=1)
+    later = utc_now() + webhooks.KEPT + timedelta(days=1)
     with database.write() as session:
-        outbox.forget(session, now=later)
+        webhooks.forget(session, now=later)
     assert len(deliveries(database, made)) == 1
     with database.write() as session:
-        outbox.delivered(session, outbox.take(session, 1)[0])
-        outbox.forget(session, now=later)
+        webhooks.delivered(session, webhooks.take(session, 1)[0])
+        webhooks.forget(session, now=later)
     assert deliveries(database, made) == ()
 
 
@@ -189,7 +189,7 @@ def test_a_result_that_is_worse_than_the_one_before_is_a_regression(database: Da
     before, slower = a_speed(100.0, 0), a_speed(50.0, 1)
     enter(database, before, slower)
     with database.write() as session:
-        (taken,) = outbox.take(session, 8)
+        (taken,) = webhooks.take(session, 8)
     told = json.loads(taken.body)
     assert told["type"] == "regression.found"
     assert (told["data"]["result_id"], told["data"]["previous_result_id"]) == (slower.id, before.id)
@@ -308,7 +308,7 @@ def speeds(database: Database) -> Speeds:
     def enter_all(*values: float, **changes: Any) -> list[dict[str, Any]]:
         enter(database, *(a_speed(value, next(hours), **changes) for value in values))
         with database.write() as session:
-            return [json.loads(each.body)["data"] for each in outbox.take(session, 100)]
+            return [json.loads(each.body)["data"] for each in webhooks.take(session, 100)]
 
     return enter_all
 
@@ -340,7 +340,7 @@ def test_of_a_metric_that_should_be_low_more_is_worse(database: Database, first:
         }
         enter(database, a_result(metrics, warnings=(), replicates=5, measured_at=NOON + timedelta(hours=1)))
         with database.write() as session:
-            assert len(outbox.take(session, 100)) == fired
+            assert len(webhooks.take(session, 100)) == fired
 
 
 @pytest.mark.parametrize(
