@@ -38,8 +38,7 @@ from benchmarks.gpu_decode import (
 )
 from benchmarks.launch_breakdown import Breakdown, Interval, breakdown
 from optigpu.hardware import probe
-from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
-from optigpu.ops.decode.cuda.recorded_step import RecordedStep
+from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep, RecordedStep
 from optigpu.ops.decode.program import Program
 from optigpu.report import console
 from optigpu.vocabulary import DeviceKind, OptiGPUError

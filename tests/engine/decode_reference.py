@@ -3,9 +3,9 @@
 import torch
 
 from optigpu.ops.decode.program import CacheKind, Matrix, Program
-from optigpu.ops.decode.reference import ReferenceDecoder as ReferenceDecoder
-from optigpu.ops.decode.reference import eight_bits as eight_bits
-from optigpu.ops.decode.reference import norm_of as norm_of
+from optigpu.ops.decode.selftest import ReferenceDecoder as ReferenceDecoder
+from optigpu.ops.decode.selftest import eight_bits as eight_bits
+from optigpu.ops.decode.selftest import norm_of as norm_of
 from optigpu.ops.integers import INT4_LEAST, INT8_LARGEST
 
 TIE = 8e-5

@@ -25,10 +25,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from optigpu import accelerate
 from optigpu.surgery.places import Place, become, linear_places
-from optigpu.techniques.decoding.native_decode import unpacking
-from optigpu.techniques.decoding.native_decode.decoders import new_decoder
+from optigpu.techniques.decoding.native_decode import generating
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, DecodeTable
-from optigpu.techniques.decoding.native_decode.programs import attached
+from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder
 from tests.breadth import spread
 from tests.engine.tiny_models import tiny_model
 
@@ -346,7 +345,7 @@ def test_weights_are_unpacked_once_and_only_where_they_fit(monkeypatch: pytest.M
         fast.generate(PROMPT, max_new_tokens=2)
     assert all(each.kept is None for each in holders(fast))
     with monkeypatch.context() as patch:
-        patch.setattr(unpacking, "FREE_SHARE", 0.0)
+        patch.setattr(generating, "FREE_SHARE", 0.0)
         with pytest.warns(UserWarning, match="not enough free memory"):
             packed = fast.generate(PROMPT, **beams)
         assert all(each.kept is None for each in holders(fast))

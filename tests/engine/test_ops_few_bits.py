@@ -8,8 +8,13 @@ import torch
 from optigpu.ops.decode.cpu.packing import squared_errors
 from optigpu.ops.four_bits import compensated as int4_compensated
 from optigpu.ops.four_bits import grid as int4_grid
-from optigpu.ops.four_bits.compensated import Compensation, compensated_groups, compensation, share_left
-from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.compensated import (
+    Compensation,
+    compensated_groups,
+    compensation,
+    improved_groups,
+    share_left,
+)
 from optigpu.ops.four_bits.few_bits import (
     FEW_BITS_INSTRUCTION_SETS,
     Rounding,
@@ -22,8 +27,7 @@ from optigpu.ops.four_bits.few_bits import (
 )
 from optigpu.ops.four_bits.grid import Even, Grid, Uneven, grid_of
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.four_bits.table import EIGHT, FURTHEST, REACH, SIXTEEN
+from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
 from tests.breadth import cases
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
-from optigpu.techniques.decoding.native_decode.slots import NativeSlots
+from optigpu.techniques.decoding.native_decode.loop import NativeSlots
 from tests.engine.in_process import in_process
 from tests.engine.test_replicate import answer, ask, assignment
 

@@ -14,8 +14,8 @@ from optigpu.surgery.places import linear_places
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
+from optigpu.techniques.decoding.native_decode.loop import NativeSlots
 from optigpu.techniques.decoding.native_decode.programs import attached
-from optigpu.techniques.decoding.native_decode.slots import NativeSlots
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly

@@ -21,9 +21,15 @@ from optigpu.ops.decode.cpu.arena import Arena, aligned
 from optigpu.surgery.places import linear_places
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode import packed_store as decode_store
-from optigpu.techniques.decoding.native_decode.packed_store import BOUND, key_of, load, pack_or_restore, save
+from optigpu.techniques.decoding.native_decode.packed_store import (
+    BOUND,
+    key_of,
+    load,
+    pack_or_restore,
+    save,
+    sources_of,
+)
 from optigpu.techniques.decoding.native_decode.packing import PackingOptions
-from optigpu.techniques.decoding.native_decode.sources import sources_of
 from tests.breadth import spread
 from tests.engine.decoder_models import decoder_of, packed
 from tests.engine.full_disk import largest_file

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from optigpu.ops.decode.cpu.packing import pack
-from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.decoder import CudaDecoder, prefill
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import (
     pack_for_cuda,
@@ -22,7 +22,6 @@ from optigpu.ops.decode.cuda.packing import (
     rows_from_cuda,
     unpack_from_cuda,
 )
-from optigpu.ops.decode.cuda.prefill import prefill
 from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call

@@ -9,20 +9,22 @@ the error of the outputs is the size of E R for errors E of the weights, of whic
 errors: what a group makes up for is one product, and no inverse of the moment is needed (Chen et al., 2025,
 arXiv:2507.18553). The scales of a group are searched after the changes by all earlier groups. Then all are improved one
 at a time (descent.py).
+
+Numbers are rounded again by coordinate descent: each is set to its best value while all others are fixed. QuantEase
+(Behdin et al., 2023, arXiv:2309.01885) does so for the numbers; here the scales are improved as well. The objective is
+the squared error of the layer's outputs. GPTQ's order leaves the errors of the last inputs without compensation; two
+rounds after it reduced the divergence of bundled:tiny by a tenth. As rows the inputs are contiguous, and so all
+matrices of this are [size, outputs].
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from optigpu.ops.four_bits import descent
-from optigpu.ops.four_bits.descent import improved_groups
 from optigpu.ops.four_bits.few_bits import Rounding, few_bits_reason, round_compensated
-from optigpu.ops.four_bits.grid import grid_of
-from optigpu.ops.four_bits.in_order import rounded_in_order
-from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups
-from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.four_bits.table import FURTHEST
+from optigpu.ops.four_bits.grid import Grid, grid_of
+from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups, rounded_scale
+from optigpu.ops.four_bits.scheme import FURTHEST, Int4Scheme, Int4Weights
 from optigpu.ops.naming import named
 
 DAMPING = 0.01
@@ -125,7 +127,7 @@ def _by_operator(
         move=grid.move,
         shares=torch.tensor(UNEVEN_SCALES + tuple(-share for share in UNEVEN_SCALES)) / FURTHEST,
         steps=SCALE_STEPS if scheme.solver == "hqq" else 1,
-        rounds=descent.ROUNDS,
+        rounds=ROUNDS,
     )
     numbers, scale = round_compensated(weight.float().contiguous(), unit.float(), how)
     return Int4Weights(numbers, scale, None)
@@ -157,3 +159,118 @@ def _rounded(w: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: tor
     return Int4Weights(
         torch.cat([part.q for part in parts], 1), torch.cat([part.scale for part in parts], 1), None
     )
+
+
+ROUNDS = 2
+"""Four rounds reduced the divergence of bundled:tiny by another fiftieth."""
+
+
+class Known(Protocol):
+    """What is known of a layer's inputs: compensated.Compensation."""
+
+    @property
+    def moment(self) -> torch.Tensor: ...
+
+
+class _Fit(NamedTuple):
+    """weight, float32 [inputs, outputs]; q: the numbers' values, like it; scale [groups, outputs]; errors: of the
+    weights, like `weight`. The last three are changed in place.
+    """
+
+    weight: torch.Tensor
+    q: torch.Tensor
+    scale: torch.Tensor
+    errors: torch.Tensor
+
+
+def improved_groups(
+    weight: torch.Tensor, known: Known, start: Int4Weights, unit: torch.Tensor, grid: Grid
+) -> Int4Weights:
+    """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
+
+    weight: float32 [outputs, inputs]; start: symmetric, with scales in the `unit`, bfloat16 [outputs].
+    """
+    units = unit.float()
+    w, multiple = weight.T.contiguous(), start.scale.T
+    size = len(w) // len(multiple)
+    q = grid.values(start.q.T.contiguous()) + grid.moved(multiple).repeat_interleave(size, dim=0)
+    scale = multiple * units
+    with torch.no_grad():
+        errors = w - q * scale.repeat_interleave(size, dim=0)
+        fit = _Fit(w, q, scale, errors)
+        for _ in range(ROUNDS):
+            for group in range(len(scale)):
+                _improve(fit, group, known, units, grid)
+    multiple = (scale / units).round()
+    numbers = grid.numbers(q - grid.moved(multiple).repeat_interleave(size, dim=0))
+    return Int4Weights(numbers.T.contiguous(), multiple.to(torch.int8).T.contiguous(), None)
+
+
+def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Grid) -> None:
+    """Improves the scale of one group for each output, then its numbers."""
+    size = len(fit.q) // len(fit.scale)
+    inputs = slice(group * size, (group + 1) * size)
+    own, before, old = known.moment[inputs, inputs], fit.q[inputs], fit.scale[group]
+    # Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
+    pull = known.moment[inputs] @ fit.errors
+    multiple = (old / units).round()
+    scale = _improved_scale(before, old, pull, own, units, grid.parity(multiple))
+    pull.addmm_(own, before * (old - scale))
+    q = improved_in_order(before, pull, scale, grid.moved(multiple), own, grid)
+    fit.errors[inputs] = fit.weight[inputs] - q * scale
+    fit.q[inputs], fit.scale[group] = q, scale
+
+
+def _improved_scale(
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    pull: torch.Tensor,
+    own: torch.Tensor,
+    units: torch.Tensor,
+    odd: torch.Tensor | None,
+) -> torch.Tensor:
+    """For each output by least squares, unless its numbers are all 0. A grid stays moved, or not.
+
+    q, pull: [size, outputs]; scale, units, odd: [outputs].
+    """
+    size = (own @ q).mul_(q).sum(dim=0)
+    better = scale + (pull * q).sum(dim=0) / size
+    return rounded_scale(torch.where(size > 0, better, scale), units, odd)
+
+
+def rounded_in_order(
+    left: torch.Tensor, scale: torch.Tensor, moved: torch.Tensor, inverse: torch.Tensor, grid: Grid
+) -> torch.Tensor:
+    """The values of a group's numbers; later inputs take back what they can of each error, as in GPTQ.
+
+    left: float32 [size, outputs]; scale, and what the grid is moved by: [outputs]; inverse: of the moment's upper
+    factor, [size, size].
+    """
+    left, values = left.clone(), torch.empty_like(left)
+    for index in range(left.shape[0]):
+        grid.nearest_(torch.div(left[index], scale, out=values[index]).sub_(moved)).add_(moved)
+        errors = (left[index] - values[index] * scale).div_(inverse[index, index])
+        left[index + 1 :].addr_(inverse[index, index + 1 :], errors, alpha=-1)
+    return values
+
+
+def improved_in_order(
+    before: torch.Tensor,
+    pull: torch.Tensor,
+    scale: torch.Tensor,
+    moved: torch.Tensor,
+    own: torch.Tensor,
+    grid: Grid,
+) -> torch.Tensor:
+    """The values of a group's numbers, each the best one while all others are fixed.
+
+    before: the values that they have, float32 [size, outputs]; pull: half of what the loss falls by when a weight grows
+    a bit; scale, and what the grid is moved by: [outputs]; own: the moment of the group's inputs, [size, size].
+    """
+    pull, values = pull.clone(), torch.empty_like(before)
+    for index in range(before.shape[0]):
+        torch.addcdiv(before[index], pull[index], own[index, index] * scale, out=values[index])
+        grid.nearest_(values[index].sub_(moved)).add_(moved)
+        change = (values[index] - before[index]).mul_(scale)
+        pull[index + 1 :].addr_(own[index, index + 1 :], change, alpha=-1)
+    return values

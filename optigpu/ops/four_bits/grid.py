@@ -5,8 +5,7 @@ from typing import Protocol
 import torch
 
 from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
-from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.ops.four_bits.table import MOVED
+from optigpu.ops.four_bits.scheme import MOVED, Int4Scheme
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 

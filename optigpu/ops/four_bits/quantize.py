@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from optigpu.ops.four_bits.grid import Uneven
-from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.four_bits.table import FURTHEST, REACH
+from optigpu.ops.four_bits.scheme import FURTHEST, REACH, Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
 

@@ -31,8 +31,7 @@ from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.four_bits.table import EIGHT, FURTHEST, REACH, SIXTEEN
+from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.layouts import DECODE_TILE
 from optigpu.ops.naming import named

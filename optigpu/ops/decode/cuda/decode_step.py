@@ -1,15 +1,136 @@
-"""One decode step for a number of sequences and a cache size: its kernels in their order, launched one by one.
+"""A decode step of the CUDA decoder: its kernels, what they read and write besides weights, and how it is launched, or
+recorded once as a CUDA graph and replayed.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.recorded_step import RecordedStep
-from optigpu.ops.decode.cuda.triton_attention import attention
+from optigpu.ops.decode.cuda.packing import places_of_finer
+from optigpu.ops.decode.cuda.state import State
+from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program, RotaryTable
+from optigpu.ops.launch import LaunchTarget
+
+
+class RecordedStep(ABC):
+    """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph."""
+
+    def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
+        self.sequences, self.capacity = sequences, capacity
+        self._program = program
+        self._target = LaunchTarget.of(program.device)
+        self._memory = memory = StepMemory.of(program, kv, sequences, capacity, self._target)
+        self.state, self.layers = memory.state, memory.layers
+        self.rotary, self.logits = memory.rotary, memory.logits
+        self.run: Callable[[], None] = self._launch
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys, values and their steps."""
+        tensors = [
+            tensor
+            for layer in self.layers
+            for tensor in (layer.keys, layer.values, layer.key_steps, layer.value_steps)
+            if tensor is not None
+        ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.state.position.zero_()
+        self.state.not_finite.zero_()
+
+    def record(self) -> None:
+        """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch()
+        self.run = graph.replay
+        self.reset()
+
+    @abstractmethod
+    def _launch(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """float32 where nothing else is said, [sequences, ...] each.
+
+    x: the residual, [width]; query: [heads, head_size]; attended: the same, flat; inner: [inner]; logits: [vocabulary];
+    finer: the outputs of the head's finer rows, whose places are `finer_places`, int64 [vocabulary].
+    """
+
+    state: State
+    layers: tuple[LayerCache, ...]
+    rotary: "RotaryTable | None"
+    x: torch.Tensor
+    query: torch.Tensor
+    parts: PartialSoftmax
+    attended: torch.Tensor
+    inner: torch.Tensor
+    logits: torch.Tensor
+    finer: torch.Tensor
+    finer_places: torch.Tensor
+
+    @staticmethod
+    def of(
+        program: Program, kv: CacheKind, sequences: int, capacity: int, target: LaunchTarget
+    ) -> "StepMemory":
+        """On the program's device."""
+        device = program.device
+        empty = _allocator(device, sequences)
+        state = State(
+            empty(dtype=torch.int64).zero_(),
+            empty(dtype=torch.int32).zero_(),
+            empty(dtype=torch.int32).zero_(),
+            empty(capacity, dtype=torch.int64),
+        )
+        layers = tuple(
+            LayerCache.empty(kv, sequences, program.kv_heads, capacity, program.head_size, device)
+            for _ in program.blocks
+        )
+        query = empty(program.heads, program.head_size)
+        return StepMemory(
+            state=state,
+            layers=layers,
+            rotary=_rotary(program, capacity),
+            x=empty(program.width),
+            query=query,
+            parts=PartialSoftmax.of(query, layers[0], target),
+            attended=empty(program.heads * program.head_size),
+            inner=empty(program.inner),
+            logits=empty(program.vocabulary),
+            finer=empty(program.head.finer.matrix.outputs if program.head.finer else 0),
+            finer_places=places_of_finer(program.embedding),
+        )
+
+
+def _rotary(program: Program, capacity: int) -> "RotaryTable | None":
+    if program.rotary is None:
+        return None
+    cosine, sine = (table.to(program.device).contiguous() for table in program.rotary(capacity))
+    return cosine, sine
+
+
+def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tensor]:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(sequences, *shape, dtype=dtype, device=device)
+
+    return empty
 
 
 class CudaDecodeStep(RecordedStep):

@@ -14,7 +14,7 @@ from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_linear import matrix_arguments, matrix_without_memory
 from optigpu.ops.decode.cuda.triton_products import UNIT, word_of
 from optigpu.ops.decode.program import UNEVEN, FinerRows, Matrix
-from optigpu.ops.four_bits.table import EIGHT, MOVED, SIXTEEN
+from optigpu.ops.four_bits.scheme import EIGHT, MOVED, SIXTEEN
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 

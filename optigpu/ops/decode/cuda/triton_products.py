@@ -7,7 +7,7 @@ PADDED, a power of two. A tile is loaded once for all rows. The layout of the we
 import triton
 import triton.language as tl
 
-from optigpu.ops.four_bits.table import EIGHT, MOVED, SIXTEEN
+from optigpu.ops.four_bits.scheme import EIGHT, MOVED, SIXTEEN
 
 UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""

@@ -12,9 +12,8 @@ from optigpu.models.loading.self_written import first_token
 from optigpu.ops.decode.program import Program, Sampling
 from optigpu.ops.four_bits.few_bits import add_moment, product_type
 from optigpu.surgery.places import Place, linear_places, weight_of
-from optigpu.techniques.decoding.native_decode.decoders import new_decoder
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
-from optigpu.techniques.decoding.native_decode.programs import exchange_tables, program_of
+from optigpu.techniques.decoding.native_decode.programs import exchange_tables, new_decoder, program_of
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
 
 Moments = dict[str, torch.Tensor]

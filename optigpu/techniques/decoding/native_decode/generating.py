@@ -7,13 +7,14 @@ decoder's here, and every other loop runs as ever, on the model itself.
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import Any, cast
 
 import torch
 from transformers import (
     Cache,
+    DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
@@ -23,20 +24,21 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.ops.decode.calls import ProgramDecoder
 from optigpu.ops.decode.program import CacheKind
 from optigpu.surgery.places import become
-from optigpu.techniques.decoding.native_decode.decoders import new_decoder
-from optigpu.techniques.decoding.native_decode.filled_later import FilledLater
-from optigpu.techniques.decoding.native_decode.programs import attached
-from optigpu.techniques.decoding.native_decode.request import NotNativeError, Request, prepared_request
+from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, DecodeTable
+from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder
 from optigpu.techniques.decoding.native_decode.stepping import (
     Done,
+    NotNativeError,
+    Request,
     greedy,
+    prepared_request,
     stepping,
     stepwise,
 )
-from optigpu.techniques.decoding.native_decode.unpacking import unpack, unpack_when_called
 
 Generated = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -156,3 +158,85 @@ def _warn(model: NativeGenerate, reason: str) -> None:
         f"accelerate: the native decoder does not support {reason}, so transformers' own loop runs, {speed}.",
         stacklevel=5,
     )
+
+
+class FilledLater(DynamicCache):
+    """Has the keys and values of a text once something reads them: the model itself runs over the text then.
+
+    Most callers that ask for scores never read the cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokens: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """tokens: int64 [batch, length]; mask: int64 [batch, length of the prompts] where these have padding."""
+        super().__init__(config=model.config)
+        del self.layers
+
+        def fill() -> DynamicCache:
+            return _filled(model, tokens, mask)
+
+        self._fill = fill  # a function, so that a copy of the cache has the same model
+
+    def __getattr__(self, name: str) -> object:
+        """Only for what is missing."""
+        if name != "layers":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}.")
+        self.layers = self._fill().layers
+        return self.layers
+
+
+@torch.no_grad()
+def _filled(model: PreTrainedModel, tokens: torch.Tensor, mask: torch.Tensor | None) -> DynamicCache:
+    unpack(model)
+    inputs: dict[str, torch.Tensor] = {}
+    if mask is not None:
+        more = mask.new_ones(mask.shape[0], tokens.shape[1] - mask.shape[1])
+        whole = torch.cat([mask, more], dim=1).to(model.device)
+        inputs = {"attention_mask": whole, "position_ids": (whole.long().cumsum(dim=1) - 1).clamp(min=0)}
+    cache = DynamicCache(config=model.config)
+    model.base_model(input_ids=tokens.to(model.device), past_key_values=cache, use_cache=True, **inputs)
+    return cache
+
+
+FREE_SHARE = 0.8
+"""Of the free memory that the unpacked weights may take; more would leave too little for what is computed."""
+
+
+def unpack_when_called(model: PreTrainedModel) -> None:
+    """Has a model unpack its weights when it is called for the first time, as transformers' own loops do."""
+
+    def before(*_: object) -> None:
+        if unpack(model):
+            handle.remove()
+
+    handle = model.register_forward_pre_hook(before)
+
+
+def unpack(model: PreTrainedModel) -> bool:
+    """Whether a model has its weights unpacked, in the dtype that they were loaded in: now it has if they fit.
+
+    Where there is too little memory each layer goes on unpacking its weights at each call.
+    """
+    packed = [module for module in _holders(model) if module.kept is None]
+    sizes = {_place(module): module.inputs * module.outputs * model.dtype.itemsize for module in packed}
+    if sum(sizes.values()) > FREE_SHARE * _free_bytes(model.device):
+        return False
+    made: dict[int, torch.Tensor] = {}
+    with torch.inference_mode(mode=False), torch.no_grad():
+        for module in packed:
+            place = _place(module)  # of a tied table, which is there twice
+            if place not in made:
+                made[place] = module.unpacked().to(model.dtype)
+            module.kept = made[place]
+    return True
+
+
+def _holders(model: PreTrainedModel) -> Iterator[DecodeLinear | DecodeTable]:
+    return (module for module in model.modules() if isinstance(module, DecodeLinear | DecodeTable))
+
+
+def _place(module: DecodeLinear | DecodeTable) -> int:
+    return module.numbers.data_ptr()
+
+
+def _free_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_host_bytes()

@@ -1,21 +1,63 @@
 """The loop, and the pass over a prompt, by the operator that runs a whole decode step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
+from optigpu.ops.decode.cpu.decoder import CpuDecoder, Part, best_instruction_set
 from optigpu.ops.decode.cpu.speculation import GuessingDecoder
 from optigpu.techniques.base import Loop, Notes
-from optigpu.techniques.decoding.native_decode.slots import NativeSlots
-from optigpu.techniques.decoding.native_decode.speculation import NativeSpeculation
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import OptiGPUError, ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.techniques.decoding.native_decode.decoders import Decoder
+    from optigpu.techniques.decoding.native_decode.programs import Decoder
+
+
+class NativeSlots:
+    """Places for `count` sequences of at most `length` tokens each; every call is one pass of the operator.
+
+    A sequence takes pages of `block_tokens` tokens as it grows. Its tokens are, bit by bit, those that it has alone.
+    Raises UnsupportedError for pages that the operator cannot have, and where memory does not suffice.
+    """
+
+    def __init__(self, decoder: CpuDecoder, count: int, length: int, block_tokens: int) -> None:
+        self.count, self.length, self.block_tokens = count, length, block_tokens
+        self._decoder = decoder
+        self._last: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        decoder.begin(count, length, block_tokens)
+
+    def join(self, slot: int, prompt: Sequence[int]) -> int:
+        """The prefill of a sequence at a free place: its first token."""
+        if slot in self._last or not 0 <= slot < self.count:
+            raise OptiGPUError(f"Place {slot} is not a free one of {self.count}; let a sequence leave first.")
+        (self._last[slot],) = self._decoder.advance([Part(slot, 0, prompt, 1)])
+        self._lengths[slot] = len(prompt)
+        return self._last[slot]
+
+    def step(self, slots: Sequence[int]) -> Sequence[int]:
+        """The next token of each sequence at these places; the others wait."""
+        chosen = self._decoder.advance(
+            [Part(slot, self._lengths[slot], (self._last[slot],), 1) for slot in slots]
+        )
+        for slot, token in zip(slots, chosen, strict=True):
+            self._last[slot] = token
+            self._lengths[slot] += 1
+        return chosen
+
+    def leave(self, slot: int) -> None:
+        """The sequence ends and gives its pages back."""
+        del self._last[slot], self._lengths[slot]
+        self._decoder.leave(slot)
+
+    def close(self) -> None:
+        """All sequences end; the memory goes with the next cache."""
+        self._decoder.begin(1, 1)
+        self._last.clear()
+        self._lengths.clear()
 
 
 class NativeLoop:
@@ -118,3 +160,92 @@ def require_operator(device: torch.device) -> str:
             "native_decode needs Triton on CUDA, and it is not installed; install it with: pip install triton."
         )
     return "triton"
+
+
+class Clock(Protocol):
+    """Marks moments."""
+
+    def mark(self) -> object:
+        """This moment."""
+
+
+class NativeSpeculation:
+    """A Loop that decodes one sequence, and has `score`. Tokens that were verified together share a mark."""
+
+    def __init__(
+        self,
+        plain: Loop,
+        decoder: CpuDecoder,
+        guessing: GuessingDecoder,
+        lookahead: int,
+        tokens_at_once: int,
+        facts: Mapping[str, object],
+        notes: Notes,
+    ) -> None:
+        self._plain = plain
+        self._decoder = decoder
+        self._guessing = guessing
+        self._lookahead = lookahead
+        self._tokens_at_once = tokens_at_once
+        self._facts = facts
+        self._notes = notes
+        self._compared = False
+
+    def __call__(
+        self, prompt: torch.Tensor, new_tokens: int, clock: Clock
+    ) -> tuple[torch.Tensor, list[object]]:
+        """Greedy tokens int64 [1, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [1, prompt_tokens].
+
+        Raises UnsupportedError for a batch, and ReplicateError when the first request's tokens are not those of plain
+        decoding, which they are bit by bit.
+        """
+        if prompt.shape[0] != 1:
+            raise UnsupportedError(
+                f"speculative_decoding needs a batch size of 1, not {prompt.shape[0]}; set batch_size to 1."
+            )
+        marks = [clock.mark()]
+        first = self._guessing.begin(prompt, new_tokens).argmax(dim=1, keepdim=True)
+        marks.append(clock.mark())
+        others = first.new_empty(1, new_tokens - 1)
+        calls = self._guessing.decode_into(others, self._tokens_at_once) if new_tokens > 1 else ()
+        for chosen in calls:
+            marks += [clock.mark()] * chosen
+        tokens = torch.cat([first, others], dim=1)
+        self._record()
+        if not self._compared:
+            self._compare(tokens, self._plain(prompt, new_tokens, clock)[0])
+        return tokens, marks
+
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
+
+        By passes that are as long as those that verify can be: what is scored is what would have been guessed.
+        """
+        self._notes.record(**self._facts)
+        batch, length = tokens.shape
+        self._decoder.begin(batch, length)
+        if prefill:
+            self._decoder.extend(tokens[:, :prefill])
+        for start in range(prefill, length, self._lookahead + 1):
+            given = tokens[:, start : start + self._lookahead + 1].tolist()
+            count = len(given[0])
+            self._decoder.advance([Part(row, start, part, count) for row, part in enumerate(given)])
+            yield from self._decoder.logits.clone().view(batch, count, -1).unbind(1)
+
+    def _record(self) -> None:
+        tally = self._guessing.tally
+        self._notes.record(
+            **self._facts,
+            acceptance_rate=tally.accepted / tally.guessed if tally.guessed else None,
+            tokens_per_pass=tally.tokens / tally.passes if tally.passes else None,
+        )
+
+    def _compare(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
+        differing = (tokens != expected)[0].nonzero()
+        if len(differing):
+            raise ReplicateError(
+                f"native_decode with guesses chose another token than without at {int(differing[0])}; leave "
+                "speculative_decoding out, and report this with the model."
+            )
+        self._notes.record(speculation_agreement=1.0)
+        self._compared = True

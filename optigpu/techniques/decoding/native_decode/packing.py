@@ -3,15 +3,15 @@
 What is packed depends on the model, on `Request`, and on the sources that this file imports: see `packed_store.key_of`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.program import FEW_BITS, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import share_left
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
@@ -21,10 +21,14 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     calibration_text,
     moments_by_layer,
 )
-from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears
+from optigpu.techniques.decoding.native_decode.layers import (
+    DecodeLinear,
+    candidates_of,
+    exchange_linears,
+    kept,
+)
 from optigpu.techniques.decoding.native_decode.prediction import Calibration, finer_rows
 from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
-from optigpu.techniques.decoding.native_decode.restoring import restore_linears
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences
 from optigpu.techniques.decoding.native_decode.sequential import sequential_moments
 from optigpu.techniques.decoding.native_decode.tied_table import TiedTable
@@ -130,3 +134,42 @@ def _exchange(
 def _arena_for(places: Sequence[Place], size: int) -> Arena | None:
     """One piece of memory for the layers' packed weights, on a CPU alone."""
     return Arena(size) if weight_of(places[0].layer).device.type == "cpu" else None
+
+
+def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors of the DecodeLinears at some paths, by path and name."""
+    return {
+        f"{path}.{name}": tensor
+        for path in paths
+        for name, tensor in model.get_submodule(path).named_buffers()
+    }
+
+
+def restore_linears(
+    places: Sequence[Place],
+    kinds: Mapping[str, WeightKind],
+    group: int,
+    arena: Arena | None,
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Like `exchange_linears`, with tensors from `packed_tensors`."""
+    for place in places:
+        weight, kind = weight_of(place.layer), kinds[place.path]
+        found = {
+            name.removeprefix(f"{place.path}."): kept(
+                tensor, weight.device, None if name.endswith("bias") else arena
+            )
+            for name, tensor in tensors.items()
+            if name.startswith(f"{place.path}.")
+        }
+        about = kind, weight.shape[1], 0 if kind == "bf16" else group
+        rows = found.get("finer.rows")
+        finer = None if rows is None else FinerRows(rows, _restored("finer.", len(rows), *about, found))
+        place.put(DecodeLinear(replace(_restored("", weight.shape[0], *about, found), finer=finer)))
+
+
+def _restored(
+    prefix: str, outputs: int, kind: WeightKind, inputs: int, group: int, tensors: Mapping[str, torch.Tensor]
+) -> Matrix:
+    scale, bias, unit = (tensors.get(prefix + name) for name in ("scale", "bias", "unit"))
+    return Matrix(kind, outputs, inputs, group, tensors[f"{prefix}numbers"], scale, bias, unit)

@@ -1,13 +1,15 @@
 """How a decoder's program is filled from a transformers model."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Embedding, LayerNorm, Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from optigpu.ops.decode.program import Block, Matrix, Norm, Program, WeightKind
+from optigpu.hardware.cpu import one_cpu_of_each_core
+from optigpu.ops.decode.cpu.decoder import CpuDecoder
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, WeightKind
 from optigpu.surgery.places import storage_of, weight_of
 from optigpu.techniques.decoding.native_decode.layers import (
     DecodeLinear,
@@ -18,6 +20,12 @@ from optigpu.techniques.decoding.native_decode.layers import (
 )
 from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
 from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD_PATH
+
+if TYPE_CHECKING:
+    from optigpu.ops.decode.cuda.decoder import CudaDecoder
+
+    Decoder = CpuDecoder | CudaDecoder
+
 
 ATTACHED = "native_decode"
 """The model's attribute for tensors that its program has copied."""
@@ -165,3 +173,17 @@ def _norm_tensors(program: Program) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name}_weight", norm.weight
         if norm.bias is not None:
             yield f"{name}_bias", norm.bias
+
+
+def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
+    """A decoder on the device of the program's weights; on a CPU with as many threads as torch has."""
+    if program.device.type != "cpu":
+        from optigpu.ops.decode.cuda.decoder import CudaDecoder  # imports Triton
+
+        return CudaDecoder(program, kv)
+    return CpuDecoder(program, kv, threads=torch.get_num_threads(), cpus=one_cpu_of_each_core())
+
+
+def placement_facts(decoder: "Decoder") -> dict[str, Any]:
+    """On which memory nodes the weights lie; empty where there was no choice."""
+    return decoder.placement.facts() if isinstance(decoder, CpuDecoder) and decoder.placement else {}

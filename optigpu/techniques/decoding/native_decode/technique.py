@@ -192,9 +192,8 @@ class NativeDecode(Technique):
 
     def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """The operator's own loop."""
-        from optigpu.techniques.decoding.native_decode.decoders import new_decoder, placement_facts
         from optigpu.techniques.decoding.native_decode.loop import NativeLoop
-        from optigpu.techniques.decoding.native_decode.programs import attached
+        from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder, placement_facts
 
         program = attached(model)
         decoder = new_decoder(program, self.kv)
@@ -203,9 +202,8 @@ class NativeDecode(Technique):
 
     def forward(self, forward: Forward, notes: Notes) -> Forward:
         """The whole prompt by the operator."""
-        from optigpu.techniques.decoding.native_decode.decoders import new_decoder, placement_facts
         from optigpu.techniques.decoding.native_decode.loop import NativePass
-        from optigpu.techniques.decoding.native_decode.programs import attached
+        from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder, placement_facts
 
         program = attached(forward.model)  # type: ignore[attr-defined]
         decoder = new_decoder(program, self.kv)

@@ -1,15 +1,18 @@
 """int8_hybrid: the least memory that a target asks for, with more bits where they are worth most."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability
+from optigpu.models.tensors import Matrix, Part
+from optigpu.ops.layouts import int4_bytes, int8_bytes
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from optigpu.models.tensors import StoredWeights
+
 
 DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
 """Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
@@ -145,3 +149,40 @@ class Int8Hybrid(Technique):
                 f"{self.name}: with {self.bits} bits this model needs at least {share:.2%} of its fp32 bytes, and "
                 f"memory_target is {self.memory_target:.2%}; {', or '.join(['raise it', *others])}."
             )
+
+
+GROUP = 32
+"""Of Int4Scheme's default."""
+
+
+def hybrid_bytes(weights: "StoredWeights", bits: int, device: DeviceKind, target: float) -> "StoredWeights":
+    """The fewest bits for every matrix, and what the target leaves above them as one more entry of `other_bytes`."""
+    four = partial(int4_bytes, device=device, group=GROUP, offsets=False, half=weights.half)
+    eight = partial(int8_bytes, device=device)
+
+    def least(outputs: int, inner: int) -> int:
+        return eight(outputs, inner) if bits == 8 or inner % GROUP else four(outputs, inner)
+
+    packed = weights.with_bytes(least, head=True)
+    matrices = tuple(_table(matrix, weights, eight) for matrix in packed.matrices)
+    found = packed.but(matrices=matrices)
+    whole = sum(4 * _numbers(matrix, weights.tied) for matrix in weights.matrices)
+    whole += 4 * (weights.other_bytes // weights.width)
+    return found.but(other_bytes=found.other_bytes + max(0, int(target * whole) - found.bytes))
+
+
+def _table(matrix: Matrix, weights: "StoredWeights", eight: "partial[int]") -> Matrix:
+    """An embedding is int8, or the head's own table where they are tied; positions get 16 bits at the most."""
+    if matrix.part is Part.EMBEDDING:
+        return replace(matrix, bytes=0 if weights.tied else eight(matrix.outputs, matrix.inner))
+    if matrix.part is Part.POSITIONS:
+        return replace(matrix, bytes=matrix.elements * min(2, weights.width))
+    return matrix
+
+
+def _numbers(matrix: Matrix, tied: bool) -> int:
+    """How many weights and biases all of a kind have; a tied head has none of its own."""
+    if matrix.part is Part.HEAD and tied:
+        return 0
+    biases = matrix.outputs if matrix.bias_bytes else 0
+    return matrix.count * (matrix.elements + biases)
