@@ -1,9 +1,8 @@
-"""Decoder programs with random weights."""
+"""Decoder programs with random weights, packed for the CPU operator."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import Activation, Block, FinerRows, Matrix, Norm, Program, WeightKind
 
 CONTEXT = 64
-Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
 
 
 class Shape(NamedTuple):
@@ -39,31 +37,25 @@ LIKE_LLAMA = Shape(True, kv_heads=2, inner=384, window=7, activation="silu")
 
 
 @cache
-def random_program(
-    shape: Shape,
-    kinds: WeightKind | tuple[WeightKind, ...],
-    group: int = 32,
-    seed: int = 0,
-    packing: Packing = pack,
-    device: str = "cpu",
-) -> Program:
-    """Weights whose outputs are about as large as their inputs; the same for the same arguments.
-
-    Matrices are of the kinds in turns, packed for the CPU operator unless another packing is given.
-    """
+def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 0) -> Program:
+    """Weights whose outputs are about as large as their inputs; the same for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
-    kind = cycle((kinds,) if isinstance(kinds, str) else kinds)
 
     def draw(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator).to(device)
+        return torch.randn(*size, generator=generator)
 
     def matrix(outputs: int, inputs: int, biased: bool = True) -> Matrix:
-        weight, bias = draw(outputs, inputs) * inputs**-0.5, draw(outputs) * 0.1
-        return packing(weight, bias if biased else None, next(kind), group)
+        return pack(
+            draw(outputs, inputs) * inputs**-0.5, draw(outputs) * 0.1 if biased else None, kind, group
+        )
 
     def norm() -> Norm:
-        weight, bias = 1 + 0.1 * draw(shape.width), 0.1 * draw(shape.width)
-        return Norm("rms", weight, None, 1e-5) if shape.rotary else Norm("layer", weight, bias, 1e-5)
+        weight = 1 + 0.1 * draw(shape.width)
+        return (
+            Norm("rms", weight, None, 1e-5)
+            if shape.rotary
+            else Norm("layer", weight, 0.1 * draw(shape.width), 1e-5)
+        )
 
     def block() -> Block:
         heads, shared = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -81,28 +73,31 @@ def random_program(
         )
 
     def table(rows: int, size: float) -> Matrix:
-        return packing(size * draw(rows, shape.width), None, "bf16" if kinds == "bf16" else "w8", group)
+        return pack(size * draw(rows, shape.width), None, "bf16" if kind == "bf16" else "w8", group)
 
     head = matrix(shape.vocabulary, shape.width, False)
     if not shape.rotary:
-        rows = torch.arange(1, shape.vocabulary, 5, device=device)
+        rows = torch.arange(1, shape.vocabulary, 5)
         left = 0.1 * shape.width**-0.5 * draw(len(rows), shape.width)
-        head = replace(head, finer=FinerRows(rows, packing(left, None, head.kind, group)))
+        head = replace(head, finer=FinerRows(rows, pack(left, None, kind, group)))
     return Program(
         *(shape.width, shape.heads, shape.kv_heads, shape.head_size, shape.inner, shape.vocabulary, CONTEXT),
         shape.activation,
         table(shape.vocabulary, 1.0) if shape.rotary else head,
         None if shape.rotary else table(CONTEXT, 0.3 * shape.width**-0.5),
-        (lambda length: rotary_table(length, shape.head_size, device)) if shape.rotary else None,
+        _rotary(shape.head_size) if shape.rotary else None,
         tuple(block() for _ in range(shape.blocks)),
         norm(),
         head,
     )
 
 
-def rotary_table(length: int, size: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
-    return angles.cos().to(device), angles.sin().to(device)
+def _rotary(size: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    def table(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        return angles.cos(), angles.sin()
+
+    return table
 
 
 def tokens(shape: Shape, sequences: int, count: int, seed: int = 1) -> torch.Tensor:

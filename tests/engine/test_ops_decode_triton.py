@@ -23,7 +23,12 @@ SCENES = (
     "keys_and_values",
     "attentions",
     "prefills",
-    "steps",
+    "w3k_steps",
+    "w4_steps",
+    "w4k_steps",
+    "w8_steps",
+    "bf16_steps",
+    "mixed_steps",
     "decoding",
 )
 
