@@ -62,7 +62,7 @@ class Metrics:
 class _Read(NamedTuple):
     """What was read from the database, and when by the monotonic clock."""
 
-    tallies: Figures
+    figures: Figures
     tally: Tally
     at_s: float
 

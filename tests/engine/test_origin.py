@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 import optigpu
-from optigpu.hardware import probe
-from optigpu.hardware.probe import container, git_revision, image
+from optigpu.hardware.probe import IMAGE, REVISION, container, git_revision, image
 from tests.engine.trees import tree
 from tests.pages import ROOT
 
 
 @pytest.fixture(autouse=True)
 def _a_plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (probe.IMAGE, probe.REVISION, "KUBERNETES_SERVICE_HOST"):
+    for name in (IMAGE, REVISION, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -116,8 +115,8 @@ def test_without_git_nobody_knows(package: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_image_says_what_it_was_built_from_and_a_checkout_knows_better(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(probe.REVISION, "f" * 40)
-    monkeypatch.setenv(probe.IMAGE, "optigpu:0.1.0")
+    monkeypatch.setenv(REVISION, "f" * 40)
+    monkeypatch.setenv(IMAGE, "optigpu:0.1.0")
     assert git_revision(tmp_path / "site-packages/optigpu") == ("f" * 40, None)
     assert git_revision(package) == (git(package, "rev-parse", "HEAD"), False)
     assert image() == "optigpu:0.1.0"
@@ -126,15 +125,15 @@ def test_an_image_says_what_it_was_built_from_and_a_checkout_knows_better(
 def test_an_image_whose_builder_said_nothing_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(probe.REVISION, "")
-    monkeypatch.setenv(probe.IMAGE, "")
+    monkeypatch.setenv(REVISION, "")
+    monkeypatch.setenv(IMAGE, "")
     assert git_revision(tmp_path) == (None, None)
     assert image() is None
 
 
 def test_the_dockerfile_passes_what_a_result_says_of_its_image() -> None:
     text = (ROOT / "Dockerfile").read_text()
-    assert f"{probe.IMAGE}=$IMAGE {probe.REVISION}=$REVISION" in text
+    assert f"{IMAGE}=$IMAGE {REVISION}=$REVISION" in text
 
 
 @pytest.mark.parametrize(
