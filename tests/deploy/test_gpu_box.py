@@ -25,7 +25,7 @@ from optigpu.variables import KNOWN
 from optigpu.vocabulary import new_id
 from tests.deploy.compose import ROOT, read_compose
 from tests.deploy.gpu_host import LISTED
-from tests.engine.command import optigpu
+from tests.engine.processes import optigpu
 from tests.servers.process import free_port, scratch_folder, serve
 from tests.service.receiver import own_certificate
 from tests.service.records import a_metric, a_result

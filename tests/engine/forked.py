@@ -1,7 +1,7 @@
 """Processes that are forked from one that has imported torch and transformers: to import them takes seconds of CPU.
 
 Each is a process of its own, with its own session, descriptors and variables, confined as always, and runs the same
-program as another. What a start itself does is shown in test_replicate.py, test_child.py and test_confinement.py.
+program as another. What a start itself does is shown in test_replicate.py and test_child.py.
 """
 
 import ctypes

@@ -1,11 +1,18 @@
-"""A real measuring process that is asked for rounds as the conductor asks, so that tests can disturb it."""
+"""Measuring processes that are asked as the conductor asks: real ones, and one in this process."""
 
+import gc
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from optigpu.child.messages import Assignment, Ready
+import torch
+
+from optigpu.child import replicate
+from optigpu.child.messages import ANSWER, Answer, Assignment, Ready
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.residents import WarmUpWatch
@@ -21,7 +28,7 @@ from optigpu.documents.result import Verdict
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, Frozen
 
 ROUNDS, ROUND_S = 4, 0.5
 SPEC = JobSpec.model_validate(
@@ -108,24 +115,45 @@ def verdict_as_if_alone(replicate: Replicate) -> Verdict:
     return verdict(replace(replicate, host_samples=alone))
 
 
-def verdict_as_if_beside(replicate: Replicate, name: str) -> Verdict:
-    """What it would say if of all others only the process of this name had run on this machine meanwhile."""
-    beside = tuple(
-        HostSample(
-            wall_s=sample.wall_s,
-            cpus=sample.cpus,
-            foreign_s=sample.named.get(name, 0.0),
-            named={name: sample.named.get(name, 0.0)},
-            crowding=frozenset(each for each in sample.crowding if each[2] == name),
-        )
-        for sample in replicate.host_samples
-    )
-    return verdict(replace(replicate, host_samples=beside))
-
-
 def evidence(replicate: Replicate) -> Evidence:
     """The rounds that its figures come from, by the fastest probe of any of them."""
     probes = [sample.probe_s for sample in replicate.host_samples if sample.probe_s]
     yardstick = Yardstick(DeviceKind.CPU, min(probes, default=None))
     goal = Goal.of(SPEC.measure, replicate.ready.request_s)
     return Evidence(1, replicate, replicate.selection(yardstick, goal))
+
+
+class InProcess:
+    """Told and listened to as a `Child` is. Every message is JSON on its way, and every answer too."""
+
+    pid = os.getpid()
+
+    def __init__(self) -> None:
+        self._answers: deque[str] = deque()
+        self._subject: replicate.Subject | None = None
+
+    def tell(self, message: Frozen) -> None:
+        """Has it answered before this returns; the first message is the assignment."""
+        line = message.model_dump_json()
+        if self._subject is None:
+            self._subject = replicate._begin(line, self._say)
+        else:
+            replicate._obey(line, self._subject, self._say)
+
+    def listen(self) -> Answer:
+        """The next answer, of those that there are."""
+        return ANSWER.validate_json(self._answers.popleft())
+
+    def _say(self, answer: Answer) -> None:
+        self._answers.append(answer.model_dump_json())
+
+
+@contextmanager
+def in_process() -> Iterator[Child]:
+    """One of them; what it does to this process is undone."""
+    threads = torch.get_num_threads()
+    try:
+        yield cast(Child, InProcess())
+    finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()

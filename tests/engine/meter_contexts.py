@@ -1,16 +1,21 @@
-"""What a meter finds before it: a tiny model with a request, or a request of the test's own."""
+"""What a meter finds before it: a tiny model with a request, one of the test's own, or a trained model in a stack."""
 
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar, Literal, cast
 
+import pytest
+
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.hardware.sensors import Ticker
-from optigpu.meters.base import MeterContext, QualityOptions
-from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind
+from optigpu.meters.base import MeterContext, QualityOptions, Reading
+from optigpu.meters.quality import QualityMeter, make_reference
+from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
+from optigpu.vocabulary import DeviceKind, Layer
 from optigpu.workloads.base import Request, Workload
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
@@ -73,3 +78,133 @@ def fail() -> None:
 def tickers() -> int:
     """Threads of a Ticker that are still there."""
     return sum(thread.name == Ticker.THREAD for thread in threading.enumerate())
+
+
+MODEL = "path:trained"
+VOCABULARY = 320
+WORKLOAD = Generate(prompt_tokens=24, new_tokens=40, batch_size=2)
+LENGTH = 64
+
+
+class Flattened(Technique):
+    """Halves the logits of each decoded token: the same best token, another distribution."""
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.COMPILATION
+    name: Literal["flattened"] = "flattened"
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        def halved(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+            found, logits = step(tokens, position, cache)
+            return found, logits / 2
+
+        return halved
+
+
+class Spoiled(Technique):
+    """Adds noise to every weight."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    name: Literal["spoiled"] = "spoiled"
+    noise: float
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        import torch
+
+        torch.manual_seed(3)
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * self.noise * weight.std())
+
+
+class Broken(Flattened):
+    """Gives no numbers."""
+
+    name: Literal["broken"] = "broken"  # type: ignore[assignment]
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        return lambda tokens, position, cache: (tokens, step(tokens, position, cache)[1] * math.nan)
+
+
+class Spy(Technique):
+    """Notes the positions and the cache of each decode step."""
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.COMPILATION
+    name: Literal["spy"] = "spy"
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        def seen(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+            known = notes.facts.get("seen", [])
+            notes.record(seen=[*known, (tokens.flatten().tolist(), int(position), id(cache))])
+            return step(tokens, position, cache)
+
+        return seen
+
+
+class OwnLoop(Technique):
+    """Replaces the decode loop by one that is a function, or one that gives logits."""
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    name: Literal["own_loop"] = "own_loop"
+    scores: bool
+
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        return ScoringLoop(loop) if self.scores else lambda *arguments: loop(*arguments)
+
+
+class ScoringLoop:
+    """A loop that finds all tokens equally likely."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def __call__(self, prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+        return self._loop(prompt, new_tokens, clock)
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        import torch
+
+        for _ in range(prefill, tokens.shape[1]):
+            yield torch.zeros(tokens.shape[0], VOCABULARY)
+
+
+def context_of(
+    applied: DecodingModel,
+    folder: Path,
+    workload: Generate = WORKLOAD,
+    model: str = MODEL,
+    **options: Any,
+) -> MeterContext:
+    """A meter's context in which one request was run already."""
+    runtime = asked(applied, folder)
+    request = workload.prepare(runtime)
+    request.run()
+    return MeterContext(runtime, request, workload, model, folder, 0, QualityOptions(**options))
+
+
+def context(folder: Path, *stack: Technique, **options: Any) -> MeterContext:
+    """The trained model with that stack, and the usual workload."""
+    return context_of(runtime_of(MODEL, *stack), folder, **options)
+
+
+def measured(folder: Path, *stack: Technique, **options: Any) -> Reading:
+    """A reference, and a variant with that stack compared with it."""
+    assert make_reference(context(folder, **options)).reasons == {}
+    return QualityMeter().read(context(folder, *stack, **options))
+
+
+def exact_model() -> Any:
+    """The plain model in float64."""
+    return runtime_of(MODEL).model.double()
+
+
+def assert_nothing(reading: Reading, why: str) -> None:
+    """No value at all, and one sentence for every metric."""
+    assert reading.values == {}
+    assert set(reading.reasons) == set(QualityMeter.metrics)
+    (reason,) = set(reading.reasons.values())
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(reason)
+    assert reason.endswith(".")

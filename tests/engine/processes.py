@@ -1,22 +1,33 @@
-"""What tests need to know of processes."""
+"""What tests need to know of processes, and the command `optigpu` in this one, which saves its start."""
 
+import io
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import psutil
+import pytest
 
 from optigpu.child.priority import HIGHEST
+from optigpu.cli import main
 
 PATIENCE_S = 60.0
 STARTED = "LC_OPTIGPU_STARTED"
 """Names the file to which the self-test's child adds its id: variables that begin with LC_ reach it."""
 
 
+OWN_MODULES = ("selftest_made", "tampered")
+"""Children that are a module each; all others are functions of one."""
+
+
 def program(name: str, *arguments: object) -> tuple[str, ...]:
     """The command of one of the children."""
-    return (sys.executable, "-m", f"tests.engine.children.{name}", *map(str, arguments))
+    words = (name, *arguments) if name in OWN_MODULES else ("behaving", name, *arguments)
+    return (sys.executable, "-m", f"tests.engine.children.{words[0]}", *map(str, words[1:]))
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -45,3 +56,20 @@ def may_come_first() -> bool:
     ask = f"import os; os.setpriority(os.PRIO_PROCESS, 0, {HIGHEST})"
     made = subprocess.run([sys.executable, "-c", ask], check=False, stderr=subprocess.DEVNULL)
     return made.returncode == 0
+
+
+def optigpu(
+    variables: Mapping[str, str], *arguments: str, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs it with `variables` besides those of this process, in `folder`."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in variables.items():
+            if os.environ.get(name) != value:
+                patch.setenv(name, value)
+        if folder:
+            patch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+    status = ended.value.code
+    return subprocess.CompletedProcess(arguments, int(status or 0), out.getvalue(), err.getvalue())

@@ -1,17 +1,21 @@
-"""A session with one of the children as its measuring process, and a memory rule that the test hands in."""
+"""Sessions with one of the children as measuring process, and jobs that are brief."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.events import Event
-from optigpu.documents.result import Environment
+from optigpu.documents.result import Environment, Result
 from optigpu.hardware.probe import probe
 from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.measure import Report, run
 from optigpu.vocabulary import DeviceKind
 from tests.engine.processes import program
 
@@ -76,3 +80,47 @@ def session_with(
         memory_rule=space_for(space),
     )
     return session, events
+
+
+BRIEF: dict[str, Any] = {
+    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
+    "limits": {"wait_for_quiet_s": 0},
+}
+"""The fields of such a job."""
+
+
+@pytest.fixture(scope="session")
+def own_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A lock of their own for jobs that are started without one, so that no other program's job is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTIGPU_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+        yield
+
+
+QUICK: dict[str, Any] = {
+    "replicates": 1,
+    "min_seconds": 0.01,
+    "max_seconds": 1,
+    "meters": ["latency", "memory", "quality"],
+    "quality": {"tokens": 200},
+}
+"""How little a job measures whose figures are not looked at."""
+GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16}
+
+
+def quick_job(**changes: Any) -> JobSpec:
+    """Of a trained model that generates; `changes` are fields of the job."""
+    document = {"workload": GENERATE, "model": "bundled:tiny", "measure": QUICK}
+    return JobSpec.model_validate(document | {"limits": {"wait_for_quiet_s": 0}} | changes)
+
+
+def measured(spec: JobSpec, lock_dir: Path) -> Report:
+    """With one thread: beside other tests, two that wait for each other take many times as long."""
+    return run(spec, lambda _: None, lock_dir=lock_dir, threads=1)
+
+
+def value(result: Result, metric: str) -> float:
+    """Of a metric that has one."""
+    found = result.metrics[metric].value
+    assert found is not None, result.metrics[metric].reason
+    return found

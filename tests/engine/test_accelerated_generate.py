@@ -25,8 +25,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from optigpu import accelerate
 from optigpu.surgery.places import Place, become, linear_places
-from optigpu.techniques.decoding.native_decode import generating
-from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, DecodeTable
+from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
 from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder
 from tests.breadth import spread
 from tests.engine.tiny_models import tiny_model
@@ -272,86 +271,3 @@ def test_what_is_left_to_transformers_has_the_packed_weights(
     name = named.removeprefix("output_")
     for mine, its in zip(found[name], expected[name], strict=True):
         torch.testing.assert_close(mine, its)
-
-
-def test_an_assistant_may_be_accelerated(models: Models) -> None:
-    expected = seeded(models.floats, PROMPT)
-    with pytest.warns(UserWarning, match="accelerate: .*the work of an assistant"):
-        assert seeded(models.floats, PROMPT, assistant_model=models.fast).equal(expected)
-
-
-def test_a_request_within_another_does_not_disturb_it(models: Models) -> None:
-    class Asks(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            models.fast.generate(input_ids, max_new_tokens=1)
-            return scores
-
-    expected = seeded(models.native, BATCH, use_cache=False)
-    with pytest.warns(UserWarning, match="accelerate: .*a second request at the same time"):
-        assert seeded(models.fast, BATCH, logits_processor=LogitsProcessorList([Asks()])).equal(expected)
-
-
-def test_guidance_calls_the_model_itself(models: Models) -> None:
-    with natively():
-        found = seeded(models.fast, PROMPT, guidance_scale=1.5, negative_prompt_ids=torch.tensor([[8, 9]]))
-    expected = seeded(models.floats, PROMPT, guidance_scale=1.5, negative_prompt_ids=torch.tensor([[8, 9]]))
-    assert found.shape[1] > PROMPT.shape[1]
-    assert found[0, : PROMPT.shape[1] + 2].equal(expected[0, : PROMPT.shape[1] + 2])
-
-
-def test_the_callers_own_loop_gets_the_model(models: Models) -> None:
-    def twice(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        logits = model(input_ids).logits[:, -1]
-        return torch.cat([input_ids, logits.topk(2).indices], dim=1)
-
-    expected = models.floats.generate(PROMPT, custom_generate=twice)
-    assert models.fast.generate(PROMPT, custom_generate=twice).equal(expected)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"nonsense": 3},
-        {"stop_strings": ["x"]},
-        {"max_new_tokens": 0},
-        {"num_return_sequences": 2},
-        {"penalty_alpha": 0.6, "top_k": 4},
-        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-        {"temperature": -1.0, "do_sample": True},
-        {"cache_implementation": "nonsense"},
-        {"num_beams": 2, "streamer": object()},
-    ],
-    ids=lambda wrong: "+".join(wrong),
-)
-def test_what_transformers_refuses_is_refused_in_its_words(models: Models, wrong: dict[str, Any]) -> None:
-    def refused(model: Any) -> tuple[type[Exception], str]:
-        with pytest.raises((ValueError, TypeError, AttributeError)) as error:
-            model.generate(PROMPT, **wrong)
-        return error.type, str(error.value)
-
-    assert refused(models.fast) == refused(models.floats)
-
-
-def holders(model: Any) -> list[Any]:
-    return [each for each in model.modules() if isinstance(each, DecodeLinear | DecodeTable)]
-
-
-def test_weights_are_unpacked_once_and_only_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast: Any = accelerate(tiny_model("qwen2").bfloat16(), weights="w8")
-    names = set(fast.state_dict())
-    before = [each.unpacked() for each in holders(fast)]
-    beams = {"num_beams": 2, "max_new_tokens": 2}
-    with natively():
-        fast.generate(PROMPT, max_new_tokens=2)
-    assert all(each.kept is None for each in holders(fast))
-    with monkeypatch.context() as patch:
-        patch.setattr(generating, "FREE_SHARE", 0.0)
-        with pytest.warns(UserWarning, match="not enough free memory"):
-            packed = fast.generate(PROMPT, **beams)
-        assert all(each.kept is None for each in holders(fast))
-    with pytest.warns(UserWarning, match="as fast as the model was before"):
-        assert fast.generate(PROMPT, **beams).equal(packed)
-    for each, weights in zip(holders(fast), before, strict=True):
-        assert each.kept.equal(weights.bfloat16())
-    assert fast.lm_head.kept is fast.model.embed_tokens.kept  # a tied table is there once
-    assert set(fast.state_dict()) == names

@@ -1,11 +1,14 @@
-"""What a library was really built with: counted in files that a compiler makes here, and held against the machine."""
+"""What was compiled: instructions of libraries against the machine, and every Triton kernel for every GPU."""
 
-import shutil
+import json
+import os
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,6 @@ from optigpu.documents.result import Accelerator
 from optigpu.engines import libraries
 from optigpu.engines.libraries import (
     LIBRARIES,
-    NO_OBJDUMP,
     TOO_LARGE,
     EngineLibrary,
     Machine,
@@ -25,8 +27,13 @@ from optigpu.engines.libraries import (
     mentions,
 )
 from optigpu.hardware import probe
+from optigpu.hardware.catalog import capabilities
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.ops.kernel import Example
+from tools.kernels.compiling import Compiled
+from tools.kernels.sources import examples_of
+from tools.kernels.table import faults, row_of
 
 PROGRAM = """
 int dot(const unsigned char *a, const signed char *b, int n) {
@@ -67,15 +74,6 @@ def test_instructions_are_counted(built: Built) -> None:
     assert plain.instructions == dict.fromkeys(libraries.SETS, 0)
 
 
-def test_a_file_is_looked_at_once_until_it_changes(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = built("one.so", *FULL)
-    first = counted(library)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert counted(library) == first
-    built("one.so")
-    assert counted(library).reason == NO_OBJDUMP
-
-
 def test_what_cannot_be_counted_has_its_reason(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,37 +105,6 @@ def test_a_library_lacks_what_the_machine_has_and_a_right_build_uses(engine: Eng
     modest = build_facts("torch", Machine(("avx2",)))
     assert modest is not None
     assert (modest.lacks, modest.build) == ((), None)
-
-
-def test_a_whole_build_lacks_nothing(
-    engine: EngineLibrary, built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built("full.so", *FULL)
-    monkeypatch.setitem(LIBRARIES, "torch", replace(engine, file="full.so"))
-    found = build_facts("torch", VNNI)
-    assert found is not None
-    assert found.lacks == ()
-
-
-def test_what_a_library_says_of_itself_counts_where_it_cannot_be_read(
-    engine: EngineLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    found = build_facts("torch", VNNI, "CPU : AVX512 = 1 | LLAMAFILE = 1")
-    assert found is not None
-    assert found.lacks == ("vnni instructions",)
-    assert str(found.reason).startswith(NO_OBJDUMP)
-    silent = build_facts("torch", VNNI)
-    assert silent is not None
-    assert (silent.lacks, silent.instructions) == ((), None)
-
-
-def test_an_engine_that_is_not_here_has_no_facts(
-    engine: EngineLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(LIBRARIES, "torch", replace(engine, file="absent.so"))
-    assert build_facts("torch", VNNI) is None
-    assert build_facts("endpoint", VNNI) is None
 
 
 def test_a_variant_has_its_engine_s_library_and_those_of_its_techniques(engine: EngineLibrary) -> None:
@@ -200,3 +167,99 @@ def _with_gpu_code(folder: Path, codes: tuple[tuple[int, int], ...]) -> Path:
     library = folder / "gpu.so"
     subprocess.run(["gcc", "-shared", "-fPIC", str(folder / "code.s"), "-o", str(library)], check=True)
     return library
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+CARDS = {each.name: each for each in capabilities()}
+AGAIN = "sm_90"
+"""The capability for which everything is compiled in each run."""
+SMALL = Compiled(registers=32, spilled_bytes=0, shared_bytes=0, threads=128, loaded_bytes=16, ptx="")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows that the tool writes now; it ends with status 0.
+
+    Published ones whose kernel, launch and compiler have not changed are taken over, but for one capability.
+    """
+    folder = tmp_path_factory.mktemp("kernels")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tools.kernel_table", "--output", str(folder), "--processes", "1"),
+            *("--published", str(RESULTS / "kernels.json"), "--again", AGAIN),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    rows: list[dict[str, Any]] = json.loads((folder / "kernels.json").read_text())["rows"]
+    return rows
+
+
+def names_of(rows: list[dict[str, Any]]) -> set[tuple[str, ...]]:
+    return {(row["file"], row["kernel"], row["example"], row["capability"]) for row in rows}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_kernel_compiles_for_every_card_within_its_limits(table: list[dict[str, Any]]) -> None:
+    assert {row["capability"] for row in table} == set(CARDS)
+    for row in table:
+        assert row["faults"] == [], row
+        if row["reason"] is None:
+            assert row["blocks"] >= 1, row
+        else:
+            assert row["reason"] == f"{row['capability']} has no bfloat16"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_published_table_has_these_kernels_and_no_others(table: list[dict[str, Any]]) -> None:
+    published = json.loads((RESULTS / "kernels.json").read_text())["rows"]
+    assert names_of(published) == names_of(table), "run python -m tools.kernel_table and commit docs/results"
+    page = (RESULTS / "kernels.md").read_text()
+    for row in published:
+        assert f"## {row['kernel']}\n" in page
+        assert f"| {row['example']} | {row['capability']} | " in page
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_published_figures_are_those_that_are_compiled_now(table: list[dict[str, Any]]) -> None:
+    published = {row["digest"]: row for row in json.loads((RESULTS / "kernels.json").read_text())["rows"]}
+    again = [row for row in table if row["capability"] == AGAIN]
+    assert again
+    for row in again:
+        assert published.get(row["digest"], row) == row, (
+            "run python -m tools.kernel_table and commit docs/results"
+        )
+
+
+def test_a_kernel_that_does_not_compile_is_a_fault() -> None:
+    example = examples_of("norm.triton_norm", CARDS["sm_90"])[0]
+    call = replace(example.call, constants={**example.call.constants, "BLOCK": 1000})  # no power of two
+    row = row_of("norm.triton_norm", Example("broken", call), CARDS["sm_90"])
+    assert row.reason == "it does not compile"
+    assert row.faults[0].startswith("it does not compile: ")
+
+
+@pytest.mark.parametrize(
+    ("card", "done", "words"),
+    [
+        (
+            "sm_90",
+            replace(SMALL, spilled_bytes=9),
+            "9 bytes of registers spilled by a thread, and 8 are allowed",
+        ),
+        ("sm_80", replace(SMALL, registers=200, threads=512), "102400 registers of a block, and 65536"),
+        ("sm_75", replace(SMALL, shared_bytes=65_537), "65537 bytes of shared memory of a block, and 65536"),
+    ],
+)
+def test_what_is_beyond_a_card_is_a_fault(card: str, done: Compiled, words: str) -> None:
+    (fault,) = faults(done, 8, CARDS[card])
+    assert fault.startswith(words)
+    assert faults(SMALL, 8, CARDS[card]) == []

@@ -1,12 +1,11 @@
-"""The bundled models: trained, in the package, without a network, and better at text than counting is."""
+"""The bundled models: trained, in the package, better at text than counting is; and the tool that trains them."""
 
 import hashlib
-import json
 import math
+import random
+import runpy
 import socket
-import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,17 @@ from safetensors import safe_open
 from optigpu.documents.events import Event
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
-from optigpu.models.facts import facts_of
-from optigpu.models.loading.footprint import weight_bytes
-from optigpu.models.loading.load import load_model, load_tokenizer, loaded_facts
+from optigpu.models.loading.load import MODELS_DIR, load_model, load_tokenizer
 from optigpu.models.reference import BUNDLED, ModelReference, bundled_parameters, parse_reference
-from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import SpecError, UnsupportedError
-from tests.engine.tiny_models import runtime_of
+from tests.breadth import cases
+from tools.bundled_model import training
+from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT
 from tools.bundled_model.baselines import Trigram, Unigram
-from tools.bundled_model.text import END_OF_TEXT, encode, read_documents
+from tools.bundled_model.text import encode, read_documents, train_tokenizer
+from tools.bundled_model.training import Recipe, train
 
-pytestmark = pytest.mark.usefixtures("forked_children")
-
-ROOT = Path(__file__).resolve().parents[2]
 LARGEST_BYTES = {"tiny": 8_000_000, "small": 12_000_000}
 EMBEDDINGS = {"tiny": "transformer.wte.weight", "small": "model.embed_tokens.weight"}
-FAMILIES = {"tiny": "gpt2", "small": "llama"}
-CONTEXT = 512
 TEXT = """The old man came down to the harbour every morning before the sun was up, and stood for some time
 looking at the water. He had been a sailor when he was young, and had seen a great many places of which the
 people in the village had never heard; but he did not often speak of them. "I have no story to tell," he would say,
@@ -96,6 +88,7 @@ def windows(tokens: Any, count: int) -> list[Any]:
 # What is in the package
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_weights_are_small_enough_and_the_tied_head_is_there_once(name: str, folder: Path) -> None:
     weights = folder / "model.safetensors"
     assert weights.stat().st_size <= LARGEST_BYTES[name]
@@ -107,52 +100,7 @@ def test_the_weights_are_small_enough_and_the_tied_head_is_there_once(name: str,
     assert "lm_head.weight" not in names
 
 
-def test_package_data_names_each_of_its_files(folder: Path) -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packaged = {
-        path for glob in settings["package-data"]["optigpu"] for path in (ROOT / "optigpu").glob(glob)
-    }
-    files = {path for path in folder.iterdir() if path.is_file()}
-    assert {path.name for path in files} >= {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "MODEL_CARD.md",
-    }
-    assert files - packaged == set()
-
-
-def test_the_card_is_about_these_weights(folder: Path) -> None:
-    card = (folder / "MODEL_CARD.md").read_text("utf-8")
-    raw = (folder / "model.safetensors").read_bytes()
-    assert hashlib.sha256(raw).hexdigest() in card
-    assert f"{len(raw):,} bytes" in card
-
-
-def test_its_shapes_are_known_without_torch(name: str, reference: ModelReference) -> None:
-    facts = facts_of(reference)
-    assert facts is not None
-    found = (facts.family, facts.context, facts.hidden_size % 256, facts.tied_head)
-    assert found == (FAMILIES[name], CONTEXT, 0, True)
-    code = f"""if True:
-        import sys
-        from optigpu.models.facts import facts_of
-        from optigpu.models.reference import parse_reference
-        assert facts_of(parse_reference("{reference}"))
-        assert not {{"torch", "transformers"}} & set(sys.modules)
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_what_is_known_without_loading_it_is_true(model: Any, reference: ModelReference) -> None:
-    assert loaded_facts(model) == facts_of(reference)
-
-
-def test_a_bundled_model_that_is_not_there_lists_those_that_are() -> None:
-    with pytest.raises(SpecError, match="The bundled models are tiny, small"):
-        parse_reference("bundled:huge")
-
-
+@pytest.mark.usefixtures("forked_children")
 def test_it_loads_with_no_network(reference: ModelReference, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was asked")
@@ -166,6 +114,7 @@ def test_it_loads_with_no_network(reference: ModelReference, monkeypatch: pytest
 # The tokenizer
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @given(text=st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_the_same_after_encoding_and_decoding(tokenizer: Any, text: str) -> None:
@@ -174,29 +123,10 @@ def test_any_text_is_the_same_after_encoding_and_decoding(tokenizer: Any, text: 
     assert all(0 <= each < 2048 for each in ids)
 
 
-def test_every_byte_has_a_token_and_the_end_of_a_text_has_one(tokenizer: Any, folder: Path) -> None:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    vocabulary = tokenizer.get_vocab()
-    assert len(vocabulary) == 2048
-    assert set(ByteLevel.alphabet()) <= set(vocabulary)
-    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
-    assert tokenizer.encode(END_OF_TEXT) == [end] == [tokenizer.eos_token_id]
-
-
-def test_a_preset_has_no_tokenizer() -> None:
-    with pytest.raises(UnsupportedError, match="no tokenizer; name a trained model"):
-        load_tokenizer(parse_reference("preset:gpt2"))
-
-
-def test_a_model_without_a_tokenizer_is_one_clear_sentence(models_dir: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"^path:llama cannot be loaded here: [^\n]*\.$"):
-        load_tokenizer(parse_reference("path:llama"))
-
-
 # What it has learned
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_it_predicts_a_text_better_than_the_text_s_own_frequencies(model: Any, tokenizer: Any) -> None:
     """No unigram model of this text can do better than the frequencies in it, which the model does not know."""
     tokens = np.array(tokenizer.encode(TEXT))
@@ -207,6 +137,7 @@ def test_it_predicts_a_text_better_than_the_text_s_own_frequencies(model: Any, t
     assert losses(model, tokens).mean() < entropy
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_it_beats_a_unigram_and_a_trigram_on_text_that_it_never_saw(
     model: Any, tokenizer: Any, datasets_dir: Path
@@ -223,47 +154,7 @@ def test_it_beats_a_unigram_and_a_trigram_on_text_that_it_never_saw(
     assert perplexity < 0.92 * trigram < unigram
 
 
-def test_order_matters_to_it(model: Any, tokenizer: Any) -> None:
-    tokens = np.array(tokenizer.encode(TEXT))
-    shuffled = np.random.default_rng(0).permutation(tokens)
-    assert losses(model, tokens).mean() < losses(model, shuffled).mean() - 1
-
-
-# What the engine does with it
-
-
-@pytest.mark.slow
-def test_int8_loses_little(name: str, tokenizer: Any) -> None:
-    import torch
-
-    plain, quantized = (runtime_of(f"bundled:{name}", *stack).model for stack in ((), (Int8WeightOnly(),)))
-    tokens = torch.tensor([tokenizer.encode(TEXT)])
-    with torch.inference_mode():
-        p, q = (each(tokens).logits[0].double().log_softmax(-1) for each in (plain, quantized))
-    assert 0 < float((p.exp() * (p - q)).sum(-1).mean()) < 0.005
-    assert float((p.argmax(-1) == q.argmax(-1)).double().mean()) > 0.95
-    assert weight_bytes(quantized) < 0.5 * weight_bytes(plain)
-
-
-def test_a_static_cache_writes_the_same_words(name: str, tokenizer: Any) -> None:
-    import torch
-
-    prompt = torch.tensor([tokenizer.encode("It was late in the evening when")])
-    plain, static = (
-        runtime_of(f"bundled:{name}", *stack).generate(prompt, 24).tokens.tolist()
-        for stack in ((), (StaticKvCache(),))
-    )
-    assert static == plain
-    words = tokenizer.decode(plain[0]).split()
-    assert (
-        sum(
-            word.strip(".,;\"'") in {"the", "and", "a", "of", "to", "I", "he", "was", "had", "it"}
-            for word in words
-        )
-        > 2
-    )
-
-
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_the_engine_measures_it(reference: ModelReference, tmp_path: Path) -> None:
     spec = JobSpec.model_validate(
@@ -284,3 +175,93 @@ def test_the_engine_measures_it(reference: ModelReference, tmp_path: Path) -> No
     (result,) = run(spec, events.append, lock_dir=tmp_path).results
     assert result.metrics["tokens_per_s"].value
     assert result.metrics["params_total"].value == bundled_parameters(reference.name)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = [
+    "the",
+    "a",
+    "old",
+    "young",
+    "man",
+    "woman",
+    "sea",
+    "ship",
+    "came",
+    "went",
+    "saw",
+    "and",
+    "but",
+    "again",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder laid out as the script reads it, with sentences of few words."""
+    folder = tmp_path_factory.mktemp("data")
+    chosen = random.Random(0)
+    for name, lines in {
+        "books/one": 1200,
+        "books/two": 300,
+        "wikitext-2/valid": 300,
+        "wikitext-2/test": 40,
+    }.items():
+        path = folder / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(" ".join(chosen.choices(WORDS, k=9)) + ".\n" for _ in range(lines)))
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_torch_thread")  # which also takes back what the script sets
+@pytest.mark.parametrize(("name", "tied"), cases([("tiny", True), ("small-untied", False), ("small", True)]))
+def test_two_steps_make_a_model_with_its_tokenizer_and_card(
+    name: str, tied: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = ["--data", data, "--out", tmp_path / "model", "--work", tmp_path / "work"]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["train_bundled", name, *map(str, folders), "--steps", "2"])
+    runpy.run_module("tools.train_bundled", run_name="__main__")
+    raw = (tmp_path / "model" / "model.safetensors").read_bytes()
+    card = (tmp_path / "model" / "MODEL_CARD.md").read_text("utf-8")
+    assert hashlib.sha256(raw).hexdigest() in card
+    for path in (*data.glob("books/*"), data / "wikitext-2" / "valid.txt"):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in card
+    assert "2 steps of 4,096 tokens, 8,192 in all" in card
+    assert len((tmp_path / "work" / name / "log.txt").read_text().splitlines()) == 1
+    monkeypatch.setenv(MODELS_DIR, str(tmp_path))
+    reference = parse_reference("path:model")
+    model = load_model(reference, device="cpu", dtype="float32")
+    assert model.config.max_position_embeddings == CONTEXT
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied
+    assert load_tokenizer(reference).decode(load_tokenizer(reference).encode("the old man")) == "the old man"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = read_documents(data)
+    tokenizer = train_tokenizer(documents)
+    tokens = encode(tokenizer, [each.train for each in documents])
+    held_out = encode(tokenizer, [each.held_out for each in documents])[:200]
+    recipe = Recipe(steps=3, dropout_steps=1)
+    monkeypatch.setattr(training, "SAVE_EVERY_STEPS", 1)
+    monkeypatch.setattr(training, "TOKENS_PER_STEP", 1024)
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    tiny = ARCHITECTURES["tiny"]
+    whole = train(tiny, tokens, held_out, recipe, tmp_path / "whole", resume=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "EVALUATE_EVERY_STEPS", 2)
+        patch.setattr(training, "_log", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny, tokens, held_out, recipe, tmp_path / "stopped", resume=False)
+    resumed = train(tiny, tokens, held_out, recipe, tmp_path / "stopped", resume=True)
+    assert whole["held_out_loss"] < math.log(2048)
+    assert all(resumed["model"][name].equal(weight) for name, weight in whole["model"].items())
+
+
+def _stop(work: Path, line: str) -> None:
+    raise KeyboardInterrupt

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.decoding import DecodeStep
 from optigpu.backends.torch.kv_caches import (
     cache_facts,
@@ -15,16 +14,12 @@ from optigpu.backends.torch.kv_caches import (
     quantize_tokens,
     require_cacheable,
 )
-from optigpu.job.spec import resolve
 from optigpu.models.loading.load import loaded_facts
-from optigpu.techniques.base import CacheOptions, Notes, Technique
-from optigpu.techniques.kernels.eager_attention import EagerAttention
-from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.techniques.base import CacheOptions
+from optigpu.vocabulary import UnsupportedError
 from tests.breadth import spread
-from tests.engine.causal_families import causal_model
 from tests.engine.rounding import in_float64
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, ignore, prompt, tiny_model
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
 
 STEPS = 12
 EXACT = 1e-9
@@ -68,18 +63,6 @@ def test_int8_states_are_the_nearest_multiples_of_their_scale(shape: tuple[int, 
     assert bool((q.abs().amax(dim=-1) == 127).all())
 
 
-def test_tokens_that_are_zero_tiny_or_no_numbers_stay_what_they_are() -> None:
-    import torch
-
-    states = torch.tensor([[0.0, 0.0], [1e-44, -1e-44], [1.0, float("nan")], [float("inf"), 1.0]])[None, None]
-    q, scale = quantize_tokens(states)
-    back = dequantize_tokens(q, scale, torch.float32)[0, 0]
-    assert back[0].tolist() == [0, 0]
-    assert float(back[1].abs().max()) <= 1e-38
-    assert not bool(back[2:].isfinite().any())
-    assert [part.shape[2] for part in quantize_tokens(states[:, :, :0])] == [0, 0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_int8_cache_attends_to_what_it_stores(model: Any, kind: Any) -> None:
     expected = decoded(model, rounding_cache(model))
@@ -96,61 +79,6 @@ def test_a_window_attends_to_the_first_tokens_and_the_last(
     found = decoded(model, cache_of(model, kind, window=window, sinks=sinks), (prompt_tokens,))
     expected = masked(model, attended((prompt_tokens,), window, sinks), prompt_tokens)
     assert difference(found, expected) <= EXACT
-
-
-def test_a_second_prompt_attends_to_itself_and_to_what_was_kept(model: Any) -> None:
-    found = decoded(model, cache_of(model, "dynamic", window=4, sinks=2), (8, 3))
-    assert difference(found, masked(model, attended((8, 3), 4, 2), 8)[:, [0, *range(3, STEPS + 1)]]) <= EXACT
-
-
-def test_a_static_window_takes_one_prompt() -> None:
-    model = tiny_model("gpt2")
-    with pytest.raises(UnsupportedError, match="one prompt"):
-        decoded(model, cache_of(model, "static", window=4, sinks=2), (8, 3))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_forgotten_while_all_fits(model: Any, kind: Any) -> None:
-    fits = cache_of(model, kind, window=8 + STEPS - 3, sinks=3)
-    assert difference(decoded(model, fits), decoded(model, cache_of(model, "dynamic"))) <= EXACT
-    tight = cache_of(model, kind, window=8 + STEPS - 4, sinks=3)
-    assert difference(decoded(model, tight), decoded(model, cache_of(model, "dynamic"))) > 1e-4
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_int8_window_is_both(model: Any, kind: Any) -> None:
-    """A window of the rounded states: the mask of one with the rounding of the other."""
-    cache = rounding_cache(model)
-    expected = masked(model, attended((8,), 4, 2), 8, cache)
-    found = decoded(model, cache_of(model, kind, int8=True, window=4, sinks=2))
-    assert difference(found, expected) <= EXACT
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_cache_that_was_reset_begins_anew(model: Any, kind: Any, window: int | None) -> None:
-    cache = cache_of(model, kind, int8=True, window=window, sinks=2 if window else 0)
-    first = decoded(model, cache)
-    cache.reset()
-    assert int(cache.get_seq_length()) == 0
-    assert decoded(model, cache).equal(first)
-
-
-def test_an_int8_cache_takes_tokens_back(model: Any) -> None:
-    cache = cache_of(model, "dynamic", int8=True)
-    first = decoded(model, cache)
-    cache.crop(-STEPS)
-    assert cache.get_seq_length() == 8
-    again = step_through(DecodeStep(model), cache, 8)
-    assert difference(again, first[:, 1:]) <= EXACT
-
-
-def test_a_window_cannot_take_tokens_back(model: Any) -> None:
-    cache = cache_of(model, "dynamic", window=4, sinks=2)
-    decoded(model, cache)
-    assert not cache.is_croppable
-    with pytest.raises(UnsupportedError, match="sliding_kv_cache"):
-        cache.crop(-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,24 +98,6 @@ def test_the_bytes_are_those_of_the_tokens_that_are_kept(
     assert told.get("kv_cache_tokens", tokens) == tokens
     if int8:
         assert token_bytes / (plain_bytes / 2) == (facts.head_size + 4) / (4 * facts.head_size)
-
-
-def test_a_prompt_s_states_do_not_keep_what_they_were_cut_from(model: Any) -> None:
-    """GPT-2's keys are a view of its queries, keys and values."""
-    cache = cache_of(model, "dynamic", window=8 + STEPS)
-    model(input_ids=tokens_of(8), past_key_values=cache, use_cache=True)
-    assert held_bytes(cache) == sum(part.nbytes for layer in cache.layers for part in layer.parts)
-
-
-def test_only_layers_that_attend_to_the_whole_sequence_can_be_ours() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model("mistral", vocab_size=VOCABULARY, sliding_window=8, **FAMILIES["llama"])
-    model = AutoModelForCausalLM.from_config(config)
-    require_cacheable(model, CacheOptions(kind="static"))
-    for options in (CacheOptions(int8=True), CacheOptions(window=4)):
-        with pytest.raises(UnsupportedError, match=r"DynamicSlidingWindowLayer\. Leave them out"):
-            require_cacheable(model, options)
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -334,43 +244,6 @@ def test_a_static_cache_is_refused_where_it_would_change_the_model(
     for options in (CacheOptions(kind="static"), CacheOptions(kind="static", window=8)):
         with pytest.raises(UnsupportedError, match=f"{said}.* static cache.* leave out static_kv_cache"):
             require_cacheable(model, options)
-
-
-@pytest.mark.parametrize("window", [4, 40])
-def test_a_static_cache_that_gives_other_logits_is_refused(window: int) -> None:
-    """Within the window they are the same, so that a text must be longer."""
-    shapes = {"num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]], "window_size": window}
-    model = of_family("gpt_neo", shapes)
-    with pytest.raises(
-        UnsupportedError, match="static_kv_cache would change what this gpt_neo model computes"
-    ):
-        require_cacheable(model, CacheOptions(kind="static"))
-
-
-@pytest.mark.parametrize("family", ["mpt", "jetmoe"])
-def test_a_static_cache_of_a_model_whose_step_is_no_graph_gives_the_growing_ones_logits(family: str) -> None:
-    """transformers marks them as unfit for graphs."""
-    import torch
-
-    logits = []
-    stacks: tuple[tuple[Technique, ...], ...] = ((), (StaticKvCache(),))
-    for stack in stacks:
-        resolved = resolve(stack, "generate")
-        decoder = DecodingModel(causal_model(family), resolved, DeviceKind.CPU, seed=0, progress=ignore)
-        logits.append(torch.stack(list(decoder.score(prompt(2, 30), 12))))
-    growing, static = logits
-    assert float((static - growing).abs().max()) <= 1e-5 * float(growing.abs().max())
-
-
-def test_eager_attention_is_refused_where_it_adds_position_biases_twice() -> None:
-    shapes = {"num_hidden_layers": 2, "num_attention_heads": 4}
-    plain, biased = (of_family("falcon", shapes | {"alibi": alibi}, "eager") for alibi in (False, True))
-    EagerAttention().modules(plain, Notes())
-    with pytest.raises(
-        UnsupportedError, match="eager_attention would change what this falcon model computes"
-    ):
-        EagerAttention().modules(biased, Notes())
-    assert biased.config._attn_implementation == "eager"
 
 
 def of_family(family: str, shapes: dict[str, Any], attention: str | None = None) -> Any:

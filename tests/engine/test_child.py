@@ -1,22 +1,32 @@
-"""The conductor's side of a measuring process, against real processes that behave well and badly."""
+"""A measuring process seen from the conductor, and what it is denied, seen from inside of real processes."""
 
+import json
 import os
+import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from optigpu.child.messages import Answer, Assignment, Metered, Progress, Ready, Round, RunMeter, RunRound
+from optigpu.child.confined import MOST_OPEN_FILES, reach
+from optigpu.child.messages import Answer, Assignment, Progress, Ready, Round, RunRound
 from optigpu.conductor.processes import child as child_module
 from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.confinement import needs_network
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.hardware.cgroup import oom_kills
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError
+from optigpu.paths import data_dir
+from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError, UnsupportedError
 from tests.engine.processes import is_alive, program, wait_until
+from tests.engine.sessions import session_with
 
 SPEC = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test"})
 ASSIGNMENT = Assignment(
@@ -46,22 +56,6 @@ def next_answer(child: Child) -> Answer:
 def ask(child: Child, message: Frozen) -> Answer:
     child.tell(message)
     return next_answer(child)
-
-
-def test_a_conversation_from_the_assignment_to_the_end() -> None:
-    with start("well_behaved") as child:
-        assert isinstance(next_answer(child), Ready)
-        first = ask(child, RunRound(seconds=0.1))
-        assert isinstance(first, Round)
-        assert set(first.samples) == set(SPEC.workload.metrics)
-        assert isinstance(ask(child, RunMeter(meter="memory")), Metered)
-        assert child.end(60) == 0
-    assert not is_alive(child.pid)
-
-
-def test_silence_gives_the_caller_a_turn() -> None:
-    with start("interrupted", "/tmp") as child:
-        assert child.listen() is None
 
 
 def test_full_pipes_on_all_sides_do_not_lock_up() -> None:
@@ -147,13 +141,6 @@ def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
     assert not any(is_alive(pid) for pid in (child.pid, *pids))
 
 
-@pytest.mark.slow
-def test_leaving_by_an_exception_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), start("deaf", tmp_path / "pid") as child:
-        raise KeyboardInterrupt
-    assert not is_alive(child.pid)
-
-
 def test_no_descriptor_is_left() -> None:
     before = sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
     with start("well_behaved") as child:
@@ -186,3 +173,122 @@ def test_the_environment_is_clean_and_explicit(monkeypatch: pytest.MonkeyPatch, 
     assert (
         Path(variables["PYTHONPATH"].split(os.pathsep)[0]) / "optigpu" / "child" / "replicate.py"
     ).is_file()
+
+
+MAY_LEAVE = "import sys; from optigpu.child.confined import leave_network; sys.exit(not leave_network())"
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """The port of something on this host's loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def may_leave() -> bool:
+    """Whether the kernel lets a process of ours have a network of its own."""
+    return subprocess.run([sys.executable, "-c", MAY_LEAVE], check=False).returncode == 0
+
+
+def facts(port: int, *, network: bool) -> dict[str, Any]:
+    """What a process says of itself."""
+    with Child(program("confined_facts", port), child_variables(1), network=network) as child:
+        child.tell(RunRound(seconds=1))
+        while (answer := child.listen()) is None:
+            pass
+    assert isinstance(answer, Progress)
+    found: dict[str, Any] = json.loads(answer.doing)
+    return found
+
+
+def test_a_process_without_network_has_nothing_but_itself(listening: int, may_leave: bool) -> None:
+    """Where the kernel does not allow it, the process says that it could reach the host's network."""
+    found = facts(listening, network=False)
+    assert found["reach"] == ("loopback" if may_leave else reach())
+    assert found["reaches_the_host"] is not may_leave
+    assert found["reaches_itself"]
+    assert found["user"] == [os.getuid(), os.getgid()]
+
+
+def test_files_are_bounded_and_no_core_is_left(listening: int) -> None:
+    found = facts(listening, network=True)
+    assert found["core"] == [0, 0]
+    assert 0 < found["files"] <= MOST_OPEN_FILES
+    assert found["largest_file"] > 0
+    assert not found["can_write_more"]
+
+
+def test_its_temporary_directory_is_its_own_and_goes_with_it(listening: int) -> None:
+    first, second = (facts(listening, network=True)["temporary"] for _ in range(2))
+    assert first != second
+    for folder in (first, second):
+        assert Path(folder).parent == data_dir() / "scratch"
+        assert not Path(folder).exists()
+
+
+def a_job(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "bundled:tiny"} | changes)
+
+
+ENDPOINT = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000#tiny"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "needs"),
+    [
+        ({}, {}, False),
+        ({"model": "preset:gpt2"}, {}, False),
+        ({"model": "hub:some/model"}, {}, True),
+        ({"model": "hub:some/model"}, {"HF_HUB_OFFLINE": "1"}, False),
+        ({"stack": [{"name": "speculative_decoding", "draft": "some/draft"}]}, {}, True),
+        ({"measure": {"quality": {"text": "wikitext-2"}}}, {}, True),
+        ({"measure": {"quality": {"text": "wikitext-2"}}}, {"OPTIGPU_DATASETS_DIR": "/data"}, False),
+        (ENDPOINT, {}, True),
+        ({}, {"OPTIGPU_WALL_METER": "http://meter.local/power"}, True),
+        ({}, {"OPTIGPU_WALL_METER": "/run/meter"}, False),
+    ],
+    ids=str,
+)
+def test_a_job_needs_the_network_or_does_not(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], variables: dict[str, str], needs: bool
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "OPTIGPU_DATASETS_DIR", "OPTIGPU_WALL_METER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    spec = a_job(**changes)
+    quality = spec.measure.quality if "quality" in spec.measure.meters else None
+    assert needs_network(variants_of(spec)[-1], quality) is needs
+
+
+def test_a_worker_starts_no_process_for_an_organisation_that_is_not_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPTIGPU_HUB_ORGANISATIONS", "trusted")
+    spec = a_job(model="hub:other/model")
+    session, _ = session_with(spec, tmp_path, "well_behaved")
+    with (
+        pytest.raises(UnsupportedError, match="OPTIGPU_HUB_ORGANISATIONS allows trusted alone"),
+        session.child(variants_of(spec)[0]),
+    ):
+        pass
+
+
+LEAVES = """
+import ctypes, os
+from optigpu.child.confined import leave_network, reach
+if os.getuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as a process is that was started by this user
+before, user = reach(), os.getuid()
+print(leave_network(), before, reach(), user == os.getuid())
+"""
+
+
+def test_a_user_without_rights_leaves_the_network_and_stays_who_it_is() -> None:
+    """In a user namespace; where the kernel allows none, nothing changes."""
+    done = subprocess.run([sys.executable, "-c", LEAVES], check=True, capture_output=True, text=True)
+    left, before, after, same_user = done.stdout.split()
+    assert after == ("loopback" if left == "True" else before)
+    assert same_user == "True"

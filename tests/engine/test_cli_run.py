@@ -1,8 +1,6 @@
-"""`optigpu run`: what is on stdout, the exit status, and that Ctrl-C leaves no process behind.
+"""`optigpu run` and `replay`: stdout, exit status, what a signal leaves, and a result that is measured again."""
 
-What `--format json` prints is in test_cli_replay.py, which replays it.
-"""
-
+import json
 import os
 import signal
 import subprocess
@@ -11,14 +9,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.engine.command import optigpu
-from tests.engine.processes import wait_until
+from tests.engine.processes import optigpu, wait_until
 
 pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 OPTIGPU = (sys.executable, "-m", "optigpu")
 QUICK = (
@@ -127,19 +126,6 @@ def test_cuda_where_there_is_none_is_said_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_a_data_folder_that_cannot_be_written_is_said_before_anything_is_measured(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "runs").write_text("no folder")
-    ran = optigpu(environment, "run", "--workload", "matmul", *QUICK)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == (
-        f"Error: Runs cannot be kept in {tmp_path / 'runs'} (File exists); make room or give the right to write there, "
-        "or name another folder in OPTIGPU_DATA_DIR.\n"
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "ignored", "status", "words"),
     [(signal.SIGINT, None, 130, b"Ctrl-C"), (signal.SIGTERM, signal.SIGINT, 143, b"SIGTERM")],
@@ -182,3 +168,85 @@ def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str])
     assert b"with fewer: 1, with no result: 0." in printed
     assert b"Kept as " in printed
     assert b"incomplete" in printed
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The command that measured matrix products of two sizes."""
+    variables = os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path_factory.mktemp("measured"))}
+    return optigpu(
+        variables,
+        "run",
+        "--workload",
+        "matmul",
+        "--sizes",
+        "16,32",
+        *QUICK,
+        "--seed",
+        "5",
+        "--format",
+        "json",
+    )
+
+
+@pytest.fixture
+def measured(ran: subprocess.CompletedProcess[str], tmp_path: Path) -> Path:
+    """A file with the two results."""
+    assert ran.returncode in MEASURED, ran.stderr
+    path = tmp_path / "report.json"
+    path.write_text(ran.stdout)
+    return path
+
+
+@pytest.mark.slow
+def test_json_is_all_there_is_on_stdout(ran: subprocess.CompletedProcess[str]) -> None:
+    assert ran.returncode in MEASURED, ran.stderr
+    document = json.loads(ran.stdout)
+    assert set(document) == {"spec", "results", "attribution"}
+    assert [result["variant"]["label"] for result in document["results"]] == ["float32 16", "float32 32"]
+    assert all(result["metrics"]["tflops"]["value"] > 0 for result in document["results"])
+    assert "2 variants to measure: float32 16, float32 32" in ran.stderr
+
+
+def replayed(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """What it prints as JSON."""
+    ran = optigpu(environment, "replay", *arguments, "--format", "json")
+    assert ran.returncode == 0, ran.stderr
+    document: dict[str, Any] = json.loads(ran.stdout)
+    return document
+
+
+@pytest.mark.slow
+def test_a_replay_measures_the_same_variant_and_compares(environment: dict[str, str], measured: Path) -> None:
+    then = json.loads(measured.read_text())["results"][1]
+    document = replayed(environment, f"{measured}#float32 32")
+    (now,) = document["results"]
+    assert now["id"] != then["id"]
+    assert now["seed"] == then["seed"] == 5
+    assert now["variant"]["variant_digest"] == then["variant"]["variant_digest"]
+    assert document["spec"]["measure"]["max_seconds"] == 0.2
+    comparison = document["comparison"]
+    assert (comparison["baseline"]["id"], comparison["candidate"]["id"]) == (then["id"], now["id"])
+    assert comparison["metrics"]["tflops"]["ratio"] == pytest.approx(
+        now["metrics"]["tflops"]["value"] / then["metrics"]["tflops"]["value"]
+    )
+    assert comparison["notes"] == []
+
+
+@pytest.mark.slow
+def test_a_replay_on_other_software_says_what_differs(environment: dict[str, str], measured: Path) -> None:
+    report = json.loads(measured.read_text())
+    for result in report["results"]:
+        result["environment"]["software"]["torch"] = "1.0"
+        result["environment"]["hardware_class"] = "another machine"
+    measured.write_text(json.dumps(report))
+    document = replayed(environment, f"{measured}#float32 16", "--replicates", "2", "--max-seconds", "0.3")
+    assert (
+        document["spec"]["measure"]["replicates"]
+        == document["results"][0]["metrics"]["tflops"]["replicates"]
+        == 2
+    )
+    comparison = document["comparison"]
+    differences = {each["field"]: each["baseline"] for each in comparison["differences"]}
+    assert differences["environment.software.torch"] == "1.0"
+    assert "another machine" in comparison["notes"][0]

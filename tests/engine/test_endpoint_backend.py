@@ -1,21 +1,24 @@
-"""The endpoint backend in this process: how it asks servers, what it makes of streams, what it refuses."""
+"""Servers on an endpoint in this process: how they are asked, what comes of their streams, what is refused."""
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.endpoint.client import Streamed
 from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
 from optigpu.backends.endpoint.runtime import UNTOLD, EndpointRuntime, gaps_of, prepared
-from optigpu.backends.runtime import RemoteRuntime
-from optigpu.hardware import probe
+from optigpu.documents.load import LoadRun
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.workloads.serve import Serve
 from tests.engine.converted_engines import TINY, ordered
 from tests.servers.completions import (
     EVENTS,
@@ -113,11 +116,8 @@ def refusing(*fields: str, ids: bool = True, tells: bool = False) -> Behave:
     ("behave", "label"),
     [
         (refusing(tells=True), "token ids; ignore_eos, min_tokens, return_token_ids"),
-        (refusing(), "token ids; ignore_eos, min_tokens"),
         (refusing("return_token_ids"), "token ids; ignore_eos, min_tokens"),
-        (refusing("return_token_ids", "ignore_eos"), "token ids"),
         (refusing("return_token_ids", "ignore_eos", ids=False), "text; generation_config"),
-        (refusing("generation_config", "return_token_ids", ids=False), "text; ignore_eos, min_tokens"),
         (refusing("generation_config", "ignore_eos", ids=False), "text"),
     ],
 )
@@ -139,17 +139,6 @@ def test_a_text_has_as_many_tokens_as_the_ids_that_it_stands_for() -> None:
     assert tokenizer_of(parse_reference("preset:gpt2")) is None
 
 
-def test_a_prompt_that_the_server_counts_otherwise_is_refused(tmp_path: Path) -> None:
-    async def with_a_token_more(asked: Asked, reply: Reply) -> None:
-        await reply.head(200, EVENTS)
-        for number in range(asked.new_tokens):
-            await reply.token(" a", "length" if number == asked.new_tokens - 1 else None)
-        await reply.usage(asked.new_tokens, asked.prompt_tokens + 1)
-
-    with asking(tmp_path, with_a_token_more) as (runtime, _), pytest.raises(OptiGPUError, match="13 tokens"):
-        runtime.generate(PROMPT, NEW)
-
-
 def test_what_a_server_says_of_itself_is_in_the_facts(tmp_path: Path) -> None:
     pages = {
         "/version": page(200, JSON, '{"version": "0.32.0"}'),
@@ -164,15 +153,6 @@ def test_what_a_server_says_of_itself_is_in_the_facts(tmp_path: Path) -> None:
     assert facts["server_metrics"]["preemptions"] is None
 
 
-def test_a_server_without_other_pages_is_asked_all_the_same(tmp_path: Path) -> None:
-    nothing = page(404, JSON, "{}")
-    with asking(tmp_path, pages={"/v1/models": nothing}) as (runtime, _):
-        runtime.observe(PROMPT)
-        assert runtime.generate(PROMPT, NEW).tokens.shape == (2, NEW)
-        assert runtime.notes.facts["server_metrics"] is None
-        assert runtime.notes.facts["versions"] == {}
-
-
 def test_the_only_model_need_not_be_named(tmp_path: Path) -> None:
     with asking(tmp_path, model="") as (_, server):
         assert server.completions()[-1].body["model"] == "tiny"
@@ -182,29 +162,6 @@ def test_the_only_model_need_not_be_named(tmp_path: Path) -> None:
         asking(tmp_path, pages={"/v1/models": two}, model=""),
     ):
         pass
-
-
-def test_there_are_no_logits_and_no_bytes_to_know(tmp_path: Path) -> None:
-    with asking(tmp_path) as (runtime, _):
-        assert isinstance(runtime, RemoteRuntime)
-        assert runtime.elsewhere is None
-        for ask in (
-            runtime.logits,
-            lambda tokens: runtime.score(tokens, 1),
-            lambda tokens: runtime.scoring_s(tokens, 1),
-        ):
-            with pytest.raises(UnsupportedError, match="gives no logits"):
-                ask(PROMPT)
-        weights = runtime.weights()
-        assert (weights.bytes, weights.hash) == (None, None)
-        assert "server holds the weights" in weights.reasons["hash"]
-        assert set(runtime.peak_memory(lambda: None).reasons) == {
-            "peak_bytes",
-            "peak_reserved_bytes",
-            "host_peak_bytes",
-        }
-        with pytest.raises(UnsupportedError, match="leave the meter profile out"):
-            runtime.profile(lambda: None, 1, tmp_path / "trace")
 
 
 @pytest.mark.parametrize(
@@ -226,18 +183,6 @@ def test_a_server_that_is_not_allowed_is_never_asked(tmp_path: Path, monkeypatch
         with pytest.raises(UnsupportedError, match="OPTIGPU_ENDPOINT_HOSTS allows gpu-box"):
             prepared(order(server, tmp_path), lambda _: None)
         assert server.asked == []
-
-
-def test_a_stream_that_breaks_ends_the_request_with_its_reason(tmp_path: Path) -> None:
-    async def breaking(asked: Asked, reply: Reply) -> None:
-        if asked.new_tokens != NEW:  # a short one, which finds out what the server takes
-            await whole(asked, reply)
-            return
-        await reply.head(200, EVENTS)
-        await reply.token(" a")
-
-    with asking(tmp_path, breaking) as (runtime, _), pytest.raises(OptiGPUError, match="closed the stream"):
-        runtime.generate(PROMPT, NEW)
 
 
 def test_several_tokens_in_a_chunk_are_said(tmp_path: Path) -> None:
@@ -272,9 +217,86 @@ def test_chunks_take_the_place_of_tokens_that_came_together() -> None:
         gaps_of([stream(2, tokens=3)])
 
 
-def test_it_has_no_operators_and_is_never_missing() -> None:
-    backend = BACKENDS["endpoint"]
-    assert backend.missing(probe()) is None
-    with pytest.raises(UnsupportedError, match="no operators"):
-        backend.peaks(DeviceKind.CPU, 1)
-    assert not backend.is_out_of_memory(MemoryError())
+QUERIES, RATE = 60, 60.0
+SERVICE_S, LIMIT_S = 0.01, 0.04
+"""What an answer takes beside its tokens, and a limit that some queries miss."""
+STILL_S = 0.8
+
+
+def loaded(runtime: EndpointRuntime, **workload: Any) -> LoadRun:
+    """One run of a load."""
+    shapes = {"queries": QUERIES, "prompt_tokens": 4, "new_tokens": 2}
+    request = Serve.model_validate(shapes | workload).prepare(runtime)
+    request.run()
+    return request.loaded()
+
+
+@dataclass
+class OneByOne:
+    """Answers one completion after the other, and notes how long each took."""
+
+    services_s: list[float] = field(default_factory=list)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def __call__(self, asked: Asked, reply: Reply) -> None:
+        async with self.turn:
+            started = time.perf_counter()
+            await asyncio.sleep(SERVICE_S)
+            await whole(asked, reply)
+            self.services_s.append(time.perf_counter() - started)
+
+
+@pytest.mark.slow
+def test_a_poisson_run_is_what_its_samples_and_the_server_s_log_say(tmp_path: Path) -> None:
+    server = OneByOne()
+    with asking(tmp_path, server) as (runtime, _):
+        server.services_s.clear()
+        found = loaded(runtime, rates=[RATE], ttft_s=LIMIT_S)
+    gaps = np.random.default_rng(0).exponential(size=QUERIES + 1)
+    sent_s, latency_s, ttft_s = map(np.array, (found.sent_s, found.latency_s, found.ttft_s))
+    assert sent_s == pytest.approx(np.cumsum(gaps[:-1]) * QUERIES / RATE / gaps.sum())
+    free_s = 0.0
+    for arrival_s, service_s, latency in zip(sent_s, server.services_s, latency_s, strict=True):
+        free_s = max(arrival_s, free_s) + service_s  # Lindley's recursion
+        assert latency >= free_s - arrival_s - 1e-3
+    ends_s = sent_s + latency_s
+    assert found.seconds >= ends_s.max() - 1e-3
+    assert found.met == np.count_nonzero(ttft_s <= LIMIT_S)
+    assert 0 < found.met < QUERIES
+    assert found.goodput_per_s == pytest.approx(found.met / found.seconds)
+    moments = np.linspace(0, found.seconds, 20_000, endpoint=False)
+    waiting = [np.count_nonzero((sent_s <= moment) & (moment < sent_s + ttft_s)) for moment in moments]
+    assert found.waiting == pytest.approx(np.mean(waiting), rel=0.01)
+    law = found.law
+    assert law.expected + law.rate * law.late_s == pytest.approx(latency_s.sum() / found.seconds)
+    assert law.holds
+
+
+@dataclass
+class StandingStill:
+    """Answers at once, but for STILL_S from the fifth completion on to nobody."""
+
+    count: int = 0
+    until_s: float = 0.0
+
+    async def __call__(self, asked: Asked, reply: Reply) -> None:
+        self.count += 1
+        if self.count == 5:
+            self.until_s = time.perf_counter() + STILL_S
+        await asyncio.sleep(max(0.0, self.until_s - time.perf_counter()))
+        await whole(asked, reply)
+
+
+@pytest.mark.slow
+def test_a_server_that_stands_still_is_slow_for_all_that_came_meanwhile(tmp_path: Path) -> None:
+    """Coordinated omission: a client that waits for its answer sends nothing meanwhile, and so has one slow query."""
+    server = StandingStill()
+    with asking(tmp_path, server) as (runtime, _):
+        server.count = 0
+        waiting = np.array(loaded(runtime, scenario="closed", clients=1).latency_s)
+        server.count = 0
+        arriving = np.array(loaded(runtime, rates=[RATE]).latency_s)
+    assert max(waiting) > STILL_S
+    assert np.count_nonzero(waiting > STILL_S / 2) == 1
+    assert np.count_nonzero(arriving > STILL_S / 2) > QUERIES / 5
+    assert np.percentile(waiting, 90) < STILL_S / 2 < np.percentile(arriving, 90)

@@ -53,66 +53,6 @@ def test_what_is_asked_is_openai_s_and_greedy() -> None:
     assert "secret" not in repr(Server("http://127.0.0.1/v1", "tiny", key="secret"))
 
 
-def test_many_at_once_have_connections_of_their_own() -> None:
-    async def every(server: Server) -> list[Streamed]:
-        async with Completions(server) as completions:
-            return await asyncio.gather(*(completions.stream(PROMPT, NEW) for _ in range(20)))
-
-    with serving() as server:
-        found = asyncio.run(every(Server(f"{server.url}/v1", "tiny")))
-    assert all(each.finished for each in found)
-    starts = [each.first_s for each in found if each.first_s is not None]
-    assert max(starts) < min(each.ended_s for each in found)
-
-
-async def in_twos(asked: Asked, reply: Reply) -> None:
-    await reply.head(200, EVENTS)
-    await reply.token(" a b")
-    await reply.token(" c d")
-    await reply.token("", "length")
-    await reply.usage(4, asked.prompt_tokens)
-
-
-def test_chunks_of_several_tokens_give_no_times_of_single_ones() -> None:
-    found = streamed(in_twos, 4)
-    assert (found.error, found.tokens, found.token_times_s) == (None, 4, None)
-    assert found.untimed is not None
-    assert "4 tokens in 2 chunks" in found.untimed
-    assert len(found.chunk_times_s) == 2
-    assert found.first_s == found.chunk_times_s[0]
-
-
-async def with_a_silent_end(asked: Asked, reply: Reply) -> None:
-    await reply.head(200, EVENTS)
-    await reply.raw(": a comment keeps the connection\n\n")
-    await reply.token("ab")
-    await reply.token("")
-    await reply.token("", "length")
-    await reply.usage(3, asked.prompt_tokens)
-
-
-def test_a_chunk_without_text_is_a_token_where_the_count_says_so() -> None:
-    found = streamed(with_a_silent_end, 3)
-    assert (
-        found.error
-        == "The server counted 3 tokens in a text of 2 bytes: some were not shown, or not decoded."
-    )
-    assert found.token_times_s is not None
-    assert len(found.token_times_s) == 3
-
-
-async def with_ids(asked: Asked, reply: Reply) -> None:
-    await reply.head(200, EVENTS)
-    await reply.token("", ids=[7])
-    await reply.token("é", "length", ids=[8])
-    await reply.usage(2, asked.prompt_tokens)
-
-
-def test_ids_are_kept_where_the_server_tells_them() -> None:
-    assert streamed(with_ids, 2).ids == (7, 8)
-    assert streamed(whole).ids is None
-
-
 async def closing_half_way(asked: Asked, reply: Reply) -> None:
     await reply.head(200, EVENTS)
     await reply.token(" a")
@@ -160,20 +100,10 @@ async def garbage(asked: Asked, reply: Reply) -> None:
     await reply.raw('data: {"choices": [{"text": \n\n')
 
 
-async def with_an_error_within(asked: Asked, reply: Reply) -> None:
-    await reply.head(200, EVENTS)
-    await reply.event({"error": {"message": "out of memory"}})
-
-
 async def with_a_line_without_end(asked: Asked, reply: Reply) -> None:
     await reply.head(200, EVENTS)
     for _ in range(80):
         await reply.raw("a" * 2**16)
-
-
-async def with_a_negative_count(asked: Asked, reply: Reply) -> None:
-    await reply.head(200, EVENTS)
-    await reply.event({"choices": [], "usage": {"completion_tokens": -5, "prompt_tokens": 1}})
 
 
 CLOSED = "The server closed the stream before the completion's end, with "
@@ -186,7 +116,6 @@ REASONS: dict[Behave, str] = {
     counting_nothing: "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
     "stream_options.include_usage.",
     garbage: 'The server sent \'{"choices": [{"text":\', which is not a chunk of a completion.',
-    with_an_error_within: "The server ended the stream with an error: out of memory",
     with_a_line_without_end: "The server's answer is longer than any completion; it was cut off.",
 }
 
@@ -198,22 +127,13 @@ def test_a_stream_that_is_not_whole_says_why(behave: Behave) -> None:
     assert not found.finished
 
 
-def test_a_count_below_zero_is_no_chunk() -> None:
-    error = streamed(with_a_negative_count).error
-    assert error is not None
-    assert "is not a chunk of a completion" in error
-
-
 @pytest.mark.parametrize(
     ("status", "body", "said", "refused"),
     [
         (400, '{"error": {"message": "prompt must be a string"}}', "the request (status 400): prompt must", True),
-        (401, '{"error": "no key"}', "OPTIGPU_ENDPOINT_KEYS for the worker (status 401): no key", False),
         (404, '{"detail": "Not Found"}', "compare the endpoint with its /v1/models (status 404): Not Found", False),
-        (422, '{"detail": [{"msg": "extra field"}]}', "extra field", True),
         (429, '{"message": "slow down"}', "ask for fewer at once (status 429): slow down", False),
         (500, "<html>Internal Server Error</html>", "failed (status 500): <html>Internal", True),
-        (503, "", "failed (status 503).", False),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence(status: int, body: str, said: str, refused: bool) -> None:
@@ -222,15 +142,6 @@ def test_a_refusal_is_one_sentence(status: int, body: str, said: str, refused: b
     assert said in found.error
     assert found.refused is refused
     assert found.first_s is None
-
-
-def test_html_is_no_stream() -> None:
-    found = streamed(page(200, HTML, "<!doctype html>\n<title>Welcome</title>"))
-    expected = (
-        "The server answered with text/html instead of a stream: '<!doctype html> <title>Welcome</title>'; correct "
-        "the endpoint's address."
-    )
-    assert found.error == expected
 
 
 def test_redirects_are_not_followed() -> None:

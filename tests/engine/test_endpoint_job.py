@@ -1,38 +1,32 @@
-"""Jobs of a server from the request to the results: beside torch, alone, and with servers that fail."""
+"""Jobs of servers, those that answer and those that fail, and the backend against real servers that the test starts."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from optigpu.backends.base import Order
+from optigpu.backends.endpoint.client import Completions, Streamed
+from optigpu.backends.endpoint.prompts import tokenizer_of
+from optigpu.backends.endpoint.runtime import EndpointRuntime, prepared
 from optigpu.documents.result import Result, VerdictReason
-from optigpu.job.spec import JobSpec
-from optigpu.measure import Report, run
-from optigpu.vocabulary import VariantStatus
+from optigpu.hardware import probe
+from optigpu.measure import Report
+from optigpu.models.reference import BUNDLED, parse_reference
+from optigpu.vocabulary import DeviceKind, UnsupportedError, VariantStatus
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.serve import Serve
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
-from tests.servers.completions import EVENTS, HTML, Asked, Behave, Reply, page, serving, whole
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
-
-QUICK = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory", "quality"]}
-GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16}
+from tests.engine.sessions import measured, quick_job
+from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
+from tests.servers.programs import llama_server, transformers_serve, vllm_server
 
 
-def job(**changes: Any) -> JobSpec:
-    document = {"workload": GENERATE, "model": "bundled:tiny", "measure": QUICK}
-    document |= {"limits": {"wait_for_quiet_s": 0}}
-    return JobSpec.model_validate(document | changes)
-
-
-def measured(spec: JobSpec, lock_dir: Path) -> Report:
-    return run(spec, lambda _: None, lock_dir=lock_dir, threads=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every child inherits the variables."""
     with pytest.MonkeyPatch.context() as patch:
         folder = cache_with(tmp_path_factory.mktemp("endpoint"), BUILDS, OPERATORS, PEAKS)
@@ -59,22 +53,6 @@ def later(behave: Behave) -> Behave:
     return found
 
 
-async def with_fewer(asked: Asked, reply: Reply) -> None:
-    """Says that it is done three tokens early, and counts what it sent."""
-    await reply.head(200, EVENTS)
-    for number in range(asked.new_tokens - 3):
-        await reply.token(" a", "stop" if number == asked.new_tokens - 4 else None)
-    await reply.usage(asked.new_tokens - 3, asked.prompt_tokens)
-
-
-async def with_half(asked: Asked, reply: Reply) -> None:
-    """Sends half of the tokens and counts all."""
-    await reply.head(200, EVENTS)
-    for number in range(asked.new_tokens // 2):
-        await reply.token("a", "length" if number == asked.new_tokens // 2 - 1 else None)
-    await reply.usage(asked.new_tokens, asked.prompt_tokens)
-
-
 async def hanging(asked: Asked, reply: Reply) -> None:
     """Sends a token, and then nothing."""
     await reply.head(200, EVENTS)
@@ -84,12 +62,6 @@ async def hanging(asked: Asked, reply: Reply) -> None:
 
 FAILING: Mapping[str, tuple[Behave, str]] = {
     "closes": (closing_later, "The server closed the stream before the completion's end, with 1 chunk"),
-    "html": (
-        later(page(200, HTML, "<title>Welcome</title>")),
-        "The server answered with text/html instead of a stream: '<title>Welcome</title>'",
-    ),
-    "fewer": (later(with_fewer), "The server decoded 13 tokens instead of the 16 asked for."),
-    "lies": (later(with_half), "The server counted 16 tokens in a text of 8 bytes: some were not shown"),
     "hangs": (later(hanging), "The server had not ended its answer after "),
 }
 """Servers that begin well, and what a job says of each."""
@@ -108,10 +80,10 @@ def beside_all(stack: ExitStack) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+def report(folders: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     """torch beside all of them."""
     with ExitStack() as stack:
-        spec = job(beside=beside_all(stack), limits=LITTLE_TIME)
+        spec = quick_job(beside=beside_all(stack), limits=LITTLE_TIME)
         yield measured(spec, tmp_path_factory.mktemp("locks"))
 
 
@@ -119,6 +91,8 @@ def of(report: Report, label: str) -> Result:
     return next(result for result in report.results if result.variant.label == label)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     good, torch = of(report, "good"), of(report, "baseline")
@@ -134,6 +108,8 @@ def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     assert good.variant.variant_digest != torch.variant.variant_digest
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_what_a_server_does_not_tell_is_null_with_the_reason(report: Report) -> None:
     good = of(report, "good")
@@ -152,6 +128,8 @@ def ends(report: Report) -> dict[str, tuple[VariantStatus, str]]:
     return {row.label: (row.status, str(row.reason)) for row in report.attribution.rows}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
     reasons = ends(report)
@@ -166,18 +144,106 @@ def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
     assert "set OPTIGPU_ENDPOINT_HOSTS" in reasons["elsewhere"][1]
 
 
-@pytest.mark.long
-def test_so_it_is_under_load(tmp_path: Path) -> None:
-    load = {"kind": "serve", "scenario": "closed", "clients": 2, "queries": 4}
-    load |= {"prompt_tokens": 8, "new_tokens": 16}
-    measure = QUICK | {"meters": ["latency"]}
-    with ExitStack() as stack:
-        spec = job(workload=load, beside=beside_all(stack), measure=measure, limits=LITTLE_TIME)
-        report = measured(spec, tmp_path)
-    reasons = ends(report)
-    assert reasons["baseline"][0] is reasons["good"][0] is VariantStatus.SUCCEEDED
-    assert report.stopped is None
-    for label, (_, said) in FAILING.items():
-        assert reasons[label][0] is VariantStatus.FAILED, label
-        counted = "" if label == "hangs" else "4 of 4 requests failed: "
-        assert reasons[label][1].startswith(f"{counted}{said}")
+TINY = "bundled:tiny"
+PROMPT, NEW, CLIENTS = 24, 32, 4
+TEXT = "The history of the"
+
+IN_IDS = "token ids; ignore_eos, min_tokens, return_token_ids"
+SERVERS = [
+    pytest.param(
+        (transformers_serve, "text; generation_config"), id="transformers", marks=pytest.mark.serving
+    ),
+    pytest.param(
+        (llama_server, "token ids; ignore_eos, min_tokens"), id="llama-server", marks=pytest.mark.llama_server
+    ),
+    pytest.param((vllm_server, IN_IDS), id="vllm", marks=pytest.mark.vllm),
+]
+
+
+class Started:
+    """A server and the runtime that asks it."""
+
+    def __init__(self, runtime: EndpointRuntime, endpoint: str, asked_in: str) -> None:
+        self.runtime, self.endpoint, self.asked_in = runtime, endpoint, asked_in
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    start, asked_in = request.param
+    folder = tmp_path_factory.mktemp("server")
+    with start(BUNDLED["tiny"], folder) as endpoint:
+        order = Order(TINY, (), Generate(), DeviceKind.CPU, 0, 1, folder, probe(), endpoint)
+        runtime = prepared(order, lambda _: None)
+        yield Started(runtime, endpoint, asked_in)
+        runtime.close()
+
+
+def prompts(rows: int) -> Any:
+    return np.random.default_rng(5).integers(2048, size=(rows, PROMPT))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_it_is_asked_in_its_own_way(started: Started) -> None:
+    assert started.runtime.notes.facts["server"]["asked_in"] == started.asked_in
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_exactly_as_many_tokens_come_as_were_asked_for(started: Started, rows: int) -> None:
+    found = started.runtime.generate(prompts(rows), NEW)
+    assert found.tokens.shape == (rows, NEW)
+    assert len(found.gaps_s) == NEW
+    assert min(found.gaps_s) >= 0
+    assert found.gaps_s[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_greedy_text_is_transformers_text(started: Started) -> None:
+    import torch
+
+    from optigpu.models.loading.load import load_model
+
+    reference = parse_reference(TINY)
+    tokenizer = tokenizer_of(reference)
+    assert tokenizer is not None
+    ids = tokenizer.encode(TEXT).ids
+    model = load_model(reference, device="cpu", dtype="float32")
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
+    found = asyncio.run(streams(started.runtime, [ids]))[0]
+    assert found.error is None
+    assert found.text == tokenizer.decode(expected[0, len(ids) :].tolist())
+    if found.ids is not None:
+        assert list(found.ids) == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scenario", ["Server", "closed"])
+def test_a_load_is_served(started: Started, scenario: str) -> None:
+    asked: dict[str, Any] = {"clients": CLIENTS} if scenario == "closed" else {"rates": [8]}
+    shapes = {
+        "scenario": scenario,
+        "queries": 6,
+        "prompt_tokens": 8,
+        "prompt_tokens_most": 16,
+        "new_tokens": 8,
+    }
+    request = Serve.model_validate(shapes | asked).prepare(started.runtime)
+    assert request.check().problem is None
+    assert request.run()["tokens_per_s"] > 0
+    run = request.loaded()
+    assert (run.failed, set(run.output_tokens), run.law.holds) == (0, {8}, True)
+    if started.asked_in == IN_IDS:
+        assert request.alone_agreement(48).requests == 6
+    else:
+        with pytest.raises(UnsupportedError, match="does not tell which tokens"):
+            request.alone_agreement(48)
+
+
+async def streams(runtime: EndpointRuntime, rows: list[list[int]]) -> list[Streamed]:
+    async with runtime.streams() as completions:
+        assert isinstance(completions, Completions)
+        return await asyncio.gather(*(completions.stream(row, NEW) for row in rows))

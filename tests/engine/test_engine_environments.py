@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.cli import app
-from optigpu.engines import recipes
 from optigpu.engines.environments import (
-    SHARED,
     EngineEnvironment,
     environment_of,
     not_installed,
@@ -124,25 +122,6 @@ def test_it_is_made_as_the_recipe_says_and_found_from_then_on(recipe: Recipe) ->
 
 
 @pytest.mark.long
-def test_another_recipe_makes_another_environment(recipe: Recipe) -> None:
-    install(recipe, lambda _: None, jobs=1)
-    changed = replace(recipe, packages=("small-engine",), mended=(), removes=())
-    recipes.RECIPES[recipe.name] = changed
-    assert environment_of(recipe.name) is None
-    environment = install(changed, lambda _: None, jobs=1)
-    assert environment.versions.keys() == {"small-engine"}
-
-
-@pytest.mark.long
-def test_an_environment_whose_shared_folders_are_gone_is_made_anew(recipe: Recipe) -> None:
-    environment = install(recipe, lambda _: None, jobs=1)
-    shared = environment.packages / SHARED
-    shared.write_text(f"{shared.parent / 'gone'}\n")
-    assert environment_of(recipe.name) is None
-    assert environment_of(install(recipe, lambda _: None, jobs=1).recipe.name) == environment
-
-
-@pytest.mark.long
 def test_what_fails_says_where_all_of_it_is_and_is_begun_anew(recipe: Recipe) -> None:
     broken = replace(recipe, packages=("no-such-package",))
     with pytest.raises(
@@ -207,11 +186,3 @@ def test_the_command_lists_installs_and_removes(recipe: Recipe, capsys: pytest.C
         OptiGPUError, match="no environment to make for 'nothing'; the engines that have one are"
     ):
         command("install", "nothing")
-
-
-def test_without_sharing_it_has_packages_of_its_own(recipe: Recipe) -> None:
-    alone = EngineEnvironment(replace(recipe, shares=False))
-    recipes.RECIPES[recipe.name] = alone.recipe
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(alone.folder)], check=True)
-    alone.write_record()
-    assert software_of(recipe.name, {"python": "3", "torch": "1"}) == {"python": "3"}

@@ -1,4 +1,4 @@
-"""The functions of the founding documents, called as those call them, with small sizes."""
+"""The functions of the founding documents, called as those call them with small sizes, and QuantizedLinear."""
 
 import copy
 import warnings
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import gradcheck
 
-import optigpu
 from optigpu import (
-    CachedMultiHeadAttention,
     CachedTransformerDecoder,
     CheckpointedTransformerBlock,
+    QuantizedLinear,
     benchmark_attention_implementations,
     benchmark_generation,
     benchmark_torch_compile,
@@ -26,10 +26,19 @@ from optigpu import (
     train_step_fp32,
     train_with_gradient_accumulation,
 )
-from optigpu.facade.functions.timing import device_for, resnet_50
+from optigpu.facade import quantized_linear
+from optigpu.facade.quantized_linear import replace_linears
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import OptiGPUError, SpecError, UnsupportedError
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.surgery import int4_layers
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from tests.engine.tiny_models import tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 CRITERION = nn.CrossEntropyLoss()
 IMAGES, LABELS = (
@@ -70,34 +79,12 @@ class TestTrainSteps:
             assert losses[-1] < losses[0]
             assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
-    def test_precisions_compute_in_what_they_say(self) -> None:
-        seen: list[torch.dtype] = []
-        for step, further in (
-            (train_step_fp32, ()),
-            (train_step_fp16, (torch.amp.GradScaler("cpu"),)),
-            (train_step_bf16, ()),
-        ):
-            model = small()
-            model.register_forward_hook(lambda _, __, found: seen.append(found.dtype))
-            step(model, optimizer_of(model), IMAGES, LABELS, CRITERION, *further)
-        assert seen == [torch.float32, torch.float16, torch.bfloat16]
-
-    def test_transformers_classifiers_train_too(self) -> None:
-        model = tiny_resnet()
-        loss = train_step_fp32(model, optimizer_of(model), torch.randn(2, 3, 32, 32), LABELS[:2], CRITERION)
-        assert 0 < loss < 10
-
     def test_a_loss_that_is_not_a_number_changes_no_weight(self) -> None:
         model = small()
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(OptiGPUError, match="The loss is nan; lower the learning rate"):
             train_step_fp32(model, optimizer_of(model), IMAGES * float("nan"), LABELS, CRITERION)
         assert all(before[name].equal(weight) for name, weight in model.state_dict().items())
-
-    def test_a_frozen_model_says_so(self) -> None:
-        model = small().requires_grad_(False)
-        with pytest.raises(OptiGPUError, match="all are frozen"):
-            train_step_fp32(model, optimizer_of(model), IMAGES, LABELS, CRITERION)
 
 
 class TestAccumulation:
@@ -117,27 +104,6 @@ class TestAccumulation:
         for ours, theirs in zip(one.parameters(), several.parameters(), strict=True):
             assert torch.allclose(ours, theirs, atol=1e-6)
 
-    def test_what_is_left_at_the_end_is_trained_on(self, capsys: pytest.CaptureFixture[str]) -> None:
-        model = small()
-        loader = [(IMAGES, LABELS)] * 5
-        steps = train_with_gradient_accumulation(
-            model, optimizer_of(model), loader, CRITERION, accumulation_steps=2, device="cpu"
-        )
-        assert [each.effective_batch for each in steps] == [8, 8, 4]
-        assert capsys.readouterr().out.startswith("Step 1 | Effective batch: 8 | Loss: ")
-
-    @pytest.mark.parametrize(
-        ("changes", "said"),
-        [
-            ({"accumulation_steps": 0}, "less than 1"),
-            ({"precision": "fp8"}, "the precisions are bf16 and fp32"),
-        ],
-    )
-    def test_what_cannot_be_is_refused(self, changes: dict[str, Any], said: str) -> None:
-        model = small()
-        with pytest.raises(SpecError, match=said):
-            train_with_gradient_accumulation(model, optimizer_of(model), [], CRITERION, **changes)
-
 
 @pytest.mark.slow
 def test_precisions_are_compared_on_a_classifier_of_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,12 +115,6 @@ def test_precisions_are_compared_on_a_classifier_of_the_presets(capsys: pytest.C
     assert "VRAM not measured" in capsys.readouterr().out
     with pytest.raises(KeyError, match="Did you mean step_ms"):
         results["FP32"]["step"]
-
-
-def test_the_default_image_model_is_one_of_our_presets() -> None:
-    model = resnet_50()
-    assert sum(each.numel() for each in model.parameters()) > 25e6
-    assert all(each.requires_grad for each in model.parameters())
 
 
 class TestAttention:
@@ -182,24 +142,6 @@ class TestAttention:
         assert "Attention on this CPU in float32" in table
         assert len(table.splitlines()) == 4
 
-    def test_a_length_that_does_not_fit_is_refused(self) -> None:
-        with pytest.raises(UnsupportedError, match="standard attention over 9000000 tokens"):
-            benchmark_attention_implementations(64, 64, [9_000_000], 64, "cpu")
-
-
-class TestDevices:
-    """What `device` means."""
-
-    def test_cuda_that_is_not_here_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert device_for(None) == torch.device("cpu")
-        with pytest.raises(UnsupportedError, match="There is no CUDA device here; leave device out"):
-            compare_checkpointing(device="cuda")
-
-    def test_an_unknown_device_lists_the_known_ones(self) -> None:
-        with pytest.raises(SpecError, match="the devices are cpu, cuda"):
-            compare_precisions(device="tpu")
-
 
 class TestCheckpointing:
     """CheckpointedTransformerBlock and what it saves."""
@@ -215,16 +157,6 @@ class TestCheckpointing:
             assert ours.grad is not None
             assert theirs.grad is not None
             assert torch.allclose(ours.grad, theirs.grad, atol=1e-6)
-
-    def test_a_block_is_computed_again_in_the_backward_pass(self) -> None:
-        counts = []
-        for checkpointing in (True, False):
-            block = CheckpointedTransformerBlock(16, 2, checkpointing)
-            calls: list[int] = []
-            block.ff.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-            block(torch.randn(2, 8, 16, requires_grad=True)).sum().backward()
-            counts.append(len(calls))
-        assert counts == [2, 1]
 
     @pytest.mark.slow
     def test_it_saves_memory_of_activations(self) -> None:
@@ -251,11 +183,6 @@ class TestCheckpointing:
         assert capsys.readouterr().out == "Gradient checkpointing enabled on GPT2LMHeadModel\n"
         with pytest.raises(UnsupportedError, match="Sequential is no model of transformers"):
             enable_gradient_checkpointing_hf(small())  # type: ignore[arg-type]
-
-    def test_heads_must_divide_the_width(self) -> None:
-        for make in (CheckpointedTransformerBlock, CachedMultiHeadAttention):
-            with pytest.raises(SpecError, match="3 heads do not divide a width of 16"):
-                make(16, 3)
 
 
 @pytest.mark.slow
@@ -312,28 +239,119 @@ class TestCachedDecoder:
         assert not first.equal(other)
         assert not first.equal(greedy)
 
-    def test_torchs_random_state_stays_as_it_was(self, decoder: CachedTransformerDecoder) -> None:
-        before = torch.random.get_rng_state()
-        timing = benchmark_generation(decoder, vocab_size=60, seq_len=8, max_new=4, device="cpu")
-        assert torch.equal(torch.random.get_rng_state(), before)
-        assert timing.tokens_per_s == pytest.approx(4000 / timing.total_ms)
 
-    def test_models_of_transformers_generate_as_many_tokens_as_asked_for(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        model = load_model(parse_reference("bundled:tiny"), device="cpu", dtype="float32")
-        timing = benchmark_generation(model, 2048, 8, 20, "cpu", temperature=0.8, seed=1, repeats=1)
-        assert timing["tokens"].shape == (1, 20)  # type: ignore[attr-defined]
-        assert capsys.readouterr().out.startswith("With KV Cache on this CPU: ")
-
-    def test_what_cannot_be_is_refused(self, decoder: CachedTransformerDecoder) -> None:
-        with pytest.raises(SpecError, match="32000 is more than the 60 ids"):
-            benchmark_generation(decoder, device="cpu")
-        with pytest.raises(SpecError, match="temperature: -1 is not 0 or a positive number"):
-            decoder.generate(torch.zeros(1, 1, dtype=torch.int64), temperature=-1)
-        with pytest.raises(SpecError, match="there are 2048 positions"):
-            decoder(torch.zeros(1, 2049, dtype=torch.int64))
+GROUPS = [None, 32, 64]
 
 
-def test_the_names_come_from_the_package() -> None:
-    assert optigpu.standard_attention is standard_attention
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(inputs: int, outputs: int, group: int | None, bias: bool = True) -> Any:
+    layer = QuantizedLinear(inputs, outputs, bias, group)
+    layer.quantize_weights(drawn(outputs, inputs), drawn(outputs, seed=1) if bias else None)
+    return layer
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("inputs", [128, 70, 9])
+def test_weights_are_what_quantizing_by_groups_or_channels_leaves(inputs: int, group: int | None) -> None:
+    layer, weights = quantized(inputs, 40, group), drawn(40, inputs)
+    size = group or -(-inputs // 32) * 32
+    padded = torch.nn.functional.pad(weights, (0, -inputs % size))
+    expected = dequantize_groups(quantize_groups(padded, Int4Scheme(size)))
+    assert layer.weight.equal(expected[:, :inputs])
+    step = weights.abs().amax(dim=1, keepdim=True) / 8
+    assert ((layer.weight - weights).abs() / step).mean() < 0.3  # evenly spread roundings: a quarter
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_it_computes_with_its_weights(dtype: torch.dtype, group: int | None) -> None:
+    layer = quantized(96, 33, group)
+    x = drawn(2, 5, 96, seed=2).to(dtype)
+    exact = x.double() @ layer.weight.double().T + layer.bias.double()
+    found = layer(x)
+    assert found.dtype is dtype
+    assert found.shape == (2, 5, 33)
+    torch.testing.assert_close(
+        found.double(), exact, rtol=0, atol=60 * torch.finfo(dtype).eps if dtype != torch.float64 else 1e-12
+    )
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("inputs", [64, 20])
+def test_gradients_are_those_of_finite_differences(inputs: int, group: int | None) -> None:
+    layer = quantized(inputs, 7, group)
+    x = drawn(3, inputs, seed=2).double().requires_grad_()
+    bias = layer.bias.detach().double().requires_grad_()
+    assert gradcheck(
+        lambda x, bias: int4_layers.int4_product(_padded(x, layer), layer._packed(), bias), (x, bias)
+    )
+    layer.bias.data = layer.bias.data.double()
+    assert gradcheck(layer, (x,))
+
+
+def _padded(x: torch.Tensor, layer: Any) -> torch.Tensor:
+    return torch.nn.functional.pad(x, (0, layer._padded - x.shape[-1]))
+
+
+def test_gradients_reach_the_factors_of_lora() -> None:
+    layer = quantized(32, 6, None)
+    layer.bias.data = layer.bias.data.double()
+    first, second = quantized(32, 32, 32, bias=False), layer
+
+    def adapted(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        """Two layers, so that the first's factors get their gradient through the second's weights."""
+        hidden = torch.tanh(first(x) + x @ a @ b)
+        return second(hidden)
+
+    factors = [drawn(32, 2, seed=3), drawn(2, 32, seed=4)]
+    assert gradcheck(adapted, [tensor.double().requires_grad_() for tensor in (drawn(2, 32), *factors)])
+
+
+def test_gradients_of_the_frozen_weights_are_refused() -> None:
+    layer = quantized(32, 4, None)
+    loss = layer(drawn(2, 32).requires_grad_()).sum()
+    for ask in (
+        layer.requires_grad_,
+        layer.weight.requires_grad_,
+        lambda: layer.weight.grad,
+        lambda: torch.autograd.grad(loss, layer.weight),
+    ):
+        with pytest.raises(UnsupportedError, match=r"frozen and have no gradient; .*LoRA"):
+            ask()
+    assert not layer.requires_grad_(False).bias.requires_grad
+    assert type(layer.weight * 2) is torch.Tensor
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("inputs", [128, 70])
+def test_a_state_dict_goes_round_in_every_layout(
+    inputs: int, group: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, other = quantized(inputs, 40, group), QuantizedLinear(inputs, 40, group_size=group)
+    kept = layer.state_dict()
+    assert set(kept) == {"bias", "numbers", "scale"}
+    assert kept["scale"].shape == (40, 1 if group is None else -(-inputs // group))
+    other.load_state_dict(kept)
+    x = drawn(3, inputs, seed=2)
+    assert other(x).equal(layer(x))
+    monkeypatch.setattr(quantized_linear, "int4_linear_backend", lambda *_: "torch-int4pack")
+    plain = QuantizedLinear(inputs, 40, group_size=group)
+    plain.load_state_dict(kept)
+    assert plain.numbers is not None
+    assert plain.numbers.dim() == 2
+    torch.testing.assert_close(plain(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert all(plain.state_dict()[name].equal(kept[name]) for name in kept)
+
+
+def test_a_model_keeps_its_tied_head_and_gives_the_rest_four_bits() -> None:
+    plain, model = tiny_model("gpt2"), tiny_model("gpt2")
+    assert replace_linears(model, group_size=32) is model
+    kinds = {name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    assert len(kinds) == 8
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert weight_bytes(model) < 0.45 * weight_bytes(plain)
+    ids = torch.arange(12)[None]
+    assert (model(ids).logits - plain(ids).logits).abs().mean() < 0.3 * plain(ids).logits.abs().mean()

@@ -1,42 +1,184 @@
 """The litert backend: scores as numpy and LiteRT's reference kernels have them, facts, what it refuses, whole jobs."""
 
 import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
 
-from optigpu.backends import BACKENDS
-from optigpu.backends.litert import INSTALL
 from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.result import Result, VerdictReason
-from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
 from optigpu.models.held import held_models
 from optigpu.models.loading.load import MODELS_DIR
-from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError, VariantStatus
+from optigpu.vocabulary import UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
 from tests.engine import converted_engines
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
-from tests.engine.tflite_models import (
-    CLASSES,
-    IMAGE_SCALE,
-    SCORE_SCALE,
-    SIDE,
-    TinyWeights,
-    write_classifier,
-    write_manifest,
-)
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+SIDE, CLASSES, CHANNELS = 32, 10, 8
+FLOAT32, INT32, INT8 = 0, 2, 9
+IMAGE_SCALE, HIDDEN_SCALE, SCORE_SCALE, WEIGHT_SCALE = 1 / 32, 1 / 64, 1 / 64, 1 / 256
+Floats = NDArray[np.float32]
 
-BACKEND = BACKENDS["litert"]
+
+@dataclass(frozen=True)
+class TinyWeights:
+    """The numbers of the network, multiples of WEIGHT_SCALE: [channels, 3, 3, 3] and [classes, channels]."""
+
+    filters: Floats
+    matrix: Floats
+
+    def scores(self, images: Floats) -> Floats:
+        """In numpy, of images [batch, 3, side, side]: [batch, classes]."""
+        padded = np.pad(images.transpose(0, 2, 3, 1), ((0, 0), (0, 1), (0, 1), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
+        hidden = np.einsum("bxychw,khwc->bxyk", windows, self.filters)
+        found: Floats = np.maximum(hidden, 0).mean(axis=(1, 2)) @ self.matrix.T
+        return found
+
+
+def tiny_weights(seed: int = 0) -> TinyWeights:
+    source = np.random.default_rng(seed)
+
+    def drawn(*shape: int) -> Floats:
+        return np.asarray(source.integers(-100, 100, shape) * WEIGHT_SCALE, np.float32)
+
+    return TinyWeights(drawn(CHANNELS, 3, 3, 3), drawn(CLASSES, CHANNELS))
+
+
+def write_classifier(path: Path, *, quantized: bool, inputs: int = 1, side: int = SIDE) -> TinyWeights:
+    """Writes the file; a quantized one's input and output are int8. `inputs` above 1 adds inputs that nothing reads."""
+    weights = tiny_weights()
+    model = _Writer(quantized)
+    image = model.tensor("image", (1, side, side, 3), IMAGE_SCALE)
+    others = [model.tensor(f"unused{n}", (1, side, side, 3), IMAGE_SCALE) for n in range(1, inputs)]
+    hidden = model.tensor("hidden", (1, side // 2, side // 2, CHANNELS), HIDDEN_SCALE)
+    pooled = model.tensor("pooled", (1, CHANNELS), HIDDEN_SCALE)
+    scores = model.tensor("scores", (1, CLASSES), SCORE_SCALE)
+    convolution = schema.Conv2DOptionsT(strideW=2, strideH=2, fusedActivationFunction=1)
+    model.operator(
+        schema.BuiltinOperator.CONV_2D,
+        [image, model.constant("filters", weights.filters), model.bias(CHANNELS, IMAGE_SCALE)],
+        hidden,
+        schema.BuiltinOptions.Conv2DOptions,
+        convolution,
+    )
+    places = model.whole_numbers("places", np.array([1, 2], np.int32))
+    reduce = schema.ReducerOptionsT(keepDims=False)
+    model.operator(
+        schema.BuiltinOperator.MEAN, [hidden, places], pooled, schema.BuiltinOptions.ReducerOptions, reduce
+    )
+    model.operator(
+        schema.BuiltinOperator.FULLY_CONNECTED,
+        [pooled, model.constant("matrix", weights.matrix), model.bias(CLASSES, HIDDEN_SCALE)],
+        scores,
+        schema.BuiltinOptions.FullyConnectedOptions,
+        schema.FullyConnectedOptionsT(),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.file([image, *others], [scores]))
+    return weights
+
+
+def write_manifest(path: Path, **network: object) -> None:
+    """The manifest that `optigpu convert` would write beside such a file, for the parts that are read of it."""
+    content = path.read_bytes()
+    tensor = {"dtype": "int8", "scale": IMAGE_SCALE, "zero_point": 0}
+    manifest: dict[str, Any] = {
+        "schema": 1,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "network": {"family": "mobilenet_v2", "alpha": "0.35", "input": [SIDE, SIDE, 3], "classes": CLASSES}
+        | network,
+        "model_bytes": len(content),
+        "operators": [{"name": "CONV_2D", "count": 1, "macs": 1000}],
+        "macs": 1000,
+        "parameter_bytes": 100,
+        "arena_bytes": 1000,
+        "input": tensor | {"shape": [1, SIDE, SIDE, 3]},
+        "output": tensor | {"shape": [1, CLASSES]},
+        "agreement": {"samples": 0, "reason": "made for a test"},
+        "calibration": {"kind": "random", "samples": 1},
+        "rankable": False,
+        "golden": {"count": 1, "inputs_sha256": "0" * 64, "outputs": ["00" * CLASSES]},
+        "tools": {},
+    }
+    path.with_name("manifest.json").write_text(json.dumps(manifest))
+
+
+class _Writer:
+    """Collects the tensors, constants and operators of one graph."""
+
+    def __init__(self, quantized: bool) -> None:
+        self._quantized = quantized
+        self._buffers = [schema.BufferT(data=[])]
+        self._tensors: list[Any] = []
+        self._operators: list[Any] = []
+        self._codes: list[Any] = []
+
+    def tensor(self, name: str, shape: tuple[int, ...], scale: float, buffer: int = 0) -> int:
+        """The number of a tensor of images, activations or weights."""
+        kind = INT8 if self._quantized else FLOAT32
+        return self._add(name, shape, kind, scale if self._quantized else None, buffer)
+
+    def constant(self, name: str, values: Floats) -> int:
+        stored = np.rint(values / WEIGHT_SCALE).astype(np.int8) if self._quantized else values
+        return self.tensor(name, values.shape, WEIGHT_SCALE, self._buffer(stored))
+
+    def bias(self, size: int, given_scale: float) -> int:
+        """Zeros."""
+        if not self._quantized:
+            return self.constant(f"bias{size}", np.zeros(size, np.float32))
+        buffer = self._buffer(np.zeros(size, np.int32))
+        return self._add(f"bias{size}", (size,), INT32, given_scale * WEIGHT_SCALE, buffer)
+
+    def whole_numbers(self, name: str, values: NDArray[np.int32]) -> int:
+        return self._add(name, values.shape, INT32, None, self._buffer(values))
+
+    def operator(self, code: int, inputs: list[int], output: int, kind: int, options: object) -> None:
+        self._codes.append(schema.OperatorCodeT(deprecatedBuiltinCode=code, builtinCode=code, version=1))
+        self._operators.append(
+            schema.OperatorT(
+                opcodeIndex=len(self._codes) - 1,
+                inputs=inputs,
+                outputs=[output],
+                builtinOptionsType=kind,
+                builtinOptions=options,
+            )
+        )
+
+    def file(self, inputs: list[int], outputs: list[int]) -> bytes:
+        graph = schema.SubGraphT(
+            tensors=self._tensors, inputs=inputs, outputs=outputs, operators=self._operators
+        )
+        model = schema.ModelT(version=3, operatorCodes=self._codes, subgraphs=[graph], buffers=self._buffers)
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+        return bytes(builder.Output())
+
+    def _add(self, name: str, shape: tuple[int, ...], kind: int, scale: float | None, buffer: int) -> int:
+        quantization = None if scale is None else schema.QuantizationParametersT(scale=[scale], zeroPoint=[0])
+        self._tensors.append(
+            schema.TensorT(shape=list(shape), type=kind, buffer=buffer, name=name, quantization=quantization)
+        )
+        return len(self._tensors) - 1
+
+    def _buffer(self, values: NDArray[np.generic]) -> int:
+        self._buffers.append(schema.BufferT(data=list(values.tobytes())))
+        return len(self._buffers) - 1
+
+
 FLOAT, INT8 = "path:edge/float.tflite", "path:edge/int8/model.tflite"
 
 
@@ -70,6 +212,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> TinyWeights:
     return write_classifier(tmp_path_factory.mktemp("again") / "m.tflite", quantized=False)
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeights, batch: int) -> None:
     given = images(batch)
@@ -80,6 +223,7 @@ def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeigh
     assert done.seconds > 0
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, batch: int) -> None:
     given = images(batch)
@@ -100,21 +244,7 @@ def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, ba
     assert done.chosen.tolist() == done.logits.argmax(axis=1).tolist()
 
 
-def test_what_is_beyond_int8_becomes_its_largest_number(folder: Path) -> None:
-    runtime = prepared(INT8)
-    largest = np.full((1, 3, SIDE, SIDE), 127 * IMAGE_SCALE, np.float32)
-    np.testing.assert_array_equal(runtime.forward(largest * 50).logits, runtime.forward(largest).logits)
-
-
-def test_the_request_of_classify_is_checked_and_repeated(folder: Path) -> None:
-    runtime = prepared(INT8, batch=2)
-    request = Classify(batch_size=2).prepare(runtime)
-    assert request.check().problem is None
-    assert request.run()["images_per_s"] > 0
-    request.observe()
-    assert request.fresh(7).check().problem is None
-
-
+@pytest.mark.usefixtures("forked_children")
 def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:
     content = (folder / "edge" / "int8" / "model.tflite").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -135,30 +265,7 @@ def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:
     assert facts["tflite_operators"] == ["CONV_2D", "FULLY_CONNECTED", "MEAN"]
 
 
-def test_without_a_manifest_the_network_is_from_a_file(folder: Path) -> None:
-    runtime = prepared(FLOAT)
-    Classify().prepare(runtime)
-    assert runtime.notes.facts["network"] == NetworkFacts(
-        family="file", input=(SIDE, SIDE, 3), classes=CLASSES
-    )
-    assert runtime.notes.facts["dtype"] == "float32"
-
-
-def test_what_it_does_not_know_has_a_reason(folder: Path) -> None:
-    runtime = prepared(FLOAT)
-    peaks = runtime.peak_memory(lambda: None)
-    assert (peaks.allocated_bytes, peaks.reserved_bytes) == (None, None)
-    assert all("CPU" in reason for reason in peaks.reasons.values())
-    with pytest.raises(UnsupportedError, match="no profiler"):
-        runtime.profile(lambda: None, 1, Path("trace"))
-    with pytest.raises(UnsupportedError, match="operators"):
-        BACKEND.peaks(DeviceKind.CPU, 1)
-    with runtime.annotate("round"):
-        runtime.compute_exactly()
-    assert BACKEND.is_out_of_memory(MemoryError())
-    assert not BACKEND.is_out_of_memory(ValueError())
-
-
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -180,7 +287,8 @@ def test_what_is_no_tflite_file_is_refused(folder: Path, model: str, words: str)
         prepared(model)
 
 
-@pytest.mark.parametrize("kept", [0, 3, 8, 100, 0.5, 0.9, 0.999])
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize("kept", [0, 8, 0.5, 0.999])
 def test_a_truncated_file_is_refused_before_litert_reads_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: float
 ) -> None:
@@ -192,6 +300,7 @@ def test_a_truncated_file_is_refused_before_litert_reads_it(
         prepared("path:cut.tflite")
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_file_that_is_none_or_classifies_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +313,7 @@ def test_a_file_that_is_none_or_classifies_nothing_is_refused(
         prepared("path:two.tflite")
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_file_that_is_not_its_manifest_s_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,36 +325,10 @@ def test_a_file_that_is_not_its_manifest_s_is_refused(
         prepared("path:model.tflite")
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_files_are_among_the_models_of_a_worker(folder: Path) -> None:
     assert {FLOAT, INT8} <= set(held_models())
     assert "path:edge/out.tflite" not in held_models()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"workload": {"kind": "generate"}, "model": "preset:gpt2"},
-            "litert does not run the workload generate",
-        ),
-        ({"device": "cuda"}, "litert runs on cpu, not on cuda"),
-        ({"stack": [{"name": "bf16"}]}, "bf16 is for the backend torch, not for litert"),
-    ],
-)
-def test_what_it_does_not_run_is_refused_when_a_job_is_posted(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        job(**changes)
-
-
-@pytest.mark.parametrize(
-    ("software", "sentence"),
-    [
-        ({}, f"ai-edge-litert is not installed; install it with: {INSTALL}"),
-        ({"ai-edge-litert": "2"}, None),
-    ],
-)
-def test_without_its_package_it_names_the_command(software: dict[str, str], sentence: str | None) -> None:
-    assert BACKEND.missing(probe().model_copy(update={"software": software})) == sentence
 
 
 def job(**changes: Any) -> JobSpec:
@@ -273,6 +357,7 @@ def result(folder: Path, own_folders: None, tmp_path: Path) -> Result:
     return outcome.result
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_job_s_result_is_whole(result: Result, folder: Path) -> None:
     digest = hashlib.sha256((folder / "edge" / "int8" / "model.tflite").read_bytes()).hexdigest()
@@ -288,19 +373,7 @@ def test_a_job_s_result_is_whole(result: Result, folder: Path) -> None:
     assert "manifest" in str(result.metrics["kld_mean"].reason)
 
 
-@pytest.mark.slow
-def test_a_file_for_litert_ends_torch_s_variant_alone(
-    folder: Path, own_folders: None, tmp_path: Path
-) -> None:
-    spec = job(
-        beside=[{"backend": "torch"}], measure={"replicates": 1, "min_seconds": 0.01, "meters": ["latency"]}
-    )
-    mine, torch = run(spec, lambda _: None, lock_dir=tmp_path, threads=1).outcomes
-    assert mine.status is VariantStatus.SUCCEEDED
-    assert torch.status is VariantStatus.UNSUPPORTED
-    assert "is a file for the backend litert" in str(torch.reason)
-
-
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_its_measuring_process_loads_neither_torch_nor_tensorflow(folder: Path) -> None:
     program = f"""

@@ -1,60 +1,53 @@
-"""The llama_cpp backend in this process: tokens and logits as transformers has them, facts, and what it refuses."""
+"""The llama_cpp backend in this process: tokens and logits as transformers has them, types, settings, refusals."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from optigpu.backends import BACKENDS
-from optigpu.backends.llama_cpp import INSTALL
-from optigpu.backends.llama_cpp.file_types import ExactCaches, Form, asked_of
-from optigpu.models.held import MODELS_DIR
-from optigpu.techniques.base import GgufType
+from optigpu.backends.llama_cpp.gguf_header import read_header
+from optigpu.backends.stepped import SteppedRuntime
+from optigpu.models.held import MODELS_DIR, held_models
+from optigpu.models.reference import BUNDLED
+from optigpu.techniques.base import GgufType, LlamaCppType
+from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
+from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
 from optigpu.techniques.quantization.gguf import Gguf
-from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
+from tests.breadth import cases
 from tests.engine import converted_engines
-from tests.engine.caches import cache_with
 from tests.engine.converted_engines import (
-    NEW,
-    PROMPT,
     TINY,
     error,
-    ordered,
     own_cache,
     prompts,
     scored,
     transformers_logits,
     transformers_model,
-    transformers_tokens,
 )
-from tests.engine.here import here
 
-BACKEND = BACKENDS["llama_cpp"]
 prepared = partial(converted_engines.prepared, "llama_cpp")
 ROUNDED = 1e-2
 """The largest difference of a logit over the largest logit, with weights and cache in float16."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    yield from own_cache(tmp_path_factory.mktemp("llama"))
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(BUNDLED["tiny"], models / "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODELS_DIR, str(models))
+        yield from own_cache(tmp_path_factory.mktemp("llama"))
 
 
 def typed(kind: GgufType | None) -> tuple[Gguf, ...]:
     return (Gguf(type=kind),) if kind else ()
-
-
-@pytest.mark.slow
-@pytest.mark.llama
-@pytest.mark.parametrize("kind", [None, "F16"])
-def test_greedy_tokens_are_transformers_tokens(tmp_path: Path, kind: GgufType | None) -> None:
-    prompt = prompts(2)
-    found = prepared(tmp_path, *typed(kind)).generate(prompt, NEW)
-    assert found.tokens.tolist() == transformers_tokens(TINY, prompt, NEW)
-    assert len(found.gaps_s) == NEW
-    assert min(found.gaps_s) > 0
 
 
 @pytest.mark.llama
@@ -83,69 +76,6 @@ def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leav
 
 
 @pytest.mark.llama
-def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path) -> None:
-    runtime = prepared(tmp_path)
-    both = prompts(3)
-    together = runtime.generate(both, 12).tokens
-    alone = [runtime.generate(row[None], 12).tokens[0] for row in both]
-    assert together.tolist() == [row.tolist() for row in alone]
-    assert len({tuple(row) for row in together.tolist()}) > 1
-
-
-@pytest.mark.llama
-def test_what_is_decoded_is_remembered_and_nothing_is_left_of_the_sequence_before(tmp_path: Path) -> None:
-    runtime = prepared(tmp_path)
-    assert not runtime.decoded
-    first = runtime.generate(prompts(1), NEW)
-    assert runtime.decoded == (1, PROMPT + NEW)
-    runtime.generate(prompts(1)[:, ::-1].copy(), 8)
-    assert runtime.decoded == (1, PROMPT + NEW)
-    assert runtime.generate(prompts(1), NEW).tokens.tolist() == first.tokens.tolist()
-
-
-@pytest.mark.llama
-def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> None:
-    runtime = prepared(tmp_path)
-    context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
-        runtime.generate(prompts(1, context - 4), 5)
-    assert runtime.generate(prompts(1, context - 4), 4).tokens.shape == (1, 4)
-
-
-@pytest.mark.llama
-def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    from optigpu.backends.llama_cpp.engine import LLAMA_CPP, gguf_of
-    from optigpu.backends.llama_cpp.runtime import Context, GgufModel
-
-    file = gguf_of(ordered(tmp_path), LLAMA_CPP, Form("F32"), lambda _: None)
-    model = GgufModel(LLAMA_CPP.open(), file, 2048)
-    context = Context(model, 2, 8, asked_of((), "F32", 1, ExactCaches()))
-    context.forward(prompts(2, 6))
-    with pytest.raises(OptiGPUError, match="2 sequences of 8 tokens; 2 sequences of 9 tokens do not fit"):
-        context.forward(prompts(2, 3))
-    with pytest.raises(OptiGPUError, match="1 sequences of 7 tokens do not fit"):
-        context.forward(prompts(1, 1))
-    with pytest.raises(OptiGPUError, match="could not decode 1 tokens"):
-        context.forward(np.array([[-1], [0]]))
-    context.close()
-
-
-@pytest.mark.slow
-@pytest.mark.llama
-def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = cache_with(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
-    prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
-    (path,) = (folder / "converted" / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(OptiGPUError, match="was damaged and has been removed; run the job again"):
-        prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
-    prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
-    assert path.read_bytes() == whole
-
-
-@pytest.mark.llama
 @pytest.mark.parametrize("model", ["bundled:tiny", "preset:tiny-gpt2-test", "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
     from optigpu.models.loading.load import count_weights
@@ -158,28 +88,6 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
     assert weights.hash_of == ("files" if model == TINY else "recipe")
     assert whole.footprint().streamed_bytes > 2 * small.footprint().streamed_bytes > 0
     assert whole.footprint().facts == whole.facts
-
-
-@pytest.mark.llama
-def test_it_says_how_it_runs(tmp_path: Path) -> None:
-    facts = prepared(tmp_path, Gguf(type="Q4_0"), threads=2).notes.facts
-    assert (facts["threads"], facts["dtype"], facts["kv_cache_dtype"]) == (2, "float32", "float16")
-    assert facts["gguf_type"] == "Q4_0"
-    assert set(facts["gguf_tensor_types"]) >= {"F32", "Q4_0"}
-    assert "CPU" in facts["llama_cpp_flags"]
-    assert prepared(tmp_path).notes.facts["kv_cache_dtype"] == "float32"
-
-
-@pytest.mark.llama
-def test_what_it_does_not_know_has_a_reason(tmp_path: Path) -> None:
-    runtime = prepared(tmp_path)
-    peaks = runtime.peak_memory(lambda: None)
-    assert (peaks.allocated_bytes, peaks.reserved_bytes) == (None, None)
-    assert all("CPU" in reason for reason in peaks.reasons.values())
-    with pytest.raises(UnsupportedError, match="no profiler"):
-        runtime.profile(lambda: None, 1, tmp_path / "trace")
-    with pytest.raises(UnsupportedError, match="operators"):
-        BACKEND.peaks(DeviceKind.CPU, 1)
 
 
 @pytest.mark.llama
@@ -200,13 +108,129 @@ def test_a_model_that_cannot_be_written_is_refused(
         prepared(tmp_path, model=model)
 
 
+FAR = {"IQ1_S": 3.0, "IQ1_M": 3.0, "TQ1_0": 3.0, "TQ2_0": 3.0, "Q1_0": 3.0, "Q2_0": 3.0}
+"""The largest error of a logit over the largest logit, of types of two bits and fewer; 1 for all others."""
+Logits = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def models() -> Path:
+    return Path(os.environ[MODELS_DIR])
+
+
+def scored_after_prompt(runtime: SteppedRuntime) -> Logits:
+    """Logits after a prompt of 16 tokens and each of 32 more, [1, 32, vocabulary]."""
+    found: Logits = converted_engines.scored(runtime, prompts(1, 48), 16)
+    return found
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Logits:
+    """What is scored with float32."""
+    return scored_after_prompt(prepared(tmp_path_factory.mktemp("exact")))
+
+
+def error_of(runtime: SteppedRuntime, exact: Logits) -> float:
+    """The largest error of a logit, over the largest logit."""
+    return float(error(scored_after_prompt(runtime), exact))
+
+
+@pytest.mark.llama
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("software", "sentence"),
-    [
-        ({}, f"llama-cpp-python and gguf are not installed; install them with: {INSTALL}"),
-        ({"gguf": "1"}, f"llama-cpp-python is not installed; install it with: {INSTALL}"),
-        ({"gguf": "1", "llama-cpp-python": "1"}, None),
-    ],
+    "kind", cases(["Q4_K_M", "IQ2_XS", *sorted({*get_args(LlamaCppType)} - {"Q4_K_M", "IQ2_XS"})])
 )
-def test_without_its_packages_it_names_the_command(software: dict[str, str], sentence: str | None) -> None:
-    assert BACKEND.missing(here().model_copy(update={"software": software})) == sentence
+def test_every_type_is_written_and_read(tmp_path: Path, exact: Logits, kind: LlamaCppType) -> None:
+    runtime = prepared(tmp_path, Gguf(type=kind))
+    facts = runtime.notes.facts
+    assert facts["gguf_type"] == kind
+    assert not any(name.startswith("type ") for name in facts["gguf_tensor_types"])
+    assert 0 < error_of(runtime, exact) < FAR.get(kind, 1.0)
+
+
+@pytest.mark.llama
+def test_what_matters_makes_few_bits_better(tmp_path: Path, exact: Logits) -> None:
+    """Q2_K without, and with the importance that Q2_K_S asks for: the same type of numbers in each matrix, or fewer."""
+    runtime = prepared(tmp_path, Gguf(type="IQ3_XXS"))
+    assert error_of(runtime, exact) < error_of(prepared(tmp_path, Gguf(type="Q2_K")), exact)
+
+
+@pytest.mark.llama
+def test_flash_attention_computes_the_same(tmp_path: Path, exact: Logits) -> None:
+    fused, plain = (prepared(tmp_path, LlamaFlashAttention(enabled=enabled)) for enabled in (True, False))
+    assert (fused.notes.facts["flash_attention"], plain.notes.facts["flash_attention"]) == (True, False)
+    assert error_of(plain, exact) == 0
+    assert 0 < error_of(fused, exact) < 1e-3
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(
+    ("kind", "bound", "width"), [("F16", 1e-2, 2.0), ("Q8_0", 0.1, 34 / 32), ("Q4_0", 0.5, 18 / 32)]
+)
+def test_a_cache_of_fewer_bits_rounds_keys_and_values(
+    tmp_path: Path, exact: Logits, kind: str, bound: float, width: float
+) -> None:
+    technique = LlamaKvCache.model_validate({"keys": kind, "values": kind})
+    runtime = prepared(tmp_path, technique)
+    assert runtime.notes.facts["kv_cache_bytes_per_token"] == 2 * 4 * 256 * width
+    assert 0 < error_of(runtime, exact) < bound
+
+
+@pytest.mark.llama
+def test_a_file_is_run_as_it_is(tmp_path: Path, models: Path) -> None:
+    written = prepared(tmp_path, Gguf(type="Q8_0"))
+    file = next(kept().glob("bundled-tiny-*-Q8_0.gguf"))
+    shutil.copy(file, models / "mine.gguf")
+    given = prepared(tmp_path, model="path:mine.gguf")
+    assert given.facts == written.facts
+    assert given.notes.facts["gguf_type"] == "Q8_0"
+    assert given.weights().hash_of == "files"
+    assert given.weights().bytes == written.weights().bytes
+    np.testing.assert_array_equal(scored_after_prompt(given), scored_after_prompt(written))
+    assert "path:mine.gguf" in held_models()
+    with pytest.raises(UnsupportedError, match="has the type that it was written with; leave gguf out"):
+        prepared(tmp_path, Gguf(), model="path:mine.gguf")
+
+
+def kept() -> Path:
+    from optigpu.paths import cache_dir
+
+    return cache_dir() / "converted" / "gguf"
+
+
+@pytest.mark.llama
+def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, models: Path) -> None:
+    prepared(tmp_path)
+    # Files of other versions of the writer may lie beside it.
+    whole = max(kept().glob("bundled-tiny-*-F32.gguf"), key=lambda path: path.stat().st_mtime_ns)
+    content = whole.read_bytes()
+    changes = {
+        "other": (
+            content.replace(b"gpt2", b"bert"),
+            "'bert', and those known here are gpt2, llama",
+        ),
+        "text": (b"<html>", "does not begin as GGUF files do"),
+        "half": (content[: len(content) // 2], "ends before its last tensor"),
+        "short": (content[:100], "ends within its header"),
+        "counts": (content[:8] + b"\xff" * 16 + content[24:], "it has a count of"),
+        "old": (content[:4] + b"\x01\0\0\0" + content[8:], "version 1"),
+    }
+    for name, (changed, words) in changes.items():
+        (models / f"{name}.gguf").write_bytes(changed)
+        with pytest.raises(UnsupportedError, match=words):
+            prepared(tmp_path, model=f"path:{name}.gguf")
+
+
+@pytest.mark.llama
+def test_the_header_that_is_read_is_what_the_package_gguf_reads(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    prepared(tmp_path, Gguf(type="Q4_K_M"))
+    path = next(kept().glob("bundled-tiny-*-Q4_K_M.gguf"))
+    ours, theirs = read_header(path), GGUFReader(str(path))
+    assert ours.architecture == "gpt2"
+    assert [(each.name, each.type, each.elements) for each in ours.tensors] == [
+        (each.name, int(each.tensor_type), int(each.n_elements)) for each in theirs.tensors
+    ]
+    for each, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert 0 <= each.bytes - int(other.n_bytes) < 32

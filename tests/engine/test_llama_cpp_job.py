@@ -1,16 +1,20 @@
-"""Jobs of llama.cpp from the request to the results: beside torch, by itself, and where it is not installed."""
+"""llama.cpp and ik_llama.cpp: jobs from the request to the results, types, and what they refuse."""
 
 import hashlib
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
 import pytest
 
-from optigpu.backends.llama_cpp import INSTALL
+from optigpu.backends.ik_llama_cpp.structures import FILE_TYPES
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.facts import TextQuality
-from optigpu.documents.result import Environment, Result, VerdictReason
-from optigpu.hardware import probe
+from optigpu.documents.result import Result, VerdictReason
+from optigpu.engines.environments import environment_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.models.held import MODELS_DIR
@@ -19,30 +23,10 @@ from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import loaded_by_measuring, prepared
+from tests.engine.sessions import QUICK, measured, quick_job, value
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
-
-QUICK = {
-    "replicates": 1,
-    "min_seconds": 0.01,
-    "max_seconds": 1,
-    "meters": ["latency", "memory", "quality"],
-    "quality": {"tokens": 200},
-}
-GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16}
 TYPES = ("F16", "Q8_0", "Q4_0")
 WEIGHTS = hashlib.sha256((BUNDLED["tiny"] / "model.safetensors").read_bytes()).hexdigest()
-
-
-def job(**changes: Any) -> JobSpec:
-    document = {"workload": GENERATE, "model": "bundled:tiny", "measure": QUICK}
-    document |= {"limits": {"wait_for_quiet_s": 0}}
-    return JobSpec.model_validate(document | changes)
-
-
-def measured(spec: JobSpec, lock_dir: Path) -> Report:
-    """With one thread: beside other tests, two that wait for each other take many times as long."""
-    return run(spec, lambda _: None, lock_dir=lock_dir, threads=1)
 
 
 def gguf(kind: str) -> list[dict[str, str]]:
@@ -64,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """torch's baseline with llama.cpp's, and with files of three types, beside it."""
     beside: list[dict[str, Any]] = [{"backend": "llama_cpp"}]
     beside += [{"backend": "llama_cpp", "stack": gguf(kind), "label": kind} for kind in TYPES]
-    return measured(job(beside=beside), tmp_path_factory.mktemp("locks"))
+    return measured(quick_job(beside=beside), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +57,8 @@ def results(report: Report) -> dict[str, Result]:
     return {result.variant.label: result for result in report.results}
 
 
-def value(result: Result, metric: str) -> float:
-    found = result.metrics[metric].value
-    assert found is not None, result.metrics[metric].reason
-    return found
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_engines_are_measured_side_by_side_and_compare(report: Report, results: dict[str, Result]) -> None:
     assert list(results) == ["baseline", "llama_cpp: baseline", *TYPES]
@@ -89,6 +69,8 @@ def test_engines_are_measured_side_by_side_and_compare(report: Report, results: 
     assert [row.label for row in report.attribution.rows] == list(results)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_its_results_are_whole(results: dict[str, Result]) -> None:
     for result in results.values():
@@ -111,14 +93,8 @@ def test_its_results_are_whole(results: dict[str, Result]) -> None:
     assert four.footprint is not None
 
 
-@pytest.mark.llama
-def test_fewer_bits_are_fewer_bytes(results: dict[str, Result]) -> None:
-    sizes = [value(results[name], "weight_bytes") for name in ("llama_cpp: baseline", *TYPES)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > 5 * sizes[-1]
-    assert len({value(result, "params_total") for result in results.values()}) == 1
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     losses = [value(results[name], "kld_mean") for name in ("llama_cpp: baseline", *TYPES)]
@@ -132,65 +108,8 @@ def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     assert len({text.tokens_sha256 for text in texts if isinstance(text, TextQuality)}) == 1
 
 
-@pytest.mark.long
-@pytest.mark.llama
-def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
-    measure = QUICK | {"meters": ["latency"]}
-    spec = job(
-        backend="llama_cpp",
-        model="preset:tiny-gpt2-test",
-        plan="ladder",
-        stack=gguf("Q8_0"),
-        measure=measure,
-        workload=GENERATE | {"batch_size": 2},
-    )
-    found = measured(spec, tmp_path)
-    assert [row.label for row in found.attribution.rows] == ["llama_cpp: baseline", "llama_cpp: gguf"]
-    assert all(result.variant.backend == "llama_cpp" for result in found.results)
-    assert all(result.facts.weights and result.facts.weights.hash_of == "recipe" for result in found.results)
-
-
-@pytest.mark.llama
-def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
-    spec = job(backend="llama_cpp", stack=gguf("Q4_0"), workload={"kind": "quality", "window": 32})
-    (result,) = measured(spec, tmp_path).results
-    assert value(result, "scored_tokens_per_s") > 0
-    assert value(result, "kld_mean") > 1e-4
-
-
-@pytest.mark.llama
-def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path) -> None:
-    """The sentences for other models are in test_llama_cpp_backend.py."""
-    measure = QUICK | {"meters": ["latency"]}
-    report = measured(job(backend="llama_cpp", model="preset:tiny-qwen-test", measure=measure), tmp_path)
-    (outcome,) = report.outcomes
-    assert outcome.status is VariantStatus.UNSUPPORTED
-    assert "qwen2 models" in str(outcome.reason)
-
-
-@pytest.mark.llama
-def test_a_file_of_another_architecture_ends_its_variant_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside a file that runs, in one job. The sentences for other files are in test_llama_cpp_types.py."""
-    prepared("llama_cpp", tmp_path)
-    kept = max((cache_dir() / "converted" / "gguf").glob("bundled-tiny-*-F32.gguf"), key=modified_ns)
-    content = kept.read_bytes()
-    (tmp_path / "good.gguf").write_bytes(content)
-    (tmp_path / "other.gguf").write_bytes(content.replace(b"gpt2", b"bert"))
-    monkeypatch.setenv(MODELS_DIR, str(tmp_path))
-    spec = job(
-        backend="llama_cpp",
-        model=None,
-        models=["path:other.gguf", "path:good.gguf"],
-        measure=QUICK | {"meters": ["latency"]},
-    )
-    other, good = measured(spec, tmp_path / "locks").outcomes
-    assert other.status is VariantStatus.UNSUPPORTED
-    assert "'bert', and those known here are gpt2, llama" in str(other.reason)
-    assert good.status is VariantStatus.SUCCEEDED
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 @pytest.mark.llama
 def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
@@ -203,7 +122,9 @@ def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
     whole = kept.read_bytes()
     count = whole.index(b"llama.block_count") + len(b"llama.block_count") + 4
     kept.write_bytes(whole[:count] + bytes(4) + whole[count + 4 :])
-    spec = job(backend="llama_cpp", model="preset:tiny-llama-test", measure=QUICK | {"meters": ["latency"]})
+    spec = quick_job(
+        backend="llama_cpp", model="preset:tiny-llama-test", measure=QUICK | {"meters": ["latency"]}
+    )
     (damaged,) = measured(spec, tmp_path / "locks").outcomes
     assert damaged.status is VariantStatus.FAILED
     said = f"The engine crashed on {kept.name}, a kept conversion that may be damaged. It has been removed; run the job"
@@ -215,34 +136,183 @@ def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
     assert kept.read_bytes() == whole
 
 
-def modified_ns(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
-def test_without_its_packages_the_variant_says_the_command_and_the_others_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare = _without_llama_cpp(probe())
-    monkeypatch.setattr("optigpu.conductor.session.probe", lambda: bare)
-    measure = QUICK | {"meters": ["latency"]}
-    beside = [{"backend": "llama_cpp", "stack": gguf("Q4_0")}]
-    spec = job(beside=beside, measure=measure, model="preset:tiny-llama-test")
-    torch, llama_cpp = measured(spec, tmp_path).outcomes
-    assert torch.status is VariantStatus.SUCCEEDED
-    assert llama_cpp.status is VariantStatus.UNSUPPORTED
-    assert str(llama_cpp.reason).endswith(f"with: {INSTALL}")
-
-
-def _without_llama_cpp(environment: Environment) -> Environment:
-    software = {
-        name: found
-        for name, found in environment.software.items()
-        if name not in ("gguf", "llama-cpp-python")
-    }
-    return environment.model_copy(update={"software": software})
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_its_measuring_process_loads_no_torch(report: Report, tmp_path: Path) -> None:
     """The file is kept already; writing one is another process's affair."""
     assert loaded_by_measuring("llama_cpp", tmp_path, "torch", "transformers") == "[]"
+
+
+LLAMA, WIDE = "preset:tiny-llama-test", "path:wide"
+PROMPT, NEW = 24, 40
+PROGRAM = """
+import json, sys, tempfile
+from pathlib import Path
+import numpy as np
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
+from optigpu.hardware import probe
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads.generate import Generate
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    stack = tuple(TECHNIQUES[each["name"]].model_validate(each) for each in asked["stack"])
+    order = Order(asked["model"], stack, Generate(), DeviceKind.CPU, 0, 1, Path(tempfile.mkdtemp()), probe())
+    try:
+        runtime = BACKENDS["ik_llama_cpp"].prepare(order, lambda _: None)
+        prompt = np.random.default_rng(5).integers(512, size=(asked["rows"], 24))
+        tokens = runtime.generate(prompt, 40).tokens
+    except UnsupportedError as error:
+        print(json.dumps({"refused": str(error)}), flush=True)
+        continue
+    scored = np.concatenate(list(runtime.score(prompt, 8)))
+    facts = runtime.notes.facts
+    print(json.dumps({
+        "tokens": tokens.tolist(), "logits": scored.tolist(), "types": facts["gguf_tensor_types"],
+        "flags": facts["ik_llama_cpp_flags"], "bytes": runtime.weights().bytes, "versions": facts["versions"],
+    }), flush=True)
+"""
+
+
+class Told(TypedDict, total=False):
+    """What the program in the engine's environment answers."""
+
+    refused: str
+    tokens: list[list[int]]
+    logits: list[list[float]]
+    types: dict[str, int]
+    flags: str
+    bytes: int
+    versions: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def ik_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = cache_with(tmp_path_factory.mktemp("ik"), CONVERTED, BUILDS, OPERATORS, PEAKS, "engines")
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+        models = tmp_path_factory.mktemp("models")
+        patch.setenv(MODELS_DIR, str(models))
+        write_wide(models / "wide")
+        yield
+
+
+def write_wide(folder: Path) -> None:
+    """A Llama whose rows are whole blocks of every type."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def asked(*stack: dict[str, object], model: str = WIDE, rows: int = 1) -> Told:
+    """One answer of a process in the engine's environment."""
+    environment = environment_of("ik_llama_cpp")
+    assert environment is not None
+    line = json.dumps({"model": model, "rows": rows, "stack": stack})
+    done = subprocess.run(
+        [str(environment.python), "-P", "-c", PROGRAM],
+        input=line,
+        capture_output=True,
+        text=True,
+        env=child_variables(1),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: Told = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def of_type(kind: str, **more: object) -> dict[str, object]:
+    return {"name": "gguf", "type": kind, **more}
+
+
+def error_of(told: Told, exact: Told) -> float:
+    found, expected = np.array(told["logits"]), np.array(exact["logits"])
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def exact() -> Told:
+    return asked()
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+def test_greedy_tokens_are_torch_s() -> None:
+    import torch
+
+    from optigpu.models.loading.load import load_model
+    from optigpu.models.reference import parse_reference
+
+    model: Any = load_model(parse_reference(WIDE), device="cpu", dtype="float32")
+    prompt = torch.from_numpy(np.random.default_rng(5).integers(512, size=(2, PROMPT)))
+    expected = model.generate(prompt, max_new_tokens=NEW, do_sample=False)[:, PROMPT:]
+    assert asked(rows=2)["tokens"] == expected.tolist()
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FILE_TYPES)
+def test_every_type_is_written_and_read(exact: Told, kind: str) -> None:
+    told = asked(of_type(kind, pure=True)) if kind != "F32" else exact
+    assert "refused" not in told
+    assert (error_of(told, exact) > 0) == (kind != "F32")
+    assert error_of(told, exact) < 2, "random weights lose much in few bits; a wrong layout is far above"
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+def test_its_settings_compute_the_same(exact: Told) -> None:
+    fused = asked({"name": "llama_flash_attention"}, {"name": "llama_prompt_batch", "tokens": 8})
+    assert error_of(fused, exact) < 1e-2
+    refused = asked({"name": "llama_flash_attention"}, rows=2)["refused"]
+    assert "several sequences are decoded together" in refused
+    eight = asked({"name": "llama_kv_cache"})
+    assert 0 < error_of(eight, exact) < 0.1
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+def test_rows_that_are_no_whole_blocks_are_refused_and_end_no_process() -> None:
+    refused = asked(of_type("IQ4_KS", pure=True), model=LLAMA)["refused"]
+    assert "IQ4_KS keeps rows in blocks of 256 numbers" in refused
+    assert "has rows of 128; leave pure out" in refused
+    assert "refused" not in asked(of_type("IQ4_KS"), model=LLAMA)
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+def test_gpt2_is_refused_and_ends_no_process() -> None:
+    assert "ends on an assertion" in asked(model="bundled:tiny")["refused"]
+
+
+@pytest.mark.usefixtures("ik_folders")
+@pytest.mark.ik
+def test_a_job_has_its_versions_and_what_its_library_was_built_with(tmp_path: Path) -> None:
+    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]}
+    document = {
+        "workload": {"kind": "generate", "prompt_tokens": 4, "new_tokens": 4},
+        "model": WIDE,
+        "backend": "ik_llama_cpp",
+        "stack": [of_type("IQ4_K", pure=True)],
+        "measure": measure,
+        "limits": {"wait_for_quiet_s": 0},
+    }
+    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path, threads=1)
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED]
+    (result,) = report.results
+    assert result.environment.software["ik-llama-cpp-python"] == result.facts.versions["ik-llama-cpp-python"]
+    (build,) = result.facts.builds
+    assert build.package == "ik-llama-cpp-python"
+    assert build.instructions is not None

@@ -1,5 +1,6 @@
-"""What this machine is, from the machine itself and from files that other machines would show."""
+"""What this machine is, from itself and from files of other machines; AMD's, Intel's and Apple's GPUs without one."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -11,13 +12,22 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
+import torch
+from torch.profiler import ProfilerActivity
 
+from optigpu.backends.torch.attention import activities_of
+from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.device import is_there, kind_of, module_of, require
+from optigpu.backends.torch.memory import peaks_of
+from optigpu.backends.torch.profile import Recording
 from optigpu.documents.result import Accelerator
-from optigpu.hardware import cpu, gpu, hardware_class, probe
+from optigpu.hardware import cpu, gpu, probe
 from optigpu.hardware.cgroup import cpu_quota, memory_limit, oom_kills
+from optigpu.hardware.device_kinds import KINDS
+from optigpu.hardware.gpu import OfHost, built_for, of_answer
 from optigpu.hardware.probe import probed
-from optigpu.vocabulary import DeviceKind
-from tests.engine.trees import tree
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.machines import tree
 
 EPYC = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: {}\nflags\t\t: fpu avx2 fma sse\n"
 
@@ -34,13 +44,6 @@ def test_this_machine() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", here.software_fingerprint or "")
     assert here.host_id_source
     assert probe() == here
-
-
-def test_the_hardware_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = probe()
-    answering(monkeypatch)
-    assert probe() == here
-    assert probed(Path("/")).accelerators == (H200,)
 
 
 def test_the_hardware_is_asked_again_when_other_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +73,6 @@ def test_a_host_has_an_id_that_gives_nothing_away() -> None:
     assert os.uname().nodename not in here.model_dump_json()
 
 
-def test_a_class_names_models_and_counts() -> None:
-    h200 = Accelerator(name="NVIDIA H200", memory_bytes=143771 * 2**20, uuid="GPU-1")
-    changes = {"accelerators": (h200, h200), "cpu_model": "AMD EPYC 7763", "cpu_cores": 2}
-    machine = probe().model_copy(update=changes)
-    assert hardware_class(machine, DeviceKind.CPU) == "AMD EPYC 7763 2 cores"
-    assert hardware_class(machine, DeviceKind.CUDA) == "1x NVIDIA H200 140 GiB", "a job uses one of them"
-
-
 @pytest.mark.parametrize(
     ("named", "model"),
     [
@@ -102,12 +97,6 @@ def test_features_are_those_that_matter_under_the_kernel_s_names(tmp_path: Path)
     assert cpu.has_vnni(tree(tmp_path, proc__cpuinfo=wide.replace("avx512bw", "avx512bw avx512_vnni")))
 
 
-def test_a_machine_that_tells_nothing_has_a_cpu_all_the_same(tmp_path: Path) -> None:
-    assert cpu.cpu_model(tmp_path)
-    assert cpu.cpu_features(tmp_path) == ()
-    assert cpu.cpu_cores(tmp_path) >= 1
-
-
 def test_siblings_are_one_core_and_a_quota_is_respected(tmp_path: Path) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     for number in allowed:
@@ -119,12 +108,6 @@ def test_siblings_are_one_core_and_a_quota_is_respected(tmp_path: Path) -> None:
     quota.parent.mkdir(parents=True)
     quota.write_text("50000 100000\n")
     assert cpu.cpu_cores(tmp_path) == 1, "half a core is still one"
-
-
-def test_the_affinity_is_respected() -> None:
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from optigpu.hardware import probe; print(probe().cpu_cores)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"1\n"
 
 
 def test_limits_of_control_groups_of_version_2(tmp_path: Path) -> None:
@@ -157,10 +140,6 @@ def test_limits_of_control_groups_of_version_1(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
 
 
-def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
-    assert (memory_limit(tmp_path), cpu_quota(tmp_path), oom_kills(tmp_path)) == (None, None, 0)
-
-
 GPUS = [Accelerator(name="g", memory_bytes=1, uuid=f"GPU-{letter}") for letter in "abc"]
 
 
@@ -179,16 +158,6 @@ GPUS = [Accelerator(name="g", memory_bytes=1, uuid=f"GPU-{letter}") for letter i
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(chosen: str | None, uuids: str) -> None:
     assert [found.uuid for found in gpu.visible(GPUS, chosen)] == [f"GPU-{letter}" for letter in uuids]
-
-
-def test_a_driver_that_fails_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", broken)
-    assert gpu.gpus() == gpu.Gpus()
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
@@ -234,43 +203,6 @@ def test_what_a_driver_says_of_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert (here.hardware_class, here.driver, here.cuda) == ("1x NVIDIA H200 140 GiB", "570.1", "12.8")
 
 
-def test_what_a_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch)
-    refused = (
-        *("nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetEnforcedPowerLimit"),
-        *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetMaxClockInfo"),
-    )
-
-    def refuse(*_: object) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    for name in refused:
-        monkeypatch.setattr(pynvml, name, refuse)
-    assert gpu.gpus() == gpu.Gpus((H200,), ("GPU-a",), "570.1", None)
-
-
-def test_a_worker_that_hides_a_gpu_is_on_the_same_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch)
-    shown = probed(Path("/"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden = probed(Path("/"))
-    assert (len(shown.accelerators), len(hidden.accelerators)) == (1, 0)
-    assert shown.host_id == hidden.host_id
-    assert shown.hardware_fingerprint != hidden.hardware_fingerprint, "it has another share of the machine"
-
-
-def test_a_missing_library_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu.gpus() == gpu.Gpus()
-
-
-@pytest.mark.parametrize("variable", ["PATH", "CXX"])
-def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv(variable, "/nowhere")
-    assert probed(Path("/")).compiler is None
-
-
 @pytest.mark.gpu
 def test_a_gpu_is_named_by_its_driver() -> None:
     here = probe()
@@ -281,3 +213,116 @@ def test_a_gpu_is_named_by_its_driver() -> None:
     assert here.cuda
     assert 10**8 < (first.clock_max_hz or 0) < 10**10
     assert 1 < (first.power_limit_w or 0) < 10_000
+
+
+CPU, CUDA, ROCM, XPU, MPS = DeviceKind
+MAC = OfHost("f00d", "Apple M2 Pro", 16 * 2**30)
+ANSWERS = {
+    ROCM: """[{"name": "AMD Instinct MI300X", "total_memory": 206141652992,
+        "gcnArchName": "gfx942:sramecc+:xnack-", "uuid": "61363266-3664-6230-3632-326235346231"}]""",
+    XPU: """[{"name": "Intel(R) Arc(TM) B580 Graphics", "total_memory": 12168933376,
+        "uuid": "86800be200000000030000000000000", "driver_version": "1.6.33578"}]""",
+    MPS: "[{}]",
+}
+ALL_HAVE = ("Event", "synchronize", "is_available", "device_count", "get_rng_state", "set_rng_state")
+CALLED = {
+    **dict.fromkeys(
+        (CUDA, ROCM, XPU),
+        (
+            *(*ALL_HAVE, "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats"),
+            *("max_memory_allocated", "max_memory_reserved", "get_device_properties"),
+            "set_per_process_memory_fraction",
+        ),
+    ),
+    MPS: (
+        *(*ALL_HAVE, "current_allocated_memory", "driver_allocated_memory", "recommended_max_memory"),
+        "set_per_process_memory_fraction",
+    ),
+}
+"""What the torch backend calls of each module. They exist in every build, and raise without the device."""
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_torch_has_what_is_called_on_each_kind(kind: DeviceKind) -> None:
+    module = module_of(kind)
+    assert module.__name__ == f"torch.{KINDS[kind].torch}"
+    assert [name for name in CALLED[kind] if not callable(getattr(module, name, None))] == []
+    assert [
+        name for name in ("record", "synchronize", "elapsed_time") if not hasattr(module.Event, name)
+    ] == []
+    assert "enable_timing" in str(inspect.signature(module.Event)) + str(module.Event.__doc__)
+    assert ProfilerActivity.CPU in activities_of(kind)
+    assert len(activities_of(kind)) == (1 if kind is MPS else 2)
+
+
+def test_what_torch_tells_of_amd_s_gpus() -> None:
+    (gpu,) = of_answer(ANSWERS[ROCM], ROCM, MAC).gpus
+    assert (gpu.kind, gpu.name, gpu.architecture) == (ROCM, "AMD Instinct MI300X", "gfx942")
+    assert (gpu.memory_bytes, gpu.compute_capability) == (206141652992, None)
+    assert gpu.uuid == "61363266-3664-6230-3632-326235346231"
+
+
+def test_what_torch_tells_of_intel_s_gpus() -> None:
+    found = of_answer(ANSWERS[XPU], XPU, MAC)
+    (gpu,) = found.gpus
+    assert (gpu.kind, gpu.name, gpu.architecture) == (XPU, "Intel(R) Arc(TM) B580 Graphics", None)
+    assert (gpu.memory_bytes, found.driver) == (12168933376, "1.6.33578")
+
+
+@pytest.mark.parametrize(
+    ("build", "system", "machine", "kind"),
+    [
+        ({"hip": "7.1.25424"}, "Linux", "x86_64", ROCM),
+        ({"xpu": "20250302"}, "Linux", "x86_64", XPU),
+        ({}, "Darwin", "arm64", MPS),
+        ({}, "Darwin", "x86_64", None),
+        ({"cuda": "13.0"}, "Linux", "x86_64", None),
+        ({}, "Linux", "aarch64", None),
+    ],
+)
+def test_torch_is_asked_for_the_one_kind_that_it_was_built_for(
+    build: dict[str, str], system: str, machine: str, kind: DeviceKind | None
+) -> None:
+    assert built_for(build, system, machine) is kind
+
+
+def test_a_torch_for_rocm_is_recorded_and_one_that_cannot_be_loaded_has_no_gpu(tmp_path: Path) -> None:
+    tree(tmp_path, **{"torch__version.py": "cuda: Optional[str] = None\nhip: Optional[str] = '7.1.25424'\n"})
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError\n")
+    code = "from optigpu.hardware import probe\nhere = probe()\n"
+    code += "print(here.software['torch_hip'], [gpu.name for gpu in here.accelerators if gpu.kind == 'rocm'])"
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    }
+    answer = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=True)
+    assert answer.stdout == b"7.1.25424 []\n"
+
+
+def test_torch_s_cuda_is_an_amd_gpu_where_it_was_built_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "7.1.25424")
+    assert kind_of(torch.device("cuda:0")) is ROCM
+    assert (is_there(ROCM), is_there(CUDA)) == (True, False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert (is_there(ROCM), is_there(CUDA)) == (False, True)
+
+
+@pytest.mark.parametrize("kind", [ROCM, XPU, MPS])
+def test_a_torch_that_finds_no_such_device_says_so(kind: DeviceKind) -> None:
+    if is_there(kind):
+        pytest.skip("This machine has one.")
+    with pytest.raises(
+        UnsupportedError, match=f"built for no {kind.upper()}.*finds no {kind.upper()} device"
+    ):
+        require(kind)
+
+
+def test_what_an_apple_gpu_lacks_is_null_with_the_reason() -> None:
+    ran: list[bool] = []
+    peaks = peaks_of(lambda: ran.append(True), MPS)
+    assert (ran, peaks.allocated_bytes, peaks.reserved_bytes) == ([True], None, None)
+    assert "keeps no peak" in peaks.reasons["peak_bytes"]
+    with pytest.raises(
+        UnsupportedError, match="There is no profile on mps: torch's profiler records no kernels"
+    ):
+        Recording(CpuClock(), MPS, steps=1)

@@ -1,8 +1,10 @@
-"""Quality: right to the last figure, and blind to no harm."""
+"""Quality: right to the last figure, blind to no harm, through what was timed; where it cannot be had, why."""
 
 import bz2
 import hashlib
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,27 @@ import numpy as np
 import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
+from optigpu.job.spec import resolve
+from optigpu.meters.base import QualityOptions
 from optigpu.meters.quality import QUALITY_FOLDER, QualityMeter, make_reference
-from optigpu.quality.text import DATASETS_DIR
 from optigpu.techniques.base import Technique
+from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.generate import Generate
-from tests.engine.quality_contexts import (
+from tests.breadth import spread
+from tests.engine.meter_contexts import (
     LENGTH,
     MODEL,
     VOCABULARY,
+    Broken,
     Flattened,
+    OwnLoop,
     Spoiled,
     Spy,
+    assert_nothing,
     context,
     context_of,
     exact_model,
@@ -36,8 +43,6 @@ from tests.engine.tiny_models import ignore, runtime_of
 NOT_OF_A_TEXT = {
     "accuracy", "accuracy_loss_percent", "loss_final", "loss_deviation", "gradient_norm", "alone_agreement",
 }  # fmt: skip
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("trained_model")]
 
 
 def passages_in(folder: Path) -> list[tuple[list[int], int]]:
@@ -63,9 +68,9 @@ def loss_of(model: Any, tokens: list[int], first: int) -> tuple[float, int]:
     return mean * (len(tokens) - first), len(tokens) - first
 
 
-@pytest.mark.parametrize(
-    "stack", [(), (StaticKvCache(),), (NoKvCache(),), (Spy(),), (Spy(), StaticKvCache())]
-)
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.parametrize("stack", [(), (NoKvCache(),), (Spy(), StaticKvCache())])
 def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     stack: tuple[Technique, ...], tmp_path: Path
 ) -> None:
@@ -75,6 +80,8 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
@@ -83,12 +90,16 @@ def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_
     assert 0.95 < rounded.values["top1_agreement"] <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path: Path) -> None:
     reading = measured(tmp_path, Flattened())
     assert reading.values["kld_mean"] > 0.1
     assert reading.values["top1_agreement"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, Spoiled(noise=1.0), text="file:mine.txt")
     assert reading.values["kld_mean"] > 0.05
@@ -97,11 +108,8 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
     assert reading.values["perplexity_delta"] > 0.1
 
 
-def test_the_more_noise_the_worse(tmp_path: Path) -> None:
-    found = [measured(tmp_path, Spoiled(noise=noise)).values for noise in (0.1, 0.3, 1.0)]
-    assert [one["kld_mean"] for one in found] == sorted(one["kld_mean"] for one in found)
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
     import torch
 
@@ -124,6 +132,8 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
     assert reading.values["top1_agreement"] == pytest.approx(float(agree))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> None:
     import torch
 
@@ -137,7 +147,9 @@ def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> Non
     assert np.abs(stored - np.concatenate(expected)).max() < 1e-3
 
 
-@pytest.mark.parametrize("stride", [None, 16, 63])
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.parametrize("stride", [None, 63])
 def test_perplexity_is_that_of_an_independent_evaluation(
     stride: int | None, tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -162,14 +174,8 @@ def test_perplexity_is_that_of_an_independent_evaluation(
     assert abs(reading.values["perplexity_delta"]) < 1e-4
 
 
-def test_the_delta_is_the_difference_from_fp32(tmp_path: Path, language_dir: Path) -> None:
-    reading = measured(tmp_path, Int8WeightOnly(), text="file:mine.txt")
-    fp32 = reading.facts.model_dump()["quality"]["fp32_perplexity"]
-    assert reading.values["perplexity"] - fp32 == pytest.approx(reading.values["perplexity_delta"])
-    assert reading.values["perplexity_delta"] != 0
-    assert 1 < fp32 < 5
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, text="file:mine.txt", tokens=200, window=50, stride=20)
     facts = reading.facts.model_dump()["quality"]
@@ -189,15 +195,8 @@ def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path
     assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
 
-def test_wikitext_gives_a_perplexity(
-    tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
-    reading = measured(tmp_path, text="wikitext-2", tokens=128)
-    assert set(reading.values) == set(QualityMeter.metrics) - NOT_OF_A_TEXT
-    assert reading.facts.model_dump()["quality"]["dataset"] == "wikitext-2/test.txt"
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_accuracy_is_that_of_an_independent_evaluation(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -215,6 +214,8 @@ def test_accuracy_is_that_of_an_independent_evaluation(
     assert plain.values["kld_mean"] <= 1e-6
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_what_spoils_the_answers_is_an_accuracy_lost(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -244,45 +245,150 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
     return float(np.mean(right))
 
 
-def test_the_real_hellaswag_runs(tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
-    longer = Generate(prompt_tokens=50, new_tokens=46)
-    there = context_of(runtime_of(MODEL), tmp_path, longer, text="hellaswag", items=5)
-    assert make_reference(there).reasons == {}
-    reading = QualityMeter().read(there)
-    assert reading.facts.model_dump()["quality"]["items"] == 5
-    assert reading.facts.model_dump()["quality"]["contexts_cut"] > 0
-    assert reading.values["accuracy"] in [count / 5 for count in range(6)]
-
-
-def test_the_model_s_own_text_follows_its_distribution() -> None:
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.slow
+def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Path) -> None:
     import torch
 
-    runtime = runtime_of(MODEL)
-    drawn = runtime.sample(2000, 2)
-    assert drawn.shape == (2000, 2)
-    assert drawn[:, 0].eq(0).all()
+    runtime = runtime_of(MODEL, Spy(), StaticKvCache())
+    runtime.generate(torch.zeros((2, 24), dtype=torch.int64), 40)
+    cache = runtime.notes.facts["seen"][0][2]
+    runtime.notes.record(seen=[])
+    tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    logits = list(runtime.score(tokens, 5))
+    assert runtime.notes.facts["seen"] == [
+        (tokens[:, index].tolist(), index, cache) for index in range(5, LENGTH)
+    ]
+    assert [tuple(row.shape) for row in logits] == [(2, VOCABULARY)] * (LENGTH - 5)
+
+
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.parametrize(
+    ("stack", "prefill"),
+    spread(
+        [((),), ((StaticKvCache(),),), ((NoKvCache(),),), ((Spy(),),), ((Spy(), StaticKvCache()),)],
+        [0, 1, 9],
+        by_default=5,
+    ),
+)
+def test_scores_are_the_logits_after_each_forced_token(stack: tuple[Technique, ...], prefill: int) -> None:
+    import torch
+
+    tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected = runtime.model(input_ids=drawn[:1, :1]).logits[0, -1].double().softmax(-1)
-    counts = torch.bincount(drawn[:, 1], minlength=VOCABULARY).double()
-    likely = expected > 5 / 2000
-    spread = (2000 * expected * (1 - expected)).sqrt()
-    assert likely.sum() > 10
-    assert float(((counts - 2000 * expected)[likely] / spread[likely]).abs().max()) < 5
-    assert float((counts[~likely].sum() / 2000 - expected[~likely].sum()).abs()) < 0.05
+        expected = exact_model()(input_ids=tokens).logits
+    found = list(runtime_of(MODEL, *stack).score(tokens, prefill))
+    assert len(found) == 12 - prefill
+    assert all(
+        float((row - expected[:, prefill + index]).abs().max()) < 1e-3 for index, row in enumerate(found)
+    )
+    assert not torch.is_inference_mode_enabled()
 
 
-def test_the_model_s_own_text_follows_the_seed(tmp_path: Path) -> None:
-    texts = []
-    for seed in (0, 0, 1):
-        runtime = DecodingModel(MODEL, (), DeviceKind.CPU, seed, ignore)
-        texts.append(runtime.sample(3, 32))
-    assert texts[0].equal(texts[1])
-    assert not texts[0].equal(texts[2])
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.slow
+def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    make_reference(context(tmp_path))
+    compiled = context(tmp_path, TorchCompile(backend="eager"), Int8WeightOnly())
+    graphs = counters["stats"]["unique_graphs"]
+    reading = QualityMeter().read(compiled)
+    plain = QualityMeter().read(context(tmp_path, Int8WeightOnly()))
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert reading.values["kld_mean"] == pytest.approx(plain.values["kld_mean"], rel=0.05)
+    assert compiled.request.run()["tokens_per_s"] > 0
 
 
-@pytest.mark.parametrize("tokens", [16, 55, 56, 100])
-def test_exactly_as_many_tokens_of_its_own_are_predicted_as_were_asked_for(
-    tokens: int, tmp_path: Path
+@pytest.mark.usefixtures("trained_model")
+def test_a_loop_of_its_own_is_asked_for_its_logits(tmp_path: Path) -> None:
+    reading = measured(tmp_path, OwnLoop(scores=True))
+    assert reading.values["kld_mean"] > 1
+    assert reading.values["top1_agreement"] < 0.1
+
+
+@pytest.mark.usefixtures("trained_model")
+def test_a_loop_that_gives_no_logits_has_no_quality(tmp_path: Path) -> None:
+    reading = measured(tmp_path, OwnLoop(scores=False))
+    assert_nothing(reading, "own_loop replaces the decode loop by one that gives no logits")
+
+
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.gpu
+def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(tmp_path: Path) -> None:
+    stack = resolve((TorchCompile(mode="reduce-overhead"),), "generate")
+    plain = DecodingModel(MODEL, (), DeviceKind.CUDA, 0, ignore)
+    assert make_reference(context_of(plain, tmp_path)).reasons == {}
+    graphed = DecodingModel(MODEL, stack, DeviceKind.CUDA, 0, ignore)
+    reading = QualityMeter().read(context_of(graphed, tmp_path))
+    assert reading.values["kld_mean"] <= 1e-6
+    assert reading.values["top1_agreement"] > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_random_weights_have_no_quality(tmp_path: Path) -> None:
+    name = "preset:tiny-llama-test"
+    random = context_of(runtime_of(name), tmp_path, model=name)
+    for reading in (make_reference(random), QualityMeter().read(random)):
+        assert_nothing(reading, "random weights, which do not behave like trained ones")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_why_there_is_no_reference_is_what_every_variant_says(tmp_path: Path, language_dir: Path) -> None:
+    reading = make_reference(context(tmp_path, text="file:missing.txt"))
+    assert_nothing(reading, r"missing.txt under .* cannot be read")
+    (language_dir / "missing.txt").write_text("here it is by now, and too late for this job")
+    again = QualityMeter().read(context(tmp_path, text="file:missing.txt"))
+    assert again.reasons == reading.reasons
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, language_dir: Path) -> None:
+    make_reference(context(tmp_path, text="file:mine.txt"))
+    with (language_dir / "mine.txt").open("a") as text:
+        text.write(" More.")
+    assert_nothing(QualityMeter().read(context(tmp_path, text="file:mine.txt")), "changed while the job ran")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+@pytest.mark.parametrize(
+    ("change", "name"), [({"seed": 1}, "seed 0"), ({"quality": QualityOptions(tokens=64)}, "tokens 512")]
+)
+def test_a_reference_for_another_setting_is_none(change: dict[str, Any], name: str, tmp_path: Path) -> None:
+    make_reference(context(tmp_path))
+    reading = QualityMeter().read(replace(context(tmp_path), **change))
+    assert_nothing(reading, f"was made for {name} but this variant has")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -> None:
+    make_reference(context(tmp_path))
+    logits = tmp_path / QUALITY_FOLDER / "logits.f32"
+    logits.write_bytes(logits.read_bytes()[:-4])
+    assert_nothing(QualityMeter().read(context(tmp_path)), "truncated")
+    manifest = tmp_path / QUALITY_FOLDER / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"passages_sha256": "0" * 64}))
+    assert_nothing(QualityMeter().read(context(tmp_path)), "do not match its manifest")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
+    tmp_path: Path, language_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert measured(tmp_path, tokens=tokens).facts.model_dump()["quality"]["positions"] == tokens
+    monkeypatch.setattr("optigpu.quality.reference.MOST_LOGIT_BYTES", 100 * VOCABULARY * 4)
+    reading = measured(tmp_path, text="file:mine.txt", tokens=300)
+    facts = reading.facts.model_dump()["quality"]
+    assert (facts["kld_positions"], facts["positions"]) == (100, 299)
+    assert (tmp_path / QUALITY_FOLDER / "logits.f32").stat().st_size == 100 * VOCABULARY * 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
+def test_logits_that_are_no_numbers_are_a_reason(tmp_path: Path) -> None:
+    assert_nothing(measured(tmp_path, Broken()), f"{VOCABULARY} of {VOCABULARY} logits are NaN or infinite")

@@ -1,5 +1,6 @@
-"""Recipes: which weights a smaller model keeps, that it learns from its teacher, and what is refused."""
+"""Models that are changed: smoothing moves outliers and no output, recipes make smaller models that learn."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -7,27 +8,29 @@ import pytest
 import torch
 
 from optigpu.conductor.recipe import make_smaller
-from optigpu.job.plan import variants_of
-from optigpu.recipes.making.make import kept_count, kept_neurons, make
+from optigpu.recipes.making.make import kept_neurons, make
 from optigpu.recipes.making.students import (
     blocks_of,
     down_layers,
     inner_size,
-    kept_blocks,
     learn,
     mean_divergence,
     narrower,
     perplexity,
     shallower,
 )
-from optigpu.recipes.request import ABOUT, RecipeOutcome, RecipeRequest, check_output, comparison_of
-from optigpu.report.tables import recipe_grid
+from optigpu.recipes.request import ABOUT, RecipeOutcome, RecipeRequest, check_output
 from optigpu.surgery.places import weight_of
+from optigpu.surgery.smoothing import smooth
+from optigpu.techniques.base import Notes
+from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
+from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.techniques.sparsity.smaller_model import SmallerModel
-from optigpu.vocabulary import DeviceKind, OptiGPUError, RecipeName, SpecError, UnsupportedError
+from optigpu.vocabulary import RecipeName, SpecError, UnsupportedError
 from tests.engine.tiny_models import FAMILIES, ignore, prompt, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "forked_children")
+
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 BOTH = pytest.mark.parametrize("recipe", list(RecipeName))
 
@@ -43,26 +46,6 @@ def request(folder: Path, **changes: Any) -> RecipeRequest:
     return RecipeRequest.model_validate(
         {"recipe": "distillation", "output": folder / "out"} | small | changes
     )
-
-
-@pytest.mark.parametrize(
-    ("blocks", "layers", "kept"),
-    [
-        (4, None, (0, 3)),
-        (12, 6, (0, 2, 4, 7, 9, 11)),
-        (4, 3, (0, 2, 3)),
-        (2, 1, (0,)),
-        (6, 5, (0, 1, 2, 4, 5)),
-    ],
-)
-def test_a_student_keeps_evenly_spaced_blocks(blocks: int, layers: int | None, kept: tuple[int, ...]) -> None:
-    assert kept_blocks(blocks, layers) == kept
-
-
-@pytest.mark.parametrize(("blocks", "layers"), [(4, 4), (4, 9), (1, None)])
-def test_a_student_that_is_no_smaller_is_refused(blocks: int, layers: int | None) -> None:
-    with pytest.raises(UnsupportedError, match="ask for fewer layers"):
-        kept_blocks(blocks, layers)
 
 
 @EVERY
@@ -98,23 +81,6 @@ def test_neurons_that_do_nothing_go_first(family: str) -> None:
         assert int((kept % 2).sum()) <= len(kept) // 10, "a few others never fire (ReLU), and do as little"
 
 
-@pytest.mark.parametrize(("keep", "words"), [(0.01, "raise keep to 0.0833"), (0.99, "lower keep to 0.917")])
-def test_a_share_that_is_not_possible_is_refused_with_one_that_is(keep: float, words: str) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        kept_count(96, keep)
-
-
-def test_what_is_not_known_of_a_family_is_said() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config: Any = AutoConfig.for_model(
-        "gpt_neo", num_layers=1, attention_types=[[["global"], 1]], hidden_size=16
-    )
-    config.num_heads = 2
-    with pytest.raises(UnsupportedError, match="gpt_neo"):
-        inner_size(AutoModelForCausalLM.from_config(config))
-
-
 def test_a_student_learns_what_its_teacher_says() -> None:
     teacher = tiny_model("gpt2").requires_grad_(False)
     student, texts = shallower(teacher, [0]), prompt(16, 12)
@@ -124,15 +90,6 @@ def test_a_student_learns_what_its_teacher_says() -> None:
     assert mean_divergence(student, teacher, texts) < 0.7 * before
     assert mean_divergence(teacher, teacher, texts) == pytest.approx(0, abs=1e-6)
     assert perplexity(teacher, texts) > 1
-
-
-def test_a_loss_that_is_not_finite_ends_it() -> None:
-    teacher = tiny_model("gpt2").requires_grad_(False)
-    student = shallower(teacher, [0])
-    with torch.no_grad():
-        next(student.parameters()).fill_(float("nan"))
-    with pytest.raises(OptiGPUError, match="loss of step 1 is nan; ask for a lower learning_rate"):
-        learn(student, teacher, prompt(), steps=2, batch_size=2, learning_rate=1e-3, doing=ignore)
 
 
 @BOTH
@@ -152,31 +109,6 @@ def test_the_outcome_is_a_folder_that_stands_in_its_teacher_s_place(
     assert (again.first_loss, again.kld) == (None, again.kld_before), "its own outcome may be replaced"
 
 
-def test_the_job_compares_both_side_by_side(tmp_path: Path) -> None:
-    outcome = RecipeOutcome(
-        request=request(tmp_path, model="bundled:tiny"),
-        changed="layers 0 of 2 are kept",
-        teacher_parameters=200,
-        parameters=100,
-        teacher_perplexity=30,
-        perplexity_before=90,
-        perplexity=40,
-        kld_before=1.0,
-        kld=0.3,
-        first_loss=1.0,
-        last_loss=0.2,
-        seconds=60,
-    )
-    spec = comparison_of(outcome, DeviceKind.CPU, 2)
-    baseline, smaller = variants_of(spec)
-    assert (baseline.stack, smaller.stack) == ((), (SmallerModel(model="path:out"),))
-    assert baseline.workload_digest == smaller.workload_digest
-    assert {"quality", "latency"} <= set(spec.measure.meters)
-    grid = recipe_grid(outcome)
-    assert [row[0] for row in grid.rows] == ["bundled:tiny", "smaller, untrained", "smaller, trained"]
-    assert "path:out" in grid.notes[-1]
-
-
 def test_what_cannot_be_asked_is_refused_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name a trained model, for example bundled:tiny"):
         request(tmp_path, model="preset:gpt2")
@@ -191,24 +123,6 @@ def test_what_cannot_be_asked_is_refused_with_the_next_step(tmp_path: Path) -> N
         check_output(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """/proc takes no folder, not even the superuser's."""
-    said: list[str] = []
-    with pytest.raises(
-        SpecError, match=r"^output: /proc cannot be written \(.+\); name a folder of yours\.$"
-    ):
-        make_smaller(
-            request(tmp_path, output=Path("/proc/smaller")),
-            said.append,
-            lambda: None,
-            limit_s=300,
-            program=("/bin/false",),
-            lock_dir=tmp_path / "locks",
-        )
-    assert said == []
-    assert not (tmp_path / "locks").exists()
-
-
 @pytest.mark.slow
 def test_the_process_tells_what_it_does_and_why_it_cannot(tmp_path: Path) -> None:
     said: list[str] = []
@@ -218,3 +132,73 @@ def test_the_process_tells_what_it_does_and_why_it_cannot(tmp_path: Path) -> Non
         )
     assert said[0] == "loading the teacher"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smoothing_changes_norms_and_no_output(family: str) -> None:
+    model = tiny_model(family).requires_grad_(False)
+    ids = prompt(2, 16)
+    before, norms = model(input_ids=ids).logits, norm_weights(model)
+    assert smooth(model, ids) == 4  # two norms in each of two blocks
+    assert torch.equal(model(input_ids=ids).logits, before)
+    changed = [(new / old).log2() for new, old in zip(norm_weights(model), norms, strict=True)]
+    assert all(torch.equal(doublings, doublings.round()) for doublings in changed)
+    assert sum(bool(doublings.any()) for doublings in changed) >= 3
+
+
+def norm_weights(model: Any) -> list[torch.Tensor]:
+    return [p.clone() for name, p in model.named_parameters() if p.dim() == 1 and name.endswith("weight")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smoothing_makes_quantized_activations_with_outliers_better(family: str) -> None:
+    model = tiny_model(family).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and name.endswith("weight"):
+            parameter[3] *= 100
+    ids = prompt(2, 16)
+    exact = model(input_ids=ids).logits
+    errors = []
+    for technique in (Int8Dynamic(), Int8Dynamic(smoothing=0.5)):
+        quantized, notes = copy.deepcopy(model), Notes()
+        technique.modules(quantized, notes)
+        errors.append(float((quantized(input_ids=ids).logits - exact).abs().mean()))
+        assert notes.facts.get("smoothed_norms") == (None if technique.smoothing is None else 4)
+    assert errors[1] < 0.75 * errors[0]
+
+
+def test_calibration_ids_that_do_not_fit_are_refused_before_anything_is_changed() -> None:
+    model = tiny_model("gpt2").requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    ids = prompt(2, 16)
+    low, high = ids.clone(), ids.clone()
+    low[1, 2], high[1, 2] = -1, 96
+    refused: list[tuple[Any, float, str]] = [
+        (ids[0], 0.5, r"int64 \[sequences, length\], not torch.int64 \[16\]"),
+        (ids.int(), 0.5, "not torch.int32"),
+        (ids[:0], 0.5, "not torch.int64"),
+        (ids.tolist(), 0.5, "not list"),
+        (low, 0.5, "Token id -1 of calibration_ids is out of range"),
+        (high, 0.5, "Token id 96 .* this model's ids are 0 to 95"),
+        (prompt(1, 65), 0.5, "65 tokens each; this model's context is 64"),
+        (ids, 1.5, "alpha must be between 0 and 1, not 1.5"),
+    ]
+    for wrong, alpha, sentence in refused:
+        with pytest.raises(ValueError, match=sentence):
+            smooth(model, wrong, alpha)
+    assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_a_model_that_adds_what_its_norms_give_cannot_be_smoothed_and_is_left_as_it_was() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = FAMILIES["opt"] | {"do_layer_norm_before": False, "vocab_size": 96, "pad_token_id": 1}
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **shape)).eval().requires_grad_(False)
+    )
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UnsupportedError, match="other parts use the outputs of its norms"):
+        smooth(model, prompt(2, 16))
+    assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
+    with pytest.raises(UnsupportedError, match="a linear layer directly after a norm"):
+        smooth(runtime_of("path:gpt2", Int8Hybrid()).model, prompt(2, 16))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,18 +30,16 @@ from optigpu.child.messages import (
     RunRound,
     Started,
 )
-from optigpu.child.replicate import Subject, metered, refusal
+from optigpu.child.replicate import Subject, metered
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.meters.base import Reading
-from optigpu.meters.memory import MemoryMeter
-from optigpu.vocabulary import Frozen, ReplicateError
+from optigpu.vocabulary import Frozen
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.matmul import Matmul
-from tests.engine.here import here
-from tests.engine.in_process import in_process
+from tests.engine.machines import here
+from tests.engine.measuring import in_process
 from tests.engine.meter_contexts import doing
 from tests.engine.processes import is_alive, wait_until
 
@@ -108,18 +105,6 @@ def test_a_generation_is_loaded_timed_and_weighed_until_stdin_ends_in_the_middle
         assert child.end(5) == 0
 
 
-@pytest.mark.long
-def test_a_compiled_stack_says_what_compiling_took() -> None:
-    """What TorchInductor compiles is right in test_techniques_compilation.py."""
-    compiled = {"name": "torch_compile", "backend": "eager"}
-    with child_with(assignment(GENERATE, "preset:tiny-gpt2-test", compiled)) as child:
-        ready = answer(child)
-        assert isinstance(ready, Ready)
-        assert ready.facts.recorded["compiled_graphs"] == 1
-        assert ready.compile_s is not None
-        assert ready.compile_s > ready.request_s
-
-
 @pytest.fixture(scope="module")
 def multiplying() -> Iterator[Child]:
     """A ready process with two threads and no model."""
@@ -127,13 +112,6 @@ def multiplying() -> Iterator[Child]:
     with child_with(work) as child:
         assert isinstance(answer(child), Ready)
         yield child
-
-
-@pytest.mark.slow
-def test_a_product_is_timed_without_a_model(multiplying: Child) -> None:
-    heard = ask(multiplying, RunRound(seconds=0, min_requests=2))
-    assert isinstance(heard, Round)
-    assert set(heard.samples) == set(Matmul.metrics)
 
 
 def test_what_is_known_beforehand_is_refused_before_torch_is_loaded() -> None:
@@ -144,21 +122,6 @@ def test_what_is_known_beforehand_is_refused_before_torch_is_loaded() -> None:
         assert "C++ compiler" in heard.reason
         assert not any("libtorch" in mapped.path for mapped in psutil.Process(child.pid).memory_maps())
         assert child.end(5) == 0
-
-
-def test_a_device_that_is_not_there_is_refused() -> None:
-    work = assignment(GENERATE, "preset:gpt2", accelerators=())
-    on_cuda = work.variant.model_copy(update={"device": "cuda"})
-    assert refusal(work.model_copy(update={"variant": on_cuda})) is not None
-    assert refusal(work) is None
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_there_is_refused_after_torch_is_loaded() -> None:
-    with child_with(assignment(GENERATE, "path:missing")) as child:
-        heard = answer(child)
-        assert isinstance(heard, Refused)
-        assert "path:missing" in heard.reason
 
 
 def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_dir: Path) -> None:
@@ -192,11 +155,6 @@ def test_a_metric_that_is_no_number_has_a_reason_and_spares_the_others(number: f
         "weight_bytes": "no model",
         "peak_bytes": f"The memory meter read {number}, which is not a finite number.",
     }
-
-
-def test_a_reading_that_cannot_be_sent_is_the_meter_s_failure_alone() -> None:
-    heard = read_by(Reading({"peak_bytes": "many"}))  # type: ignore[dict-item]
-    assert set(heard.reasons) == set(MemoryMeter.metrics)
 
 
 def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
@@ -238,15 +196,6 @@ def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -
     os.close(writing)
 
 
-@pytest.mark.slow
-def test_a_child_that_waits_holds_no_core_with_any_of_its_threads(multiplying: Child) -> None:
-    ask(multiplying, RunRound(seconds=0))
-    time.sleep(0.2)
-    before = cpu_seconds(multiplying.pid)
-    time.sleep(0.5)
-    assert cpu_seconds(multiplying.pid) - before < 0.1
-
-
 def test_every_way_of_running_out_of_memory_is_called_that() -> None:
     import torch
 
@@ -254,24 +203,6 @@ def test_every_way_of_running_out_of_memory_is_called_that() -> None:
         torch.empty(2**50)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), hosts.value):
         assert (broken(error).fault, broken(error).trace) == ("out_of_memory", "")
-
-
-def test_an_unforeseen_error_is_one_sentence_with_its_trace() -> None:
-    def fail() -> None:
-        raise ValueError("first line\nsecond line")
-
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        fail()
-    message = broken(caught.value)
-    assert (message.fault, message.reason) == ("error", "ValueError: first line")
-    assert "in fail" in message.trace
-
-
-def test_an_error_that_was_raised_on_purpose_has_no_trace() -> None:
-    with pytest.raises(ReplicateError) as caught:
-        raise ReplicateError("Plain words.")
-    message = broken(caught.value)
-    assert (message.reason, message.trace) == ("Plain words.", "")
 
 
 def score(pid: int) -> int | None:
@@ -284,11 +215,6 @@ def score(pid: int) -> int | None:
 def is_same_file(pid: int, first: int, second: int) -> bool:
     folder = Path(f"/proc/{pid}/fd")
     return os.readlink(folder / str(first)) == os.readlink(folder / str(second))
-
-
-def cpu_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
-"""One turn: who is measured, who fails, who waits, and what is left behind."""
+"""One turn and all turns of a group: who is measured, who fails, who waits, and what is left behind."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optigpu.backends.converted import remove_used
+from optigpu.conductor.preparation import Preparation
+from optigpu.conductor.processes.groups import Group
 from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
-from optigpu.documents.events import Event, Progressed, VariantStarted
+from optigpu.documents.events import Event, Progressed, VariantFinished
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import (
@@ -15,8 +19,8 @@ from optigpu.vocabulary import (
     CrashError,
     DamagedModelError,
     OutOfMemoryError,
-    ReplicateError,
     UnsupportedError,
+    VariantStatus,
 )
 from tests.engine.sessions import session_with
 
@@ -44,15 +48,6 @@ def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path, started: 
     assert list(turn.replicates) == [0, 3, 4]
     assert [variant.index for variant in turn.waiting] == [5, 6, 7]
     assert not started()
-
-
-def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> None:
-    spec = grid("bf16")
-    session, events = session_with(spec, tmp_path, "well_behaved", space=(0,))
-    turn = Residents(session, 0).measure(variants_of(spec))
-    assert list(turn.replicates) == [0]
-    assert [variant.index for variant in turn.waiting] == [1]
-    assert [event.index for event in events if isinstance(event, VariantStarted)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +80,6 @@ def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     turn = Residents(session, 0).measure(variants)
     assert len(turn.replicates) == MOST_RESIDENT
     assert turn.waiting == variants[MOST_RESIDENT:]
-
-
-def test_a_process_that_dies_in_a_round_leaves_the_others_to_go_on(tmp_path: Path) -> None:
-    spec = grid("bf16")
-    session, _ = session_with(spec, tmp_path, "dying", "SIGKILL", 0, "-")
-    turn = Residents(session, 0).measure(variants_of(spec))
-    assert turn.replicates == {}
-    assert {type(error) for error in turn.errors.values()} == {ReplicateError}
-    assert set(turn.errors) == {0, 1}
 
 
 def test_cancelling_leaves_no_process_behind(tmp_path: Path, started: Started) -> None:
@@ -151,15 +137,6 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
     assert not started()
 
 
-def test_one_that_fails_while_others_stay_is_not_resident_any_more(tmp_path: Path) -> None:
-    spec = grid("bf16", "no_kv_cache", "eager_attention")
-    session, _ = session_with(spec, tmp_path, "moody")
-    with Residents(session, 0) as residents:
-        residents.measure_on(variants_of(spec)[:4])
-        assert residents.indexes == {0, 3}
-        assert set(residents.errors) == {1, 2}
-
-
 @pytest.mark.parametrize(
     ("model", "doing", "kind"),
     [
@@ -215,3 +192,68 @@ def test_what_a_note_names_outside_of_the_converted_models_stays(
     (tmp_path / "reading-1").write_bytes(b"\xff")
     assert remove_used(tmp_path, 1) == remove_used(tmp_path, 2) == ()
     assert (mine / "file").read_text() == "mine"
+
+
+GROUP_MEASURE = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
+GROUP_SPEC: dict[str, Any] = {
+    "workload": {"kind": "generate"},
+    "model": "preset:tiny-llama-test",
+    "plan": "grid",
+    "stack": [{"name": "bf16"}, {"name": "static_kv_cache"}],
+    "measure": GROUP_MEASURE,
+}
+ALL = 4
+"""Variants of the grid."""
+
+
+def measured_group(folder: Path, child: str, *arguments: object, space: tuple[int, ...] = ()) -> Group:
+    return group_and_events(folder, child, *arguments, space=space)[0]
+
+
+def group_and_events(
+    folder: Path, child: str, *arguments: object, space: tuple[int, ...] = ()
+) -> tuple[Group, list[Event]]:
+    spec = JobSpec.model_validate(GROUP_SPEC)
+    session, events = session_with(spec, folder, child, *arguments, space=space)
+    group = Group(session, variants_of(spec))
+    group.measure(Preparation(None))
+    return group, events
+
+
+@pytest.mark.slow
+def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in_a_later_turn(
+    tmp_path: Path,
+) -> None:
+    group, events = group_and_events(tmp_path, "well_behaved", space=(ALL, 1, 2))
+    assert group.waiting == ()
+    assert set(group.outcomes) == {0, 1, 2, 3}
+    assert all(outcome.status is VariantStatus.SUCCEEDED for outcome in group.outcomes.values())
+    for outcome in group.outcomes.values():
+        assert len(outcome.samples["tokens_per_s"]) == GROUP_MEASURE["replicates"]
+    started = [(e.replicate, e.index) for e in events if isinstance(e, Progressed) and e.doing == "starting"]
+    # What takes long is said again.
+    assert list(dict.fromkeys(started)) == [(number, index) for number in range(3) for index in range(ALL)]
+
+
+@pytest.mark.slow
+def test_only_variants_that_shared_every_replicate_are_compared_in_pairs(tmp_path: Path) -> None:
+    group = measured_group(tmp_path, "well_behaved", space=(ALL, 2))
+    assert not group.fit_together
+    assert [side_by_side(group, index) for index in range(ALL)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert measured_group(tmp_path, "well_behaved").fit_together
+
+
+def side_by_side(group: Group, index: int) -> list[int]:
+    result = group.outcomes[index].result
+    assert result is not None
+    return list(result.facts.side_by_side)
+
+
+def test_a_variant_that_fails_in_a_later_turn_ends_with_its_reason(tmp_path: Path) -> None:
+    group, events = group_and_events(tmp_path, "dying", "SIGUSR1", 1, "-", space=(ALL, 2, 1))
+    assert set(group.outcomes) == {0, 1, 2, 3}
+    for outcome in group.outcomes.values():
+        assert outcome.status is VariantStatus.FAILED
+        assert f"signal {signal.SIGUSR1:d}" in (outcome.reason or "")
+    finished = [event.outcome.index for event in events if isinstance(event, VariantFinished)]
+    assert sorted(finished) == [0, 1, 2, 3], "each of them once"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.load import NAME, Load, beside
 from optigpu.child.priority import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.conductor.session import environment_for
@@ -24,22 +25,19 @@ from optigpu.documents.events import (
     Progressed,
     VariantFinished,
     VariantStarted,
+    Waiting,
 )
 from optigpu.documents.facts import WarmUpFacts
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, Subject
-from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.selftest import kept
 from optigpu.statistics.intervals import FEWEST_REQUESTS
-from optigpu.vocabulary import DeviceKind, LeaseLostError, OptiGPUError, UnsupportedError, VariantStatus
+from optigpu.vocabulary import DeviceKind, LeaseLostError, VariantStatus
 from tests.engine.processes import is_alive, may_come_first, program, wait_until
-from tests.engine.sessions import space_for
 
 FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-
-
 AT_ONCE = {"wait_for_quiet_s": 0}
 
 
@@ -133,35 +131,6 @@ def test_a_variable_that_may_change_what_is_measured_is_passed_on_and_recorded(
     assert "hf_secret" not in result.model_dump_json(), "a preset needs no token"
 
 
-def test_what_nothing_compiled_has_no_compile_time(conductor: Conductor) -> None:
-    (result,) = conductor.run(job(plan="single"), "well_behaved").results
-    assert (result.metrics["compile_s"].value, result.metrics["compile_s"].reason) == (
-        None,
-        "Nothing was compiled.",
-    )
-
-
-def test_the_document_is_plain_and_without_samples(conductor: Conductor) -> None:
-    document = conductor.run(job(plan="single"), "well_behaved").document()
-    assert list(document) == ["spec", "results", "attribution"]
-    assert JobSpec.model_validate(document["spec"]) == job(plan="single")
-
-
-def test_progress_never_goes_back_and_ends_whole(conductor: Conductor) -> None:
-    conductor.run(job("bf16", "static_kv_cache"), "well_behaved")
-    fractions = [event.fraction for event in conductor.progress]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1
-    assert conductor.progress[0].remaining_s is None
-    second = next(e for e in conductor.progress if e.index == 1 and e.doing == "measuring")
-    assert second.remaining_s is not None
-    assert second.remaining_s > 0
-    assert conductor.progress[-1].remaining_s == 0
-    assert {"starting", "loading", "measuring", "reading the memory meter"} <= {
-        e.doing for e in conductor.progress
-    }
-
-
 @pytest.mark.slow
 def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
     stack = ("bf16", "no_kv_cache", "eager_attention")
@@ -189,27 +158,12 @@ def test_a_wrong_output_is_measured_and_never_ranked(conductor: Conductor) -> No
     assert "3 of 8 tokens" in (report.attribution.rows[1].reason or "")
 
 
-def test_warnings_say_how_far_a_figure_can_be_trusted(conductor: Conductor) -> None:
-    unsettled = conductor.run(job("static_kv_cache", plan="single"), "moody").results[0].verdict
-    assert unsettled.valid
-    assert unsettled.warnings == (VerdictWarning.SINGLE_REPLICATE, VerdictWarning.NOT_CONVERGED)
-    assert len(unsettled.notes) == 2
-
-
 def test_sampling_goes_on_until_the_median_is_known_or_the_time_is_over(conductor: Conductor) -> None:
     (result,) = conductor.run(job(plan="single"), "erratic", 0.001).results
     assert VerdictWarning.NOT_CONVERGED in result.verdict.warnings
     assert result.metrics["tokens_per_s"].n > FEWEST_REQUESTS, "more rounds than the first"
     (steady,) = conductor.run(job(plan="single"), "well_behaved").results
     assert steady.metrics["tokens_per_s"].n == 20 * FIRST_ROUNDS, "known after the first rounds"
-
-
-def test_a_request_longer_than_the_time_is_measured_once(conductor: Conductor) -> None:
-    (result,) = conductor.run(job(plan="single"), "erratic", 100).results
-    tokens = result.metrics["tokens_per_s"]
-    assert (tokens.n, tokens.ci) == (1, None)
-    own = {VerdictWarning.SINGLE_REPLICATE, VerdictWarning.NOT_CONVERGED, VerdictWarning.FEW_SAMPLES}
-    assert own <= set(result.verdict.warnings)
 
 
 def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor) -> None:
@@ -226,8 +180,6 @@ def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", "for every request; this one had"),
-        ("uneven", "for every request; this one had"),
         ("empty", "for every request; this one had"),
         ("zero", "tokens_per_s of a request is 0"),
     ],
@@ -236,11 +188,6 @@ def test_a_round_without_all_its_numbers_is_refused(conductor: Conductor, kind: 
     (outcome,) = conductor.run(job(plan="single"), "garbage", kind).outcomes
     assert outcome.status is VariantStatus.FAILED
     assert words in (outcome.reason or "")
-
-
-def test_an_answer_out_of_turn_is_refused(conductor: Conductor) -> None:
-    (outcome,) = conductor.run(job(plan="single"), "garbage", "early").outcomes
-    assert "which was not asked for" in (outcome.reason or "")
 
 
 @pytest.mark.slow
@@ -310,14 +257,6 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     assert [index for index, _ in groupby(starts)] == [0, 1, 0]
 
 
-def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(conductor: Conductor) -> None:
-    spec = job("bf16", measure=FAST | {"replicates": 2})
-    report = conductor.run(spec, "well_behaved", memory_rule=space_for([2, 1]))
-    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
-    assert [result.facts.side_by_side for result in report.results] == [(0,), (1,)]
-    assert report.attribution.baseline_again is not None
-
-
 @pytest.mark.slow
 def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conductor) -> None:
     spec = job("bf16", "static_kv_cache")
@@ -343,15 +282,6 @@ def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conduct
     assert conductor.events[-1] == Finished(attribution=report.attribution)
 
 
-def test_a_job_whose_variants_are_all_done_starts_nothing(conductor: Conductor) -> None:
-    spec = job(plan="single")
-    (outcome,) = conductor.run(spec, "well_behaved").outcomes
-    conductor.events.clear()
-    report = conductor.run(spec, "well_behaved", done={0: outcome})
-    assert report.outcomes == (outcome,)
-    assert [event.kind for event in conductor.events] == ["planned", "finished"], "and estimates nothing"
-
-
 def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conductor) -> None:
     with somebody_measuring(conductor.lock_dir):
         report = conductor.run(
@@ -360,24 +290,6 @@ def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conduct
     assert (report.cancelled, report.results) == (True, ())
     assert [event.doing for event in conductor.progress] == ["waiting for the device"]
     assert conductor.run(job(plan="single"), "well_behaved").results
-
-
-def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OptiGPUError, match="OPTIGPU_LOCK_DIR"):
-        run(job(), lambda _: None, lock_dir=tmp_path / "file" / "locks")
-
-
-def test_a_device_that_is_not_there_is_said_before_anything_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No event, no lock, no process: the program that would measure does not exist."""
-    monkeypatch.setattr("optigpu.measure.probe", lambda: probe().model_copy(update={"accelerators": ()}))
-    events: list[Event] = []
-    with pytest.raises(UnsupportedError, match="device: this machine has no NVIDIA GPU that works"):
-        run(job(device="cuda"), events.append, lock_dir=tmp_path / "locks", program=["no-such-program"])
-    assert events == []
-    assert not (tmp_path / "locks").exists()
 
 
 @pytest.mark.slow
@@ -465,3 +377,16 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+@pytest.mark.slow
+def test_a_job_waits_for_a_process_that_works_and_then_goes_on(tmp_path: Path) -> None:
+    conductor = Conductor(tmp_path / "locks")
+    with beside(Load(1.0), seed=0):
+        report = conductor.run(job(plan="single", limits={"wait_for_quiet_s": 1}), "well_behaved")
+    (waiting,) = (event for event in conductor.events if isinstance(event, Waiting))
+    assert NAME in waiting.doing
+    assert waiting.doing.endswith("; waiting up to 1 s for quiet")
+    kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
+    assert kinds[:4] == ["planned", "estimated", "waiting", "variant_started"]
+    assert len(report.results) == 1

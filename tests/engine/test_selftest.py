@@ -1,25 +1,25 @@
-"""The self-test: what is right passes, and what is wrong, idle, dead or hanging fails by itself, with its name."""
+"""The self-test, and the proof that a device works: what is wrong, idle, dead or hanging fails by itself."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from optigpu.child.messages import Broken
+from optigpu.conductor.proof import PROOF_S, prove, sentence
 from optigpu.conductor.selftest import SELFTEST, SelfTester
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.hardware import probe
 from optigpu.paths import data_dir
-from optigpu.vocabulary import CancelledError, DeviceKind, SpecError
-from tests.engine.command import optigpu
-from tests.engine.processes import STARTED, program
+from optigpu.vocabulary import CancelledError, DeviceKind, UnsupportedError
+from tests.engine.processes import STARTED, optigpu, program
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 CPU = DeviceKind.CPU
 MADE = program("selftest_made")
-TWO = ("--only", "swiglu", "--only", "latency")
 
 
 @pytest.fixture(autouse=True)
@@ -79,23 +79,6 @@ def test_a_check_that_hangs_is_killed_and_named() -> None:
     assert result.reason == "It hung: it had not ended after 3 s, and was killed."
 
 
-def test_an_unknown_name_is_refused_and_the_nearest_is_named() -> None:
-    tester = SelfTester(lambda: None, lambda _: None, lambda _: None)
-    with pytest.raises(SpecError, match=r"There is no check 'fp61'. Did you mean fp16\?"):
-        tester.checks(("fp61",), None)
-    with pytest.raises(SpecError, match="gguf has no check on cuda"):
-        tester.checks(("gguf",), DeviceKind.CUDA)
-
-
-def test_it_stops_when_it_is_asked_to() -> None:
-    doing: list[str] = []
-    tester = SelfTester(lambda: "Enough." if doing else None, lambda _: None, lambda _: None, program=MADE)
-    checks = tester.checks(("made_hanging",), CPU)
-    doing.append("stopping")
-    with pytest.raises(CancelledError, match="Enough"):
-        list(tester.run(checks))
-
-
 def test_a_device_that_is_not_there_is_never_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (result,) = results_of("fp16", command=SELFTEST, device=DeviceKind.CUDA).values()
@@ -121,17 +104,106 @@ def test_everything_passes_on_this_machine() -> None:
     assert {result.status for device in missing for result in by_device[device]} <= {CheckStatus.NOT_POSSIBLE}
 
 
-@pytest.mark.long
-def test_the_command_prints_a_table_and_wrong_names_end_with_status_2() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "optigpu", "selftest", *TWO, "--device", "cpu", "--format", "md"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| swiglu | cpu | ok |" in done.stdout
-    assert "2 ok, 0 failed, 0 not possible here." in done.stdout
-    wrong = optigpu({}, "selftest", "--only", "swigul")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "Did you mean swiglu?" in wrong.stderr
+CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
+BOX = Environment(
+    hardware_class="1x NVIDIA H200 140 GiB",
+    host_id="h",
+    cpu_model="c",
+    cpu_cores=8,
+    memory_bytes=2**36,
+    accelerators=(
+        Accelerator(name="NVIDIA H200", memory_bytes=2**37, uuid="GPU-a", compute_capability="9.0"),
+    ),
+    driver="470.82",
+    cuda="11.4",
+    os="Linux",
+    software={"torch": "2.13.0", "torch_cuda": "13.0"},
+)
+
+
+def refusal(*arguments: str, device: DeviceKind = CPU, within_s: float = PROOF_S) -> str:
+    """What is said of a device whose process behaves like that."""
+    with pytest.raises(UnsupportedError) as caught:
+        prove(device, cancelled=lambda: None, program=program("unproven", *arguments), within_s=within_s)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_cpu_of_this_machine_works() -> None:
+    prove(CPU, cancelled=lambda: None)
+
+
+@pytest.mark.slow
+def test_a_torch_that_cannot_use_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for CPUs has no CUDA; a build for CUDA finds no GPU when none is shown to it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UnsupportedError, match=r"was built without CUDA and cannot use|torch finds no GPU"):
+        prove(CUDA, cancelled=lambda: None)
+
+
+def test_a_process_that_dies_says_its_last_words() -> None:
+    said = refusal("dies")
+    assert "ended with status 3" in said
+    assert said.endswith("ImportError: libcudart.so.13; install torch again.")
+
+
+def test_a_worker_that_is_to_stop_does_not_wait_for_the_proof() -> None:
+    with pytest.raises(CancelledError, match="enough"):
+        prove(CPU, cancelled=lambda: "enough", program=program("unproven", "hangs"))
+
+
+def test_what_the_process_says_reaches_the_sentence() -> None:
+    said = refusal("breaks", "RuntimeError: Found no NVIDIA driver on your system. Please check.")
+    assert said.startswith("torch finds no GPU, although the driver lists")
+    assert said.endswith("and that this user may open the files /dev/nvidia*.")
+    assert "too little free memory to load torch" in refusal("has_no_memory", "DefaultCPUAllocator")
+
+
+TOO_OLD = (
+    "The NVIDIA driver 470.82 is too old for torch 2.13.0: it runs CUDA up to 11.4, and this torch was built for CUDA "
+    "13.0; update the driver, or install a torch for CUDA 11.4 or older."
+)
+NO_KERNELS = (
+    "torch 2.13.0 has no kernels for NVIDIA H200 (compute capability 9.0); install a torch that was built"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
+            "driver by downloading and installing a new version from the URL: "
+            "http://www.nvidia.com/Download/index.aspx Alternatively, go to: https://pytorch.org to install a PyTorch "
+            "version that has been compiled with your version of the CUDA driver.",
+            TOO_OLD,
+        ),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+            "NumCudaDevices() that might have already set an error? Error 804: forward compatibility was attempted on "
+            "non supported HW",
+            TOO_OLD,
+        ),
+        (
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "torch 2.13.0 was built without CUDA and cannot use NVIDIA H200; install a CUDA build of torch, or start "
+            "the worker with --device cpu.",
+        ),
+        (
+            "AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+            NO_KERNELS,
+        ),
+        (
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "Another process has NVIDIA H200 for itself;",
+        ),
+        (
+            "AcceleratorError: CUDA error: unspecified launch failure",
+            "torch 2.13.0 cannot multiply small matrices on NVIDIA H200: AcceleratorError: CUDA error: unspecified "
+            "launch failure; check the GPU with nvidia-smi,",
+        ),
+    ],
+)
+def test_an_error_of_torch_becomes_a_sentence_with_what_helps(error: str, said: str) -> None:
+    assert sentence(Broken(fault="error", reason=error), CUDA, BOX).startswith(said)

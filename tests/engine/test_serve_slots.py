@@ -1,4 +1,4 @@
-"""Sequences that join and leave a transformers model: their tokens are those that each has alone."""
+"""serve by transformers and by native_decode: sequences that join and leave have the tokens that each has alone."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ import pytest
 
 from optigpu.backends.serving import ServingRuntime
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
-from optigpu.backends.torch.slots import BlockTable, TorchSlots
+from optigpu.backends.torch.slots import TorchSlots
+from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
+from optigpu.techniques.decoding.native_decode.loop import NativeSlots
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.serve import Serve
+from tests.engine.measuring import in_process
+from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, asked, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
 SERVE = Serve.model_validate(
     {"scenario": "closed", "clients": 3, "queries": 6, "prompt_tokens": 3, "prompt_tokens_most": 20}
     | {"new_tokens": 4, "new_tokens_most": 12, "slots": 3, "block_tokens": 4}
@@ -59,16 +62,13 @@ def _step(slots: Any, found: dict[int, list[int]], places: list[int]) -> None:
         found[place].append(token)
 
 
+@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_has_the_tokens_that_it_has_alone(family: str) -> None:
     interleaved(asked(runtime_of(f"path:{family}")), 4)
 
 
-@pytest.mark.parametrize("block_tokens", [1, 7, 64])
-def test_so_it_is_with_blocks_of_any_size(block_tokens: int) -> None:
-    interleaved(asked(runtime_of("path:llama")), block_tokens)
-
-
+@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize(
     "technique", [EagerAttention(), InferenceMode(), Int8WeightOnly()], ids=lambda t: t.name
 )
@@ -76,46 +76,7 @@ def test_so_it_is_with_a_stack_that_keeps_the_step(technique: Any) -> None:
     interleaved(asked(runtime_of("path:llama", technique)), 4)
 
 
-def blocks_in_use(table: BlockTable) -> int:
-    """Of all places together."""
-    return sum(map(len, table._blocks))
-
-
-def test_blocks_are_taken_as_a_sequence_grows_and_given_back() -> None:
-    import torch
-
-    table = BlockTable(2, 10, 4, torch.device("cpu"))
-    assert table.pool_tokens == 24
-    table.place(0, 5)
-    assert blocks_in_use(table) == 2
-    for _ in range(5):
-        table.place_all([0])
-    assert (table.lengths[0], blocks_in_use(table)) == (10, 3)
-    table.place(1, 9)
-    assert len(set(table.written.tolist())) == 9
-    assert blocks_in_use(table) == 6
-    table.give_back(0)
-    assert blocks_in_use(table) == 3
-    mask = table.place_all([1])
-    assert mask.sum().item() == 10
-
-
-def test_runs_have_the_same_memory_and_no_sequence_of_the_last() -> None:
-    runtime = asked(runtime_of("path:llama"))
-    (prompt,) = prompts(6)
-    first = runtime.slots(2, 16, 4)
-    token = first.join(0, prompt)
-    first.step([0])
-    again = runtime.slots(2, 16, 4)
-    assert again is first
-    assert again.join(0, prompt) == token
-    assert [token, *again.step([0])] == alone(runtime, prompt, 2)
-    assert runtime.slots(3, 16, 4) is not first
-    other = runtime.slots(2, 16, 4)
-    other.close()
-    assert runtime.slots(2, 16, 4) is not other
-
-
+@pytest.mark.usefixtures("models_dir")
 def test_the_check_of_a_load_finds_tokens_that_others_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = asked(runtime_of("path:llama"))
     request = SERVE.prepare(runtime)
@@ -128,43 +89,7 @@ def test_the_check_of_a_load_finds_tokens_that_others_have_changed(monkeypatch: 
     assert "not what the engine predicts" in (SERVE.prepare(runtime).check().problem or "")
 
 
-def test_tokens_under_load_are_compared_with_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = asked(runtime_of("path:llama"))
-    found = SERVE.prepare(runtime).alone_agreement(512)
-    assert (found.share, found.requests, found.same_requests, found.most_at_once) == (1.0, 6, 6, 3)
-    few = SERVE.prepare(runtime).alone_agreement(20)
-    assert few.requests < 6
-    assert few.share == 1.0
-    own = TorchSlots._mask
-    monkeypatch.setattr(TorchSlots, "_mask", lambda self, attended: own(self, attended | True))
-    assert SERVE.prepare(runtime).alone_agreement(512).share < 0.9
-
-
-def test_the_cache_is_noted_in_blocks() -> None:
-    runtime = asked(runtime_of("path:gpt2"))
-    SERVE.prepare(runtime)
-    assert runtime.notes.facts["kv_cache"] == "paged"
-    assert runtime.notes.facts["kv_cache_block_tokens"] == 4
-    assert runtime.notes.facts["decode_loop"] == "continuous batching"
-
-
-def test_a_loop_of_whole_batches_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = runtime_of("path:llama")
-    monkeypatch.setattr(model, "_replacing", ["own_loop"])
-    with pytest.raises(UnsupportedError, match="own_loop replaces the decode loop by one of whole batches"):
-        asked(model).slots(1, 8, 4)
-
-
-def test_an_engine_without_places_says_so() -> None:
-    class Whole:
-        """A DecodingRuntime, as far as the workload looks at one."""
-
-        seed = 0
-
-    with pytest.raises(UnsupportedError, match="lets no sequence join or leave"):
-        SERVE.prepare(Whole())  # type: ignore[arg-type]
-
-
+@pytest.mark.usefixtures("models_dir")
 def test_layers_with_a_window_are_refused() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -183,5 +108,48 @@ def _no_mode() -> Any:
     return nullcontext()
 
 
-def test_a_model_is_a_serving_runtime() -> None:
-    assert isinstance(asked(runtime_of("path:gpt2")), ServingRuntime)
+NATIVE_SHAPES = {"kind": "serve", "queries": 6, "prompt_tokens": 4, "prompt_tokens_most": 12, "new_tokens": 8}
+SERVER = {"rates": [20_000]}
+NATIVE = {"name": "native_decode", "calibration": "none"}
+CLIENTS = {"scenario": "closed", "clients": 3, "slots": 3}
+
+
+def told(workload: dict[str, Any]) -> tuple[Ready, Round, Metered]:
+    with in_process() as child:
+        child.tell(assignment(NATIVE_SHAPES | workload, "bundled:tiny", NATIVE))
+        ready = answer(child)
+        assert isinstance(ready, Ready), ready
+        heard = ask(child, RunRound(seconds=0, min_requests=2))
+        assert isinstance(heard, Round)
+        metered = ask(child, RunMeter(meter="quality"))
+        assert isinstance(metered, Metered)
+        return ready, heard, metered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", [SERVER, CLIENTS], ids=["Server", "closed"])
+def test_its_batches_have_the_tokens_of_each_request_alone(workload: dict[str, Any]) -> None:
+    ready, heard, metered = told(workload)
+    assert ready.problem is None
+    assert ready.facts.kv_cache == "native, paged"
+    assert ready.facts.decode_loop == "native operator, continuous batching"
+    for load in heard.loads:
+        assert (load.failed, load.law.holds, len(load.ttft_s)) == (0, True, 6)
+        assert set(load.output_tokens) == {8}
+    assert metered.values["alone_agreement"] == 1.0
+    noted: Any = metered.facts.recorded["alone_agreement"]
+    assert (noted["same_requests"], noted["same_tokens"]) == (6, 48)
+    assert noted["most_at_once"] > 1
+
+
+@pytest.mark.slow
+def test_tokens_of_another_sequence_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = NativeSlots.step
+
+    def exchanged(slots: NativeSlots, places: Any) -> Any:
+        return list(reversed(own(slots, places)))
+
+    monkeypatch.setattr(NativeSlots, "step", exchanged)
+    ready, _, metered = told(CLIENTS)
+    assert "not what the engine predicts" in str(ready.problem)
+    assert metered.values["alone_agreement"] < 0.9

@@ -1,4 +1,4 @@
-"""A job that is cancelled, or whose time is up, in the middle: what is whole is kept, and no process is left behind."""
+"""A job that is cancelled or has little time: what is whole is kept, and no process is left behind."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from optigpu.conductor import progress as progress_module
-from optigpu.documents.events import Event, Finished, Progressed, VariantFinished
+from optigpu.documents.events import Estimated, Event, Finished, Progressed, VariantFinished
 from optigpu.documents.result import Outcome, VerdictWarning
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.vocabulary import AttemptEndedError, VariantStatus
+from optigpu.vocabulary import AttemptEndedError, SpecError, VariantStatus
 from tests.engine.processes import program
 
 Started = Callable[[], frozenset[int]]
@@ -101,25 +101,6 @@ def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story, started
     assert not started()
 
 
-@pytest.mark.slow
-def test_replicates_that_both_have_are_compared(story: Story) -> None:
-    report = story.cancelled(2, "run_audit")
-    assert replicates(report) == [3, 2]
-    assert [result.facts.side_by_side for result in report.results] == [(0, 1)] * 2
-    gain = report.attribution.rows[1].speedup
-    assert gain is not None
-    assert gain.ratio == pytest.approx(1)
-    assert gain.ci is not None
-    assert gain.ci[1] / gain.ci[0] < 1.001, "pairs of equal processes"
-
-
-@pytest.mark.slow
-def test_a_variant_with_all_its_replicates_has_no_warning(story: Story) -> None:
-    report = story.cancelled(2, "run_meter")
-    assert warnings(report) == [(), (INCOMPLETE,)]
-    assert report.stopped == "Enough. Variants with all replicates: 1, with fewer: 1, with no result: 0."
-
-
 def test_a_time_limit_keeps_whole_replicates_too(
     story: Story, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,20 +137,6 @@ def test_groups_that_have_ended_are_kept(story: Story, monkeypatch: pytest.Monke
     assert len(story.told) == 2, "each of them once"
 
 
-def test_a_process_that_takes_too_long_to_be_ready_leaves_the_earlier_replicates(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the time that is left is over while the second replicate starts; the job itself has time."""
-    monkeypatch.setattr(
-        "tests.engine.test_stopping.SPEC", SPEC | {"limits": {"timeout_s": 15_000, "wait_for_quiet_s": 0}}
-    )
-    report = story.out_of_time(1, "assignment", monkeypatch)
-    assert replicates(report) == [3, 1]
-    assert warnings(report) == [(), (SINGLE, INCOMPLETE)]
-    assert "Making a process ready took half of the time" in report.results[1].verdict.notes[-1]
-    assert report.stopped is None
-
-
 def test_an_attempt_that_ends_leaves_no_outcome(story: Story, started: Started) -> None:
     """Another attempt follows, which measures all replicates."""
 
@@ -182,3 +149,77 @@ def test_an_attempt_that_ends_leaves_no_outcome(story: Story, started: Started) 
         story.run(1, "run_audit", cancelled=ended)
     assert story.told == []
     assert not started()
+
+
+ALL = 4
+"""Variants of the grid."""
+
+
+def grid(timeout_s: float, **measure: Any) -> JobSpec:
+    fast = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
+    return JobSpec.model_validate(
+        {
+            "workload": {"kind": "generate"},
+            "model": "preset:tiny-llama-test",
+            "plan": "grid",
+            "stack": [{"name": "bf16"}, {"name": "static_kv_cache"}],
+            "measure": fast | measure,
+            "limits": {"timeout_s": timeout_s, "wait_for_quiet_s": 0},
+        }
+    )
+
+
+def measured(spec: JobSpec, folder: Path) -> tuple[Report, list[Event]]:
+    events: list[Event] = []
+    return run(spec, events.append, lock_dir=folder, program=program("well_behaved")), events
+
+
+def estimates(events: list[Event]) -> list[Estimated]:
+    return [event for event in events if isinstance(event, Estimated)]
+
+
+def test_replicates_for_which_there_is_no_time_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start takes 25 s: the first replicates of four variants 100 s of the 160, and the second ones would as well."""
+    events: list[Event] = []
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            loads = sum(
+                isinstance(event, Progressed) and event.doing == "loading" for event in events
+            )  # twice in a start
+            return 12.5 * loads
+
+    monkeypatch.setattr(progress_module, "time", Clock)
+    report = run(grid(160), events.append, lock_dir=tmp_path, program=program("well_behaved"))
+    assert report.stopped is None, "it ended by itself"
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * ALL
+    for result in report.results:
+        assert {VerdictWarning.SINGLE_REPLICATE, VerdictWarning.INCOMPLETE} <= set(result.verdict.warnings)
+        assert result.verdict.notes[-1] == (
+            "Only 1 of 3 replicates was measured. The time limit of 160 s leaves no time for more; raise "
+            "limits.timeout_s or measure less."
+        )
+        assert result.facts.side_by_side == (0, 1, 2, 3)
+    first, second = estimates(events)
+    assert (first.replicates, second.replicates) == (3, 1)
+    assert second.sentence.endswith(
+        "1 of 3 replicates of baseline, bf16, static_kv_cache, bf16 + static_kv_cache are measured."
+    )
+    assert second.seconds == 0
+
+
+@pytest.mark.slow
+def test_no_more_variants_are_side_by_side_than_there_is_time_to_measure(tmp_path: Path) -> None:
+    """Rather three of them whole than four of them not at all."""
+    report, _ = measured(grid(85, min_seconds=20, max_seconds=20, replicates=1), tmp_path)
+    assert [result.facts.side_by_side for result in report.results] == [(0, 1, 2)] * 3 + [(3,)]
+
+
+def test_a_job_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with pytest.raises(SpecError, match=r"limits\.timeout_s: 4 variants of at least 20 s each"):
+        run(grid(79, min_seconds=20, max_seconds=20), events.append, lock_dir=tmp_path)
+    assert [event.kind for event in events] == ["planned"]

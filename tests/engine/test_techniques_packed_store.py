@@ -31,8 +31,8 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
 )
 from optigpu.techniques.decoding.native_decode.packing import PackingOptions
 from tests.breadth import spread
+from tests.engine.caches import largest_file
 from tests.engine.decoder_models import decoder_of, packed
-from tests.engine.full_disk import largest_file
 from tests.engine.tiny_models import prompt, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -1,27 +1,21 @@
-"""The torch backend: which loop decodes, what is recorded, its clock, and the meters around it."""
+"""The torch backend: which loop decodes, what is recorded, how it warms up, and the boundary to numpy."""
 
-import gc
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
-from optigpu.backends import BACKENDS
 from optigpu.backends.torch.applied import DecodingModel, computed_there
-from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.meters import METERS
+from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.meters.latency import run_round, warm_up
-from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.vocabulary import Layer
 from optigpu.workloads.base import Check
-from tests.engine.meter_contexts import doing, generating, multiplying
-from tests.engine.tiny_models import FAMILIES, prompt, runtime_of
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, asked, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 
@@ -103,11 +97,6 @@ def test_logits_come_from_the_step_that_is_timed() -> None:
     assert (runtime.notes.facts["steps"], runtime.notes.facts["position"]) == (1, 7)
 
 
-def test_a_step_of_its_own_needs_a_cache() -> None:
-    with pytest.raises(UnsupportedError, match="no_kv_cache"):
-        runtime_of("path:gpt2", Spy(), NoKvCache())
-
-
 def test_what_the_baseline_really_used_is_recorded() -> None:
     import torch
     import transformers
@@ -145,56 +134,6 @@ def test_a_device_that_copies_and_chooses_but_does_not_multiply_did_not_compute(
     assert computed_there(ran_kernels, products) == there
 
 
-def test_a_machine_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedError, match="finds no CUDA device; install"):
-        TorchOperatorRuntime(DeviceKind.CUDA, 0)
-
-
-def test_a_clock_gives_the_seconds_between_its_marks() -> None:
-    assert CpuClock().seconds([0, 500_000_000, 600_000_000]) == [0.5, 0.1]
-
-
-def test_weights_are_counted_by_storage_and_what_is_tied_counts_once() -> None:
-    model = runtime_of("path:gpt2").model
-    assert weight_bytes(model) == 4 * sum(parameter.numel() for parameter in model.parameters())
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_the_memory_meter_reads_a_model(tmp_path: Path) -> None:
-    context = generating(tmp_path)
-    runtime: Any = context.runtime
-    reading = METERS["memory"].read(context)
-    count = sum(parameter.numel() for parameter in runtime.decoding.model.parameters())
-    assert reading.values["params_total"] == count
-    assert reading.values["bytes_per_param"] == pytest.approx(4, rel=0.001), (
-        "rotary frequencies are no weights"
-    )
-    assert reading.values["host_peak_bytes"] > reading.values["weight_bytes"]
-    assert set(reading.reasons) == {
-        "peak_bytes",
-        "peak_reserved_bytes",
-        "params_trainable",
-        "quantized_share",
-    }
-
-
-def test_the_memory_meter_has_reasons_where_there_is_no_model(tmp_path: Path) -> None:
-    reading = METERS["memory"].read(multiplying(tmp_path))
-    assert set(reading.values) == {"host_peak_bytes", "peak_bytes"}
-    assert reading.reasons["weight_bytes"] == "this workload runs no model"
-
-
-def test_the_hosts_peak_is_that_of_the_request(tmp_path: Path) -> None:
-    import torch
-
-    small, large = (doing(tmp_path, partial(torch.ones, size))[0] for size in (1, 50_000_000))
-    peaks = [METERS["memory"].read(context).values["host_peak_bytes"] for context in (small, large)]
-    assert peaks[1] - peaks[0] > 150_000_000
-
-
 class Fixed:
     """A request that counts how often it is run."""
 
@@ -216,14 +155,6 @@ class Fixed:
 
     def fresh(self, seed: int) -> "Fixed":
         return self
-
-
-@pytest.mark.slow
-def test_a_round_takes_at_least_and_at_most_what_it_is_told() -> None:
-    least = run_round(Fixed([]), seconds=0, min_requests=3)
-    assert least.samples == {"latency_s": (1.0, 2.0, 3.0)}
-    assert len(least.request_s) == 3
-    assert len(run_round(Fixed([]), seconds=60, min_requests=1, max_requests=5).request_s) == 5
 
 
 @pytest.mark.slow
@@ -283,18 +214,32 @@ def use_and_identify(runtime: DecodingModel) -> int:
     return int(runtime.notes.facts["cache"])
 
 
-@pytest.mark.parametrize("error", [None, ImportError("there is none")])
-def test_nothing_is_collected_while_libraries_are_imported(
-    monkeypatch: pytest.MonkeyPatch, error: ImportError | None
-) -> None:
-    seen: list[bool] = []
+IDS = prompt().numpy()
 
-    def imported(name: str) -> None:
-        seen.append(gc.isenabled())
-        if error:
-            raise error
 
-    monkeypatch.setattr("optigpu.backends.torch.import_module", imported)
-    with pytest.raises(ImportError) if error else nullcontext():
-        BACKENDS["torch"].start(model=True)
-    assert (seen, gc.isenabled()) == ([False], True)
+@pytest.fixture(scope="module")
+def runtime(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> TorchDecodingRuntime:
+    return asked(runtime_of("path:llama", Bf16()), tmp_path_factory.mktemp("job"))
+
+
+def test_tokens_and_logits_are_those_of_the_model_in_numpy(runtime: TorchDecodingRuntime) -> None:
+    made = runtime.generate(IDS, 4)
+    assert (made.tokens.dtype.name, made.tokens.shape, len(made.gaps_s)) == ("int64", (2, 4), 4)
+    assert np.array_equal(made.tokens, runtime.decoding.generate(prompt(), 4).tokens.numpy())
+    logits = runtime.logits(IDS)
+    assert (logits.dtype.name, logits.shape) == ("float32", (2, VOCABULARY))
+    assert np.array_equal(logits.argmax(axis=-1), made.tokens[:, 0])
+    scored = list(runtime.score(IDS, 5))
+    assert len(scored) == 3
+    assert np.array_equal(scored[-1], logits)
+    assert [each.shape for each in runtime.whole(IDS, 5)] == [(2, VOCABULARY)] * 3
+    sampled = runtime.sample(3, 6)
+    assert (sampled.dtype.name, sampled.shape) == ("int64", (3, 6))
+    assert runtime.scoring_s(IDS, 5) > 0
+
+
+def test_a_generation_keeps_its_tokens_whatever_the_next_one_gives(runtime: TorchDecodingRuntime) -> None:
+    first = runtime.generate(IDS, 4).tokens
+    kept = first.copy()
+    runtime.generate((IDS + 1) % VOCABULARY, 4)
+    assert np.array_equal(first, kept)

@@ -1,34 +1,42 @@
-"""train_step as a measuring process runs it, through the whole of a job, and in the self-test."""
+"""train_step by a measuring process, a job, the self-test; what trains something else is outside of the band."""
 
+import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 
+from optigpu.backends.training import TrainingParts
 from optigpu.child.messages import Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
+from optigpu.documents.facts import LossQuality
+from optigpu.documents.result import VerdictReason
 from optigpu.documents.selftest import SelfCheck, Subject
 from optigpu.hardware import probe
-from optigpu.job.spec import JobSpec
+from optigpu.job.spec import JobSpec, resolve
 from optigpu.measure import run
+from optigpu.meters.base import MeterContext, QualityOptions, Reading
+from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.selftest.setting import Setting
 from optigpu.selftest.techniques import case_of, run_technique
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import IN_TRAINING, Notes, Phase, Technique
+from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.mixed_precision import MixedPrecision
-from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError
+from optigpu.vocabulary import DeviceKind, Layer, ReplicateError, SpecError, Task
 from optigpu.workloads.train_step import TrainStep
-from tests.engine.in_process import in_process
+from tests.breadth import cases, spread
+from tests.engine.measuring import in_process
 from tests.engine.test_replicate import answer, ask, assignment
-from tests.engine.training import LLAMA, RESNET, VIT
+from tests.engine.training import GPT2, LLAMA, RESNET, trained
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread", "forked_children")
 SHAPES = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16, "shortest_tokens": 4}
 OF_TEXT, OF_IMAGES = {"trained_tokens_per_s", "padded_tokens_per_s"}, {"images_per_s"}
 ENDS = [(LLAMA, OF_TEXT), (RESNET, OF_IMAGES)]
 
 
+@pytest.mark.usefixtures("one_torch_thread", "forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "own"), ENDS)
 def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[str]) -> None:
@@ -56,31 +64,13 @@ def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[s
         assert set(metered.reasons) == {"peak_reserved_bytes", "quantized_share"}
 
 
-@pytest.mark.slow
-def test_a_job_says_which_metrics_its_kind_of_model_does_not_have(tmp_path: Path) -> None:
-    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
-    spec = JobSpec(workload=SHAPES, model=RESNET, measure=measure, limits={"wait_for_quiet_s": 0})
-    (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
-    assert all((result.metrics[name].value or 0) > 0 for name in {*TrainStep.metrics, *OF_IMAGES})
-    for name in OF_TEXT:
-        assert result.metrics[name].value is None
-        assert result.metrics[name].reason == "an image classifier has no tokens"
-
-
-@pytest.mark.parametrize("model", [LLAMA, VIT, "bundled:tiny", "preset:gpt2", "preset:resnet-50"])
-def test_either_kind_of_model_can_be_trained(model: str) -> None:
-    assert JobSpec(workload={"kind": "train_step"}, model=model).model == model
-
-
+@pytest.mark.usefixtures("one_torch_thread", "forked_children")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"stack": [{"name": "kv_cache"}]}, "kv_cache has no effect on train_step"),
         ({"workload": {"kind": "generate"}, "stack": [{"name": "mixed_precision"}]}, "applies to train_step"),
         ({"backend": "llama_cpp"}, "llama_cpp does not run the workload train_step"),
-        ({"backend": "litert"}, "litert does not run the workload train_step"),
-        ({"workload": {"kind": "train_step", "sequence_tokens": 1024}}, "sequence_tokens"),
-        ({"model": "preset:vit-base", "workload": {"kind": "train_step", "image_size": 64}}, "224"),
         ({"workload": {"kind": "train_step", "optimizer": "lion"}}, "adamw"),
     ],
 )
@@ -96,6 +86,7 @@ def check_of(name: str, folder: Path) -> float:
     return run_technique(check, Setting(probe(), DeviceKind.CPU, 1, folder)).error
 
 
+@pytest.mark.usefixtures("one_torch_thread", "forked_children")
 @pytest.mark.slow
 def test_the_self_test_finds_a_technique_that_does_nothing_or_learns_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,3 +110,132 @@ def never_updating(_technique: Any, parts: Any, _model: Any, notes: Any) -> Any:
 def halved(_technique: Any, parts: Any, _model: Any, notes: Any) -> Any:
     notes.record(wrong=True)
     return parts.but(loss=lambda rows: parts.loss(rows) / 2)
+
+
+QUALITY_SHAPES: dict[str, Any] = {"batch_size": 8, "sequence_tokens": 32}
+SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3}
+MOST_HONEST = 0.25
+"""A quarter of the band: what computes the same but for rounding is far from its edge."""
+
+
+class Wrong(Technique):
+    """Trains something else."""
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.TRAINING
+    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    name: Literal["wrong"] = "wrong"
+    how: Literal["gradients", "learning rate", "samples", "nan"]
+
+    def training(self, parts: TrainingParts, model: Any, notes: Notes) -> TrainingParts:
+        match self.how:
+            case "gradients":
+                for weight in model.parameters():
+                    weight.register_hook(lambda gradient: 0.7 * gradient)
+                return parts
+            case "learning rate":
+                return parts.but(optimizer=lambda weights: _faster(parts.optimizer(weights)))
+            case "samples":
+                return parts.but(arrange=lambda batch: parts.arrange(batch.split(2)[0]))
+            case "nan":
+                return parts.but(loss=lambda rows: math.nan * parts.loss(rows))
+
+
+def _faster(optimizer: Any) -> Any:
+    for group in optimizer.param_groups:
+        group["lr"] *= 3
+    return optimizer
+
+
+def context(folder: Path, *stack: Technique, **rule: Any) -> MeterContext:
+    workload = TrainStep(**QUALITY_SHAPES, **rule)
+    runtime = trained(GPT2, *stack, **QUALITY_SHAPES, **rule)
+    return MeterContext(
+        runtime=runtime,
+        request=workload.prepare(runtime),
+        workload=workload,
+        model=GPT2,
+        folder=folder,
+        seed=0,
+        quality=QualityOptions(steps=20),
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The references of both optimizers."""
+    made = {}
+    for rule in (ADAMW, SGD):
+        folder = tmp_path_factory.mktemp(rule["optimizer"])
+        assert make_reference(context(folder, **rule)).reasons == {}
+        made[rule["optimizer"]] = folder
+    return made
+
+
+def measured(folders: dict[str, Path], rule: dict[str, Any], *stack: Technique) -> Reading:
+    return QualityMeter().read(context(folders[rule["optimizer"]], *stack, **rule))
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stack",
+    spread([((),), ((MixedPrecision(),),), ((GradientAccumulation(micro_batches=4),),)], by_default=1),
+    ids=str,
+)
+def test_what_trains_the_same_stays_inside(folders: dict[str, Path], stack: tuple[Technique, ...]) -> None:
+    reading = measured(folders, ADAMW, *resolve(stack, "train_step"))
+    assert reading.values["loss_deviation"] < MOST_HONEST
+    assert reading.values["loss_final"] < 6.2, "less than the logarithm of 512 tokens"
+    assert reading.values["gradient_norm"] > 0
+    assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
+    assert "by its losses" in reading.reasons["kld_mean"]
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "rule"), cases([("gradients", SGD), ("learning rate", ADAMW), ("samples", ADAMW)], 1)
+)
+def test_what_trains_something_else_is_outside(
+    folders: dict[str, Path], how: Any, rule: dict[str, Any]
+) -> None:
+    assert measured(folders, rule, Wrong(how=how)).values["loss_deviation"] > 1
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_a_loss_that_is_nan_is_told_with_its_step(folders: dict[str, Path]) -> None:
+    reading = measured(folders, SGD, Wrong(how="nan"))
+    assert reading.reasons["loss_deviation"] == "The loss of step 1 is not finite."
+    assert isinstance(reading.facts.quality, LossQuality)
+    assert reading.facts.quality.not_finite_step == 1
+
+
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.slow
+def test_a_job_compares_losses_and_counts_operations_from_random_weights(tmp_path: Path) -> None:
+    spec = JobSpec(
+        workload={"kind": "train_step"} | QUALITY_SHAPES | ADAMW,
+        model=GPT2,
+        stack=[{"name": "gradient_checkpointing"}],
+        measure={
+            "replicates": 1,
+            "min_seconds": 0.01,
+            "max_seconds": 1,
+            "meters": ["latency", "quality"],
+            "quality": {"steps": 20, "seeds": 2},
+        },
+        limits={"wait_for_quiet_s": 0},
+    )
+    (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
+    values = {name: summary.value for name, summary in result.metrics.items()}
+    assert values["loss_deviation"] is not None
+    assert values["loss_deviation"] < MOST_HONEST
+    assert VerdictReason.LOSS_DIVERGED not in result.verdict.reasons
+    assert result.facts.training is not None
+    assert result.facts.training.hardware_flops > 1.1 * result.facts.training.model_flops > 0
+    assert result.provenance is not None
+    assert "samples that were made from the seed" in result.provenance.reasons["dataset_hash"]
+    assert set(values) >= {"mfu", "hfu"}

@@ -1,18 +1,20 @@
-"""A step of training: how samples are arranged, and that losses, gradients and weights are those of plain torch."""
+"""A step of training: losses, gradients and weights are those of plain torch; its operations, bytes and weights."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.training.model import padded_rows, turn_off_dropout
+from optigpu.backends.torch.memory import NO_ACCELERATOR
+from optigpu.backends.torch.training.model import turn_off_dropout
 from optigpu.backends.torch.training.step import Trainer
-from optigpu.backends.training import NO_TARGET, LabelledImages, Texts, UpdateRule
+from optigpu.backends.training import LabelledImages, StepFlops, Texts
 from optigpu.models.loading.load import load_image_model, load_model
+from optigpu.models.presets import PRESETS, Preset
 from optigpu.models.reference import parse_reference
+from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.training import (
     GPT2,
@@ -28,6 +30,7 @@ from tests.engine.training import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 MODELS = (LLAMA, GPT2, RESNET, VIT)
 
 
@@ -56,13 +59,6 @@ def mean_loss(model: Any, batch: Texts | LabelledImages) -> Any:
     return sum(losses) / sum(len(document) - 1 for document in batch.documents)
 
 
-def test_a_row_is_a_document_with_the_next_tokens_as_labels() -> None:
-    texts = Texts((np.array([5, 6, 7]), np.array([8, 9, 1, 2])), 4)
-    ids, labels = padded_rows(texts)
-    assert ids.tolist() == [[5, 6, 7, 0], [8, 9, 1, 2]]
-    assert labels.tolist() == [[6, 7, NO_TARGET, NO_TARGET], [9, 1, 2, NO_TARGET]]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_two_steps_are_those_of_a_loop_that_pads_nothing(model: str) -> None:
     runtime, reference = trained(model, learning_rate=1e-2), plain(model)
@@ -81,15 +77,6 @@ def test_two_steps_are_those_of_a_loop_that_pads_nothing(model: str) -> None:
         assert float((ours - theirs.detach()).abs().mean()) < 1e-4
 
 
-def test_sgd_moves_weights_along_the_gradient() -> None:
-    runtime, reference = trained(LLAMA, optimizer="sgd", learning_rate=0.5), plain(LLAMA)
-    batch = texts_for(runtime)
-    mean_loss(reference, batch).backward()
-    runtime.step(batch)
-    for ours, theirs in zip(weights_of(runtime), reference.parameters(), strict=True):
-        assert ours.allclose(theirs.detach() - 0.5 * theirs.grad, atol=1e-5)
-
-
 @pytest.mark.parametrize("model", [LLAMA, RESNET])
 def test_a_restart_brings_everything_back(model: str) -> None:
     runtime = trained(model, learning_rate=1e-2)
@@ -99,49 +86,12 @@ def test_a_restart_brings_everything_back(model: str) -> None:
     assert (losses_of(runtime) == first).all()
 
 
-def test_the_norm_of_a_gradient_changes_no_weight() -> None:
-    runtime = trained(LLAMA)
-    before, batch = weights_of(runtime), texts_for(runtime)
-    assert runtime.gradient_norm(batch) == runtime.gradient_norm(batch) > 0
-    assert all(map(torch.equal, before, weights_of(runtime)))
-    assert all(weight.grad is None for weight in runtime.training.trainer.weights)
-
-
-def test_every_part_of_a_step_takes_time_and_padding_is_computed() -> None:
-    runtime = trained(GPT2)
-    texts = texts_for(runtime, documents=3, length=16, shortest=2)
-    step = runtime.step(texts)
-    assert min(step.data_s, step.forward_s, step.backward_s, step.optimizer_s) > 0
-    assert step.computed_tokens == 48 > sum(map(len, texts.documents))
-    images = trained(RESNET)
-    assert images.step(images_for(images)).computed_tokens == 0
-
-
 def test_dropout_is_off_wherever_a_model_has_it() -> None:
     runtime = trained(GPT2)
     assert runtime.notes.facts["dropout"] == {"now": 0.0, "of the model": {"Dropout.p": 0.1}}
     assert runtime.training.model.training
     batch = texts_for(runtime)
     assert runtime.gradient_norm(batch) == runtime.gradient_norm(batch), "nothing is drawn"
-
-
-class Paths(torch.nn.Module):
-    """As transformers keeps them: a layer, and numbers for functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.attention_dropout, self.layerdrop = torch.nn.Dropout(0.5), 0.2, 0.1
-
-
-def test_dropout_is_found_in_layers_and_in_numbers() -> None:
-    paths = Paths()
-    assert turn_off_dropout(paths) == {
-        "Paths.attention_dropout": 0.2,
-        "Paths.layerdrop": 0.1,
-        "Dropout.p": 0.5,
-    }
-    assert (paths.layer.p, paths.attention_dropout, paths.layerdrop) == (0, 0, 0)
-    assert turn_off_dropout(paths) == {}
 
 
 def unchanged(loss: Any) -> Any:
@@ -201,24 +151,85 @@ def test_what_needs_the_whole_gradient_cannot_be_updated_piece_by_piece() -> Non
         trainer_with(in_backward=True, clip_norm=1.0)
 
 
-def test_a_model_that_is_frozen_cannot_be_trained() -> None:
-    runtime = trained(LLAMA)
-    model = runtime.training.model.requires_grad_(False)
-    with pytest.raises(UnsupportedError, match="No weight of this model requires a gradient"):
-        Trainer(model, runtime.training.trainer.parts, "cpu")
+ROWS, LENGTH, WIDTH, LAYERS, VOCABULARY = 4, 16, 128, 2, 512
+TOKENS = ROWS * LENGTH
+MLP = 8 * WIDTH**2
+"""Operations of one of the two matrix products of GPT-2's MLP, for a token."""
+SCORES = 2 * ROWS * LENGTH**2 * WIDTH * LAYERS
+"""Operations of all products of queries and keys; those of scores and values are as many."""
+FORWARD = TOKENS * (24 * WIDTH**2 * LAYERS + 2 * WIDTH * VOCABULARY) + 2 * SCORES
+
+SHALLOW = {
+    "gpt2": {"n_embd": 96, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": 64},
+    "llama": {
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128,
+        "vocab_size": 64,
+    },
+}
+"""Shapes of models whose activations take most of the memory."""
 
 
-def test_parts_of_samples_are_as_large_as_each_other() -> None:
-    runtime = trained(VIT)
-    images = images_for(runtime, 6)
-    first, second, third = images.split(3)
-    assert np.array_equal(np.concatenate([first.images, second.images, third.images]), images.images)
-    assert second.labels.tolist() == images.labels[2:4].tolist()
-    texts = texts_for(trained(LLAMA), documents=4)
-    assert [len(part.documents) for part in texts.split(2)] == [2, 2]
-    assert texts.split(2)[1].documents[0] is texts.documents[2]
+@pytest.fixture(params=SHALLOW)
+def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reference of a preset that is made for these tests."""
+    preset = Preset(request.param, "made for these tests", 0, SHALLOW[request.param])
+    monkeypatch.setitem(PRESETS, "shallow", preset)
+    return "preset:shallow"
 
 
-def test_the_rule_is_the_workload_s() -> None:
-    parts = trained(LLAMA, optimizer="sgd", learning_rate=0.25).training.trainer.parts
-    assert parts.rule == UpdateRule("sgd", 0.25)
+def test_a_step_needs_three_forward_passes_and_fused_attention_computes_its_scores_again() -> None:
+    runtime = trained(GPT2)
+    assert runtime.step_flops(texts_for(runtime)) == StepFlops(3 * FORWARD, 3 * FORWARD + SCORES)
+
+
+def test_checkpointing_computes_blocks_again_which_the_model_does_not_need() -> None:
+    full = trained(GPT2, GradientCheckpointing())
+    again = TOKENS * 24 * WIDTH**2 * LAYERS + 2 * SCORES
+    unneeded = TOKENS * MLP * LAYERS  # nothing after the last product of a block needs its result
+    counted = full.step_flops(texts_for(full))
+    assert counted == StepFlops(3 * FORWARD, 3 * FORWARD + SCORES + again - unneeded)
+    selective = trained(GPT2, GradientCheckpointing(mode="selective"))
+    assert selective.step_flops(texts_for(selective)) == StepFlops(3 * FORWARD, 3 * FORWARD + SCORES)
+
+
+def test_an_image_s_convolutions_are_counted_forward_and_backward() -> None:
+    runtime = trained(RESNET)
+    once, twice = (runtime.step_flops(images_for(runtime, images)) for images in (2, 4))
+    assert once.model == once.hardware > 0
+    assert twice.model == 2 * once.model
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("adamw", 4)])
+def test_the_peak_holds_weights_gradients_and_states_of_the_optimizer(optimizer: str, copies: int) -> None:
+    runtime = trained(GPT2, optimizer=optimizer)
+    batch = texts_for(runtime, documents=1)
+    runtime.step(batch)
+    weights = 4 * PRESETS["tiny-gpt2-test"].parameters
+    peaks = runtime.peak_memory(lambda: runtime.step(batch))
+    assert peaks.reserved_bytes is None
+    assert peaks.reasons == {"peak_reserved_bytes": NO_ACCELERATOR}
+    # Beside them what the update of the largest weight computes on the way.
+    assert copies * weights <= (peaks.allocated_bytes or 0) <= (copies + 0.5) * weights
+
+
+def peak_of(model: str, *stack: GradientCheckpointing, documents: int = 8) -> int:
+    """Of a step after the first one, in which selective checkpointing learns what a block computes."""
+    runtime = trained(model, *stack, optimizer="sgd")
+    batch = texts_for(runtime, documents, length=128, shortest=128)
+    runtime.step(batch)
+    found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_selective_checkpointing_saves_more_than_half_of_what_full_saves(shallow: str) -> None:
+    plain, full = peak_of(shallow), peak_of(shallow, GradientCheckpointing())
+    selective = peak_of(shallow, GradientCheckpointing(mode="selective"))
+    assert full < selective < plain
+    assert (plain - selective) / (plain - full) > 0.5

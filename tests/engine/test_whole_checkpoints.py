@@ -1,6 +1,7 @@
-"""A checkpoint that is not all of its model is refused by whatever loads it; what may be absent is not missed."""
+"""Checkpoints: one that is not all of its model is refused, and a result says where its weights come from."""
 
-import json
+import hashlib
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from optigpu.documents.facts import WeightFacts
 from optigpu.documents.result import VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
-from optigpu.models.loading.checkpoint import unused_of
-from optigpu.models.loading.load import load_image_model, load_model
+from optigpu.models.loading.load import MODELS_DIR, load_image_model, load_model
+from optigpu.models.loading.weights import architecture_digest, origin_of
+from optigpu.models.presets import PRESETS
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus
 from tests.breadth import long
-from tests.engine.causal_families import causal_model
 from tests.engine.converted_engines import own_cache
 from tests.engine.tiny_models import asked, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("forked_children")
 Tensors = dict[str, torch.Tensor]
 LAYER, FIRST = "model.layers.1.", "model.layers.0.self_attn.q_proj."
-WHOLE = "copy the whole checkpoint, or correct config.json"
 BRIEF = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1}
 TRAINING = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16}
 
@@ -52,6 +52,7 @@ def edited(folder: Path, made: Any, edit: Callable[[Tensors], Tensors]) -> None:
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("family", "edit", "words"),
     [
@@ -75,18 +76,7 @@ def test_what_a_checkpoint_lacks_is_named(
         load_model(parse_reference("path:cut"), device="cpu", dtype="float32")
 
 
-def test_layers_that_the_configuration_counts_apart_may_be_there(models_dir: Path) -> None:
-    """DeepSeek's heads for several tokens are numbered after its layers."""
-    made = causal_model("deepseek_v3")
-    made.config.num_nextn_predict_layers = 1
-    edited(models_dir / "heads", made, with_one("model.layers.2.eh_proj.weight", 64, 128))
-    loaded = load_model(parse_reference("path:heads"), device="cpu", dtype="float32")
-    assert unused_of(loaded) == "model.layers.2.eh_proj.weight"
-    edited(models_dir / "heads", made, with_one("model.layers.3.eh_proj.weight", 64, 128))
-    with pytest.raises(UnsupportedError, match=r"has 4 layers in model\.layers and config.json says 2"):
-        load_model(parse_reference("path:heads"), device="cpu", dtype="float32")
-
-
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("family", "edit"),
     [
@@ -107,6 +97,7 @@ def test_what_may_be_absent_is_not_missed(
     assert all(loaded[name].equal(each) for name, each in expected.items())
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tmp_path: Path) -> None:
     others = {f"vision_tower.layers.{number}.weight": torch.ones(4) for number in range(4)}
     edited(models_dir / "parts", tiny_model("llama"), lambda tensors: tensors | others)
@@ -117,6 +108,7 @@ def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tm
     assert asked(runtime_of("path:llama"), tmp_path).weights().unused is None
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -137,6 +129,7 @@ def test_a_classifier_needs_its_head_and_its_statistics(
         load_image_model(parse_reference("path:headless"), device="cpu", dtype="float32")
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -159,24 +152,12 @@ def test_an_expert_that_is_missing_is_refused(models_dir: Path, part: str, words
         load_model(parse_reference("path:experts"), device="cpu", dtype="float32")
 
 
-def test_a_shard_that_lacks_tensors_or_is_not_there_is_refused(models_dir: Path) -> None:
-    folder = models_dir / "shards"
-    tiny_model("llama").save_pretrained(folder, max_shard_size="100KB")
-    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    shard = folder / index[f"{LAYER}mlp.up_proj.weight"]
-    save_file(without(f"{LAYER}mlp.up_proj")(load_file(shard)), shard, metadata={"format": "pt"})
-    with pytest.raises(UnsupportedError, match=f"lacks 1 of .*: {LAYER}mlp.up_proj.weight; {WHOLE}"):
-        load_model(parse_reference("path:shards"), device="cpu", dtype="float32")
-    shard.unlink()
-    with pytest.raises(UnsupportedError, match="of path:shards cannot be read: there is no such file"):
-        load_model(parse_reference("path:shards"), device="cpu", dtype="float32")
-
-
 @pytest.fixture(scope="module")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield from own_cache(tmp_path_factory.mktemp("engines"))
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize(
@@ -200,6 +181,7 @@ def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Pa
         assert "path:cut lacks 9 of the 21 tensors of the model" in str(outcome.reason)
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_technique_that_says_it_keeps_predictions_and_does_not_is_not_the_model(
     models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,3 +202,91 @@ def test_a_technique_that_says_it_keeps_predictions_and_does_not_is_not_the_mode
     assert VerdictReason.NOT_THE_MODEL not in plain.verdict.reasons
     assert (forgetful.metrics["kld_mean"].value or 0) > 1e-3
     assert VerdictReason.NOT_THE_MODEL in forgetful.verdict.reasons
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def provenance(name: str, folder: Path, seed: int = 0) -> WeightFacts:
+    reference = parse_reference(name)
+    model = load_model(reference, device="cpu", dtype="float32", seed=seed)
+    return origin_of(reference, model.name_or_path, seed, folder)
+
+
+def sha256sum(folder: Path, *names: str) -> str:
+    return subprocess.run(
+        ["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv(MODELS_DIR, str(folder))
+    return folder
+
+
+def test_one_file_s_hash_is_what_sha256sum_says(models_dir: Path, tmp_path: Path) -> None:
+    found = provenance("path:gpt2", tmp_path)
+    assert found.hash == sha256sum(models_dir / "gpt2", "model.safetensors").split()[0]
+    assert (found.hash_of, found.files) == ("files", {"model.safetensors": found.hash})
+    assert found.revision is None
+    assert "directory" in found.reasons["revision"]
+
+
+def test_several_files_have_the_hash_of_what_sha256sum_says(models: Path, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(models / "sharded", max_shard_size="50KB")
+    names = sorted(path.name for path in (models / "sharded").glob("*.safetensors"))
+    assert len(names) > 1
+    (models / "sharded/stray.safetensors").write_bytes(b"not in the index, so never read")
+    found = provenance("path:sharded", tmp_path)
+    lines = sha256sum(models / "sharded", *names)
+    assert found.hash == hashlib.sha256(lines.encode()).hexdigest()
+    assert list(found.files) == names
+
+
+def test_other_weights_in_the_same_directory_have_another_hash(models: Path, tmp_path: Path) -> None:
+    import torch
+
+    model = tiny_model("gpt2")
+    model.save_pretrained(models / "same")
+    before, again = provenance("path:same", tmp_path), provenance("path:same", tmp_path)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+    model.save_pretrained(models / "same")
+    after = provenance("path:same", tmp_path)
+    assert before == again
+    assert before.hash != after.hash == sha256sum(models / "same", "model.safetensors").split()[0]
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's local cache, holding one commit of nobody/tiny, on a machine without a network."""
+    import huggingface_hub.constants
+
+    cache = tmp_path / "hub"
+    repository = cache / "models--nobody--tiny"
+    tiny_model("gpt2").save_pretrained(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMIT)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return repository / "snapshots" / COMMIT
+
+
+@pytest.mark.parametrize("name", ["hub:nobody/tiny", f"hub:nobody/tiny@{COMMIT}"])
+def test_a_hub_s_model_says_the_commit_that_was_read(hub_cache: Path, tmp_path: Path, name: str) -> None:
+    found = provenance(name, tmp_path / "job")
+    assert found.revision == COMMIT
+    assert found.hash == sha256sum(hub_cache, "model.safetensors").split()[0]
+    assert found.reasons == {}
+
+
+def test_a_preset_has_the_recipe_of_its_weights(tmp_path: Path) -> None:
+    one, again, other = (provenance("preset:tiny-llama-test", tmp_path, seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one.hash != other.hash
+    assert one.hash_of == "recipe"
+    assert one.revision == other.revision == architecture_digest(PRESETS["tiny-llama-test"])
+    assert not (tmp_path / "weights").exists(), "no file was read"

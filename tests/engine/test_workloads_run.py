@@ -1,11 +1,14 @@
-"""Every workload as a measuring process runs it, and some through the whole of a job."""
+"""Every workload as a measuring process runs it, what requests of decoding are, and what their checks find."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
+from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.result import Outcome, Verdict
@@ -13,17 +16,23 @@ from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
+from optigpu.meters.base import MeterContext, QualityOptions
+from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.report.ladder import ladder_grid
+from optigpu.techniques.base import Notes, Phase, Step, Technique
+from optigpu.techniques.memory.no_kv_cache import NoKvCache
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.vocabulary import Layer
 from optigpu.workloads import WORKLOADS
-from tests.engine.command import optigpu
-from tests.engine.in_process import in_process
-from tests.engine.processes import program
-from tests.engine.test_cli_run import MEASURED, QUICK, environment
+from optigpu.workloads.kv_cache import KvCachePositions
+from optigpu.workloads.quality import PREFILL_TOKENS, Quality
+from tests.engine.measuring import in_process
+from tests.engine.meter_contexts import Spoiled
+from tests.engine.processes import optigpu, program
+from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.engine.test_replicate import answer, ask, assignment
-
-pytestmark = pytest.mark.usefixtures("forked_children")
-
-__all__ = ["environment"]
+from tests.engine.tiny_models import asked, runtime_of
 
 TEXT, IMAGES = "preset:tiny-llama-test", "preset:tiny-vit-test"
 TINY: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -39,6 +48,7 @@ METERS = ("--meters", "latency,quality")
 AT_ONCE = {"wait_for_quiet_s": 0}
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TINY)
 def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
@@ -61,6 +71,7 @@ def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
         assert ("peak_bytes" in metered.values) == (model is None)
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     measure = {
@@ -78,6 +89,7 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert "quality" in (result.metrics["mbu"].reason or "")
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
     """Attribution counts every result as valid, whoever else uses this machine while the test runs."""
     measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -120,10 +132,20 @@ def as_valid(outcome: Outcome) -> Outcome:
     )
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
-def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]) -> None:
+def test_the_command_line_classifies_with_a_roofline(tmp_path: Path) -> None:
     ran = optigpu(
-        environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, *METERS, "--format", "json"
+        {"OPTIGPU_DATA_DIR": str(tmp_path)},
+        "run",
+        "--workload",
+        "classify",
+        "--model",
+        IMAGES,
+        *QUICK,
+        *METERS,
+        "--format",
+        "json",
     )
     assert ran.returncode in MEASURED, ran.stderr
     (result,) = json.loads(ran.stdout)["results"]
@@ -131,3 +153,85 @@ def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]
     assert result["metrics"]["mfu"]["value"] > 0
     assert result["facts"]["roofline"]["step"]["name"] == "pass"
     assert "random" in result["metrics"]["kld_mean"]["reason"]
+
+
+QUALITY = Quality(window=16, batch_size=2)
+
+
+class Positions(Technique):
+    """Notes the position of each decode step."""
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.COMPILATION
+    name: Literal["positions"] = "positions"
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        def seen(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+            notes.record(positions=[*notes.facts.get("positions", []), int(position)])
+            return step(tokens, position, cache)
+
+        return seen
+
+
+@pytest.fixture(scope="module")
+def runtime(models_dir: Path) -> TorchDecodingRuntime:
+    return asked(runtime_of("path:gpt2"))
+
+
+@pytest.mark.usefixtures("models_dir")
+@pytest.mark.parametrize("stack", [(), (StaticKvCache(),)], ids=["dynamic", "static"])
+def test_kv_cache_times_tokens_at_its_position(stack: tuple[Technique, ...]) -> None:
+    runtime = asked(runtime_of("path:llama", Positions(), *stack))
+    KvCachePositions(positions=(24,), new_tokens=4, batch_size=2).prepare(runtime).run()
+    assert runtime.notes.facts["positions"] == [24, 25, 26]
+
+
+@pytest.mark.usefixtures("models_dir")
+@pytest.mark.parametrize("stack", [(), (StaticKvCache(),), (NoKvCache(),)], ids=["dynamic", "static", "none"])
+def test_quality_scores_each_token_of_a_window_but_those_of_its_prompt(stack: tuple[Technique, ...]) -> None:
+    runtime = asked(runtime_of("path:llama", *stack))
+    request = QUALITY.prepare(runtime)
+    found = request.run()
+    predicted = 2 * (16 - 1 - PREFILL_TOKENS)
+    assert found["scored_tokens_per_s"] == pytest.approx(predicted / found["latency_s"])
+    assert request.check().problem is None
+    assert runtime.decoded == (2, 16)
+
+
+@pytest.mark.usefixtures("models_dir")
+def test_a_missing_prediction_and_a_wrong_logit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = asked(runtime_of("path:gpt2"))
+    request, whole = QUALITY.prepare(runtime), runtime.score
+
+    def short(tokens: Any, prefill: int) -> Iterator[Any]:
+        yield from list(whole(tokens, prefill))[1:]
+
+    def infinite(tokens: Any, prefill: int) -> Iterator[Any]:
+        for index, logits in enumerate(whole(tokens, prefill)):
+            yield np.full_like(logits, np.inf) if index == 3 else logits
+
+    monkeypatch.setattr(runtime, "score", short)
+    assert request.check().problem == "Scoring gave 6 predictions instead of 7."
+    monkeypatch.setattr(runtime, "score", infinite)
+    assert "NaN or infinite" in (request.check().problem or "")
+
+
+@pytest.mark.usefixtures("trained_model")
+class TestTheMeter:
+    """What the quality meter finds where nothing but scoring was run."""
+
+    MODEL = "path:trained"
+
+    def context(self, folder: Path, *stack: Technique, **options: Any) -> MeterContext:
+        runtime, workload = asked(runtime_of(self.MODEL, *stack)), Quality(window=32, batch_size=2)
+        request = workload.prepare(runtime)
+        request.check()
+        return MeterContext(runtime, request, workload, self.MODEL, folder, 0, QualityOptions(**options))
+
+    def test_fp32_does_not_diverge_and_spoiled_weights_do(self, tmp_path: Path) -> None:
+        assert make_reference(self.context(tmp_path)).reasons == {}
+        plain, rounded, spoiled = (
+            QualityMeter().read(self.context(tmp_path, *stack)).values["kld_mean"]
+            for stack in ((), (StaticKvCache(), Int8WeightOnly()), (Spoiled(noise=1.0),))
+        )
+        assert plain <= 1e-6 < rounded < 1e-3 < spoiled

@@ -15,7 +15,7 @@ from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.train_step import DrawnImages, DrawnTexts, TrainStep
-from tests.engine.here import here
+from tests.engine.machines import here
 from tests.engine.tiny_models import ignore
 
 LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"

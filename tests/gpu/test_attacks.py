@@ -26,7 +26,7 @@ from optigpu.vocabulary import DeviceKind
 from tests.engine.children import attacks
 from tests.engine.children.attacks import Tampering
 from tests.engine.children.tampered import tamper
-from tests.engine.in_process import in_process
+from tests.engine.measuring import in_process
 
 pytestmark = pytest.mark.gpu
 SPEC = JobSpec.model_validate(

@@ -16,7 +16,7 @@ from optigpu.documents.views import Comparison, Decision, LaunchState
 from optigpu.store import results, standings
 from optigpu.store.tables import Job, LaunchRow, ResultRow
 from optigpu.vocabulary import Scheduler, new_id
-from tests.engine.command import optigpu
+from tests.engine.processes import optigpu
 from tests.service.records import NOON, a_metric, a_result, a_spec
 from tests.service.serving import MATMUL, Served
 

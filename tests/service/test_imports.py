@@ -17,9 +17,9 @@ from optigpu.models.loading.load import MODELS_DIR
 from optigpu.runs import Keeper, find
 from optigpu.store import leases, workers
 from optigpu.vocabulary import Document
-from tests.engine.brief_jobs import BRIEF
-from tests.engine.brief_jobs import own_lock as own_lock
-from tests.engine.command import optigpu
+from tests.engine.processes import optigpu
+from tests.engine.sessions import BRIEF
+from tests.engine.sessions import own_lock as own_lock
 from tests.engine.test_cli_run import MEASURED
 from tests.engine.tiny_models import tiny_model
 from tests.service.records import a_worker

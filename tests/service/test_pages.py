@@ -16,8 +16,8 @@ import pytest
 
 from examples.service import embedded_service
 from optigpu.job import bench
-from tests.engine.brief_jobs import BRIEF
-from tests.engine.command import optigpu
+from tests.engine.processes import optigpu
+from tests.engine.sessions import BRIEF
 from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
 from tests.service.processes import eventually
 

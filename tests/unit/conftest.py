@@ -2,8 +2,8 @@
 
 from hypothesis import HealthCheck, settings
 
-from tests.engine.brief_jobs import own_lock as own_lock
 from tests.engine.forked import forked_children as forked_children
+from tests.engine.sessions import own_lock as own_lock
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

@@ -17,7 +17,7 @@ from optigpu.hardware.energy import (
 )
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
-from tests.engine.trees import tree
+from tests.engine.machines import tree
 
 HWMON = "sys__class__drm__{}__device__hwmon__hwmon{}__{}"
 

@@ -16,11 +16,15 @@ READY = {
 }
 
 
+def descriptor() -> int:
+    """Of the answers' pipe."""
+    return int(sys.argv[sys.argv.index("--answers-fd") + 1])
+
+
 def write(data: bytes) -> None:
     """Bytes on the answers' pipe, all of them."""
-    descriptor = int(sys.argv[sys.argv.index("--answers-fd") + 1])
     while data:
-        data = data[os.write(descriptor, data) :]
+        data = data[os.write(descriptor(), data) :]
 
 
 def say(kind: str, **fields: Any) -> None:
