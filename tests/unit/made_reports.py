@@ -5,6 +5,7 @@ from typing import Any
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, AttributionRow, Gain, MetricSummary, Verdict, VerdictReason
 from optigpu.documents.shapes import Footprint
+from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Report
 from optigpu.roofline import roofline_of
 from optigpu.vocabulary import Role, VariantStatus
@@ -115,13 +116,13 @@ def _attention(implementation: str, length: int, milliseconds: float, megabytes:
         "implementations": [implementation],
         "dtype": "float32",
     }
-    seconds, held = milliseconds / 1e3, megabytes * 1e6
+    seconds = milliseconds / 1e3
     return _of(
         workload,
         f"{implementation} {length}",
         "latency_s",
         latency_s=(seconds, seconds * 0.95, seconds * 1.05),
-        peak_bytes=(held,),
+        peak_bytes=(megabytes * 1e6,),
     )
 
 
@@ -138,36 +139,29 @@ ATTENTION_REPORT = Report(
 )
 
 
-def _batch(size: int, rate: float, p95: float | None) -> dict[str, Any]:
-    workload = {"kind": "batch_sweep", "batch_sizes": [size], "prompt_tokens": 32, "new_tokens": 32}
+def _at(workload: dict[str, Any], label: str, rate: float, p95: float | None) -> dict[str, Any]:
+    """A result of a load: tokens a second at a 95th percentile of the latency."""
+    latency = (0.9 * (p95 or 1.0), 0.8, 1.1)
     found = _of(
-        workload,
-        f"batch {size}",
-        "tokens_per_s",
-        tokens_per_s=(rate, rate * 0.97, rate * 1.02),
-        latency_s=(0.9 * (p95 or 1.0), 0.8, 1.1),
+        workload, label, "tokens_per_s", tokens_per_s=(rate, rate * 0.97, rate * 1.02), latency_s=latency
     )
     found["metrics"]["latency_s"]["p95"] = p95
     return found
+
+
+def _batch(size: int, rate: float, p95: float | None) -> dict[str, Any]:
+    workload = {"kind": "batch_sweep", "batch_sizes": [size], "prompt_tokens": 32, "new_tokens": 32}
+    return _at(workload, f"batch {size}", rate, p95)
+
+
+def _serve(rate: float, tokens: float, p95: float | None) -> dict[str, Any]:
+    return _at({"kind": "serve", "scenario": "Server", "rates": [rate]}, f"{rate:g}/s", tokens, p95)
 
 
 BATCHES_REPORT = Report(
     "batch_sweep on 2x Test CPU",
     [_batch(8, 118.0, 2.4), _batch(1, 31.0, 0.9), _batch(4, 84.0, 1.6), _batch(16, 131.0, None)],
 )
-
-
-def _serve(rate: float, tokens: float, p95: float | None) -> dict[str, Any]:
-    workload = {"kind": "serve", "scenario": "Server", "rates": [rate]}
-    found = _of(
-        workload,
-        f"{rate:g}/s",
-        "tokens_per_s",
-        tokens_per_s=(tokens, tokens * 0.97, tokens * 1.02),
-        latency_s=(0.9 * (p95 or 1.0), 0.8, 1.1),
-    )
-    found["metrics"]["latency_s"]["p95"] = p95
-    return found
 
 
 LOADS_REPORT = Report(
@@ -183,21 +177,13 @@ def _matmul(size: int, rate: float) -> dict[str, Any]:
 
 MATMUL_REPORT = Report("matmul on 2x Test CPU", [_matmul(4096, 0.3), _matmul(512, 0.2)])
 REPORTS = {
-    "ladder": LADDER_REPORT,
-    "roofline": LADDER_REPORT,
-    "quality": LADDER_REPORT,
-    "throughput": LADDER_REPORT,
-    "precision": LADDER_REPORT,
-    "overview": LADDER_REPORT,
+    **dict.fromkeys(CHARTS, LADDER_REPORT),
     "lengths": ATTENTION_REPORT,
     "batches": BATCHES_REPORT,
     "loads": LOADS_REPORT,
     "pareto": PARETO_REPORT,
     "bits": PARETO_REPORT,
-    "waterfall": LADDER_REPORT,
-    "comparison": LADDER_REPORT,
     "baselines": MATMUL_REPORT,
-    "architecture": LADDER_REPORT,
 }
 """A report that each chart has something to draw of."""
 

@@ -121,16 +121,24 @@ def _collect(
     classes = classes | set((element.get("class") or "").split())
     anchor = element.get("text-anchor", anchor)
     if element.tag == f"{SVG}text":
-        shown = "".join([element.text or "", *(_shown(each) for each in element)])
+        shown = shown_by(element)
         found.append(Words(shown, _box(element, shown, SMALL if classes & SMALL_IN else SIZE, anchor)))
         return
     for each in element:
         _collect(each, classes, anchor, found)
 
 
-def _shown(element: ElementTree.Element) -> str:
-    own = "" if element.tag == f"{SVG}title" else element.text or ""
-    return own + (element.tail or "")
+def shown_by(element: ElementTree.Element) -> str:
+    """The text of an element, without the titles that only a pointer shows."""
+    parts = [element.text or ""]
+    for each in element:
+        parts += ["" if each.tag == f"{SVG}title" else each.text or "", each.tail or ""]
+    return "".join(parts)
+
+
+def said(svg: str) -> list[str]:
+    """The texts of the wide drawing."""
+    return [each.text for each in words_of(drawings(svg)[0])]
 
 
 def _box(element: ElementTree.Element, shown: str, size: float, anchor: str | None) -> Box:
@@ -138,3 +146,15 @@ def _box(element: ElementTree.Element, shown: str, size: float, anchor: str | No
     x, y = float(element.attrib["x"]), float(element.attrib["y"])
     left = x - {"middle": width / 2, "end": width}.get(anchor or "", 0.0)
     return Box(left, y - 0.75 * size, left + width, y + 0.2 * size)
+
+
+def contrast(one: str, other: str) -> float:
+    """How often the lighter of two sRGB colours ("#rrggbb") is as bright as the darker, 1 to 21 (WCAG 2.2)."""
+    high, low = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,51 +1,231 @@
-"""Charts as files: what they say, that they stand alone and are the same each time, and the commands that write."""
+"""What charts show of reports, as data and as files that stand alone; and the commands that write them."""
 
 import json
 import re
 import shlex
-import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import typer
+from PIL import Image
 
 from optigpu.cli import app, main
 from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.files import write_charts
-from optigpu.report.charts.marks import ChartData, Form, Mark, Panel
+from optigpu.report.charts.marks import ChartData, Form, Mark, rungs_of
 from optigpu.report.charts.svg.picture import picture
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
 from tests.unit.made_reports import (
     ATTENTION_REPORT,
+    BATCHES_REPORT,
     LADDER_REPORT,
+    LADDER_RESULTS,
+    PARETO_REPORT,
     REPORTS,
     RESULTS,
     THREE,
     VALID,
     made,
     run_of,
-)
+    with_metrics,
+)  # fmt: skip
 from tests.unit.made_results import metric
-from tests.unit.svg_pages import SVG
+from tests.unit.svg_pages import SVG, shown_by
 
-PIXELS = 2
+
+def data_of(kind: str) -> ChartData:
+    return CHARTS[kind].data(REPORTS[kind])
+
+
+def marks_of(kind: str, panel: str) -> tuple[Mark, ...]:
+    (found,) = [each for each in data_of(kind).panels if each.title == panel]
+    return found.marks
+
+
+def test_precisions_stand_side_by_side_in_latency_and_memory() -> None:
+    latency, memory = marks_of("precision", "Latency"), marks_of("precision", "Memory")
+    assert [each.label for each in memory] == ["fp32: baseline", "bf16", "int8_weight_only"]
+    assert [each.value for each in memory] == pytest.approx([497.8, 248.9, 281.6])
+    assert latency[0].value == pytest.approx(1e3 * LADDER_RESULTS[0]["metrics"]["latency_s"]["value"])
+    assert latency[0].source == LADDER_RESULTS[0]["id"]
+
+
+def test_the_four_panels_are_of_the_rungs_and_relative_to_the_baseline() -> None:
+    data = data_of("overview")
+    speedup, memory, use, loss = (panel.marks for panel in data.panels)
+    assert [round(each.value, 2) for each in speedup] == [1.0, 1.44, 2.91, 4.72]
+    assert speedup[3].ci == pytest.approx((4.486, 4.911), abs=1e-3)
+    assert [round(each.value, 1) for each in memory] == [100.0, 50.0, 28.3, 28.3]
+    assert {each.series for each in use} == {"mbu", "mfu"}
+    assert [each.text for each in loss] == ["0%", "0.69%", "2.90%", "3.00%"]
+    assert "0.1% lost" in data.note
+    alone = CHARTS["overview"].data(replace(LADDER_REPORT, attribution=None)).panels[0].marks
+    assert [round(each.value, 2) for each in alone] == [1.0, 1.44, 2.91, 4.72]
+    assert {each.ci for each in alone} == {None}, "only an attribution has intervals of ratios"
+
+
+def test_the_rungs_are_of_one_workload_and_begin_with_the_technique_that_was_added_first() -> None:
+    labels = [each["variant"]["label"] for each in rungs_of(LADDER_REPORT)]
+    assert labels == ["baseline", "bf16", THREE, f"{THREE} + torch_compile"]
+    without_first = replace(
+        LADDER_REPORT, results=[each for each in LADDER_RESULTS if each["variant"]["index"] != 1]
+    )
+    assert [each["variant"]["label"] for each in rungs_of(without_first)] == ["baseline", *labels[2:]]
+    other = [each | {"variant": each["variant"] | {"workload_digest": "other"}} for each in LADDER_RESULTS]
+    assert rungs_of(replace(LADDER_REPORT, results=[*LADDER_RESULTS, *other])) == rungs_of(LADDER_REPORT)
+    assert rungs_of(replace(LADDER_REPORT, results=LADDER_RESULTS[1:])) == []
+
+
+def test_attention_has_a_line_for_each_implementation() -> None:
+    for panel, expected in (("Time", [6.1, 3.2]), ("Memory", [14.0, 3.1])):
+        marks = marks_of("lengths", panel)
+        assert [each.value for each in marks if each.x == 512] == pytest.approx(expected)
+        assert {each.series for each in marks} == {"standard", "fused"}
+
+
+def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
+    (panel,) = data_of("batches").panels
+    assert [(each.text, each.x) for each in panel.marks] == [
+        ("batch 8", 2400.0), ("batch 1", 900.0), ("batch 4", 1600.0),
+    ]  # fmt: skip
+    assert all(each.ci for each in panel.marks)
+    assert panel.missing.keys() == {"batch 16"}
+    without = [each for each in BATCHES_REPORT.results if each["metrics"]["latency_s"].get("p95") is None]
+    with pytest.raises(SpecError, match="--max-seconds 60"):
+        CHARTS["batches"].data(Report("t", without))
+
+
+def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
+    over_bytes, over_divergence = (panel.marks for panel in data_of("pareto").panels)
+    assert [each.label for each in over_bytes if each.on_front] == [f"{THREE} + torch_compile"]
+    assert [each.label for each in over_divergence if each.on_front] == [
+        "baseline", "bf16", "int8_weight_only", "static_kv_cache", f"{THREE} + torch_compile",
+    ]  # fmt: skip
+    assert [each.text for each in over_bytes if each.text] == [f"{THREE} + torch_compile"]
+    fastest = with_metrics(dict(PARETO_REPORT.results[-1]), tokens_per_s=(900.0,), weight_bytes=(1e6,))
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results[:-1], fastest])
+    front = [each.label for each in CHARTS["pareto"].data(report).panels[0].marks if each.on_front]
+    assert front == [f"{THREE} + torch_compile"], "what is not valid surpasses nothing"
+
+
+def test_bytes_and_divergence_have_a_front_of_their_own() -> None:
+    (panel,) = data_of("bits").panels
+    found = {each.label: (round(each.value, 1), each.x) for each in panel.marks if each.on_front}
+    assert found == {
+        "baseline": (497.8, 0.0), "bf16": (248.9, 0.004), "static_kv_cache": (497.8, 0.0),
+        THREE: (140.8, 0.03), f"{THREE} + torch_compile": (140.8, 0.031),
+    }  # fmt: skip
+    assert {each.label for each in panel.marks if not each.valid} == {"no_kv_cache (invalid)"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "change", "words"),
+    [
+        ("bits", "variant", {"model": "bundled:small"}, "of one model"),
+        ("pareto", "environment", {"hardware_class": "NVIDIA L4"}, "cannot surpass each other"),
+    ],
+)
+def test_results_of_several_models_or_machines_have_no_front(
+    kind: str, part: str, change: dict[str, str], words: str
+) -> None:
+    first = dict(PARETO_REPORT.results[0])
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, first | {part: first[part] | change}])
+    with pytest.raises(SpecError, match=words):
+        CHARTS[kind].data(report)
+
+
+def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
+    first, *others = REPORTS["loads"].results
+    server = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000/v1#tiny"}
+    elsewhere = dict(first) | {"variant": first["variant"] | server}
+    (panel,) = CHARTS["loads"].data(Report("t", [elsewhere, *others])).panels
+    assert [(each.text, each.x) for each in panel.marks] == [("1/s", 900.0), ("4/s", 2400.0), ("2/s", 1200.0)]
+    assert [each.series for each in panel.marks] == [
+        "baseline, endpoint tiny at 127.0.0.1:8000", "baseline, torch", "baseline, torch",
+    ]  # fmt: skip
+
+
+def test_the_waterfall_begins_each_rung_at_the_one_before() -> None:
+    marks = data_of("waterfall").panels[0].marks
+    assert [each.label for each in marks] == ["baseline", "+ bf16", "+ static_kv_cache", "+ torch_compile"]
+    assert [each.start for each in marks] == [0.0, 1.0, *(each.value for each in marks[1:3])]
+    assert "added 1.62x [1.54, 1.68]" in marks[3].text
+
+
+def test_the_table_has_the_rows_that_were_measured() -> None:
+    table = data_of("comparison").table
+    assert table is not None
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert table.headings[1] == "baseline"
+    assert cells["speedup"][:2] == ("1", "1.44x [1.37, 1.49]")
+    assert cells["weights (MB)"][2] == "282"
+    assert "energy (J)" not in cells
+
+
+def test_a_baseline_of_the_card_is_a_claim_and_only_the_same_work_stands_beside_it() -> None:
+    (panel,) = data_of("baselines").panels
+    claim, measured = panel.marks
+    assert (claim.claimed, claim.value, claim.source) == (True, 40.0, "5090-matmul-fp32")
+    assert "(claim)" in claim.label
+    assert (measured.claimed, measured.label) == (False, "float32 4096")
+    assert "has not measured" in data_of("baselines").note
+
+
+def test_the_diagram_is_of_the_best_variant() -> None:
+    boxes = {box.heading: box.lines for box in data_of("architecture").boxes}
+    assert boxes["Quantization"] == ("bf16", "int8_weight_only")
+    assert "4.72x [4.49, 4.91] the baseline" in boxes["Measured"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [("ladder", "tokens_per_s"), ("quality", "top1_agreement"), ("throughput", "latency_s")],
+)
+def test_where_nothing_was_measured_the_reason_is_said(kind: str, without: str) -> None:
+    with pytest.raises(SpecError, match="No result has"):
+        CHARTS[kind].data(Report("t", with_null(RESULTS, without, "no")))
+
+
+def with_null(results: list[dict[str, Any]], name: str, reason: str) -> list[dict[str, Any]]:
+    """The results without a metric."""
+    null = metric(name, None, reason=reason).model_dump(mode="json")
+    return [each | {"metrics": each["metrics"] | {name: null}} for each in results]
+
+
+ROOFLINE = RESULTS[0]["facts"]["roofline"]
+NO_PRODUCT = ROOFLINE | {"step": ROOFLINE["step"] | {"flops": 0.0, "flops_per_byte": 0.0}}
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"roofline": {"step": None, "reason": "no peaks"}}, {"roofline": NO_PRODUCT}]
+)
+def test_without_a_roofline_none_is_drawn(facts: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"facts\.roofline\.reason"):
+        CHARTS["roofline"].data(Report("t", [each | {"facts": facts} for each in RESULTS]))
+
+
+def test_quality_is_the_loss_of_agreement_or_of_accuracy_where_that_was_measured() -> None:
+    agreement = data_of("quality").panels[0].marks[1]
+    assert agreement.x == pytest.approx(0.69)
+    assert agreement.x_ci == pytest.approx((0.39, 1.09))
+    measured = [
+        with_metrics(each, accuracy_loss_percent=(loss, loss - 0.3, loss + 0.3))
+        for each, loss in zip(RESULTS, (0.0, -0.4, 1.5), strict=False)
+    ]
+    (panel,) = CHARTS["quality"].data(Report("t", [*measured, *RESULTS[3:]])).panels
+    assert panel.x_axis == "accuracy lost against fp32 (%)"
+    assert [each.x for each in panel.marks] == [0.0, -0.4, 1.5]
+    assert next(iter(panel.missing)) == "static_kv_cache"
 
 
 def texts(svg: str) -> str:
     """What a picture says, without what only a pointer shows."""
-    root = ElementTree.fromstring(svg)
-    return " ".join(_shown(each) for each in root.iter(f"{SVG}text"))
-
-
-def _shown(element: ElementTree.Element) -> str:
-    parts = [element.text or ""]
-    for each in element:
-        parts += ["" if each.tag == f"{SVG}title" else each.text or "", each.tail or ""]
-    return "".join(parts)
+    return " ".join(map(shown_by, ElementTree.fromstring(svg).iter(f"{SVG}text")))
 
 
 def said(kind: str, report: Report | None = None) -> str:
@@ -58,19 +238,15 @@ def test_a_file_says_all_of_its_data(kind: str) -> None:
     words = [data.title, *data.note.split(), "Measured", "Test CPU"]
     for panel in data.panels:
         words += [panel.title[1:], panel.axis, panel.x_axis, *panel.missing, *panel.missing.values()]
-        words += [word for each in panel.marks for word in (*_names(each, panel).split(), each.text)]
+        for each in panel.marks:
+            name = each.series if panel.form is Form.LINES else each.label
+            words += [*name.split(), each.text]
     for box in data.boxes:
         words += [box.heading, *box.lines]
-    for row in data.table.rows if data.table else ():
-        words += row
-    for heading in data.table.headings if data.table else ():
-        words += heading.split()
+    if data.table:
+        words += [word for heading in data.table.headings for word in heading.split()]
+        words += [cell for row in data.table.rows for cell in row]
     assert [each for each in words if each not in whole] == []
-
-
-def _names(each: Mark, panel: Panel) -> str:
-    """What a mark is named by: points that are joined by their series."""
-    return each.series if panel.form is Form.LINES else each.label
 
 
 @pytest.mark.parametrize("kind", CHARTS)
@@ -94,19 +270,14 @@ def test_a_file_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
     assert first.read_bytes().startswith(b"\x89PNG" if suffix == ".PNG" else b"<svg ")
 
 
-@pytest.mark.parametrize("kind", ["ladder", "overview", "comparison", "architecture"])
+@pytest.mark.parametrize("kind", ["ladder", "architecture"])
 def test_a_png_is_the_drawing_in_twice_its_size_with_letters_in_it(tmp_path: Path, kind: str) -> None:
-    from PIL import Image
-
     CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.svg")
     CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.png")
     root = ElementTree.parse(tmp_path / "c.svg").getroot()
-    size = struct.unpack(">II", (tmp_path / "c.png").read_bytes()[16:24])
-    assert size == pytest.approx([PIXELS * float(root.attrib[side]) for side in ("width", "height")], abs=1)
     whole = Image.open(tmp_path / "c.png").convert("L")
-    darkest, _ = whole.crop((0, 0, 600, 80)).getextrema()
-    assert isinstance(darkest, float | int)
-    assert darkest < 80, "the title has dark letters"
+    assert whole.size == pytest.approx([2 * float(root.attrib[side]) for side in ("width", "height")], abs=1)
+    assert min(whole.crop((0, 0, 600, 80)).tobytes()) < 80, "the title has dark letters"
     assert whole.getpixel((1, 1)) == 255
 
 
@@ -121,6 +292,8 @@ def test_the_roofline_names_the_measured_roofs_and_what_bounds_each_variant() ->
         "bound: launch",
     ):
         assert words in whole
+    limits = [each.limit for each in data_of("roofline").panels[0].marks[:3]]
+    assert limits == pytest.approx([4.995, 39.96, 76.97], rel=1e-3)
 
 
 def test_a_file_writes_an_unequal_interval_by_its_bounds_and_marks_the_goal() -> None:
@@ -132,31 +305,31 @@ def test_a_file_writes_an_unequal_interval_by_its_bounds_and_marks_the_goal() ->
 
 
 @pytest.mark.parametrize("kind", ["ladder", "roofline", "quality", "throughput"])
-@pytest.mark.parametrize("count", [1, 50])
-def test_a_file_names_every_variant(kind: str, count: int) -> None:
+def test_a_file_names_every_variant(kind: str) -> None:
     results = [
         made(index, f"{index}: {THREE}", Role.SINGLE, 44.0, 124_800_000, "bfloat16", 0.971, VALID)
-        for index in range(count)
+        for index in range(50)
     ]
     whole = said(kind, Report("t", results))
-    assert [index for index in range(count) if f"{index}: bf16" not in whole] == []
+    assert [index for index in range(50) if f"{index}: bf16" not in whole] == []
 
 
 def test_an_empty_panel_says_why_in_its_place() -> None:
-    null = {"value": None, "ci": None, "reason": "random weights: their predictions mean nothing"}
-    results = [each | {"metrics": each["metrics"] | {"top1_agreement": null}} for each in RESULTS]
+    results = with_null(RESULTS, "top1_agreement", "random weights: their predictions mean nothing")
     assert "Reason: random weights" in said("overview", Report("t", results))
 
 
-@pytest.mark.parametrize("name", ["chart.pdf", "chart", "chart.svg.txt"])
-def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SpecError, match=r"must end with \.svg or \.png"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chart", r"must end with \.svg or \.png"),
+        ("c.svg.txt", r"must end with"),
+        ("none/c.svg", "cannot be written"),
+    ],
+)
+def test_a_file_that_cannot_be_a_chart_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(OptiGPUError, match=words):
         CHARTS["ladder"]("t", RESULTS, tmp_path / name)
-
-
-def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptiGPUError, match="cannot be written"):
-        CHARTS["ladder"]("t", RESULTS, tmp_path / "nowhere" / "c.svg")
 
 
 def commands_in(text: str) -> list[str]:
@@ -173,9 +346,6 @@ def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path)
     assert isinstance(command, typer.core.TyperGroup)
     command.commands[name].make_context(name, arguments)
     assert not list(tmp_path.iterdir())
-
-
-# The commands
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -201,17 +371,20 @@ def test_the_command_draws_what_a_run_printed(
     assert capsys.readouterr().out.strip() == str(output)
 
 
+NO_RESULT = {
+    "spec": {"workload": {"kind": "matmul"}},
+    "results": [],
+    "attribution": {"metric": "m", "rows": []},
+}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("", "is not JSON"),
-        ("[1]", "holds no run"),
         ('{"results": []}', "holds no run"),
-        ('{"spec": {}, "results": [{}], "attribution": {"metric": "m", "rows": []}}', "holds no run"),
-        (
-            '{"spec": {"workload": {"kind": "matmul"}}, "results": [], "attribution": {"metric": "m", "rows": []}}',
-            "has a result to draw",
-        ),
+        (json.dumps(NO_RESULT | {"spec": {}, "results": [{}]}), "holds no run"),
+        (json.dumps(NO_RESULT), "has a result to draw"),
     ],
 )
 def test_a_file_with_something_else_is_a_wrong_request(
@@ -227,11 +400,11 @@ def test_a_file_with_something_else_is_a_wrong_request(
 
 
 def test_the_command_writes_every_picture_with_its_data_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_of(ATTENTION_REPORT)))
-    folder = tmp_path / "new" / "charts"
-    assert command(monkeypatch, "charts", str(tmp_path / "run.json"), "--out", str(folder)) == 0
+    report.write_text(json.dumps(run_of(ATTENTION_REPORT)))
+    folder = report.parent / "new" / "charts"
+    assert command(monkeypatch, "charts", str(report), "--out", str(folder)) == 0
     printed = capsys.readouterr()
     assert {path.name for path in folder.iterdir()} >= {"lengths.svg", "lengths.png", "lengths.json"}
     assert str(folder / "lengths.svg") in printed.out
@@ -239,22 +412,15 @@ def test_the_command_writes_every_picture_with_its_data_beside_it(
     assert not (folder / "waterfall.svg").exists()
     read = ChartData.model_validate_json((folder / "lengths.json").read_text())
     assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
-
-
-def test_a_run_without_results_is_a_wrong_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(run_of(Report("t", []))))
-    assert command(monkeypatch, "charts", str(tmp_path / "run.json"), "--out", str(tmp_path / "charts")) == 2
+    report.write_text(json.dumps(run_of(Report("t", []))))
+    assert command(monkeypatch, "charts", str(report), "--out", str(folder / "none")) == 2
     assert commands_in(capsys.readouterr().err)
-    assert not (tmp_path / "charts").exists()
+    assert not (folder / "none").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        OptiGPUError, match=r"file/charts cannot be written \(Not a directory\); make it writable"
-    ):
+    with pytest.raises(OptiGPUError, match=r"file/charts cannot be written \(Not a directory\)"):
         write_charts(LADDER_REPORT, tmp_path / "file" / "charts")
 
 
@@ -268,31 +434,24 @@ def test_a_report_of_nothing_that_was_measured_names_each_chart_with_its_reason(
         write_charts(Report("t", empty), tmp_path)
 
 
-def on(results: list[dict[str, Any]], hardware: str) -> list[dict[str, Any]]:
-    """The results as another machine's."""
-    return [each | {"environment": each["environment"] | {"hardware_class": hardware}} for each in results]
-
-
 def run(results: list[dict[str, Any]], **spec: str) -> dict[str, Any]:
     found = run_of(Report("t", results))
     return found | {"spec": found["spec"] | spec}
 
 
 def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
-    here, there = run(RESULTS[:2]), run(on(RESULTS[:2], "NVIDIA L4"))
-    title, results = combined([here, there])
-    labels = [each["variant"]["label"] for each in results]
-    assert labels == [
+    card = {"environment": RESULTS[0]["environment"] | {"hardware_class": "NVIDIA L4"}}
+    here = run(RESULTS[:1])
+    title, results = combined([here, run([RESULTS[0] | card])])
+    assert [each["variant"]["label"] for each in results] == [
         "baseline (2x Test CPU)",
-        "bf16 (2x Test CPU)",
         "baseline (NVIDIA L4)",
-        "bf16 (NVIDIA L4)",
     ]
     assert "Test CPU" not in title
     _, named = combined([run(RESULTS[:1], name="before"), run(RESULTS[:1], name="after")])
     assert [each["variant"]["label"] for each in named] == ["baseline (before)", "baseline (after)"]
     _, twice = combined([here, here])
-    assert len({each["variant"]["label"] for each in twice}) == 4
+    assert len({each["variant"]["label"] for each in twice}) == 2
 
 
 def test_one_chart_has_one_unit() -> None:

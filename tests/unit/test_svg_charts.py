@@ -1,6 +1,8 @@
-"""Charts for pages: sound markup for any data, with labels that keep apart, and the same data as a table."""
+"""What charts show and how they look: sound markup for any data, with labels that keep apart, and a table of it."""
 
+import re
 from datetime import UTC, datetime
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -8,47 +10,72 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optigpu.documents.result import Gain
-from optigpu.report.charts.history import Change, Moment, Timeline, samples_data
-from optigpu.report.charts.ladders import Step, Steps
-from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Roof
+from optigpu.documents.views import Board, History, HistoryPoint, LevelChange, Standing
+from optigpu.report.charts import CHARTS
+from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
+from optigpu.report.charts.history import Change, Moment, Timeline, history_data, samples_data
+from optigpu.report.charts.ladders import Step, Steps, steps_data
+from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
 from optigpu.report.charts.svg import PANELS, Figure, figure
-from optigpu.report.charts.svg.axes import SMALLEST, drawable
-from optigpu.report.charts.svg.markup import element
+from optigpu.report.charts.svg.axes import SMALLEST, axis, drawable
+from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width
 from optigpu.report.charts.svg.picture import TWO
-from optigpu.vocabulary import Better
-from tests.unit.svg_pages import assert_apart, assert_inside, assert_sound, drawings, words_of
+from optigpu.report.charts.svg.plane import Box, Wanted, around, placed
+from optigpu.report.charts.svg.points import steps
+from optigpu.report.numbers import prefixed, superscript
+from optigpu.vocabulary import Better, DeviceKind, SpecError, utc_now
+from tests.pages import ROOT
+from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT, REPORTS
+from tests.unit.made_results import a_row, metric
+from tests.unit.svg_pages import (
+    SVG,
+    assert_apart,
+    assert_inside,
+    assert_sound,
+    contrast,
+    drawings,
+    said,
+    words_of,
+)
+
+STYLES = (ROOT / "optigpu/report/charts/svg/charts.css").read_text()
+
 
 numbers = st.floats(-1e12, 1e12) | st.floats(0, 1e4) | st.floats(-1e300, 1e300) | st.just(0.0)
-labels = st.text(max_size=60) | st.sampled_from(
-    [
-        "<script>alert(1)</script>",
-        "\" onload='x'",
-        "😀👩‍👩‍👧 family",
-        "שלום עולם",
-        "مرحبا\u202e",
-        "a" * 10_000,
-        "]]>&amp;\x00\x1b",
-    ]
-)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\" onload='x'",
+    "😀👩\u200d👩\u200d👧",
+    "שלום",
+    "مرحبا\u202e",
+    "a" * 10_000,
+    "]]>&amp;\x00",
+]
+labels = st.text(max_size=60) | st.sampled_from(HOSTILE)
 intervals = st.none() | st.tuples(numbers, numbers).map(lambda pair: (min(pair), max(pair)))
 
 
-@st.composite
-def marks(draw: st.DrawFn, *, points: bool) -> Mark:
-    return Mark(
-        label=draw(labels),
-        value=draw(numbers),
-        ci=draw(intervals),
-        x=draw(numbers) if points else None,
-        x_ci=draw(intervals) if points else None,
-        series=draw(st.sampled_from(["", "torch", "baseline"]) | labels),
-        valid=draw(st.booleans()),
-        claimed=draw(st.booleans()),
-        on_front=draw(st.booleans()),
-        rank=draw(st.none() | st.integers(1, 4)),
-        limit=draw(st.none() | numbers),
-        source=draw(st.none() | labels),
+def marks(*, points: bool) -> st.SearchStrategy[Mark]:
+    return st.builds(
+        Mark,
+        label=labels,
+        value=numbers,
+        ci=intervals,
+        x=numbers if points else st.none(),
+        x_ci=intervals if points else st.none(),
+        series=st.sampled_from(["", "torch", "baseline"]) | labels,
+        valid=st.booleans(),
+        claimed=st.booleans(),
+        on_front=st.booleans(),
+        rank=st.none() | st.integers(1, 4),
+        limit=st.none() | numbers,
+        source=st.none() | labels,
     )
+
+
+roofs = st.builds(Roof, text=labels, gb_per_s=st.none() | numbers, gflop_per_s=st.none() | numbers)
 
 
 def panels(form: Form) -> st.SearchStrategy[Panel]:
@@ -62,12 +89,7 @@ def panels(form: Form) -> st.SearchStrategy[Panel]:
         better=st.sampled_from(Better),
         x_better=st.sampled_from(Better),
         marks=st.lists(marks(points=form is not Form.BARS), min_size=1, max_size=12).map(tuple),
-        roofs=st.lists(
-            st.builds(Roof, text=labels, gb_per_s=st.none() | numbers, gflop_per_s=st.none() | numbers),
-            max_size=4,
-        ).map(tuple)
-        if form is Form.ROOFLINE
-        else st.just(()),
+        roofs=st.lists(roofs, max_size=4 if form is Form.ROOFLINE else 0).map(tuple),
         missing=st.dictionaries(labels, labels, max_size=1),
     )
 
@@ -106,44 +128,40 @@ def test_any_panel_is_sound_markup_whose_labels_keep_apart(form: Form, data: st.
         assert_apart(words_of(page))
 
 
+def gain(ratio: float, ci: Interval | None) -> Gain:
+    return Gain(ratio=ratio, ci=ci, compared_with=0)
+
+
 ratios = st.floats(1e-6, 1e6) | st.floats(0.5, 3)
+
+
 gains = st.builds(
-    lambda ratio, low, high, known: Gain(
-        ratio=ratio, ci=(ratio * low, ratio * high) if known else None, compared_with=0
-    ),
+    lambda ratio, low, high: gain(ratio, (ratio * low, ratio * high) if high else None),
     ratios,
     st.floats(0.01, 1),
-    st.floats(1, 100),
-    st.booleans(),
+    st.floats(1, 100) | st.none(),
 )
+
+
 some_gain = st.none() | gains
+ladder_steps = st.builds(
+    Step,
+    label=labels,
+    before=ratios,
+    speedup=gains,
+    added=some_gain,
+    alone=some_gain,
+    left_out=some_gain,
+    source=st.none() | labels,
+)
 
 
 @settings(max_examples=15)
-@given(
-    st.builds(
-        Steps,
-        title=labels,
-        metric=st.just("tokens_per_s"),
-        steps=st.lists(
-            st.builds(
-                Step,
-                label=labels,
-                before=ratios,
-                speedup=gains,
-                added=some_gain,
-                alone=some_gain,
-                left_out=some_gain,
-                source=st.none() | labels,
-            ),
-            max_size=8,
-        ).map(tuple),
-    )
-)
-def test_any_ladder_is_sound_markup(steps: Steps) -> None:
-    made = figure(steps, id_prefix="any", link=address)
-    assert_shows(made, len(steps.steps))
-    assert len(made.table.rows) == len(steps.steps)
+@given(st.lists(ladder_steps, max_size=8).map(tuple), labels)
+def test_any_ladder_is_sound_markup(found: tuple[Step, ...], title: str) -> None:
+    made = figure(Steps(title=title, metric="tokens_per_s", steps=found), id_prefix="any", link=address)
+    assert_shows(made, len(found))
+    assert len(made.table.rows) == len(found)
 
 
 moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
@@ -153,42 +171,36 @@ moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.
 @example(  # its axis begins at -100
     [datetime(1999 + year, 1, 1, tzinfo=UTC) for year in range(7)],
     [(189.0 * (n == 6), None) for n in range(12)],
-    [],
+    {},
 )
 @given(
     st.lists(moments, min_size=1, max_size=12, unique=True).map(sorted),
     st.lists(st.tuples(numbers, intervals), min_size=12, max_size=12),
-    st.lists(st.tuples(st.integers(0, 11), labels, st.booleans()), max_size=10),
+    st.dictionaries(st.integers(0, 11), st.tuples(labels, st.booleans()), max_size=10),
 )
 def test_any_history_is_sound_markup(
-    at: list[datetime], values: list[tuple[float, Interval | None]], changed: list[tuple[int, str, bool]]
+    at: list[datetime], values: list[tuple[float, Interval | None]], changed: dict[int, tuple[str, bool]]
 ) -> None:
     found = tuple(
         Moment(at=moment, value=value, ci=ci, source=f"r{number}")
         for number, (moment, (value, ci)) in enumerate(zip(at, values, strict=False))
     )
-    changes = sorted({number % len(at): (text, better) for number, text, better in changed}.items())
-    timeline = Timeline(
-        title="any",
-        axis="tokens/s",
-        better=Better.HIGHER,
-        moments=found,
-        changes=tuple(
-            Change(at=at[number], text=text, improved=better, source=f"r{number}")
-            for number, (text, better) in changes
-        ),
+    changes = tuple(
+        Change(at=each.at, text=changed[number][0], improved=changed[number][1], source=each.source)
+        for number, each in enumerate(found)
+        if number in changed
     )
+    timeline = Timeline(title="any", axis="tokens/s", better=Better.HIGHER, moments=found, changes=changes)
     made = figure(timeline, id_prefix="any", link=address)
     assert_shows(made, sum(drawable(each.value) for each in found))
     assert len(made.table.rows) == len(found)
 
 
+some_samples = st.lists(st.floats(-1e9, 1e9) | st.floats(0, 10), min_size=1, max_size=40)
+
+
 @settings(max_examples=15)
-@given(
-    st.lists(
-        st.lists(st.floats(-1e9, 1e9) | st.floats(0, 10), min_size=1, max_size=40), min_size=1, max_size=5
-    )
-)
+@given(st.lists(some_samples, min_size=1, max_size=5))
 def test_any_samples_are_sound_markup_and_each_is_counted_once(samples: list[list[float]]) -> None:
     found = samples_data("any", "latency (ms)", samples)
     assert [sum(each.counts) + each.beyond for each in found.replicates] == [len(each) for each in samples]
@@ -196,3 +208,280 @@ def test_any_samples_are_sound_markup_and_each_is_counted_once(samples: list[lis
     assert_shows(made, len(found.replicates))
     counted = [sum(int(row[place + 1]) for row in made.table.rows) for place in range(len(samples))]
     assert counted == [len(each) for each in samples]
+
+
+finite = st.floats(-1e30, 1e30) | st.floats(-100, 100)
+
+
+@settings(max_examples=60)
+@given(finite, finite, st.booleans(), st.floats(60, 900))
+def test_the_labels_of_an_axis_keep_apart_and_reach_around_the_values(
+    one: float, other: float, logarithmic: bool, length: float
+) -> None:
+    low, high = sorted((abs(one) + 1e-9, abs(other) + 1e-9) if logarithmic else (one, other))
+    scale = axis(low, high, 10.0, 10.0 + length, logarithmic=logarithmic)
+    assert len(scale.ticks) >= 2
+    slack = 1e-6 * max(abs(low), abs(high), 1e-30)
+    assert scale.ticks[0].value <= low + slack
+    assert scale.ticks[-1].value >= high - slack
+    places = [(scale(tick.value), text_width(tick.text)) for tick in scale.ticks]
+    if len(scale.ticks) > 2:
+        assert all(b - a >= (wide + next_wide) / 2 for (a, wide), (b, next_wide) in pairwise(places))
+    assert len({tick.text for tick in scale.ticks}) == len(scale.ticks)
+    assert all(10.0 <= scale(value) <= 10.0 + length for value in (low, high, -1e300, 1e300))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "step", "texts"),
+    [
+        ((0.0, 5_000.0), 5_000.0, ["0", "5,000"]),
+        ((0.0, 5_000.0, 10_000.0), 5_000.0, ["0", "5k", "10k"]),
+        ((198.6, 198.8), 0.2, ["198.6", "198.8"]),
+        ((-2e9, 0.0, 2e9), 2e9, ["-2G", "0", "2G"]),
+    ],
+)
+def test_numbers_of_an_axis_have_one_prefix_and_the_decimals_they_need(
+    numbers: tuple[float, ...], step: float, texts: list[str]
+) -> None:
+    assert prefixed(numbers, step) == texts
+
+
+def test_numbers_of_a_logarithmic_axis_are_short() -> None:
+    shown = [superscript(each) for each in (2e-6, 1e-5, 0.003, 200.0, 3000.0, 2e4, 1e20)]
+    assert shown == ["2·10⁻⁶", "10⁻⁵", "0.003", "200", "3,000", "20k", "10²⁰"]
+
+
+def test_less_than_the_floor_of_an_axis_lies_at_its_beginning_and_the_label_says_so() -> None:
+    scale = axis(1e-12, 0.1, 0.0, 400.0, logarithmic=True, floor=1e-5)
+    assert scale.ticks[0].text == "≤10⁻⁵"
+    assert scale(0.0) == scale(1e-12) == 0.0
+    assert scale(0.1) == 400.0
+
+
+@given(
+    st.lists(
+        st.builds(Wanted, st.floats(0, 300), st.floats(0, 200), st.floats(5, 120), st.just(13.0)), max_size=12
+    )
+)
+def test_labels_of_points_lie_on_no_other_label_and_on_no_point(wanted: list[Wanted]) -> None:
+    page = Box(0, 0, 300, 200)
+    dots = [around(each.x, each.y, 5) for each in wanted]
+    boxes = [box for box in placed(wanted, page, dots, ()) if box]
+    assert not any(one.meets_any([other]) for one, other in combinations(boxes, 2))
+    assert not any(box.meets_any(dots) for box in boxes)
+    assert all(page.holds(box) for box in boxes)
+
+
+def test_a_label_with_room_stands_right_of_its_point_and_goes_elsewhere_where_a_line_is() -> None:
+    wanted, page = [Wanted(100, 100, 50, 13)], Box(0, 0, 300, 200)
+    assert placed(wanted, page, (), ()) == [Box(108, 93.5, 158, 106.5)]
+    (other,) = placed(wanted, page, (), [Box(100, 90, 300, 110)])
+    assert other is not None
+    assert other.right < 100
+
+
+def test_what_belongs_together_is_not_cut_apart() -> None:
+    family = "👩\u200d👩\u200d👧"
+    assert shortened(f"{family}{family}", text_width(family) + 14) == f"{family}…"
+    assert shortened("ae\u0301e\u0301e\u0301", text_width("ae") + text_width("…") - 1) == "a…"
+    assert shortened("bf16 + int8_weight_only + torch_compile", 150, tail=0.5).endswith("_compile")
+
+
+def test_text_is_escaped_and_cannot_turn_what_is_around_it() -> None:
+    assert (
+        escaped("<b a=\"x\" c='y'> & \x00\x1b[31m")
+        == "&lt;b a=&quot;x&quot; c=&#39;y&#39;&gt; &amp; \ufffd\ufffd[31m"
+    )
+    assert escaped("אבג 3") == "\u2068אבג 3\u2069"
+    assert escaped("a\u202eb\u2069\ud800") == "ab\ufffd"
+    assert escaped("two\n lines\t") == "two lines"
+
+
+def bars(*marks: Mark) -> Panel:
+    return Panel(title="Speed", form=Form.BARS, axis="tokens/s", marks=marks)
+
+
+DRAWN = [(kind, place) for kind in REPORTS for place, _ in enumerate(CHARTS[kind].data(REPORTS[kind]).panels)]
+
+
+@pytest.mark.parametrize(("kind", "place"), DRAWN)
+def test_every_panel_that_files_are_drawn_from_is_a_chart_for_pages_too(kind: str, place: int) -> None:
+    panel = CHARTS[kind].data(REPORTS[kind]).panels[place]
+    made = figure(panel, id_prefix="c", link=address)
+    assert_sound(made.svg, "c")
+    assert len(made.table.rows) == len(panel.marks)
+    assert panel.axis in "".join(said(made.svg))
+
+
+def test_bars_say_name_figure_and_interval_and_mark_who_shares_a_rank() -> None:
+    rows = [
+        Mark(
+            label=f"variant {value:g}",
+            value=value,
+            ci=(value - 2, value + 2),
+            text="±2",
+            rank=rank,
+            source="r",
+        )
+        for value, rank in ((30.0, 1), (20.0, 2), (19.0, 2))
+    ]
+    made = figure(bars(*rows), id_prefix="b", link=address)
+    assert_sound(made.svg, "b")
+    texts = said(made.svg)
+    assert [each for each in texts if each.endswith("=")] == ["2=", "2="]
+    assert {"1", "variant 30", "±2", "tokens/s"} <= set(texts)
+    page = drawings(made.svg)[0]
+    assert [each.get("href") for each in page.iter(f"{SVG}a")] == ["/results/r"] * 3
+    assert len([each for each in page.iter(f"{SVG}g") if each.get("class") == "c-ties"]) == 1
+    assert made.table.rows[1] == ("2", "variant 20", "20.0", "[18.0, 22.0]")
+
+
+def test_an_interval_that_dwarfs_the_values_ends_in_an_arrow_and_not_the_axis() -> None:
+    marks = Mark(label="a", value=10.0, ci=(8.0, 5000.0)), Mark(label="b", value=12.0)
+    made = figure(bars(*marks), id_prefix="b")
+    ticks = [float(each) for each in said(made.svg) if re.fullmatch(r"\d+", each)]
+    assert 12 <= max(ticks) < 50
+    assert made.table.rows[0][2] == "[8.00, 5,000]"
+
+
+def test_a_long_name_is_cut_and_whole_in_its_title() -> None:
+    name = "int8_weight_only + " * 500
+    made = figure(bars(Mark(label=name, value=1.0)), id_prefix="b")
+    assert_sound(made.svg, "b")
+    titles = [each.text for page in drawings(made.svg) for each in page.iter(f"{SVG}title")]
+    assert titles.count(" ".join(name.split())) == 2
+    assert max(len(each) for each in said(made.svg)) < 100
+
+
+@pytest.mark.parametrize(
+    ("panel", "words"),
+    [
+        (bars(), "there is no result to draw yet"),
+        (bars(Mark(label="a", value=1e300)), "no value is a finite number"),
+        (bars().model_copy(update={"missing": {"a": "random weights"}}), "Reason: random weights"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_sentence(panel: Panel, words: str) -> None:
+    svg = figure(panel, id_prefix="b").svg
+    assert svg.startswith('<p class="c-empty">')
+    assert words in svg
+
+
+@pytest.mark.parametrize(
+    ("better", "x_better", "corners"),
+    [
+        (Better.HIGHER, Better.LOWER, [(1, 1), (2, 1), (2, 3), (4, 3), (4, 5)]),
+        (Better.LOWER, Better.LOWER, [(1, 1)]),
+    ],
+)
+def test_the_front_goes_in_steps_through_what_is_best(
+    better: Better, x_better: Better, corners: list[tuple[float, float]]
+) -> None:
+    marks = [Mark(label="p", x=x, value=y, on_front=True) for x, y in ((4, 5), (1, 1), (2, 3))]
+    marks.append(Mark(label="off", x=0.5, value=9, on_front=False))
+    panel = Panel(title="t", form=Form.FRONT, axis="a", x_axis="x", better=better, x_better=x_better)
+    assert steps(marks, panel) == corners
+
+
+def test_a_board_is_a_front_of_what_is_ranked() -> None:
+    slower, slowest = metric("tokens_per_s", 90.0), metric("tokens_per_s", 30.0)
+    rows = (
+        a_row(result_id="fast", weight_bytes=400e6, backend="torch"),
+        a_row(result_id="small", weight_bytes=100e6, backend="openvino", rank=2, value=slower),
+        a_row(result_id="worse", weight_bytes=450e6, rank=3, value=slowest),
+        a_row(result_id="wrong", weight_bytes=1e6, standing="invalid", value=metric("tokens_per_s", 999.0)),
+        a_row(result_id="unknown", weight_bytes=None, rank=4),
+    )
+    board = Board(
+        workload_digest="w", workload={"kind": "generate"}, model="preset:gpt2", metric="tokens_per_s", unit="1/s",
+        better=Better.HIGHER, row_count=len(rows), rows=rows,
+    )  # fmt: skip
+    front = front_panel(board.rows, AXES["weights"], speed_axis(board))
+    assert [each.source for each in front.marks if each.on_front] == ["fast", "small"]
+    assert [each.x for each in front.marks] == [400.0, 100.0, 450.0, 1.0]
+    assert [each.series for each in front.marks][:2] == ["torch", "openvino"]
+    assert list(front.missing.values()) == ["weights (MB) or tokens/s was not measured"]
+    assert_sound(figure(front, id_prefix="f").svg, "f")
+
+
+def test_a_ladder_says_what_each_technique_buys_added_alone_and_left_out() -> None:
+    step = Step(
+        label="+ int8", before=4.0, speedup=gain(8.0, (7.2, 8.8)), added=gain(2.0, (1.8, 2.2)),
+        alone=gain(1.5, None), left_out=gain(1.8, None),
+    )  # fmt: skip
+    made = figure(Steps(title="t", metric="tokens_per_s", steps=(step,)), id_prefix="w")
+    assert_sound(made.svg, "w")
+    assert {"8.00x [7.20, 8.80]", "times the baseline, log scale"} <= set(said(made.svg))
+    headings = [column.heading for column in made.table.columns]
+    assert headings == ["rung", "speedup", "added", "alone", "left out"]
+    assert made.table.rows[0][2] == "2.00x [1.80, 2.20]"
+
+
+def test_the_steps_of_a_report_are_those_of_its_waterfall() -> None:
+    marks = CHARTS["waterfall"].data(LADDER_REPORT).panels[0].marks[1:]
+    found = [(each.label, each.before, each.speedup.ratio) for each in steps_data(LADDER_REPORT).steps]
+    assert found == [(each.label, each.start, each.value) for each in marks]
+    assert [each.speedup.valid for each in steps_data(BROKEN_REPORT).steps] == [False]
+    with pytest.raises(SpecError, match="No report is of one ladder"):
+        steps_data(Report("t", LADDER_REPORT.results, None))
+
+
+def test_a_history_numbers_its_changes_and_says_what_changed() -> None:
+    points = tuple(
+        HistoryPoint(
+            result_id=f"r{number}", measured_at=utc_now(), standing=Standing.CURRENT, value=100.0 - 10 * number,
+            ci=(99.0 - 10 * number, 101.0 - 10 * number), replicates=3, versions={"torch": torch}, warnings=(),
+        )
+        for number, torch in enumerate(("2.12", "2.13"))
+    )  # fmt: skip
+    change = LevelChange(
+        result_id="r1", measured_at=points[1].measured_at, ratio=0.9, improved=False,
+        versions={"torch": ("2.12", "2.13")},
+    )  # fmt: skip
+    found = History(
+        workload={}, model=None, label="int8", backend="torch", device=DeviceKind.CPU, hardware="2x Test CPU",
+        metric="tokens_per_s", unit="1/s", better=Better.HIGHER, points=points, changes=(change,),
+    )  # fmt: skip
+    made = figure(history_data(found), id_prefix="h")
+    assert_sound(made.svg, "h")
+    assert "10.0% lower (worse): torch 2.12 → 2.13" in " ".join(said(made.svg))
+    assert [row[3] for row in made.table.rows] == ["10.0% lower (worse): torch 2.12 → 2.13", ""]
+
+
+def test_few_samples_far_out_are_counted_beyond_the_last_bin() -> None:
+    found = samples_data(
+        "Latency", "ms", [[1.0 + 0.01 * number for number in range(200)] + [500.0]], scale=1e3
+    )
+    (replicate,) = found.replicates
+    assert (replicate.beyond, sum(replicate.counts), replicate.n) == (1, 200, 201)
+    assert found.edges[-1] < 4000
+    assert "1 beyond" in " ".join(said(figure(found, id_prefix="s").svg))
+    with pytest.raises(SpecError, match="no sample"):
+        samples_data("Latency", "ms", [[float("nan")], []])
+
+
+def test_svg_is_not_escaped_by_a_template() -> None:
+    from jinja2 import Environment
+
+    made = figure(bars(Mark(label="<i>", value=1.0)), id_prefix="b")
+    page = Environment(autoescape=True).from_string("{{ chart.svg }} {{ chart.title }}").render(chart=made)
+    assert page.startswith('<div class="c-chart"><svg')
+    assert "&lt;i&gt;" in page
+    assert "<i>" not in page
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["light", "dark"])
+def test_colours_have_the_contrast_of_wcag_on_their_ground(kind: int) -> None:
+    pairs = re.findall(r"(--chart-[\w-]+): (?:var\([\w-]+, )?light-dark\((#\w+), (#\w+)\)", STYLES)
+    found = {name: pair[kind] for name, *pair in pairs}
+    ground = found["--chart-paper"]
+    for name in ("--chart-ink", "--chart-faint", "--chart-loss"):
+        assert contrast(found[name], ground) >= 4.5, name
+    for name in ("--chart-plain", *(f"--chart-{number}" for number in range(1, 7))):
+        assert contrast(found[name], ground) >= 3, name
+
+
+def test_every_class_that_is_drawn_has_a_style() -> None:
+    modules = (ROOT / "optigpu/report/charts/svg").glob("*.py")
+    used = {name for module in modules for name in re.findall(r"\bc-[a-z][a-z0-9-]*\b", module.read_text())}
+    assert used - set(re.findall(r"\.(c-[a-z][a-z0-9-]*)", STYLES)) == {"c-s", "c-l"}, "beginnings alone"
