@@ -140,7 +140,7 @@ def test_fields_of_a_newer_service_are_left_out() -> None:
         assert client.job(JOB_ID).progress.fraction == 0.5
 
 
-def test_a_broken_stream_is_resumed_behind_the_last_event() -> None:
+def test_wait_hands_over_each_event_and_resumes_a_broken_stream_behind_the_last_one() -> None:
     """The connection breaks after two of four events; the rest comes once, and then the job has ended."""
 
     def answer(call: Call) -> Answer:
@@ -148,11 +148,13 @@ def test_a_broken_stream_is_resumed_behind_the_last_event() -> None:
             streams = sum(each.path.endswith("/events") for each in calls)
             return Answer(200, job(JobState.SUCCEEDED if streams >= 2 else JobState.RUNNING))
         seen = int(call.headers.get("last-event-id", 0))
-        parts = {0: stream(1, 2), 2: stream(3, 4), 4: ""}
+        parts = {0: stream(1) + ": still here\n\n" + stream(2), 2: stream(3, 4), 4: ""}
         return Answer(200, parts[seen], "text/event-stream", cut=seen == 0)
 
+    heard: list[int] = []
     with scripted_service(answer) as (url, calls), Client(url) as client:
-        assert [event.sequence for event in client.events(JOB_ID)] == [1, 2, 3, 4]
+        ended = client.wait(JOB_ID, lambda event: heard.append(event.sequence))
+    assert (heard, ended.state) == ([1, 2, 3, 4], JobState.SUCCEEDED)
     resumed = [call.headers.get("last-event-id") for call in calls if call.path.endswith("/events")]
     assert resumed == [None, "2", "4"]
 

@@ -25,6 +25,7 @@ from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
+from optigpu.workloads.requests.shapes import OperatorShape
 from optigpu.workloads.train_step import TrainStep
 from tests.unit.made_results import metric
 
@@ -320,6 +321,16 @@ def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
         kind: str = "dance"
 
     assert "dance" in missing(roofline_of(Dance(), {}, RunFacts(), PEAKS, None))
+
+
+def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
+    class Empty(Generate):
+        @property
+        def work_shape(self) -> Any:
+            return OperatorShape("nothing", "float32", bytes=0.0, units=1.0)
+
+    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
+    assert "ZeroDivisionError" in missing(roofline_of(Empty(), metrics, facts_with(), PEAKS, None))
 
 
 def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:

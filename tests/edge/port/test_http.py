@@ -165,8 +165,10 @@ def test_an_answer_that_is_wrong_is_an_error(client: Client, raw: bytes, sentenc
     assert client.asks(answering(raw))["error"] == sentence
 
 
-def test_a_server_that_hangs_is_left_in_time(client: Client) -> None:
-    assert client.asks(hang, timeout_s=1)["error"] == "localhost did not answer in time."
+@pytest.mark.parametrize("tls", [False, True], ids=["before the answer", "in the TLS handshake"])
+def test_a_server_that_hangs_is_left_in_time(client: Client, authority: Authority, tls: bool) -> None:
+    answer = client.asks(hang, authority=authority.file if tls else None, timeout_s=1)
+    assert answer["error"] == "localhost did not answer in time."
 
 
 def hang(connection: Connection) -> None:

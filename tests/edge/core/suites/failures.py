@@ -105,6 +105,22 @@ def test_a_new_invite_enrols_a_revoked_device_again():
     equal(service.refused, [])
 
 
+def test_a_refused_new_invite_leaves_the_old_key():
+    service, keeping = Service(Clock()), storage()
+    cycle(agent(service, keeping), 1)
+    cycle(agent(service, keeping, seed=5, invite="WXYZ-EFGH-JKMN-PQRS"), 2)
+    equal((len(service.claims), service.refused), (1, []))
+
+
+def test_a_medium_that_is_full_before_the_claim_is_said_and_retried():
+    found = agent()
+    found.port.storage.capacity = found.port.storage.used()
+    until(found, IDLE)
+    equal(found.notes[-1], "claim: No room is left on the device.")
+    found.port.storage.capacity = None
+    cycle(found, 1)
+
+
 def test_a_model_that_fails_is_reported():
     found = until(agent(), START)
     found.port.runner.fault = "The arena of 1000 bytes is too small."
