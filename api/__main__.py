@@ -138,10 +138,6 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _SHARED: tuple[Processor, ...] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -176,3 +172,7 @@ def _ending(*, as_json: bool) -> list[Processor]:
         return [tidy, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     plain = structlog.dev.plain_traceback
     return [tidy, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
