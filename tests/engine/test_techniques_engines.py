@@ -99,7 +99,7 @@ ASKED: list[tuple[Technique, Callable[..., Any], Any]] = [
 """Techniques, what is read of an engine's settings, and what that must be."""
 
 
-@pytest.mark.parametrize(("technique", "read", "expected"), ASKED, ids=str)
+@pytest.mark.parametrize(("technique", "read", "expected"), ASKED, ids=[str(each[0]) for each in ASKED])
 def test_the_engine_is_asked_for_what_the_technique_says(
     technique: Technique, read: Callable[..., Any], expected: Any
 ) -> None:
