@@ -179,7 +179,7 @@ class _Writer:
         return len(self._buffers) - 1
 
 
-FLOAT, INT8 = "path:edge/float.tflite", "path:edge/int8/model.tflite"
+FLOAT_FILE, INT8_FILE = "path:edge/float.tflite", "path:edge/int8/model.tflite"
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> TinyWeights:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeights, batch: int) -> None:
     given = images(batch)
-    done = prepared(FLOAT, batch).forward(given)
+    done = prepared(FLOAT_FILE, batch).forward(given)
     expected = weights.scores(given)
     np.testing.assert_allclose(done.logits, expected, rtol=1e-4, atol=1e-4)
     assert done.chosen.tolist() == expected.argmax(axis=1).tolist()
@@ -227,7 +227,7 @@ def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeigh
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, batch: int) -> None:
     given = images(batch)
-    done = prepared(INT8, batch).forward(given)
+    done = prepared(INT8_FILE, batch).forward(given)
     reference = Interpreter(
         model_path=str(folder / "edge" / "int8" / "model.tflite"),
         experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
@@ -248,7 +248,7 @@ def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, ba
 def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:
     content = (folder / "edge" / "int8" / "model.tflite").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    runtime = prepared(INT8, threads=2)
+    runtime = prepared(INT8_FILE, threads=2)
     found = runtime.weights()
     assert (found.hash, found.hash_of, found.files) == (digest, "files", {"model.tflite": digest})
     parameters = 8 * 27 + 8 + 80 + 10
@@ -327,14 +327,14 @@ def test_a_file_that_is_not_its_manifest_s_is_refused(
 
 @pytest.mark.usefixtures("forked_children")
 def test_files_are_among_the_models_of_a_worker(folder: Path) -> None:
-    assert {FLOAT, INT8} <= set(held_models())
+    assert {FLOAT_FILE, INT8_FILE} <= set(held_models())
     assert "path:edge/out.tflite" not in held_models()
 
 
 def job(**changes: Any) -> JobSpec:
     document: dict[str, Any] = {
         "workload": {"kind": "classify"},
-        "model": INT8,
+        "model": INT8_FILE,
         "backend": "litert",
         "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1},
         "limits": {"wait_for_quiet_s": 0},
@@ -385,7 +385,7 @@ from optigpu.hardware import probe
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.classify import Classify
 
-order = Order({INT8!r}, (), Classify(), DeviceKind.CPU, 0, 1, Path("unused"), probe())
+order = Order({INT8_FILE!r}, (), Classify(), DeviceKind.CPU, 0, 1, Path("unused"), probe())
 runtime = BACKENDS["litert"].prepare(order, lambda _: None)
 assert Classify().prepare(runtime).run()["images_per_s"] > 0
 print(sorted({{"torch", "transformers", "tensorflow"}} & set(sys.modules)))
