@@ -184,8 +184,8 @@ def test_engines_that_are_not_here_leave_the_others_alone(
         assert words in str(outcome.reason)
 
 
-LENGTH, NEW, ROWS = 12, 9, 2
-BRIEF_WORKLOAD = Generate(prompt_tokens=LENGTH, new_tokens=NEW, batch_size=ROWS)
+LENGTH, STEPS, ROWS = 12, 9, 2
+BRIEF_WORKLOAD = Generate(prompt_tokens=LENGTH, new_tokens=STEPS, batch_size=ROWS)
 MODULES_REPLACED = ("tensorrt_llm", "optigpu.backends.tensorrt_llm.runtime")
 
 
@@ -214,22 +214,22 @@ def test_tensorrt_llm_s_greedy_tokens_are_transformers_tokens(tmp_path: Path) ->
     engine = tensorrt_llm_runtime(tmp_path)
     prompt = prompts(ROWS, LENGTH)
     for _ in range(2):
-        found = engine.generate(prompt, NEW)
-        assert found.tokens.tolist() == transformers_tokens(TINY, prompt, NEW)
-        assert len(found.gaps_s) == NEW
+        found = engine.generate(prompt, STEPS)
+        assert found.tokens.tolist() == transformers_tokens(TINY, prompt, STEPS)
+        assert len(found.gaps_s) == STEPS
         assert min(found.gaps_s) > 0
-    assert engine.decoded == (ROWS, LENGTH + NEW)
+    assert engine.decoded == (ROWS, LENGTH + STEPS)
 
 
 @pytest.mark.usefixtures("library")
 def test_it_is_told_of_the_workload_and_of_no_tokenizer(tmp_path: Path, library: Any) -> None:
     facts = tensorrt_llm_runtime(tmp_path).notes.facts
     told = library.ARGUMENTS
-    assert (told["max_batch_size"], told["max_seq_len"], told["dtype"]) == (ROWS, LENGTH + NEW, "float32")
+    assert (told["max_batch_size"], told["max_seq_len"], told["dtype"]) == (ROWS, LENGTH + STEPS, "float32")
     assert told["skip_tokenizer_init"] is True
     assert (facts["dtype"], facts["kv_cache"]) == ("float32", "paged")
     assert facts["versions"] == {"tensorrt-llm": library.__version__}
-    library.SamplingParams(**sampling_of(NEW))
+    library.SamplingParams(**sampling_of(STEPS))
 
 
 @pytest.mark.usefixtures("library")

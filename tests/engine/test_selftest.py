@@ -104,7 +104,7 @@ def test_everything_passes_on_this_machine() -> None:
     assert {result.status for device in missing for result in by_device[device]} <= {CheckStatus.NOT_POSSIBLE}
 
 
-CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
+CUDA = DeviceKind.CUDA
 BOX = Environment(
     hardware_class="1x NVIDIA H200 140 GiB",
     host_id="h",

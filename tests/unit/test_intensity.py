@@ -73,9 +73,6 @@ def test_a_kernel_without_operator_is_told_only_when_its_name_says_that_it_strea
         assert bound_of_kernel(name) is None
 
 
-MEMORY, COMPUTE = Bound.MEMORY, Bound.COMPUTE
-
-
 def test_shares_and_table_weigh_each_kernel_by_what_it_stands_for() -> None:
     kernels = [
         Kernel("first", 3.0, COMPUTE, weight=1, in_steps=False),
