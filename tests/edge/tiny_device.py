@@ -103,13 +103,32 @@ class BadLine:
         return len(data)
 
 
+REPLACED: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
+    "noise": (b"", lambda data: b"\xff\x00\x9e[noise]\r\n" + data),
+    "glued_noise": (b"m-ready", lambda data: b"\xfe\xfd" + data),
+    "reset": (b"m-infer-start", lambda _: b"m-init-done\r\nm-ready\r\n"),
+    "wrong_count": (b"m-infer-start", lambda _: b"m-infer-start-3\r\n"),
+    "no_load_done": (b"m-load-done", lambda _: b""),
+    "no_numbers": (b"m-results", lambda _: b"m-results-[nan,,x]\r\n"),
+    "endless": (b"m-results", lambda _: b"x" * 70_000),
+}
+"""How an answer begins that a fault of this name changes, and what is written instead."""
+
+
 class Faults:
-    """What may become of an answer; those that are named `once` happen once."""
+    """What else may become of an answer; those that are named `once` happen once."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._happened = False
         self._inferring = False
+
+    def named(self, name: str) -> Callable[[bytes], bytes]:
+        if name not in REPLACED:
+            changed: Callable[[bytes], bytes] = getattr(self, name)
+            return changed
+        begins, instead = REPLACED[name]
+        return lambda data: instead(data) if data.startswith(begins) else data
 
     def inferring(self, data: bytes) -> bool:
         """Whether an inference has begun by now."""
@@ -119,12 +138,6 @@ class Faults:
     def once(self) -> bool:
         first, self._happened = not self._happened, True
         return first
-
-    def noise(self, data: bytes) -> bytes:
-        return b"\xff\x00\x9e[noise]\r\n" + data
-
-    def glued_noise(self, data: bytes) -> bytes:
-        return b"\xfe\xfd" + data if data.startswith(b"m-ready") else data
 
     def silence_in_infer(self, data: bytes) -> bytes:
         return b"" if self.inferring(data) and not data.startswith((b"m-infer-start", b"m-lap")) else data
@@ -139,28 +152,13 @@ class Faults:
             return b"m-timestamp-mode-performance\r\nm-lap-us-5\r\nm-init-done\r\nm-ready\r\n"
         return data
 
-    def reset(self, data: bytes) -> bytes:
-        return b"m-init-done\r\nm-ready\r\n" if data.startswith(b"m-infer-start") else data
-
-    def wrong_count(self, data: bytes) -> bytes:
-        return b"m-infer-start-3\r\n" if data.startswith(b"m-infer-start") else data
-
     def one_lap(self, data: bytes) -> bytes:
         return b"" if self.inferring(data) and data.startswith(b"m-lap-us") and self.once() else data
-
-    def no_load_done(self, data: bytes) -> bytes:
-        return b"" if data.startswith(b"m-load-done") else data
 
     def garbled_load_once(self, data: bytes) -> bytes:
         if data.startswith(b"m-ready") and self.once():
             return b"e-[Invalid hex digit 'z1']\r\n" + data
         return data
-
-    def no_numbers(self, data: bytes) -> bytes:
-        return b"m-results-[nan,,x]\r\n" if data.startswith(b"m-results") else data
-
-    def endless(self, data: bytes) -> bytes:
-        return b"x" * 70_000 if data.startswith(b"m-results") else data
 
     def stutter(self, data: bytes) -> bytes:
         """Noise without an end: lines that are none of the protocol's, again and again."""
@@ -181,7 +179,7 @@ def main() -> int:
     options = parser.parse_args()
     line = pseudo_terminal()
     print(line.name, flush=True)
-    stream = BadLine(line, getattr(Faults(line), options.fault)) if options.fault else line
+    stream = BadLine(line, Faults(line).named(options.fault)) if options.fault else line
     clock = FastClock() if options.fast_clock else HostClock()
     port: Any = SimpleNamespace(
         clock=clock, board=SmallBoard(), runner=SmallRunner(options.seconds, options.fails_after)
