@@ -17,7 +17,7 @@ from optigpu.claims import (
     read_book,
 )
 from optigpu.claims.matching import CARRIERS, PRECISIONS, PRECISIONS_BY_PARAMETER, UNCLAIMED
-from optigpu.claims.model import Claim, printed, rounded
+from optigpu.claims.model import Claim, rounded
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Choice
 from optigpu.vocabulary import Layer
@@ -145,7 +145,6 @@ def test_every_rule_answers_for_any_figure(claim: Claim, value: float) -> None:
     [
         ("gpu-poor-large-saved", 60, "1 - 767 / 2,953 = 74%, but it is printed as 60%"),
         ("lesson-factors", 18, "2 x 2 x 2 = 8, but it is printed as 18"),
-        ("4090-flash-8192-memory-ratio", 32, "12,288 / 192 = 64, but it is printed as 32"),
     ],
 )
 def test_a_saving_and_a_product_are_computed_again(claim_id: str, value: float, words: str) -> None:
@@ -212,20 +211,6 @@ def test_rounding_is_half_of_the_last_printed_digit(value: float, unit: str, low
     assert rounded(claim) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize(
-    ("claim_id", "text"),
-    [
-        ("t4-gpt2-int8", "148 tok/s"),
-        ("layers-int4-accuracy", "at least 98%"),
-        ("layers-compile", "1.3 to 1.8x"),
-        ("mistral-int8-loss", "0.02% lost"),
-        ("5090-price", "250,000 INR"),
-    ],
-)
-def test_a_figure_is_printed_with_its_range_its_limit_and_its_unit(claim_id: str, text: str) -> None:
-    assert printed(BOOK.claim(claim_id)) == text
-
-
 def test_a_claim_finds_the_best_figure_of_the_same_thing_on_hardware_of_its_name() -> None:
     assert found_for("t4-gpt2-int8", a_result(100.0), a_result(161.2), a_result(90.0)) == 161.2
 
@@ -235,14 +220,12 @@ def test_a_claim_finds_the_best_figure_of_the_same_thing_on_hardware_of_its_name
     [
         {"hardware": "1x NVIDIA L4 22 GiB"},
         {"hardware": "Tesla T4 simulator 2 cores"},
-        {"stack": ("fp16",)},
         {"stack": ()},
         {"stack": ("int8_weight_only", "nf4")},
         {"model": "preset:gpt2-medium"},
         {"workload": {"kind": "prefill", "batch_size": 1}},
         {"name": "requests_per_s"},
         {"stack": ("int8_weight_only", "autocast")},
-        {"stack": ("fp8",)},
         {"valid": False},
         {"value": None},
     ],
@@ -279,23 +262,24 @@ def test_a_quality_is_the_same_by_its_test_and_of_trained_weights(
 
 
 @pytest.mark.parametrize(
-    ("implementation", "length", "dtype", "heads", "causal", "expected"),
+    ("changed", "expected"),
     [
-        ("standard", 1024, "float16", 12, False, 0.002),
-        ("fused", 1024, "float16", 12, False, None),
-        ("standard", 2048, "float16", 12, False, None),
-        ("standard", 1024, "float32", 12, False, None),
-        ("standard", 1024, "float16", 16, False, None),
-        ("standard", 1024, "float16", 12, True, None),
+        ({}, 0.002),
+        ({"implementations": ["fused"]}, None),
+        ({"lengths": [2048]}, None),
+        ({"dtype": "float32"}, None),
+        ({"heads": 16}, None),
+        ({"causal": True}, None),
     ],
+    ids=str,
 )
 def test_attention_is_the_same_by_implementation_length_dtype_heads_and_mask(
-    implementation: str, length: int, dtype: str, heads: int, causal: bool, expected: float | None
+    changed: dict[str, Any], expected: float | None
 ) -> None:
     workload = {
-        "kind": "attention", "lengths": [length], "implementations": [implementation], "batch_size": 4,
-        "heads": heads, "head_size": 64, "causal": causal, "dtype": dtype,
-    }  # fmt: skip
+        "kind": "attention", "lengths": [1024], "implementations": ["standard"], "batch_size": 4,
+        "heads": 12, "head_size": 64, "causal": False, "dtype": "float16",
+    } | changed  # fmt: skip
     found = a_result(0.002, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=None)
     assert found_for("4090-attention-1024", found) == expected
 

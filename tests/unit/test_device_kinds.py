@@ -202,46 +202,33 @@ def needs(**fields: Any) -> list[tuple[Want, str]]:
     return [(need.kind, need.name) for need in needs_of(job)]
 
 
-@pytest.mark.parametrize("model", ["preset:gpt2", "bundled:tiny"])
-def test_presets_and_bundled_models_are_everywhere(model: str) -> None:
-    assert needs(model=model) == [TORCH]
+BITSANDBYTES, GPTQMODEL = (Want.PACKAGE, "bitsandbytes"), (Want.PACKAGE, "gptqmodel")
+DRAFTING = {"name": "speculative_decoding", "draft": "path:small"}
+
+
+def model_of(name: str) -> tuple[Want, str]:
+    return Want.MODEL, name
 
 
 @pytest.mark.parametrize(
-    ("model", "reference"),
+    ("fields", "needed"),
     [
-        ("path:mine/./gpt2", "path:mine/gpt2"),
-        ("openai-community/gpt2", "hub:openai-community/gpt2"),
-        ("hub:openai-community/gpt2@main", "hub:openai-community/gpt2@main"),
+        ({"model": "preset:gpt2"}, []),
+        ({"model": "bundled:tiny"}, []),
+        ({"model": "path:mine/./gpt2"}, [model_of("path:mine/gpt2")]),
+        ({"model": "openai-community/gpt2"}, [model_of("hub:openai-community/gpt2")]),
+        ({"model": "path:large", "stack": [DRAFTING]}, [model_of("path:large"), model_of("path:small")]),
+        ({"model": "path:small", "stack": [DRAFTING]}, [model_of("path:small")]),
+        ({"stack": [{"name": "bf16"}, {"name": "nf4"}]}, [BITSANDBYTES]),
+        ({"stack": [{"name": "gptq"}]}, [GPTQMODEL]),
+        ({"model": "path:quantized", "stack": [{"name": "gptq"}]}, [model_of("path:quantized")]),
     ],
 )
-def test_other_models_are_needed_by_their_reference(model: str, reference: str) -> None:
-    assert needs(model=model) == [TORCH, (Want.MODEL, reference)]
-
-
-def test_a_draft_is_a_model_as_well_and_the_same_one_counts_once() -> None:
-    drafting = {"name": "speculative_decoding", "draft": "path:small"}
-    assert needs(model="path:large", stack=[drafting]) == [
-        TORCH,
-        (Want.MODEL, "path:large"),
-        (Want.MODEL, "path:small"),
-    ]
-    assert needs(model="path:small", stack=[drafting]) == [TORCH, (Want.MODEL, "path:small")]
-    assert needs(stack=[drafting | {"draft": "bundled:tiny"}]) == [TORCH]
-
-
-@pytest.mark.parametrize("name", ["nf4", "llm_int8"])
-def test_a_technique_s_library_is_needed(name: str) -> None:
-    assert needs(stack=[{"name": "bf16"}, {"name": name}]) == [TORCH, (Want.PACKAGE, "bitsandbytes")]
-
-
-def test_gptq_needs_its_library_unless_the_model_may_be_quantized_already() -> None:
-    assert needs(stack=[{"name": "gptq"}]) == [TORCH, (Want.PACKAGE, "gptqmodel")]
-    assert needs(model="path:quantized", stack=[{"name": "gptq"}]) == [TORCH, (Want.MODEL, "path:quantized")]
-
-
-def test_another_backend_is_needed_by_its_name() -> None:
-    assert needs(backend="llama_cpp", model="bundled:tiny") == [(Want.BACKEND, "llama_cpp")]
+def test_a_job_needs_its_models_and_its_techniques_libraries(
+    fields: dict[str, Any], needed: list[tuple[Want, str]]
+) -> None:
+    """A model that may be quantized already needs no library for that."""
+    assert needs(**fields) == [TORCH, *needed]
 
 
 @pytest.mark.parametrize(

@@ -328,13 +328,6 @@ def test_the_gpu_is_looked_at() -> None:
 GROUPS = Path("sys/fs/cgroup")
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-
 def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
     """The files of one control group of version 2."""
     folder = GROUPS / path
@@ -346,18 +339,18 @@ def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
 
 
 def test_what_the_control_group_already_uses_is_not_free(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700))
+    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700))
     assert free_host_bytes(tmp_path) == 300
 
 
 def test_page_cache_that_the_kernel_can_give_back_is_free(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700, cache=200))
+    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700, cache=200))
     assert free_host_bytes(tmp_path) == 500
 
 
 def test_a_group_above_may_have_less_left_than_the_one_with_the_smallest_limit(tmp_path: Path) -> None:
     files = group("a/b", "1000", used=100) | group("a", "2000", used=1900) | group("", "max", used=5000)
-    write(tmp_path, {"proc/self/cgroup": "0::/a/b"} | files)
+    tree(tmp_path, {"proc/self/cgroup": "0::/a/b"} | files)
     assert free_host_bytes(tmp_path) == 100, "other groups under a use 1800 of its 2000 bytes"
 
 
@@ -369,13 +362,13 @@ def test_version_1_counts_the_cache_of_child_groups_too(tmp_path: Path) -> None:
         f"{folder}/memory.usage_in_bytes": "900",
         f"{folder}/memory.stat": "inactive_file 0\ntotal_inactive_file 150",
     }
-    write(tmp_path, files)
+    tree(tmp_path, files)
     assert free_host_bytes(tmp_path) == 250
 
 
 @pytest.mark.parametrize("limit", ["max", str(2**62)])
 def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, limit: str) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
+    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
     free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
     assert 700 < free <= memory.total
 

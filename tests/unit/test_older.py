@@ -85,11 +85,6 @@ def test_it_is_measured_again_with_the_same_request() -> None:
     assert JobSpec.model_validate(request).stack[0].name == "bf16"
 
 
-@pytest.mark.parametrize("document", [{}, {"schema_version": 0}, {"schema_version": 2, "facts": None}])
-def test_a_document_without_facts_has_none(document: dict[str, Any]) -> None:
-    assert facts_of(document) in ({}, {"recorded": {}})
-
-
 LADDER = JobSpec.model_validate(
     {
         "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4},
@@ -141,15 +136,6 @@ def test_without_its_job_a_result_is_measured_by_the_defaults() -> None:
     made = request(stored(1), spec=None)
     assert made.measure == JobSpec.model_fields["measure"].default
     assert variants_of(made)[0].digest == variants_of(LADDER)[1].digest
-
-
-def test_a_technique_that_does_not_exist_any_more_is_one_clear_sentence() -> None:
-    document = stored(1)
-    document["variant"]["stack"] = [{"name": "alchemy", "gold": 1}]
-    with pytest.raises(
-        SpecError, match=r"the technique alchemy does not exist in this version, which has fp16"
-    ):
-        request(document)
 
 
 def test_a_workload_that_does_not_exist_any_more_is_one_clear_sentence() -> None:
