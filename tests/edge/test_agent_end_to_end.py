@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from esp32_agent.port.simulator import simulated_output
+from optigpu.client import Client
+from optigpu.documents.devices import DeviceReportView
 from tests.edge.interpreters import agent_files, compile_file
 from tests.edge.tools import edge_python, micropython, mpy_cross
 from tests.servers.process import free_port
@@ -68,18 +70,11 @@ class Service:
         document: dict[str, Any] = answer.json()
         return document
 
-    def reports(self) -> list[dict[str, Any]]:
-        """All reports of all devices, as documents with what became of them; none before one has enrolled."""
-        found: list[dict[str, Any]] = []
-        for device in self.get("/v1/devices")["devices"]:
-            cursor = ""
-            while True:
-                page = self.get(f"/v1/devices/{device['id']}/reports?limit=20{cursor}")
-                found += page["reports"]
-                if not page["next_cursor"]:
-                    break
-                cursor = f"&cursor={page['next_cursor']}"
-        return found
+    def reports(self) -> list[DeviceReportView]:
+        """All reports of all devices with what became of them; none before one has enrolled."""
+        with Client(self.url) as client:
+            ids = [device["id"] for device in self.get("/v1/devices")["devices"]]
+            return [report for each in ids for report in client.device_reports(each)]
 
     def _is_ready(self) -> bool:
         try:
@@ -185,9 +180,9 @@ def finish(process: subprocess.Popen[str], config: Path) -> None:
     assert status == 0, (config.parent / "agent.log").read_text()
 
 
-def identities(reports: list[dict[str, Any]]) -> list[tuple[str, int]]:
+def identities(reports: list[DeviceReportView]) -> list[tuple[str, int]]:
     """Boot and sequence of each report, the oldest first."""
-    documents = [report["document"] for report in reversed(reports)]
+    documents = [report.document for report in reversed(reports)]
     return [(document["boot_id"], document["sequence"]) for document in documents]
 
 
@@ -205,9 +200,9 @@ def test_an_agent_on_micropython_lives_through_a_restart_of_the_api(
     found = identities(reports)
     assert [sequence for _, sequence in found] == list(range(1, RUNS + 1))
     assert len({boot for boot, _ in found}) == 1
-    assert {report["source"] for report in reports} == {"simulator"}
-    assert not any(report["ranked"] for report in reports)
-    assert any(report["document"]["run_id"] for report in reports)
+    assert {report.source for report in reports} == {"simulator"}
+    assert not any(report.ranked for report in reports)
+    assert any(report.document["run_id"] for report in reports)
     device = service.get("/v1/devices")["devices"][0]
     assert (device["board"], device["dropped"]) == ("esp32s3-n16r8", 0)
     assert 0 < device["heap_free"] < 128 * 1024
@@ -269,14 +264,14 @@ def test_host_agents_with_a_real_model_pass_the_golden_check(
         )  # fmt: skip
         finish(agent([str(edge_python())], ROOT, config, 2), config)
     reports = service.reports()
-    runners = [report["document"]["runner"]["name"] for report in reports]
+    runners = [report.document["runner"]["name"] for report in reports]
     assert sorted(runners) == sorted(2 * HOST_RUNNERS)
     for report in reports:
-        assert report["state"] == "accepted", report
-        assert "host" in report["reasons"]
-        assert "golden_failed" not in report["reasons"]
-        assert report["document"]["golden"]["count"] == manifest["golden"]["count"]
-        assert not report["ranked"]
+        assert report.state == "accepted", report
+        assert "host" in report.reasons
+        assert "golden_failed" not in report.reasons
+        assert report.document["golden"]["count"] == manifest["golden"]["count"]
+        assert not report.ranked
 
 
 @pytest.mark.parametrize("path", agent_files(), ids=str)

@@ -134,17 +134,11 @@ def divisions(model: str, **asked: int) -> dict[tuple[int, int], Division]:
     return {(each.tensor, each.pipeline): each for each in found.divisions}
 
 
-def test_seventy_billion_weights_are_divided_evenly() -> None:
-    found = divisions("preset:llama-3.1-70b")
-    assert found[1, 1].weight_bytes == pytest.approx(2 * 70.55e9, rel=0.001)
-    assert found[8, 1].weight_bytes == pytest.approx(2 * 70.55e9 / 8, rel=0.001)
-    assert not found[1, 1].fits
-    assert found[4, 1].fits
-
-
-def test_every_sum_goes_around_a_ring() -> None:
+def test_weights_are_divided_evenly_and_every_sum_goes_around_a_ring() -> None:
     layers, hidden, width = 80, 8192, 2
     one = divisions("preset:llama-3.1-70b")
+    assert one[8, 1].weight_bytes == pytest.approx(2 * 70.55e9 / 8, rel=0.001)
+    assert (one[1, 1].fits, one[4, 1].fits) == (False, True)
     assert one[1, 1].sent_bytes_per_step == 0
     assert one[8, 1].sent_bytes_per_step == layers * 2 * 2 * 7 * hidden * width // 8
     assert one[1, 2].sent_bytes_per_step == hidden * width, "the states alone"

@@ -20,26 +20,12 @@ BY_NAME = {each.name: each for each in capabilities()}
         ("sm_80", 512, 64, 0, 2, 0.5, ("registers",)),
         ("sm_80", 256, 32, 0, 8, 1.0, ("threads", "registers")),
         ("sm_80", 32, 16, 0, 32, 0.5, ("blocks",)),  # 32 blocks at most, of 64 warps
-        (
-            "sm_80",
-            256,
-            33,
-            0,
-            6,
-            0.75,
-            ("registers",),
-        ),  # 33 * 32 are 1280 in units of 256: 12 warps in a quarter
+        # 33 * 32 are 1280 in units of 256: 12 warps in a quarter
+        ("sm_80", 256, 33, 0, 6, 0.75, ("registers",)),
         ("sm_80", 128, 16, 81_920, 2, 0.125, ("shared memory",)),  # and 1 KiB each for the driver
         ("sm_75", 64, 32, 16_384, 4, 0.25, ("shared memory",)),  # nothing is reserved
-        (
-            "sm_89",
-            96,
-            168,
-            0,
-            4,
-            0.25,
-            ("registers",),
-        ),  # 3 warps in each quarter, so 12, of which a block takes 3
+        # 3 warps in each quarter, so 12, of which a block takes 3
+        ("sm_89", 96, 168, 0, 4, 0.25, ("registers",)),
         ("sm_90", 384, 168, 200_000, 1, 0.1875, ("registers", "shared memory")),
         ("sm_120", 128, 128, 45_000, 2, 1 / 6, ("shared memory",)),
     ],

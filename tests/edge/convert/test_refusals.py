@@ -85,7 +85,6 @@ def test_data_that_does_not_fit_the_network_is_one_sentence(
             ("--model", "mobilenet_v2"),
             "Calibration needs representative data: give --images FOLDER or --npz FILE.",
         ),
-        (("--model", "mobilenet_v2", "--images", "a", "--npz", "b"), "Give --images or --npz, not both."),
         (("--model", "mobilenet_v2", "--npz", "/none.npz"), "--npz /none.npz: there is no such file."),
         (("/none.keras", *RANDOM), "/none.keras: there is no such file or folder."),
         ((__file__, *RANDOM), f"{__file__} is not a model that is read; give a .keras file"),
@@ -192,15 +191,12 @@ def test_a_conversion_that_takes_too_long_is_ended(edge: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", cases([signal.SIGINT, signal.SIGTERM], 1))
-def test_a_conversion_that_is_stopped_leaves_nothing(
-    edge: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_conversion_that_is_stopped_leaves_nothing(edge: Path, tmp_path: Path) -> None:
     parent = started(tmp_path / "out", edge)
     child = child_of(parent)
-    parent.send_signal(number)
+    parent.send_signal(signal.SIGTERM)
     _, err = parent.communicate(timeout=30)
-    assert (parent.returncode, gone(child)) == (128 + number, True)
+    assert (parent.returncode, gone(child)) == (128 + signal.SIGTERM, True)
     assert "The conversion was stopped, and nothing was written." in err
     assert list(tmp_path.iterdir()) == []
 
