@@ -182,6 +182,7 @@ def prompts(rows: int) -> Any:
     return np.random.default_rng(5).integers(2048, size=(rows, PROMPT))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_it_is_asked_in_its_own_way(started: Started) -> None:

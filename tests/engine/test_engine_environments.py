@@ -91,6 +91,7 @@ def said(environment: EngineEnvironment, program: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.long
 def test_it_is_made_as_the_recipe_says_and_found_from_then_on(recipe: Recipe) -> None:
     told: list[str] = []
     assert not_installed(recipe.name) == (

@@ -227,6 +227,7 @@ def results(report: Report) -> dict[str, Result]:
     return {result.variant.label: result for result in report.results}
 
 
+@pytest.mark.long
 def test_engines_are_measured_side_by_side_and_compare(report: Report, results: dict[str, Result]) -> None:
     assert list(results) == LABELS
     assert {result.variant.backend for result in results.values()} == {"torch", "onnxruntime"}

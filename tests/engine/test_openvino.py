@@ -150,6 +150,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield from own_cache(tmp_path_factory.mktemp("engines"))
 
 
+@pytest.mark.long
 @pytest.mark.openvino
 def test_it_is_measured_beside_torch(tmp_path: Path) -> None:
     beside: list[dict[str, Any]] = [{"backend": "openvino", "label": "plain"}]

@@ -188,6 +188,7 @@ def test_who_computes_after_its_turn_is_waited_for(tmp_path: Path) -> None:
     assert len(calm.turns[1]) == len(calm.turns[0])
 
 
+@pytest.mark.long
 def test_who_never_rests_is_not_waited_for_without_end_and_its_work_is_counted(tmp_path: Path) -> None:
     _, other = restless(tmp_path, 60.0).values()
     paused = [pause for pause in other.pauses if pause.wall_s]

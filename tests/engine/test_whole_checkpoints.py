@@ -165,7 +165,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     [
         "torch",
         long(pytest.param("llama_cpp", marks=pytest.mark.llama)),
-        pytest.param("onnxruntime", marks=pytest.mark.onnxruntime),
+        long(pytest.param("onnxruntime", marks=pytest.mark.onnxruntime)),
         long(pytest.param("openvino", marks=pytest.mark.openvino)),
     ],
 )
