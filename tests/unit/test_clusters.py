@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_what_slurm_does_not_say_is_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setenv(SLURM_JOB, "12")
-    monkeypatch.setattr("optigpu.hardware.probe._PATIENCE_S", 0.2)
+    monkeypatch.setattr(import_module("optigpu.hardware.probe"), "_PATIENCE_S", 0.2)
     found = allocation(told(tmp_path, answer))
     assert found is not None
     assert (found.job_id, found.gres, found.node_shared) == ("12", None, None)
