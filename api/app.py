@@ -51,6 +51,7 @@ from optigpu.store.database import Database
 from optigpu.tracing import tracing
 
 ROUTERS = (
+    leaderboard,
     jobs,
     preview,
     imports,
@@ -59,7 +60,6 @@ ROUTERS = (
     history,
     audit,
     compare,
-    leaderboard,
     edge_leaderboard,
     devices,
     edge_models,

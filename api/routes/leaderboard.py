@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 
 from api.auth import Reader, caller, require
 from api.filters import check_filters
@@ -23,6 +23,12 @@ from optigpu.store import leaderboard
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
 from optigpu.vocabulary import METRICS
+
+
+@lru_cache(maxsize=1)
+def _few_at_a_time() -> CapacityLimiter:
+    """Python runs one thread at a time: more that read pages would keep each other, and the event loop, waiting."""
+    return CapacityLimiter(2)
 
 
 class PageRoute(APIRoute):
@@ -39,7 +45,7 @@ async def _answer(request: Request) -> Response:
     service = await service_of(request)
     who = await caller(request, service, None)
     require(who, Scope.READ)
-    return await run_in_threadpool(get_leaderboard, request, service, who, wanted)
+    return await to_thread.run_sync(get_leaderboard, request, service, who, wanted, limiter=_few_at_a_time())
 
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED, route_class=PageRoute)
@@ -56,12 +62,14 @@ class LeaderboardFilter(LeaderboardQuery):
 
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
-        return f"{prefix}/v1/leaderboard?{urlencode(self._words | changes)}"
+        words = self._words | {name: urlencode({name: value}) for name, value in changes.items()}
+        return f"{prefix}/v1/leaderboard?{'&'.join(words.values())}"
 
     @cached_property
-    def _words(self) -> dict[str, object]:
+    def _words(self) -> dict[str, str]:
+        """The filters as they are written in an address: a page has a link or two for each of its boards."""
         given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"})
-        return {name: query_word(value) for name, value in given.items()}
+        return {name: urlencode({name: query_word(value)}) for name, value in given.items()}
 
     def linked(self, board: Board, prefix: str) -> Board:
         """The board with links to all of its rows, and to its next page; one of several shows only the first rows."""

@@ -45,7 +45,6 @@ _METRIC = func.coalesce(bindparam("metric", type_=metrics.name.type), boards.pri
 _GROUP = case({standing.value: number for standing, number in ranks.GROUPS.items()}, value=metrics.standing)
 _ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
 """The order of a board's rows."""
-_STANDINGS = metrics.standing.in_(bindparam("standings", expanding=True, literal_execute=True))
 
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
@@ -136,14 +135,19 @@ class _Reader:
         self, numbers: Sequence[int], of_entry: Values, limit: int, place: Place | None = None
     ) -> Sequence[Found]:
         values = of_entry | {
-            "boards": numbers,
             "metric": self.query.metric,
-            "standings": self.query.standings,
             "limit": limit,
         }
         if place is not None:
             values |= ranks.parameters(place)
-        statement = _rows(_set(OF_ENTRY, of_entry), best=self.query.best, continues=place is not None)
+        values |= {"board": numbers[0]} if len(numbers) == 1 else {"boards": numbers}
+        statement = _rows(
+            _set(OF_ENTRY, of_entry),
+            tuple(self.query.standings),
+            alone=len(numbers) == 1,
+            best=self.query.best,
+            continues=place is not None,
+        )
         return self.session.connection().execute(statement, values).all()
 
     def _count(self, numbers: Sequence[int], of_entry: Values) -> int:
@@ -263,16 +267,27 @@ def _boards_statement(
 
 
 @lru_cache(maxsize=4096)
-def _rows(of_entry: Names, *, best: bool, continues: bool) -> Select[*Columns]:
-    """The first `limit` rows of each board, or of one board those that follow a place, each with the number of all."""
+def _rows(
+    of_entry: Names, standings: tuple[Standing, ...], *, alone: bool, best: bool, continues: bool
+) -> Select[*Columns]:
+    """The first `limit` rows of each board, or of one board those that follow a place, each with the number of all.
+
+    What IN holds is written anew for each run, so one board is compared by itself, and standings with each of them.
+    """
+    here = (
+        metrics.board == bindparam("board")
+        if alone
+        else metrics.board.in_(bindparam("boards", expanding=True)),
+        metrics.name == _METRIC,
+        or_(*(metrics.standing == standing for standing in standings)),
+    )
     keys = [each.label(name) for each, name in zip(_ORDER, ranks.PARAMETERS, strict=True)]
     place = (metrics.board, metrics.standing, metrics.hardware_class)
     of_class = func.row_number().over(partition_by=place, order_by=_ORDER).label("of_class")
     found = (
         select(metrics.board, metrics.name, *keys, *([of_class] if best else []))
         .join(BoardRow.__table__, boards.number == metrics.board)
-        .where(metrics.board.in_(bindparam("boards", expanding=True)), metrics.name == _METRIC, _STANDINGS)
-        .where(*(OF_METRIC[name] for name in of_entry))
+        .where(*here, *(OF_METRIC[name] for name in of_entry))
         .subquery("found")
     )
     counted: Select[*Columns] = select(
@@ -283,8 +298,8 @@ def _rows(of_entry: Names, *, best: bool, continues: bool) -> Select[*Columns]:
     position = func.row_number().over(partition_by=each.c.board, order_by=following).label("position")
     numbered: Select[*Columns] = select(*each.c, position)
     if continues:
-        here = tuple_(*(bindparam(column.name, type_=column.type) for column in following))
-        numbered = numbered.where(tuple_(*following) > here)
+        last = tuple_(*(bindparam(column.name, type_=column.type) for column in following))
+        numbered = numbered.where(tuple_(*following) > last)
     page = numbered.subquery("page")
     same = (metrics.result_id == page.c.result_id) & (metrics.name == page.c.name)
     return (
