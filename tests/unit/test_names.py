@@ -2,7 +2,7 @@
 
 import pytest
 
-from optigpu.documents.fields import closest, did_you_mean
+from optigpu.documents.fields import closest
 from optigpu.variables import KNOWN, unknown_variables
 
 NAMES = ("int8_weight_only", "int8_dynamic", "llm_int8", "torch_compile", "bf16", "GPT-2")
@@ -25,12 +25,6 @@ NAMES = ("int8_weight_only", "int8_dynamic", "llm_int8", "torch_compile", "bf16"
 )
 def test_what_begins_so_comes_before_what_contains_it_and_what_is_alike(given: str, close: list[str]) -> None:
     assert closest(given, NAMES) == close
-
-
-def test_the_question_names_them_all() -> None:
-    assert did_you_mean([]) == ""
-    assert did_you_mean(["a"]) == " Did you mean a?"
-    assert did_you_mean(["a", "b", "c"]) == " Did you mean a, b or c?"
 
 
 def test_a_misspelled_setting_is_named_with_the_one_that_was_meant() -> None:
