@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Baseline, Board, BoardName, LeaderboardPage, Standing
@@ -21,7 +21,7 @@ from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.entries import stack_text
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
-from optigpu.store.ranks import Place
+from optigpu.store.ranks import Found, Place
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Document, NotFoundError
 
@@ -34,7 +34,6 @@ SHOWN = (Standing.CURRENT, Standing.INVALID)
 BASELINE_BACKEND = "torch"
 
 Columns = tuple[Any, ...]
-Found = Row[*Columns]
 Names = tuple[str, ...]
 """Filters that are set, in the order of OF_BOARD or of OF_ENTRY."""
 Listed = tuple[list[Found], int]

@@ -26,6 +26,8 @@ _MAYBE = (*_NUMBER, NoneType)
 _KINDS = (str, int, _NUMBER, str, int, (int, NoneType), _MAYBE, _MAYBE)
 
 
+Found = Row[*tuple[Any, ...]]
+"""A row of the metrics of a board."""
 PARAMETERS = ("standing_number", "unsure", "order", "result_id")
 """The order of rows, as columns and as parameters of a statement."""
 
@@ -42,7 +44,7 @@ class Place(NamedTuple):
     low: float | None
     high: float | None
 
-    def has_rank_of(self, row: Row[*tuple[Any, ...]]) -> bool:
+    def has_rank_of(self, row: Found) -> bool:
         """Whether the next row shares the rank."""
         if self.low is None or self.high is None or row.low is None:
             return row.low is None and self.low is None
@@ -58,7 +60,7 @@ def place_of(cursor: str) -> Place:
     return Place(*decode_cursor(cursor, *_KINDS))
 
 
-def places(workload_digest: str, rows: Iterable[Row[*tuple[Any, ...]]], place: Place | None) -> list[Place]:
+def places(workload_digest: str, rows: Iterable[Found], place: Place | None) -> list[Place]:
     """The place of each row of metrics, in order, given the place where the page before ended."""
     found = []
     for row in rows:
@@ -72,7 +74,7 @@ def parameters(place: Place) -> dict[str, bool | float | str]:
     return dict(zip(PARAMETERS, (place.group, place.low is None, place.order, place.result_id), strict=True))
 
 
-def _next(workload_digest: str, row: Row[*tuple[Any, ...]], before: Place | None) -> Place:
+def _next(workload_digest: str, row: Found, before: Place | None) -> Place:
     position = before.position + 1 if before else 1
     rank, low, high = position, row.low, row.high
     if before is not None and before.rank is not None and before.has_rank_of(row):

@@ -58,17 +58,17 @@ class Document(TypeDecorator[Any]):
         return value
 
 
-class JsonText(TypeDecorator[dict[str, Any]]):
+class JsonText(TypeDecorator[dict[str, object]]):
     """A JSON object in a column of text, read and written by pydantic-core."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> str | None:
         """Writes the object."""
         return None if value is None else to_json(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, object] | None:
         """Reads the object."""
         return None if value is None else from_json(value)
 
