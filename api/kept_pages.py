@@ -78,9 +78,9 @@ class KeptPages:
             return kept
         answer = await _collected(self.app, scope, receive, revision)
         if answer.status == 200:
-            self._bytes += len(answer.body) - (len(kept.body) if kept else 0)
+            before = self._pages.pop(key, None)  # another request may have kept the same page meanwhile
+            self._bytes += len(answer.body) - (len(before.body) if before else 0)
             self._pages[key] = answer
-            self._pages.move_to_end(key)
         while self._bytes > MOST_BYTES:
             _, oldest = self._pages.popitem(last=False)
             self._bytes -= len(oldest.body)

@@ -30,7 +30,7 @@ Values = dict[str, object]
 """What a statement asks for, by the names of its parameters."""
 
 boards, entries, metrics = BoardRow.__table__.c, LeaderboardEntry.__table__.c, MetricRow.__table__.c
-techniques_ = EntryTechnique.__table__.c
+techniques = EntryTechnique.__table__.c
 OF_BOARD: dict[str, ColumnElement[bool]] = {
     "source": boards.source == bindparam("source"),
     "workload": boards.workload == bindparam("workload"),
@@ -53,7 +53,7 @@ def _of_either(columns: ReadOnlyColumnCollection[str, Any]) -> dict[str, ColumnE
 
 OF_ENTRY: dict[str, ColumnElement[bool]] = _of_either(entries) | {
     "technique": exists().where(
-        techniques_.result_id == entries.result_id, techniques_.name == bindparam("technique")
+        techniques.result_id == entries.result_id, techniques.name == bindparam("technique")
     ),
     "pareto": entries.pareto.is_(True),
     "clean": entries.warnings == "",
