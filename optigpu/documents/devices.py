@@ -1,8 +1,5 @@
-"""What edge devices send and what the service answers. Every number is an integer: us, uJ, uW, bytes, Hz.
-
-A report is sealed when it is made and may wait for days in the device's queue, so its schema has a number of its own
-(`schema`) and only grows by optional fields.
-"""
+"""What edge devices send and what the service answers. Every number is an integer: us, uJ, uW, bytes, Hz. A report may
+wait for days in the device's queue, so its `schema` only grows by optional fields."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -166,11 +163,9 @@ class GoldenCheck(Frozen):
 
 
 class DeviceReport(Sent):
-    """One run on a device. (device, `boot_id`, `sequence`) identifies it.
-
-    `ticks_us` is the device's time from the answer that began the run to its end, `started_us` its clock at the
-    beginning (0: not synchronised). `run_id` is null where the server did not see the start.
-    """
+    """One run on a device, identified by (device, `boot_id`, `sequence`). `ticks_us` is the device's time from the
+    answer that began the run to its end, `started_us` its clock at the beginning (0: not synchronised). `run_id` is
+    null where the server did not see the start."""
 
     boot_id: Hex16
     sequence: Positive
@@ -213,10 +208,8 @@ class DeviceReport(Sent):
 
 
 class SentReport(Frozen):
-    """A report in a message.
-
-    `waited_us` is the device's time from the run's end to this message; null after a reboot.
-    """
+    """A report in a message. `waited_us` is the device's time from the run's end to the message; null after a
+    reboot."""
 
     waited_us: Amount | None
     report: DeviceReport
@@ -244,9 +237,7 @@ class DeviceMessage(Sent):
 
 class ReportAnswer(Frozen):
     """What became of one report. `duplicate` says that it was here before, and this is what was answered then.
-
-    `report_id` is null for a conflict: other content has this boot and sequence.
-    """
+    `report_id` is null for a conflict: other content has this boot and sequence."""
 
     boot_id: str
     sequence: int
@@ -313,11 +304,8 @@ class KeyAnswer(Frozen):
 
 
 class DeviceView(Frozen):
-    """A device as it last described itself. What it never said is null.
-
-    `clock_synchronised` is that of its last message. `rotate` says that it was asked for a new key and has not used
-    one yet.
-    """
+    """A device as it last described itself. What it never said is null. `clock_synchronised` is that of its last
+    message. `rotate` says that it was asked for a new key and has not used one yet."""
 
     id: str
     name: str | None

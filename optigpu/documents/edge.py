@@ -35,11 +35,8 @@ EDGE_METRICS: dict[EdgeMetric, Metric] = {
 
 
 class EdgeFigure(Frozen):
-    """One figure of a device, in the unit of EDGE_METRICS. `low` to `high` is its spread over the run's windows.
-
-    The spread reaches from the best window to the one that nine tenths of them are not worse than, and contains the
-    value. A null value has its `reason`.
-    """
+    """One figure of a device, in the unit of EDGE_METRICS. `low` to `high` reaches from the run's best window to the
+    one that nine tenths of them are not worse than, and contains the value. A null value has its `reason`."""
 
     value: float | None
     low: float | None = None
@@ -48,12 +45,9 @@ class EdgeFigure(Frozen):
 
 
 class EdgeRow(Frozen):
-    """A device on a board. Rows whose spreads overlap with the first of their rank share it.
-
-    `rank` is null for a device that does not rank, which `reasons` explain, and where the board's metric has no value,
-    which the figure's reason explains. `windows` and `inferences` are those of the report. `power_source` is what
-    measured the energy ("none": nothing did).
-    """
+    """A device on a board. Rows whose spreads overlap with the first of their rank share it. `rank` is null for a
+    device that does not rank (`reasons`), and where the metric has no value (the figure's reason). `windows` and
+    `inferences` are those of the report. `power_source` is what measured the energy ("none": nothing did)."""
 
     rank: int | None
     device_id: str
@@ -74,11 +68,8 @@ class EdgeRow(Frozen):
 
 
 class Likeness(StrEnum):
-    """How like the board's model is what a worker ran.
-
-    `file`: the very file. `network`: the same network with other weights. `body`: the same but for the number of
-    classes, and so for the last layer.
-    """
+    """How like the board's model is what a worker ran. `file`: the very file. `network`: the same network with other
+    weights. `body`: the same but for the number of classes, and so for the last layer."""
 
     FILE = "file"
     NETWORK = "network"
@@ -86,12 +77,9 @@ class Likeness(StrEnum):
 
 
 class EdgeWorkerRow(Frozen):
-    """A worker's current result for the same network, beside the devices and not ranked with them.
-
-    `energy_per_inference_j` includes idle power, as a device's does: `power_w` over `images_per_s`;
-    `energy_above_idle_j` is the result's `j_per_image`. `energy_source` read the energy of `energy_scope` alone, which
-    may be less than the whole machine. Null energy has its `reason`.
-    """
+    """A worker's current result for the same network, not ranked with the devices. `energy_per_inference_j` includes
+    idle power, as a device's does; `energy_above_idle_j` is the result's `j_per_image`. `energy_source` read the energy
+    of `energy_scope` alone, which may be less than the whole machine. Null energy has its `reason`."""
 
     result_id: str
     job_id: str | None
@@ -116,13 +104,10 @@ class EdgeWorkerRow(Frozen):
 
 
 class EdgeBoard(Frozen):
-    """Devices that can be compared: one model's file, one source of inputs, one runner; best first.
-
-    `network` is what the model's manifest says, null where the service has none. `row_count` counts all rows, of which
-    `rows` are some; `next_cursor` leads to those that follow. `not_ranked` counts by reason the devices whose newest
-    report of the board does not rank. `workers` are sorted by energy per inference, those without it last. `note` says
-    why a board has no rows.
-    """
+    """Devices that can be compared: one model's file, one source of inputs, one runner; best first. `network` is what
+    the model's manifest says, null without one. `row_count` counts all rows; `next_cursor` leads to those that follow.
+    `not_ranked` counts by reason the devices whose newest report does not rank. `workers` are sorted by energy per
+    inference, those without it last. `note` says why a board has no rows."""
 
     model_sha256: str
     network: NetworkFacts | None
@@ -145,11 +130,8 @@ LIFETIME_YEARS = 3.0
 
 
 class CostAssumptions(Frozen):
-    """What the cost of an inference is computed from; prices are in US dollars.
-
-    The device's price is spread over `lifetime_years` in which it does nothing but infer. `price` null takes the
-    catalog's price of each board; `price_per_kwh` null leaves the energy out.
-    """
+    """What the cost of an inference is computed from, in US dollars. The device's price is spread over `lifetime_years`
+    of inference. `price` null takes the catalog's price of each board; `price_per_kwh` null leaves the energy out."""
 
     price: float | None = None
     price_per_kwh: float | None = None

@@ -32,11 +32,8 @@ class Waiting(Frozen):
 
 
 class Estimated(Frozen):
-    """How long the job will take, before it starts; again when replicates are left out because time is short.
-
-    `seconds` is an estimate of what is still to be measured and `replicates` how many processes of each variant are;
-    `sentence` says so.
-    """
+    """How long the job will take, before it starts; again when replicates are left out because time is short. `seconds`
+    is for what is still to be measured, `replicates` counts each variant's processes; `sentence` says so."""
 
     kind: Literal["estimated"] = "estimated"
     seconds: float
@@ -53,10 +50,8 @@ class VariantStarted(Frozen):
 
 
 class Progressed(Frozen):
-    """The progress of the running variant.
-
-    `fraction` is the share of the whole job that is done, in 0..1; `remaining_s` a prediction, null until it is known.
-    """
+    """The progress of the running variant. `fraction` is the share of the whole job that is done, in 0..1;
+    `remaining_s` a prediction, null until it is known."""
 
     kind: Literal["progressed"] = "progressed"
     index: int

@@ -1,7 +1,5 @@
-"""Facts about how a variant ran, besides its figures: stored with each result, and read by code.
-
-Fields that code reads are typed here. Notes of a technique or a meter that only people read are in `recorded`.
-"""
+"""Facts about how a variant ran, besides its figures: stored with each result, and read by code. Notes that only people
+read are in `recorded`."""
 
 import math
 from collections.abc import Mapping
@@ -230,10 +228,8 @@ class MeterFacts(Frozen):
 
 
 def plain(note: object) -> JsonValue:
-    """A note as plain JSON: tuples and sets as lists, and as text what JSON has no word for (NaN, a dtype).
-
-    A note that only people read must never cost the measurement that it is about.
-    """
+    """A note as plain JSON: sets as lists, and as text what JSON has no word for. It must never cost the
+    measurement."""
     if note is None or isinstance(note, bool):
         return note
     if isinstance(note, Mapping):
@@ -272,11 +268,8 @@ class WarmUpFacts(Frozen):
 
 
 class RunFacts(MeterFacts):
-    """How a variant ran: what its first process and its meters recorded, and what the conductor knows.
-
-    What a backend does not know is null, and `reasons` says why by the field's name. A null that means "none is used"
-    needs no reason; the field's comment says so.
-    """
+    """How a variant ran: what its first process, its meters and the conductor recorded. What a backend does not know is
+    null, and `reasons` says why by the field's name; a null that means "none is used" needs no reason."""
 
     # The weights' dtype as they were loaded ("float32"), before the stack replaced layers.
     dtype: str | None = None
@@ -366,11 +359,8 @@ class RunFacts(MeterFacts):
 
     @classmethod
     def gathered(cls, noted: Mapping[str, object], unknown: str = NOT_RECORDED) -> Self:
-        """Facts from notes by name: a field's own name fills that field, and every other name goes into `recorded`.
-
-        A field of EXPLAINED that nothing fills gets the reason `unknown`, unless the notes' own `reasons` have one.
-        Raises ValidationError when a field's note has another type.
-        """
+        """Facts from notes by name: those that are no field go into `recorded`. A field of EXPLAINED that nothing fills
+        gets the reason `unknown`, unless `reasons` has one. Raises ValidationError for a note of another type."""
         known = {name: value for name, value in noted.items() if name in cls.model_fields}
         others = {name: value for name, value in noted.items() if name not in known}
         found = cls.model_validate({"recorded": others} | known)

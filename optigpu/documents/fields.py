@@ -1,10 +1,6 @@
-"""Turns pydantic's errors into entries for people: which field is wrong, why, and which values are valid.
-
-The command line, the service and the library share it, so that the same mistake has the same answer everywhere.
-
-pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" says which member of a union
-it tried. A person wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.
-"""
+"""Turns pydantic's errors into entries for people: which field is wrong, why, and which values are valid. pydantic
+places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" is a member of a union. A person wrote
+`stack.0.mode`. The walk along the JSON schema tells the two apart."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -36,11 +36,8 @@ def is_report(document: object) -> TypeGuard[Document]:
 
 
 def parse_json(content: bytes, what: str, *, strict: bool = True) -> object:
-    """What the JSON says; `what` is its name in the error's sentence.
-
-    Raises SpecError also for text that is not UTF-8 or begins with a byte order mark, and, where it is `strict`, for
-    what a lenient parser accepts: NaN, and a key that occurs twice.
-    """
+    """What the JSON says; `what` names it in an error. Raises SpecError also for text that is not UTF-8 or begins with
+    a byte order mark, and, where it is `strict`, for NaN and a key that occurs twice."""
     if content.startswith(codecs.BOM_UTF8):
         raise SpecError(
             f"{what} begins with a byte order mark, which JSON does not have; save it as UTF-8 without one."

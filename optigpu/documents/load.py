@@ -12,13 +12,10 @@ QUERY_METRICS = ("ttft_s", "tpot_s", "latency_s")
 
 
 class LittlesLaw(Frozen):
-    """How many queries were under way on average: counted, and as it follows from their rate and their latency.
-
-    Of a server that begins and ends empty the two are equal, once the latency, which counts from the moment at which a
-    query was to be sent, is without `late_s`, the mean time until the server could count it. `tolerance` is half of
-    what the shortest query adds to the average, so that a single one that is lost or counted twice shows.
-    Source: Little, A Proof for the Queuing Formula L = lambda W, 1961.
-    """
+    """How many queries were under way on average: counted, and as it follows from their rate and their latency. The two
+    are equal once the latency, which counts from when a query was to be sent, is without `late_s`, the mean time until
+    the server could count it. `tolerance` is half of what the shortest query adds to the average, so that a single one
+    that is lost or counted twice shows. Source: Little, A Proof for the Queuing Formula L = lambda W, 1961."""
 
     counted: float
     rate: float
@@ -38,15 +35,11 @@ class LittlesLaw(Frozen):
 
 
 class LoadRun(Frozen):
-    """One run. The tuples have an item for each query, in the order of `sent_s`.
-
-    `sent_s` is when each was to be sent, in seconds from the begin; the other times count from there.
-    `goodput_per_s` are the queries a second that met the limits, all that were answered where there are none. `waiting`
-    is the mean number of queries without a first token, and `queue` that number over time: pairs of a moment and a
-    number.
-    `growth` is by how much it grew in each second of the arrivals, and `saturated` whether it did without an end: null
-    where queries wait for earlier ones, or all come at once.
-    """
+    """One run. The tuples have an item for each query, in the order of `sent_s`: when each was to be sent, in seconds
+    from the begin. `goodput_per_s` are the queries a second that met the limits. `waiting` is the mean number of
+    queries without a first token, `queue` that number over time: pairs of a moment and a number. `growth` is by how
+    much it grew in each second of the arrivals, and `saturated` whether without an end: null where queries wait for
+    earlier ones, or all come at once."""
 
     seconds: float
     sent_s: tuple[float, ...]

@@ -1,8 +1,6 @@
 """The manifest of a converted model: what it is, what it costs, how well it agrees with FP32, what it must answer.
-
-`optigpu convert` writes it beside the model, the service takes it at `POST /v1/edge/models`, and only a device whose
-model and golden outputs are those of a manifest is ranked.
-"""
+`optigpu convert` writes it, `POST /v1/edge/models` takes it, and only a device whose outputs are those of a manifest is
+ranked."""
 
 import hashlib
 import math
@@ -38,10 +36,7 @@ Dimension = Annotated[int, Field(ge=1, le=2**24)]
 
 class Network(Frozen):
     """Which network it is. `family` "file": it came from a file, and `input` and `classes` are what the file says.
-
-    `weights` say where the weights came from, `seed` what random ones were drawn with. `alpha` is text, so that "0.35"
-    is written as it was asked for.
-    """
+    `seed` is what random weights were drawn with. `alpha` is text, so that "0.35" is written as it was asked for."""
 
     family: Literal["mobilenet_v2", "file"]
     alpha: Annotated[str, Field(pattern=r"^\d+(\.\d+)?$", max_length=8)] | None = None
@@ -94,11 +89,9 @@ class TensorFormat(Frozen):
 
 
 class Agreement(Frozen):
-    """How far the INT8 model agrees with the FP32 model on inputs that it was not calibrated with.
-
-    `top1` is the share of inputs with the same most likely class, `kld_mean` the mean Kullback-Leibler divergence in
-    nats. Both are null, with the reason, where the output is no distribution over classes or is always the same.
-    """
+    """How far the INT8 model agrees with FP32 on other inputs than the calibration's. `top1` is the share of inputs
+    with the same most likely class, `kld_mean` in nats. Both are null where the output is no distribution over
+    classes."""
 
     samples: int = Field(ge=0, le=10**6)
     top1: float | None = Field(None, ge=0, le=1)
@@ -120,11 +113,9 @@ class Calibration(Frozen):
 
 
 class Golden(Frozen):
-    """What the model answers to the inputs of `golden.bin`: each output's bytes in hexadecimal, in their order.
-
-    `inputs_sha256` is that of all inputs' bytes, one behind the other. `left_out` counts inputs that were tried and are
-    not among them, since TFLite Micro and LiteRT's reference kernels rounded a sum differently.
-    """
+    """What the model answers to the inputs of `golden.bin`: each output's bytes in hexadecimal. `inputs_sha256` is that
+    of all inputs. `left_out` counts inputs where TFLite Micro and LiteRT's reference kernels rounded a sum
+    differently."""
 
     count: int = Field(ge=1, le=MOST_GOLDEN)
     inputs_sha256: str = Field(pattern=SHA256)
@@ -146,12 +137,9 @@ class Golden(Frozen):
 
 
 class ModelManifest(Frozen):
-    """A converted model. `sha256` and `model_bytes` are those of `model.tflite`.
-
-    `parameter_bytes` are those of all constant tensors, `macs` the multiply-accumulates for one input. `arena_bytes`
-    is what TFLite Micro's interpreter used of its tensor arena on a 64-bit host, whose structures are larger than a
-    microcontroller's. `rankable` is false for a model that was calibrated with random inputs.
-    """
+    """A converted model. `sha256` and `model_bytes` are those of `model.tflite`, `parameter_bytes` those of all
+    constant tensors, `macs` the multiply-accumulates for one input. `arena_bytes` is what TFLite Micro used of its
+    tensor arena on a 64-bit host. `rankable` is false for a model that was calibrated with random inputs."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
@@ -185,10 +173,8 @@ class ModelManifest(Frozen):
 
 
 def read_manifest(path: Path) -> ModelManifest:
-    """The manifest of a file, or of the folder that `optigpu convert` wrote.
-
-    Raises SpecError, with a line for each wrong field, if it is none.
-    """
+    """The manifest of a file, or of the folder that `optigpu convert` wrote. Raises SpecError with a line for each
+    wrong field."""
     file = path / "manifest.json" if path.is_dir() else path
     document = read_json(file)
     if not isinstance(document, dict):

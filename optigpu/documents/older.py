@@ -1,7 +1,4 @@
-"""Reads stored results of any schema version: by the current field names, and whether a leaderboard ranks them.
-
-Stored documents are never changed; code that reads a field uses this module.
-"""
+"""Reads stored results of any schema version by the current field names, and says whether a leaderboard ranks them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +12,7 @@ _WEIGHT_REASONS = {"model_revision": "revision", "weight_hash": "hash"}
 
 
 def current(result: Document) -> dict[str, Any]:
-    """Returns a stored result as a document of the current schema version. It is not validated: its version had other
-    rules."""
+    """A stored result as a document of the current schema version, not validated: its version had other rules."""
     if result.get("schema_version", 1) >= SCHEMA_VERSION:
         return dict(result)
     others = {name: value for name, value in result.items() if name != "details"}

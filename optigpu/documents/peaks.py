@@ -19,13 +19,10 @@ class ReadRate(Frozen):
 
 
 class Peaks(Frozen):
-    """Measured peak rates of the machine: the best of repetitions, and of several ways to do the same.
-
-    `reads` have rising sizes, the last far larger than any cache. `copies` count what is read and what is written, and
-    both arrays together are their size; `copy_bytes_per_s` is that of the largest. `matmul_flops_per_s` holds the rate
-    of products by the dtype of their operands (of integers: operations), `ways` how the best rate of each was reached,
-    and `reasons` why a dtype has none.
-    """
+    """Measured peak rates of the machine: the best of repetitions and ways. `reads` have rising sizes, the last far
+    larger than any cache. `copies` count what is read and written; `copy_bytes_per_s` is that of the largest.
+    `matmul_flops_per_s` holds the rate of products by the dtype of their operands, `ways` how the best rate of each was
+    reached, and `reasons` why a dtype has none."""
 
     kind: Literal["peaks"] = "peaks"
     device: DeviceKind
@@ -75,10 +72,7 @@ class Bound(StrEnum):
 
 
 class Roof(Frozen):
-    """The limits of a step, in bytes and operations per second.
-
-    `array_bytes` is the size of the array whose read rate the bandwidth is; null for a published one.
-    """
+    """The limits of a step. `array_bytes` is the size of the array whose read rate it is; null for a published one."""
 
     source: str
     bytes_per_s: float
@@ -87,11 +81,8 @@ class Roof(Frozen):
 
 
 class RooflineStep(Frozen):
-    """A step of work under the measured `roof`, which allows it in `attainable_s` at best.
-
-    `flops_per_byte` is its arithmetic intensity. `published_s` is what the catalog's roof of the whole device allows;
-    null where the catalog lacks a figure.
-    """
+    """A step of work under the measured `roof`, which allows it in `attainable_s` at best; the catalog's roof of the
+    whole device allows it in `published_s`. `flops_per_byte` is its arithmetic intensity."""
 
     name: str
     bytes: float
@@ -105,11 +96,9 @@ class RooflineStep(Frozen):
 
 
 class RooflineFacts(Frozen):
-    """How far a variant is from the roofs of its machine.
-
-    `step` is what the primary metric counts, computed in `dtype`; `prefill` is the prompt's pass where there is one.
-    `published` is the catalog's roof of the whole device. Where `step` is null, `reason` says why.
-    """
+    """How far a variant is from the roofs of its machine. `step` is what the primary metric counts, in `dtype`;
+    `prefill` the prompt's pass. `published` is the catalog's roof of the whole device. Where `step` is null, `reason`
+    says why."""
 
     dtype: str | None = None
     step: RooflineStep | None = None

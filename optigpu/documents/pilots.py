@@ -1,7 +1,4 @@
-"""What a pilot and the service say to each other: the calls of one job by HTTP, in place of the database.
-
-Each call but the claim names the fencing number of the claim, as every write of a worker does.
-"""
+"""What a pilot and the service say to each other by HTTP. Each call but the claim names the claim's fencing number."""
 
 import base64
 import binascii

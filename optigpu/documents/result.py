@@ -1,7 +1,5 @@
-"""The documents of a measurement: measurements, summaries, verdict, environment, result.
-
-Data only: `optigpu.statistics.intervals` computes the summaries from samples.
-"""
+"""The documents of a measurement: measurements, summaries, verdict, environment, result. Data only:
+`optigpu.statistics.intervals` computes the summaries from samples."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -29,11 +27,8 @@ Samples = tuple[tuple[float, ...], ...]
 
 
 class Measurement(Frozen):
-    """Raw samples of one metric, or the reason why there are none.
-
-    `samples` hold one tuple for each replicate; one number for each request, or a single number for what a
-    process has only once (its weights' bytes, its peak memory).
-    """
+    """Raw samples of one metric, or the reason why there are none. `samples` hold one tuple for each replicate: one
+    number for each request, or a single number for what a process has only once, such as its peak memory."""
 
     name: str
     samples: Samples = ()
@@ -54,22 +49,18 @@ class Measurement(Frozen):
 
 
 class MetricSummary(Frozen):
-    """One value of a metric with its interval, its percentiles and its variation.
-
-    `value` is the median over requests, averaged over the processes (geometrically where all are positive), or null
-    with a `reason`. `ci` is its 95% interval, null where there is too little to know one, and `freedom` the degrees of
-    freedom of the Student's t that it comes from. Of several processes it speaks of others too; of one it is that
-    process's own. `n` counts the samples, `n_effective` how many independent ones a process's are worth (an average
-    over processes, null for fewer than 6), and `replicates` the processes they come from; `per_replicate` holds each
-    process's median. `beside` says for each variant that was side by side, by its index, how many times its figure this
-    one's is: process by process, from turns that followed each other. It is empty for metrics without a sample of each
-    request, and in results from before turns were recorded. `cv_within` is the coefficient of variation of requests
-    within a process (averaged over processes), `cv_between` that of the processes' medians. `p50` to `p99` are
-    percentiles of each process, averaged as `value` is, null where requests are too few. `p90_upper` and its like are
-    95% upper bounds of them, over processes: null for one process, and where its requests count as too few. `reason`
-    then says what it takes. `cost_bound` is the share of the speed that disturbances can have cost at most, and `ci`
-    reaches to where the value would be without them; it is null where that has no bound, and then there is no `ci`.
-    """
+    """One value of a metric with its interval, its percentiles and its variation. `value` is the median over requests,
+    averaged over the processes (geometrically where all are positive), or null with a `reason`. `ci` is its 95%
+    interval, null where there is too little to know one, and `freedom` the degrees of freedom of its Student's t. Of
+    several processes it speaks of others too; of one it is that process's own. `n` counts the samples, `n_effective`
+    how many independent ones a process's are worth (an average, null for fewer than 6), `replicates` the processes;
+    `per_replicate` holds each process's median. `beside` says for each variant that was side by side, by its index, how
+    many times its figure this one's is, process by process; it is empty for metrics without a sample of each request.
+    `cv_within` is the coefficient of variation of requests within a process (averaged), `cv_between` that of the
+    processes' medians. `p50` to `p99` are percentiles of each process, averaged as `value` is, and `p90_upper` and its
+    like 95% upper bounds of them, over processes; null where requests or processes are too few, and `reason` says what
+    it takes. `cost_bound` is the share of the speed that disturbances can have cost at most, and `ci` reaches to where
+    the value would be without them; without a bound there is no `ci`."""
 
     unit: str
     value: float | None
@@ -141,11 +132,8 @@ class VerdictWarning(StrEnum):
 
 
 class Verdict(Frozen):
-    """Whether a result may be ranked. `notes` explain each reason, then each warning, in a sentence or more.
-
-    `cost_bound` is the share of the speed that disturbances can have cost at most, as far as the intervals were widened
-    for it; null where it has no bound.
-    """
+    """Whether a result may be ranked. `notes` explain each reason, then each warning. `cost_bound` is the share of the
+    speed that disturbances can have cost at most, for which the intervals were widened; null where it has no bound."""
 
     valid: bool
     reasons: tuple[VerdictReason, ...] = ()
@@ -166,8 +154,7 @@ class Verdict(Frozen):
 
 
 class HostIdSource(StrEnum):
-    """What identifies a host, the most reliable source first. A container has its own `network_address` and
-    `hostname`."""
+    """What identifies a host, the most reliable first. A container has its own `network_address` and `hostname`."""
 
     FIRMWARE = "firmware"
     GPUS = "gpus"
@@ -177,11 +164,8 @@ class HostIdSource(StrEnum):
 
 
 class Accelerator(Frozen):
-    """One GPU as its driver names it, and how it is set up.
-
-    `architecture` is what its code is compiled for, where that is not a compute capability, for example "gfx942".
-    `power_limit_w` is the limit that the driver enforces after all others. Null: the driver does not say.
-    """
+    """One GPU as its driver names it. `architecture` is what its code is compiled for, where that is not a compute
+    capability ("gfx942"). `power_limit_w` is the limit that the driver enforces. Null: the driver does not say."""
 
     kind: DeviceKind = DeviceKind.CUDA
     name: str
@@ -196,11 +180,8 @@ class Accelerator(Frozen):
 
 
 class CpuSetup(Frozen):
-    """How the CPU is set up. Null: the system does not report it.
-
-    `max_hz` is the most that the hardware does and `limit_hz` the most that the governor may choose. `governor` names
-    those of all CPUs in use. `hypervisor` says whether the CPU itself announces one.
-    """
+    """How the CPU is set up. Null: not reported. `max_hz` is the most that the hardware does, `limit_hz` the most that
+    the governor may choose. `governor` names those in use. `hypervisor`: whether the CPU itself announces one."""
 
     base_hz: int | None = None
     max_hz: int | None = None
@@ -213,9 +194,8 @@ class CpuSetup(Frozen):
 
 
 class Allocation(Frozen):
-    """What a scheduler gave to the job: `job_id` is the scheduler's own. `gres` are generic resources, such as gpu:1;
-    `cpuset` the CPUs that the job may use, as 0-3,8. `node_shared` says whether other jobs may run on the node. Null:
-    the scheduler did not say."""
+    """What a scheduler gave to the job. `gres` are generic resources (gpu:1), `cpuset` the CPUs (0-3,8). `node_shared`:
+    whether other jobs may run on the node. Null: the scheduler did not say."""
 
     scheduler: Scheduler
     job_id: str
@@ -225,19 +205,14 @@ class Allocation(Frozen):
 
 
 class Environment(Frozen):
-    """The machine of a measurement. `hardware_class` names models and counts: results are comparable when it is equal.
-    `host_id` tells two machines of one class apart without naming them; `host_id_source` is what it was made from. The
-    hardware's fingerprint is the same after a reboot, in another process and in another container with the same share
-    of the machine; the software's changes with any version. `cpu_features` are the kernel's flag names. `compiler` is
-    the C++ compiler's version line, or null where there is none. `cuda` is the newest version of CUDA that the driver
-    can run.
-
-    `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
-    commit of this package where it runs from a checkout, or the one that the image's builder recorded; `git_dirty`
-    whether the package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment
-    variables that the measuring processes inherited and that may change what is measured, for example
-    NVIDIA_TF32_OVERRIDE. `allocation` is what a cluster's scheduler gave to the job; null without one.
-    """
+    """The machine of a measurement. Results are comparable when `hardware_class` is equal. `host_id` tells two machines
+    of one class apart without naming them. The hardware's fingerprint is the same after a reboot and in another
+    container with the same share of the machine; the software's changes with any version. `cpu_features` are the
+    kernel's flag names, `compiler` the C++ compiler's version line, `cuda` the newest version that the driver can run,
+    `container` the kind of container, and `image` what its builder called it. `git_revision` is the commit of this
+    package where it runs from a checkout, or what the image's builder recorded; `git_dirty` whether the package differs
+    from it. `variables` are environment variables that the measuring processes inherited and that may change what is
+    measured. `allocation` is what a cluster's scheduler gave. Null: there is none, or it is unknown."""
 
     hardware_class: str
     hardware_fingerprint: str | None = None
@@ -272,11 +247,8 @@ class Environment(Frozen):
 
 
 class VariantSummary(Frozen):
-    """The variant of a result, as it is shown and ranked.
-
-    `stack` holds each technique's parameters, `workload` the workload's; both as plain JSON, because a stored result
-    is never validated again with today's models.
-    """
+    """The variant of a result, as it is shown and ranked. `stack` holds each technique's parameters, `workload` the
+    workload's; both as plain JSON, because a stored result is never validated again with today's models."""
 
     index: int
     role: Role
@@ -293,14 +265,10 @@ class VariantSummary(Frozen):
 
 
 class Provenance(Frozen):
-    """The exact origin of a result, so that it can be measured again.
-
-    `spec_digest` is the SHA-256 of the job's canonical spec. `model_revision` is a hub's commit, or the digest of a
-    preset's architecture. `weight_hash` is, as `weight_hash_of` says, the SHA-256 of the files that the weights came
-    from (of the lines of `sha256sum` where they are several), or the digest of the recipe by which random weights were
-    drawn. `dataset_hash` is that of the text or dataset that quality was measured on. What is null has its reason in
-    `reasons`.
-    """
+    """The exact origin of a result. `spec_digest` is the SHA-256 of the job's canonical spec. `model_revision` is a
+    hub's commit, or the digest of a preset's architecture. `weight_hash` is the SHA-256 of the files that the weights
+    came from (of the lines of `sha256sum` where they are several), or the digest of the recipe that drew random ones.
+    `dataset_hash` is that of the text or dataset of the quality. What is null has its reason in `reasons`."""
 
     spec_digest: str
     seed: int
@@ -323,11 +291,9 @@ class Provenance(Frozen):
 
 
 class Result(Frozen):
-    """All measurements of one variant, where they were taken, and whether they count.
-
-    `facts` say how the variant ran: its dtype, the attention kernels, the decode loop, what each technique replaced.
-    `rounds` are those of each replicate, each with what disturbed it; empty in results from before they were recorded.
-    """
+    """All measurements of one variant, where they were taken, and whether they count. `facts` say how the variant ran.
+    `rounds` are those of each replicate, each with what disturbed it; empty in results from before they were
+    recorded."""
 
     id: str
     job_id: str | None = None
@@ -346,12 +312,9 @@ class Result(Frozen):
 
 
 class Outcome(Frozen):
-    """How one variant of a job ended: a result with its raw samples, or the reason why there is none.
-
-    `artifacts` are files that meters left (a profiler's trace), by name; they exist as long as the outcome's listener
-    runs, which keeps those that it wants. `host_memory` says that the kernel killed a process of it because the host
-    had no memory left.
-    """
+    """How one variant of a job ended: a result with its raw samples, or the reason why there is none. `artifacts` are
+    files that meters left, by name, as long as the outcome's listener runs. `host_memory` says that the kernel killed a
+    process of it because the host had no memory left."""
 
     index: int
     status: VariantStatus
@@ -397,11 +360,8 @@ OF_THE_OUTPUT = frozenset(
 
 
 class Gain(Frozen):
-    """A ratio of two variants' primary metric, above 1 when the candidate is better, with its 95% interval.
-
-    `compared_with` is the index of the variant that it is relative to. `reasons` say why the ratio is not valid: those
-    of either side, but where both took turns only those in `OF_THE_OUTPUT`.
-    """
+    """A ratio of two variants' primary metric, above 1 when the candidate is better, with its 95% interval. `reasons`
+    say why it is not valid: those of either side, but where both took turns only those in `OF_THE_OUTPUT`."""
 
     ratio: float
     ci: tuple[float, float] | None
@@ -415,11 +375,8 @@ class Gain(Frozen):
 
 
 class Payback(Frozen):
-    """The number of steps (requests) after which compiling has saved as much time as it took.
-
-    `compared_with` is the index of the variant without compilation whose steps are the slower ones, and `ci` the 95%
-    interval, from that of the ratio of the two. Where `steps` or `ci` is null, `reason` says why.
-    """
+    """The number of steps (requests) after which compiling has saved as much time as it took, relative to the variant
+    `compared_with` without compilation; `ci` is its 95% interval. Where either is null, `reason` says why."""
 
     steps: float | None
     ci: tuple[float, float] | None = None
@@ -428,14 +385,10 @@ class Payback(Frozen):
 
 
 class AttributionRow(Frozen):
-    """One variant of a job and what it gained.
-
-    `speedup` is relative to the baseline; `alone` is what the technique buys by itself (relative to what it must be
-    compared with); `added` is what it buys on top of the prefix before it. `left_out` is what the whole stack loses
-    without it: the whole relative to the whole without the technique that this row has alone, and without the
-    techniques in `left_out_with`, which require it. `payback` is null where nothing was compiled, or where every
-    variant that it could be compared with is compiled too.
-    """
+    """One variant of a job and what it gained: `speedup` relative to the baseline; `alone`, what the technique buys by
+    itself (relative to what it must be compared with); `added`, on top of the prefix before it; `left_out`, what the
+    whole stack loses without it and without the techniques in `left_out_with`, which require it. `payback` is null
+    where nothing was compiled, or where every variant that it could be compared with is compiled too."""
 
     index: int
     role: Role
@@ -452,12 +405,9 @@ class AttributionRow(Frozen):
 
 
 class Attribution(Frozen):
-    """The gain of each technique. `best` is the index of the fastest valid variant; where none is valid, that of the
-    highest valid speedup.
-
-    Where memory did not allow to measure all variants side by side, `baseline_again` is the baseline at the end of the
-    job relative to itself at the start: a ratio far from 1 means that the machine changed during the job.
-    """
+    """The gain of each technique. `best` is the index of the fastest valid variant, or of the highest valid speedup.
+    Where variants were not side by side, `baseline_again` is the baseline at the end of the job relative to itself at
+    the start: a ratio far from 1 means that the machine changed."""
 
     metric: str
     rows: tuple[AttributionRow, ...]

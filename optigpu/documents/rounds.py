@@ -32,11 +32,8 @@ class RoundMark(StrEnum):
 
 
 class RoundRecord(Frozen):
-    """One round of a process. Its requests are the next `requests` of the process's samples.
-
-    The rounds of the same position in two variants that were side by side are of the same lap: each consists of turns
-    that followed each other's.
-    """
+    """One round of a process: its next `requests` samples. Rounds of the same position in two variants that were side
+    by side consist of turns that followed each other's."""
 
     requests: int
     # Without the turns of others.

@@ -30,10 +30,8 @@ class CheckStatus(StrEnum):
 
 
 class Comparison(NamedTuple):
-    """The largest error that a check saw and the bound that it must keep, both as a share of `of`.
-
-    `how` is what the check ran: a model, a kernel's backend.
-    """
+    """The largest error that a check saw and the bound that it must keep, both as a share of `of`. `how` is what the
+    check ran: a model, a kernel's backend."""
 
     error: float
     bound: float
@@ -42,10 +40,8 @@ class Comparison(NamedTuple):
 
 
 class SelfCheck(Frozen):
-    """One check on one device. `case` tells several checks of one name apart; empty for the only one.
-
-    `alone` means that it has a process of its own, and `backend` whose engine runs it: null is torch.
-    """
+    """One check on one device. `case` tells several checks of one name apart; empty for the only one. `alone` means
+    that it has a process of its own, and `backend` whose engine runs it: null is torch."""
 
     subject: Subject
     name: str
@@ -61,10 +57,8 @@ class SelfCheck(Frozen):
 
 
 class CheckResult(Frozen):
-    """How a check ended. `error` and `bound` are shares of `of`; `reason` says why it is not ok.
-
-    `seconds` is null for a check that was not started.
-    """
+    """How a check ended. `error` and `bound` are shares of `of`; `reason` says why it is not ok. `seconds` is null for
+    a check that was not started."""
 
     check: SelfCheck
     status: CheckStatus

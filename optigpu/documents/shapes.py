@@ -7,14 +7,11 @@ _MOST_TOKENS = 2**20
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A decoder's shapes, as counts; `context` is in tokens, None for a model that takes any number of them.
-
-    A model without attention has no heads, and a head size of 0.
-
-    `family` is transformers' model_type ("gpt2", "llama", ...). `inner_size` is the width of the MLP, whose matrices
-    are two, or three where it is gated; both are None for a family whose blocks are not known. `embedding_size` is the
-    width of a row of the embedding and of the head, which some OPT models project to `hidden_size`.
-    """
+    """A decoder's shapes, as counts; `context` is in tokens, None for any number. Without attention there are no heads,
+    and a head size of 0. `family` is transformers' model_type ("gpt2"). `inner_size` is the width of the MLP, whose
+    matrices are two, or three where it is gated; both are None for a family whose blocks are not known.
+    `embedding_size` is the width of a row of the embedding and of the head, which some OPT models project to
+    `hidden_size`."""
 
     family: str
     hidden_size: int
@@ -37,11 +34,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """An image classifier's shapes. `image_size` is the side in pixels that it was trained with.
-
-    `fixed_size` says that it takes no other: it has an embedding of each place, or its file is for one size. `alpha` is
-    its width multiplier as text, None for the full width.
-    """
+    """An image classifier's shapes. `image_size` is the side in pixels that it was trained with; `fixed_size`: it takes
+    no other. `alpha` is its width multiplier as text, None for the full width."""
 
     family: str
     channels: int
@@ -53,12 +47,9 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Footprint:
-    """A decoder with its stack applied, as far as a roofline needs it.
-
-    `streamed_bytes` are the weights that every step reads wholly, in the width that they are stored in. `row_bytes` is
-    what one token reads of the tables that are only looked up: an embedding whose weights no other layer shares.
-    `product_dtypes` are what layers multiply that compute in another dtype than the model's.
-    """
+    """A decoder with its stack applied, for the roofline. `streamed_bytes` are the weights that every step reads
+    wholly, as they are stored. `row_bytes` is what one token reads of the tables that are only looked up.
+    `product_dtypes` are what layers multiply that compute in another dtype than the model's."""
 
     facts: ModelFacts
     streamed_bytes: int
@@ -68,12 +59,9 @@ class Footprint:
 
 @dataclass(frozen=True)
 class ImageFootprint:
-    """An image classifier with its stack applied, as far as a roofline needs it.
-
-    `streamed_bytes` are the weights, in the width that they are stored in. `flops` are the operations of matrix
-    products and convolutions for one image of `pixels` numbers: the architecture's, whatever the stack computes with.
-    `product_dtypes` are what layers multiply that compute in another dtype than the model's.
-    """
+    """An image classifier with its stack applied, for the roofline. `streamed_bytes` are the weights, as they are
+    stored. `flops` are the architecture's operations of products and convolutions for one image of `pixels` numbers.
+    `product_dtypes` are what layers multiply that compute in another dtype than the model's."""
 
     facts: ImageFacts
     streamed_bytes: int

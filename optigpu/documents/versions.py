@@ -16,11 +16,8 @@ VERSIONED: Mapping[str, tuple[str, ...]] = {
     "executorch": ("executorch",),
     "ctranslate2": ("ctranslate2",),
 }
-"""The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
-
-A package that only some machines have is not among them: it would make the results of those machines the later ones.
-The last two backends were removed; stored results name them.
-"""
+"""The packages of each backend whose versions are compared, the weightiest first. A package that only some machines
+have would make their results the later ones. The last two backends were removed; stored results name them."""
 
 
 COMPARED = ("optigpu", *(package for packages in VERSIONED.values() for package in packages))

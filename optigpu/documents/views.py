@@ -61,8 +61,8 @@ class LaunchState(StrEnum):
 
 
 class LaunchView(Frozen):
-    """The last time that a job was handed to a scheduler. `reference` is the scheduler's own id of it, null until it is
-    known; `reason` why it ended."""
+    """The last time that a job was handed to a scheduler. `reference` is the scheduler's own id of it; `reason` why it
+    ended."""
 
     scheduler: Scheduler
     state: LaunchState
@@ -73,8 +73,7 @@ class LaunchView(Frozen):
 
 
 class ProgressView(Frozen):
-    """How far a job is. `remaining_s` is a prediction, null until it is known. The fraction of a job that has ended is
-    1, however it ended: nothing of it is still to come."""
+    """How far a job is; 1 once it has ended, however. `remaining_s` is a prediction, null until it is known."""
 
     fraction: float = 0.0
     doing: str | None = None
@@ -82,8 +81,7 @@ class ProgressView(Frozen):
 
 
 class JobSummary(Frozen):
-    """A job in a list. A `parked` one failed for a reason that does not lie in what it asks for, and has no attempt
-    left; it can be put back. Its `reason` is its last error."""
+    """A job in a list. A `parked` one failed for a reason that does not lie in what it asks for; it can be put back."""
 
     id: str
     state: JobState
@@ -104,8 +102,7 @@ class JobSummary(Frozen):
 
 
 class Want(StrEnum):
-    """What a job asks for of a worker, in the order in which workers are ruled out; `worker` is any worker at all, and
-    `launcher` what hands the job to a scheduler."""
+    """What a job asks for of a worker, in the order of ruling out; `launcher` hands the job to a scheduler."""
 
     WORKER = "worker"
     LAUNCHER = "launcher"
@@ -118,10 +115,8 @@ class Want(StrEnum):
 
 
 class Unserved(Frozen):
-    """Why no live worker can take a queued job: what none of them has, and a sentence for people.
-
-    `name` is what was asked for: a device, part of a GPU's name, bytes, a backend, a package, or a model's reference.
-    """
+    """Why no live worker can take a queued job: what none of them has, and a sentence for people. `name` is what was
+    asked for: a device, part of a GPU's name, bytes, a backend, a package, or a model's reference."""
 
     want: Want
     name: str | None
@@ -129,14 +124,10 @@ class Unserved(Frozen):
 
 
 class JobView(JobSummary):
-    """A job, whole. `queue_position` is 1 for the next in line, and null once it runs. `estimated_start_at` comes from
-    how long jobs like it took; it is null while none is known. The answer to a POST has neither. `not_before` is until
-    when a job waits that is tried again; `failure` is what its last attempt failed of.
-
-    `unserved` is null when a live worker can take the job, and when it is not queued. A job for a scheduler has neither
-    place nor estimate here; `launch` says what became of it there.
-    `spec` is the document as it was accepted, with its `schema_version`; `attribution` the document as it was stored.
-    """
+    """A job, whole. `queue_position` is 1 for the next in line, `estimated_start_at` comes from how long jobs like it
+    took; both are null once it runs, for a scheduler, and in the answer to a POST. `not_before` is until when it waits
+    to be tried again; `failure` is what its last attempt failed of. `unserved` is null when a live worker can take it.
+    `launch` says what became of it at its scheduler. `spec` and `attribution` are the documents as they were stored."""
 
     queue_position: int | None = None
     estimated_start_at: datetime | None = None
@@ -153,8 +144,7 @@ class JobView(JobSummary):
 
 
 class JobPreview(Frozen):
-    """A job that was not stored: the request with all of its defaults, the variants that it would measure, and about
-    how long that would take, which `sentence` says as well."""
+    """A job that was not stored: the request with all defaults, its variants, and about how long it would take."""
 
     spec: dict[str, JsonValue]
     variants: tuple[PlannedVariant, ...]
@@ -187,10 +177,8 @@ class Standing(StrEnum):
 
 
 class RowFacts(Frozen):
-    """What a row of a board shows of its result that stays as it is: one variant on one class of hardware.
-
-    `reasons` and `notes` say why a result is invalid. Quality and energy are null where they were not measured.
-    """
+    """What a row of a board shows of its result that stays as it is: one variant on one class of hardware. `reasons`
+    and `notes` say why a result is invalid. Quality and energy are null where they were not measured."""
 
     result_id: str
     job_id: str | None
@@ -217,14 +205,11 @@ class RowFacts(Frozen):
 
 
 class LeaderboardRow(RowFacts):
-    """A result on a board, ranked by one metric.
-
-    Rows whose intervals overlap with the first of their rank share it; those without one share the last; `rank` is
-    null for what is not current. `superseded`: the variant was since measured with later `versions` on other hardware.
-    `earlier` counts the place's other valid results. `pareto` says that no other row of the same hardware is as good in
-    speed, memory, quality and energy and better in one of them, where what was not measured counts as the worst; null
-    where speed or memory is unknown, or nothing is ranked.
-    """
+    """A result on a board, ranked by one metric. Rows whose intervals overlap with the first of their rank share it;
+    those without one share the last; `rank` is null for what is not current. `superseded`: the variant was since
+    measured with later `versions` on other hardware. `earlier` counts the place's other valid results. `pareto`: no
+    other row of the same hardware is as good in speed, memory, quality and energy and better in one; what was not
+    measured counts as the worst; null where speed or memory is unknown."""
 
     rank: int | None
     standing: Standing = Standing.CURRENT
@@ -254,13 +239,9 @@ class BoardName(Frozen):
 
 class BoardFacts(BoardName):
     """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
-
-    `row_count` counts all of its rows, of which a page has some; null if they are more than are counted: 100 of one
-    board, 20 of each board of a list. `next_cursor` leads to those that follow, and is null on the last
-    page. `not_ranked` counts the board's invalid results by reason,
-    whatever the filters are. `baselines` are those of the hardware of its rows, where only the best rows are listed.
-    `note` says why a board has no rows.
-    """
+    `row_count` is null if rows are more than are counted: 100 of one board, 20 of each board of a list. `not_ranked`
+    counts the board's invalid results by reason, whatever the filters are. `baselines` are those of the hardware of its
+    rows, where only the best rows are listed. `note` says why a board has no rows."""
 
     metric: str
     unit: str
@@ -303,7 +284,7 @@ class HistoryPoint(Frozen):
 
 class LevelChange(Frozen):
     """Where the level of a history changes. `ratio` is the new level's geometric mean over that of the level before;
-    `improved` says whether that is better. `versions` are those that differ from the result before: old and new."""
+    `versions` are those that differ from the result before: old and new."""
 
     result_id: str
     measured_at: datetime
@@ -313,9 +294,8 @@ class LevelChange(Frozen):
 
 
 class History(Frozen):
-    """A variant on a class of hardware over time, the oldest result first. Without eight results that have the metric,
-    no change of its level can be told from noise. `next_cursor` leads to older results, and is null where there are
-    none."""
+    """A variant on a class of hardware over time, the oldest result first; a change of level takes eight results with
+    the metric. `next_cursor` leads to older results."""
 
     workload: dict[str, Any]
     model: str | None
@@ -350,15 +330,10 @@ class WithdrawalView(Frozen):
 
 
 class WorkerView(Frozen):
-    """A worker and what it can run. `alive` means that it sent a heartbeat within the last lease.
-
-    `packages` are those of the optional ones that it has. `models` are references to what it holds: folders of its
-    model directory and, if it may not download from the hub (`downloads`), the hub's models in its cache. Presets and
-    bundled models are everywhere.
-    `software` are the versions that make results comparable, by package.
-    `selftest` is what `optigpu selftest` last found for its device, hardware and software, as it stood when the worker
-    started; null if there was none.
-    """
+    """A worker and what it can run. `alive`: it sent a heartbeat within the last lease. `packages` are the optional
+    ones that it has, `models` the folders of its model directory and, if it may not download from the hub
+    (`downloads`), the hub's models in its cache. `software` are the versions that make results comparable. `selftest`
+    is what `optigpu selftest` last found for its device, hardware and software when it started."""
 
     id: str
     host_id: str
@@ -406,10 +381,8 @@ class ArtifactsView(Frozen):
 
 
 class Decision(StrEnum):
-    """The conclusion about a metric of two results: different (better or worse), equivalent, or undecided.
-
-    What is counted and not measured is equal or different.
-    """
+    """The conclusion about a metric of two results: different (better or worse), equivalent, or undecided. What is
+    counted and not measured is equal or different."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -431,13 +404,10 @@ class ComparedResult(Frozen):
 
 
 class MetricComparison(Frozen):
-    """One metric of two results. `ratio` is candidate over baseline with its 95% interval.
-
-    A metric that may be zero or negative has a `difference` instead, candidate minus baseline. `paired` says that the
-    interval is over pairs: processes that were measured side by side, or windows of the same text. What is `exact` is
-    counted and not measured, and has no interval. Any other null `ci` or `decision` has a `reason`, and so has a
-    decision from single processes.
-    """
+    """One metric of two results. `ratio` is candidate over baseline with its 95% interval; a metric that may be zero or
+    negative has a `difference` instead. `paired`: the interval is over pairs (processes side by side, or windows of the
+    same text). What is `exact` is counted, and has no interval. Any other null `ci` or `decision` has a `reason`, and
+    so has a decision from single processes."""
 
     unit: str
     better: Better
@@ -461,11 +431,8 @@ class Difference(Frozen):
 
 
 class Comparison(Frozen):
-    """Two results, metric by metric, for the metrics that both have.
-
-    Ratios within 1/(1 + `margin`) and 1 + `margin` are taken as equivalent. `notes` say what speaks against comparing
-    them.
-    """
+    """Two results, metric by metric, for the metrics that both have. Ratios within 1/(1 + `margin`) and 1 + `margin`
+    are taken as equivalent. `notes` say what speaks against comparing them."""
 
     baseline: ComparedResult
     candidate: ComparedResult
@@ -477,10 +444,8 @@ class Comparison(Frozen):
 
 
 class Problem(Frozen):
-    """An error, as RFC 9457 has it. `errors` name each field that is wrong and why.
-
-    `server_time_us` tells a device whose clock is wrong what time it is; other errors have no such field.
-    """
+    """An error, as RFC 9457 has it. `errors` name each field that is wrong and why. `server_time_us` tells a device
+    whose clock is wrong what time it is; other errors have no such field."""
 
     type: str = "about:blank"
     title: str

@@ -1,10 +1,7 @@
-"""Alert rules: questions to each new result of a place on the leaderboard, told to the webhooks that ask for them.
-
-A rule is asked in the transaction that enters the result, so that a result which is rolled back is never told. A
-`threshold` fires when the current result is first beyond its bound on the worse side, with its whole interval, and
-again only after one that was not. A `change_point` fires when the level of the place's history changes after the result
-for which it fired last.
-"""
+"""Alert rules: questions to each new result of a place on the leaderboard, told to the webhooks that ask for them. They
+are asked in the transaction that enters the result. A `threshold` fires when the current result is first beyond its
+bound on the worse side, with its whole interval, and again only after one that was not. A `change_point` fires when the
+level of the history changes after the result for which it fired last."""
 
 from collections.abc import Iterable
 
@@ -26,10 +23,8 @@ RESULTS = 200
 
 
 def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
-    """Adds a rule for the place of a result. What happened before does not fire it.
-
-    Raises NotFoundError for a result that is not there, and ConflictError when there are MOST_RULES.
-    """
+    """Adds a rule for the place of a result. What happened before does not fire it. Raises NotFoundError,
+    ConflictError."""
     entry = session.get(LeaderboardEntry, asked.result_id)
     if entry is None:
         raise absent(session, Withdrawn.RESULT, asked.result_id)

@@ -39,11 +39,8 @@ class Artifact:
 
 
 def read(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
-    """Reads and compresses files, a piece at a time. One that cannot be kept becomes a reason, never an error.
-
-    A name keeps letters, digits, dots (but none in front), dashes and underscores; each other character becomes an
-    underscore.
-    """
+    """Reads and compresses files. One that cannot be kept becomes a reason, never an error. A name keeps letters,
+    digits, dots (but none in front), dashes and underscores; each other character becomes an underscore."""
     by_name = {_safe(name): path for name, path in files.items()}
     return tuple(_read(name, path) for name, path in by_name.items())
 

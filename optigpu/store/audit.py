@@ -1,7 +1,4 @@
-"""The audit log: who changed what, when and from where. An entry is written in the transaction of its change.
-
-What measures is not in it: a job's events, a worker's attempts and a device's reports are records of their own.
-"""
+"""The audit log: who changed what, when and from where. An entry is written in the transaction of its change."""
 
 from datetime import datetime
 

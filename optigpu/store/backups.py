@@ -20,10 +20,8 @@ WHAT_MATTERS = (Job, ApiKey, Device)
 
 
 def backup(url: str, file: Path) -> None:
-    """Writes the database to a new file that only this user can read, while the service runs.
-
-    Raises StoreError if the file exists, the database cannot be read, or PostgreSQL's programs are missing.
-    """
+    """Writes the database to a new file that only this user can read, while the service runs. Raises StoreError if the
+    file exists, the database cannot be read, or PostgreSQL's programs are missing."""
     if file.exists():
         raise StoreError(f"{file} exists already; name another file.")
     partial = file.with_name(f"{file.name}.part")
@@ -38,10 +36,8 @@ def backup(url: str, file: Path) -> None:
 
 
 def restore(url: str, file: Path) -> None:
-    """Puts what `backup` wrote in the place of all that the database holds; no part of it, if that fails.
-
-    Raises StoreError for a file that is no backup, and for a database that is in use.
-    """
+    """Puts what `backup` wrote in the place of all that the database holds; no part of it, if that fails. Raises
+    StoreError for a file that is no backup, and for a database that is in use."""
     address = address_of(url)
     revision_of(url, file)
     engine_for(url).dispose()  # makes the folder of a SQLite file

@@ -61,11 +61,8 @@ _SQLITE_ADVICE = {
 
 
 class Database:
-    """A pool of connections to one database.
-
-    `url` is `sqlite:///FILE` or `postgresql+psycopg://...`; a SQLite file's folder is made when it is not there.
-    Raises StoreError for another kind of database, StoreUnavailableError from any use when it cannot be reached.
-    """
+    """A pool of connections to one database: `sqlite:///FILE`, whose folder is made, or `postgresql+psycopg://...`.
+    Raises StoreError for another kind of database, StoreUnavailableError from any use when it cannot be reached."""
 
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
@@ -96,18 +93,14 @@ class Database:
 
     @contextmanager
     def glance(self) -> Iterator[Session]:
-        """The same for single statements: on PostgreSQL each sees the state of its own moment, which takes half as
-        many messages."""
+        """The same for single statements: on PostgreSQL each sees its own moment, which takes half as many messages."""
         with store_errors(self._engine.url), self._glance() as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """One transaction: committed at the end, with new revisions of what it changed; rolled back when anything is
-        raised.
-
-        On SQLite it holds the write lock from its start, so that nothing it has read can change under it.
-        """
+        """One transaction, rolled back when anything is raised; it renews the revisions of what it changed. On SQLite
+        it holds the write lock from its start, so that nothing it has read can change under it."""
         with store_errors(self._engine.url), self._write.begin() as session:
             yield session
             revisions.renew(session)
@@ -134,10 +127,8 @@ def is_made(url: str) -> bool:
 
 
 def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
-    """An engine with the settings that make the two databases behave alike.
-
-    Without `foreign_keys` SQLite does not enforce them: a migration rebuilds tables that others refer to.
-    """
+    """An engine with the settings that make the two databases behave alike. Without `foreign_keys` SQLite does not
+    enforce them: a migration rebuilds tables that others refer to."""
     address = address_of(url)
     if address.get_backend_name() == "postgresql":
         # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.
@@ -159,10 +150,7 @@ class _HasSocket(Protocol):
 
 
 def _require_open(connection: _HasSocket, _record: object, _proxy: object) -> None:
-    """A connection of the pool that its server has closed is replaced, without a question to those that it has not.
-
-    A server says so on the connection, which otherwise has nothing to read while nobody uses it.
-    """
+    """Replaces a pooled connection that its server has closed; until then an idle connection has nothing to read."""
     waiting = select_.poll()
     waiting.register(connection.fileno(), select_.POLLIN)
     if waiting.poll(0):
@@ -191,11 +179,8 @@ def moment(session: Session, now: datetime | None = None) -> datetime:
 
 @contextmanager
 def store_errors(url: URL) -> Iterator[None]:
-    """Converts SQLAlchemy's errors into the store's errors.
-
-    A database that is down, locked or outdated is StoreUnavailableError; an OptiGPUError of a column type is raised
-    unchanged.
-    """
+    """Converts SQLAlchemy's errors: a database that is down, locked or outdated is StoreUnavailableError. An
+    OptiGPUError of a column type is raised unchanged."""
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
@@ -265,10 +250,7 @@ URL_VARIABLE = "OPTIGPU_DATABASE_URL"
 
 
 def local_database() -> Database | None:
-    """The database that a service started here would use; None where its file was never made.
-
-    Raises StoreError for an address that cannot be used.
-    """
+    """The database that a service started here would use; None where its file was never made. Raises StoreError."""
     url = os.environ.get(URL_VARIABLE) or default_url(data_dir())
     if not is_made(url):
         return None

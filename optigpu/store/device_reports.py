@@ -1,10 +1,7 @@
-"""Runs that devices began, and their reports: each stored once, with what was made of it.
-
-Whoever writes here has locked the device before (`devices.enter`).
-
-A place on the edge leaderboard is a device in a partition: one model's file, one source of inputs, one runner. It keeps
-two reports: the one that ranks, which is the best supported of the device's latest setup, and the newest that does not.
-"""
+"""Runs that devices began, and their reports: each stored once, with what was made of it. Whoever writes here has
+locked the device (`devices.enter`). A place on the edge leaderboard is a device with one model's file, source of inputs
+and runner. It keeps two reports: the one that ranks, the best supported of the latest setup, and the newest that does
+not."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -52,10 +49,8 @@ class JudgedReport(Frozen):
 
 
 def start_run(session: Session, request: DeviceRequest, model_sha256: str) -> StartedRun:
-    """Enters the start of a run; for a repeated request it is the same run.
-
-    Raises ConflictError if that boot and sequence began a run of another model.
-    """
+    """Enters the start of a run, once for a repeated request. Raises ConflictError if it began a run of another
+    model."""
     query = select(DeviceRun).where(
         DeviceRun.device_id == request.device_id,
         DeviceRun.boot_id == request.boot_id,

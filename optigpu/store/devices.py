@@ -1,7 +1,5 @@
-"""Edge devices: enrolment, what their signed requests leave behind, and what people ask about them.
-
-An invitation to enrol is for one device and expires. The secret half of its code is never stored.
-"""
+"""Edge devices: enrolment, what their signed requests leave behind, and what people ask about them. The secret half of
+an invitation's code is never stored."""
 
 from datetime import datetime, timedelta
 
@@ -53,10 +51,8 @@ class DeviceRequest(Frozen):
 
 
 class Entered(Frozen):
-    """What is known of the device of a request that was entered.
-
-    `newest` says that no later request of the device was entered before; `rotate` that it should make a new key.
-    """
+    """What is known of the device of a request that was entered. `newest` says that no later request of the device was
+    entered before; `rotate` that it should make a new key."""
 
     newest: bool
     board: str
@@ -86,11 +82,8 @@ def secret_of(session: Session, device_id: str, version: int) -> bytes | None:
 
 
 def enter(session: Session, request: DeviceRequest) -> Entered:
-    """Locks the device, so that its requests follow each other, and notes this one.
-
-    Raises KeyRefusedError if the key was replaced or revoked since the signature was verified, ConflictError if the
-    sequence is far below what the boot has reached.
-    """
+    """Locks the device, so that its requests follow each other, and notes this one. Raises KeyRefusedError if the key
+    was replaced or revoked, ConflictError if the sequence is far below what the boot has reached."""
     device = _locked(session, request.device_id)
     key = session.get(DeviceKey, (request.device_id, request.key_version), populate_existing=True)
     if device.revoked_at is not None or key is None or key.secret is None:
@@ -118,11 +111,9 @@ def note_status(session: Session, device_id: str, status: DeviceStatus) -> None:
 
 
 def put_key(session: Session, request: DeviceRequest, secret: bytes, *, newest: bool) -> int:
-    """Enters the key that follows the one which signed the request, and returns its version.
-
-    Until it is used another may take its place, so that a device that lost it can go on. Raises ConflictError for the
-    key that is in use, and for a request that comes after a later one: it may be a copy.
-    """
+    """Enters the key that follows the one which signed the request, and returns its version. Until it is used another
+    may take its place. Raises ConflictError for the key in use, and for a request after a later one: it may be a
+    copy."""
     query = select(DeviceKey).where(DeviceKey.device_id == request.device_id)
     latest = session.scalars(query.order_by(DeviceKey.version.desc()).limit(1)).one()
     is_next = latest.version > request.key_version
@@ -170,10 +161,7 @@ def revoke(session: Session, device_id: str) -> None:
 
 
 def request_rotation(session: Session, device_id: str) -> None:
-    """The answers to the device's messages ask for a new key until it uses one.
-
-    Raises NotFoundError, and ConflictError for a revoked device.
-    """
+    """The device is asked for a new key until it uses one. Raises NotFoundError, ConflictError for a revoked device."""
     device = _locked(session, device_id)
     if device.revoked_at is not None:
         raise ConflictError(f"The device {device_id} was revoked; invite it again.")

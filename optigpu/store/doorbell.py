@@ -1,7 +1,5 @@
-"""Where workers are notified: the broker's address, the task and the queues. A message only names a job.
-
-The database is the truth: a message that is lost, late or repeated changes nothing.
-"""
+"""Where workers are notified: the broker's address, the task and the queues. A message only names a job: one that is
+lost, late or repeated changes nothing."""
 
 from optigpu.vocabulary import DeviceKind
 

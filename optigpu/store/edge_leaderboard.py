@@ -1,8 +1,5 @@
-"""The edge leaderboard: boards of devices that can be compared, each ranked by one metric.
-
-A board holds the devices that ran one model's file with inputs of one source in one runner. `edge_standings` says which
-report of a device stands, `edge_figures` what it amounts to, `edge_workers` which results of workers stand beside it.
-"""
+"""The edge leaderboard: boards of the devices that ran one model's file with inputs of one source in one runner, each
+ranked by one metric. `device_reports` says which report of a device stands, `edge_figures` what it amounts to."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,12 +30,8 @@ from optigpu.vocabulary import Better, Frozen
 
 
 class EdgeQuery(Frozen):
-    """What to list. None leaves a filter out.
-
-    `model` is the beginning of a file's SHA-256, `board` a name of the catalog of boards. `prices` are the catalog's,
-    by board, in US dollars; `price` is taken in their place. `include_unranked` adds what does not rank, with its
-    reasons.
-    """
+    """What to list. None leaves a filter out. `model` is the beginning of a file's SHA-256, `prices` are the catalog's
+    by board in US dollars, and `price` is taken in their place."""
 
     metric: EdgeMetric = EdgeMetric.LATENCY
     model: str | None = None

@@ -1,11 +1,7 @@
-"""A job's events, numbered from 1 in the order in which they happened.
-
-They are kept, except for progress: newer progress replaces older, so that a job's events stay few however long it runs.
+"""A job's events, numbered from 1 in their order. Newer progress replaces older; all others are kept.
 `variant_finished` names its result, and `finished` says only that there is an attribution; both are read where they are
-stored, so that what is withdrawn is gone from the events as well.
-Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
-reason, attempt, worker_id), `cancel_requested`, and `traced` (optigpu.store.queue).
-"""
+stored, so that what is withdrawn is gone from the events as well. Besides the engine's own kinds there are `state`
+(state, reason, attempt, worker_id), `cancel_requested`, and `traced`."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime

@@ -24,11 +24,8 @@ def of_result(
     limit: int = MOST,
     cursor: str | None = None,
 ) -> History:
-    """The newest results of the place of this one, without changes of their level; `metric` is the primary one of its
-    workload if not given.
-
-    Raises NotFoundError, for an unknown metric too, and CursorError.
-    """
+    """The newest results of this one's place, without changes of their level, by its workload's primary metric if none
+    is given. Raises NotFoundError, for an unknown metric too, and CursorError."""
     entry = session.get(LeaderboardEntry, result_id)
     if entry is None:
         raise absent(session, Withdrawn.RESULT, result_id)

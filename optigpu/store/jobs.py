@@ -45,12 +45,9 @@ def submit(
     fresh: bool = False,
     lease_s: float = LEASE_S,
 ) -> Submitted:
-    """Enters a job into the queue; the caller rings the doorbell after the commit.
-
-    With the key of an earlier request and the same spec it is that job. If results of the very same measurement are
-    there (`store.reuse`), it has ended with them, unless `fresh` says or the spec asks for otherwise. Raises
-    ConflictError for another spec.
-    """
+    """Enters a job into the queue. With the key of an earlier request and the same spec it is that job; another spec
+    raises ConflictError. If results of the very same measurement are there (`store.reuse`), it has ended with them,
+    unless `fresh` or the spec says otherwise."""
     needs = needs_of(spec)
     row = _row_of(spec, owner, idempotency_key, needs)
     at = _insert(session, row, needs)
@@ -66,10 +63,7 @@ def submit(
 
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
-    """The job with its attempts and variants; a worker that is silent for `lease_s` is not alive.
-
-    Raises NotFoundError.
-    """
+    """The job; a worker that is silent for `lease_s` is not alive. Raises NotFoundError."""
     job = session.get(Job, job_id)
     if job is None:
         raise absent(session, Withdrawn.JOB, job_id)
@@ -108,10 +102,8 @@ def list_(
 
 
 def request_cancel(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
-    """Cancels a queued job at once; a running one stops as soon as its worker's processes have ended.
-
-    Changes nothing for a job that has ended or was asked before. Raises NotFoundError.
-    """
+    """Cancels a queued job at once; a running one stops as soon as its worker's processes have ended. Changes nothing
+    for a job that has ended. Raises NotFoundError."""
     job = locked(session, job_id)
     if job.cancel_requested_at is None and not job.state.is_final:
         at = moment(session)
@@ -123,10 +115,8 @@ def request_cancel(session: Session, job_id: str, *, lease_s: float = LEASE_S) -
 
 
 def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
-    """Puts a parked job back into the queue, as if it had never failed; the caller rings the doorbell after the commit.
-
-    Changes nothing for a job that waits or runs. Raises NotFoundError, ConflictError for another that has ended.
-    """
+    """Puts a parked job back into the queue, as if it had never failed. Changes nothing for a job that waits or runs.
+    Raises NotFoundError, ConflictError for another that has ended."""
     job = locked(session, job_id)
     if job.state.is_final and not job.parked:
         raise ConflictError(

@@ -31,10 +31,8 @@ class Scope(StrEnum):
 
 
 class KeyInfo(Frozen):
-    """A key without its secret. `prefix` are its first characters, for people to tell keys apart.
-
-    A null `expires_at` means that it is valid until it is revoked.
-    """
+    """A key without its secret: `prefix` are its first characters. Without `expires_at` it is valid until it is
+    revoked."""
 
     id: str
     name: str
@@ -57,10 +55,8 @@ def create(session: Session, name: str, scopes: Iterable[str], lasts: timedelta 
 
 
 def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> bool:
-    """Enters a key that was chosen elsewhere; False if it is known already, revoked or not, and nothing changes.
-
-    Raises StoreError when it is too short to be a secret.
-    """
+    """Enters a key that was chosen elsewhere; False if it is known, revoked or not. Raises StoreError if it is too
+    short."""
     if len(plain) < LEAST_CHARACTERS:
         raise StoreError(
             f"An API key needs at least {LEAST_CHARACTERS} characters; make one with `openssl rand -hex 32`."
@@ -69,11 +65,9 @@ def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> bo
 
 
 def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta | None = None) -> str:
-    """Creates a successor with the same name and scopes, and returns it; the old key is valid for `grace` longer.
-
-    Without `lasts` the successor lives as long as the old key was meant to. Raises NotFoundError, and ConflictError for
-    a key that is revoked or has expired.
-    """
+    """Creates a successor with the same name and scopes; the old key is valid for `grace` longer. Without `lasts` the
+    successor lives as long as the old key was meant to. Raises NotFoundError, and ConflictError for a key that is no
+    longer valid."""
     row = _row(session, key_id)
     at = moment(session)
     if row.revoked_at is not None or info_of(row).has_expired(at):
@@ -102,10 +96,7 @@ def is_known(session: Session, plain: str) -> bool:
 
 
 def note_uses(session: Session, uses: Mapping[str, datetime]) -> None:
-    """Stores when keys, by id, were last used. An earlier time changes nothing.
-
-    In the order of the ids, so that two processes cannot wait for each other.
-    """
+    """Stores when keys were last used, in the order of their ids: two processes cannot wait for each other."""
     for key_id, at in sorted(uses.items()):
         earlier = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < at)
         session.execute(update(ApiKey).where(ApiKey.id == key_id, earlier).values(last_used_at=at))

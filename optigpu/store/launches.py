@@ -1,9 +1,6 @@
-"""Launches: a job is handed to a cluster's scheduler, whose pilot claims it with a token for that job alone.
-
-A launch is written before the scheduler is asked and ended after the scheduler has said that it is over, so a launcher
-that dies in between finds it again, by its name. A job has one launch at a time. A pilot's claim is that of any worker:
-one conditional statement on a queued job, so that of two pilots of one job only one measures.
-"""
+"""Launches: a job is handed to a cluster's scheduler, whose pilot claims it with a token for that job alone. A launch
+is written before the scheduler is asked and ended after it has said that it is over, so a launcher that dies in between
+finds it again, by its name. A job has one launch at a time."""
 
 import hashlib
 import secrets
@@ -44,8 +41,7 @@ class Begun(Frozen):
 
 
 class Launch(Frozen):
-    """A launch that has not ended, and what became of its job. `created_at` and `job_ended_at` are compared with `now`,
-    the database's clock."""
+    """A launch that has not ended, and what became of its job; `now` is the database's clock."""
 
     id: str
     job_id: str
@@ -73,10 +69,8 @@ class PilotLease(Frozen):
 
 
 def begin(session: Session, scheduler: Scheduler) -> Begun | None:
-    """Writes a launch for the next job that waits for this scheduler; None if none does.
-
-    The highest priority first, of these the oldest. A job whose document this version cannot read ends failed.
-    """
+    """Writes a launch for the next job that waits for this scheduler, by priority, then age; None if none does. A job
+    whose document this version cannot read ends failed."""
     at = moment(session)
     while (job := _next(session, scheduler, at)) is not None:
         spec = leases.readable(session, job, at)
@@ -119,11 +113,8 @@ def note(session: Session, launch_id: str, state: LaunchState, reference: str) -
 
 
 def end(session: Session, launch_id: str, reason: str) -> None:
-    """The launch is over, and its token with it.
-
-    If no pilot has claimed the job, this was an attempt at it that failed; `store.retries` says what follows. If one
-    has, its lease says it. Ending a launch again changes nothing.
-    """
+    """The launch is over, and its token with it. If no pilot has claimed the job, this was an attempt at it that
+    failed; `store.retries` says what follows. Ending a launch again changes nothing."""
     job_id = session.scalars(select(LaunchRow.job_id).where(LaunchRow.id == launch_id)).one()
     job, row = locked(session, job_id), _row(session, launch_id)  # in the order of a claim
     if row.ended_at is not None:
@@ -148,11 +139,8 @@ def verify(session: Session, token: str) -> Pilot | None:
 
 
 def claim(session: Session, pilot: Pilot, worker: WorkerInfo, lease_s: float) -> Lease | str:
-    """Gives the pilot its job, for `lease_s` seconds; or says why it cannot have it.
-
-    The same worker that claims again has lost the answer, and gets the same lease. A machine that does not suit the job
-    is why the launch will have ended. Raises ConflictError if another worker has the job.
-    """
+    """Gives the pilot its job, for `lease_s` seconds; or says why it cannot have it, as the launch will have ended. The
+    same worker that claims again gets the same lease. Raises ConflictError if another worker has the job."""
     at = moment(session)
     job, row = locked(session, pilot.job_id), _row(session, pilot.launch_id)
     if job.state is JobState.RUNNING and job.worker_id == worker.id:

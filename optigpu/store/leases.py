@@ -1,8 +1,6 @@
-"""Leases on jobs: claim, heartbeat, release, failure, and the sweep that takes back the jobs of lost workers.
-
-A claim takes a lease and raises the job's fencing number. What a worker writes is accepted only while the job runs
-under the number with which it was claimed, so a worker without a valid lease can change nothing.
-"""
+"""Leases on jobs: claim, heartbeat, release, failure, and the sweep that takes back the jobs of lost workers. A claim
+raises the job's fencing number. What a worker writes is accepted only while the job runs under the number with which it
+was claimed."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -40,8 +38,8 @@ class Lease(Hold):
 
 
 class Swept(Frozen):
-    """What a sweep changed: the jobs whose lease had run out, by what became of them, and those that were `overdue`,
-    whose deadline had passed before they began."""
+    """The jobs whose lease had run out, by what became of them, and those whose deadline had passed before they
+    began."""
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -56,11 +54,8 @@ def claim(
     now: datetime | None = None,
     asked: str | None = None,
 ) -> Lease | None:
-    """Gives the worker the job whose turn it is (`store.turns`) of those that it can run, for `lease_s` seconds; None
-    when there is none. `asked` is the job that a message names.
-
-    A job whose document this version cannot read any more ends failed, and the next one is looked at.
-    """
+    """Gives the worker the job whose turn it is (`store.turns`), for `lease_s` seconds; None when there is none.
+    `asked` is the job that a message names. A job whose document this version cannot read ends failed."""
     at = moment(session, now)
     while (job_id := next_job(session, worker, at, asked)) is not None:
         lease = claim_one(session, job_id, worker, lease_s, at)
@@ -117,10 +112,8 @@ def heartbeat(
     progress: ProgressView | None = None,
     now: datetime | None = None,
 ) -> bool:
-    """Extends the lease and stores the progress; returns True if a cancel was requested.
-
-    Progress that has changed becomes the job's event `progressed`, in place of the one before. Raises LeaseLostError.
-    """
+    """Extends the lease and stores the progress, which replaces the event `progressed`; returns True if a cancel was
+    requested. Raises LeaseLostError."""
     job = held(session, lease)
     at = moment(session, now)
     job.lease_until = at + timedelta(seconds=lease_s)
@@ -145,10 +138,7 @@ def held(session: Session, lease: Hold) -> Job:
 
 
 def release(session: Session, lease: Hold) -> None:
-    """Hands the job back because the worker stops; this attempt does not count as lost.
-
-    The caller rings the doorbell after the commit. Raises LeaseLostError.
-    """
+    """Hands the job back because the worker stops; the attempt does not count as lost. Raises LeaseLostError."""
     job = held(session, lease)
     at = moment(session)
     if job.cancel_requested_at is not None:
@@ -168,10 +158,7 @@ def fail(session: Session, lease: Hold, kind: FailureKind, error: str) -> None:
 
 
 def sweep(session: Session, now: datetime | None = None) -> Swept:
-    """Takes back jobs whose lease has run out, and ends those whose deadline has passed before they began.
-
-    The caller rings the doorbell for what is queued again, after the commit.
-    """
+    """Takes back jobs whose lease has run out, and ends those whose deadline has passed before they began."""
     at = moment(session, now)
     query = (
         select(Job).where(in_state(JobState.RUNNING), Job.lease_until < at).order_by(Job.created_at, Job.id)
@@ -211,11 +198,8 @@ def _take(session: Session, job_id: str, worker: WorkerInfo, at: datetime, lease
 
 
 def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:
-    """Enters the attempt; returns what it need not measure again.
-
-    Outcomes are kept only if the same version measured them on the same device of the same host: a ladder must not
-    compare two devices. What a scheduler's allocation measured is compared with no other allocation's.
-    """
+    """Enters the attempt; returns what it need not measure again: what the same version measured on the same device of
+    the same host, but not in another allocation of a scheduler."""
     last = attempt_of(session, job.id, job.attempt - 1)
     session.add(
         Attempt(

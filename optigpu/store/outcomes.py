@@ -57,10 +57,7 @@ def note(session: Session, lease: Lease, event: Noted) -> None:
 
 
 def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> None:
-    """Enters the job's variants; those in `lease.done` keep their outcome. Raises LeaseLostError.
-
-    Entering the same plan again changes nothing.
-    """
+    """Enters the job's variants, once; those in `lease.done` keep their outcome. Raises LeaseLostError."""
     job = held(session, lease)
     rows = session.scalars(select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index))
     if [(row.index, row.role, row.label) for row in rows] == [(v.index, v.role, v.label) for v in variants]:
@@ -99,20 +96,17 @@ def variant_started(session: Session, lease: Lease, index: int) -> None:
 
 
 def printed(session: Session, lease: Lease, event: Printed) -> None:
-    """A process of a variant printed this; the last LONGEST_PRINTED characters of all of them are kept. Raises
-    LeaseLostError, NotFoundError."""
+    """A process of a variant printed this; the last LONGEST_PRINTED characters are kept. Raises LeaseLostError,
+    NotFoundError."""
     variant = _variant(session, held(session, lease), event.index)
     before = f"{variant.printed}\n\n" if variant.printed else ""
     variant.printed = clean_text(f"{before}{event.text}")[-LONGEST_PRINTED:]
 
 
 def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:
-    """Stores how a variant ended: its result, samples, files (`kept`: the outcome's, as they were read), environment,
-    place on the leaderboard and event, all or none.
-
-    Saving the same outcome again changes nothing. A result that no database can hold makes the variant failed, with
-    that reason. Raises LeaseLostError, NotFoundError.
-    """
+    """Stores how a variant ended: its result, samples, files (`kept`, as they were read), place on the leaderboard and
+    event, all or none, and once. A result that no database can hold makes the variant failed, with that reason. Raises
+    LeaseLostError, NotFoundError."""
     job = held(session, lease)
     variant = _variant(session, job, outcome.index)
     outcome = _storable(_of_job(outcome, job.id))

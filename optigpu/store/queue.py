@@ -1,7 +1,4 @@
-"""The queue: jobs by state, a job's position, and when it will begin.
-
-Jobs for a scheduler wait in the scheduler's own queue, and are in none of these but the jobs by state.
-"""
+"""The queue: jobs by state, a job's position, and when it will begin. Jobs for a scheduler are only in the first."""
 
 from datetime import datetime, timedelta
 from statistics import median
@@ -38,10 +35,8 @@ def due(session: Session, device: DeviceKind, at: datetime, limit: int) -> list[
 
 
 def position(session: Session, job: Job, at: datetime) -> int:
-    """The place of a queued job among those of its kind of device: 1 for the next one.
-
-    Keys take turns (`store.turns`), so it is reckoned as if each job that begins counted a minute against its key.
-    """
+    """The place of a queued job among those of its kind of device, from 1. Keys take turns (`store.turns`), so it is
+    reckoned as if each job that begins counted a minute against its key."""
     here = tuple_(literal(job.created_at, Job.created_at.type), literal(job.id))
     of_device = Job.device == job.device
     more_urgent = _count(session, of_device, Job.precedence < job.precedence)
@@ -78,11 +73,8 @@ def _is_older(session: Session, lane: tuple[ColumnElement[bool], ...], number: i
 def estimated_start(
     session: Session, job: Job, position: int, lease_s: float, at: datetime
 ) -> datetime | None:
-    """When a queued job will begin, if the jobs before it take as long as the latest ones like it did.
-
-    On average half of each running job is over. None without such jobs, and without a live worker of its kind
-    of device.
-    """
+    """When a queued job will begin, if the jobs before it take as long as the latest ones like it did, and half of each
+    running job is over. None without such jobs, and without a live worker of its kind of device."""
     usual_s = _usual_s(session, job)
     serving = [worker for worker in workers.alive(session, lease_s) if worker.device is job.device]
     if usual_s is None or not serving:

@@ -10,10 +10,8 @@ from optigpu.store.database import moment
 
 
 def look(session: Session, before: str | None, result: Result) -> None:
-    """Writes the event if the result took the place of the result `before` and is statistically worse.
-
-    Only the workload's primary metric counts. Nothing is compared where no webhook asks for the event.
-    """
+    """Writes the event if the result took the place of the result `before` and its primary metric is statistically
+    worse. Nothing is compared where no webhook asks for the event."""
     if before is None or not webhooks.subscribers(session, WebhookEvent.REGRESSION_FOUND):
         return
     variant = result.variant

@@ -115,10 +115,8 @@ def packed_samples(session: Session, result_id: str, name: str) -> tuple[list[in
 
 
 def add(session: Session, result: Result, samples: Mapping[str, Samples]) -> None:
-    """Stores a result with its metrics, its raw samples, and its environment unless that is known.
-
-    Raises ConflictError if its id is another's.
-    """
+    """Stores a result with its metrics, samples, and its environment unless that is known. Raises ConflictError for a
+    known id."""
     if session.get(ResultRow, result.id) is not None:
         raise ConflictError(f"There is a result {result.id} already; each result has an id of its own.")
     document = result.model_dump(mode="json")

@@ -1,8 +1,5 @@
-"""What follows when an attempt at a job fails, by what it failed of: another attempt, after a wait, or the end.
-
-A job that fails for a reason that does not lie in what it asks for is parked when it has no attempt left: failed, with
-its last error, until a person puts it back.
-"""
+"""What follows when an attempt at a job fails, by what it failed of: another attempt, after a wait, or the end. A job
+that fails of what it does not ask for is parked at the end: failed, until a person puts it back."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,11 +15,9 @@ from optigpu.vocabulary import FailureKind, Frozen, JobState
 
 
 class Retry(Frozen):
-    """How often a job is tried again after a kind of failure: once for each wait, in seconds.
-
-    Each kind is counted for itself. `parks` says whether the job is parked after the last attempt, and `remeasures`
-    whether variants that failed in the attempt are measured again.
-    """
+    """How often a job is tried again after a kind of failure: once for each wait, in seconds. `parks` says whether the
+    job is parked after the last attempt, `remeasures` whether variants that failed in the attempt are measured
+    again."""
 
     waits_s: tuple[float, ...] = ()
     parks: bool = True

@@ -1,8 +1,6 @@
-"""Results that are there already: a job that asks for the very same measurement need not be measured again.
-
-A result stands for a variant if it is valid, of the same digests (which hold the hash of the weights), seed and
-versions, on the class of hardware on which the job would be measured now, and was measured at least as thoroughly.
-"""
+"""Results that are there already: a job that asks for the very same measurement need not be measured again. A result
+stands for a variant if it is valid, of the same digests (which hold the hash of the weights), seed, versions and class
+of hardware, and was measured at least as thoroughly."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -68,10 +66,8 @@ class Answer(Frozen):
 
 
 def find(session: Session, spec: JobSpec, prospects: Prospects) -> Answer | None:
-    """The answer from results that are there; None if any of the job's variants must be measured.
-
-    The variants of a plan that compares them must have been measured by one job: only then they took turns.
-    """
+    """The answer from results that are there; None if any variant must be measured. The variants of a plan that
+    compares them must have been measured by one job: only then they took turns."""
     classes = {worker.hardware_class for worker in prospects.able}
     if spec.fresh or spec.plan is PlanName.SEARCH or len(classes) != 1:
         return None

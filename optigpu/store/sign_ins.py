@@ -1,7 +1,5 @@
-"""Browsers that are signed in with a key: each for some hours, and no longer than its key is valid.
-
-The cookie holds 256 random bits, and the database only their hash, as of a key: who reads the database cannot sign in.
-"""
+"""Browsers that are signed in with a key: each for some hours, and no longer than its key is valid. The cookie holds
+256 random bits, and the database only their hash."""
 
 import hashlib
 import secrets

@@ -44,10 +44,7 @@ def seconds_between(session: Session, earlier: Moment, later: Moment) -> ColumnE
 
 
 def take_turns(session: Session, name: str) -> None:
-    """Transactions that call this with the same name follow each other: each sees what the one before has committed.
-
-    On SQLite all transactions that write do so anyway.
-    """
+    """Transactions that call this with the same name follow each other, as all that write do on SQLite."""
     if is_postgresql(session):
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
         session.execute(select(func.pg_advisory_xact_lock(number)))

@@ -141,9 +141,7 @@ class JobNeed(Base):
 
 class Attempt(Base):
     """One time that a worker took a job. The next attempt goes on from it on the same host, device and version.
-
-    `device` is the GPU's UUID, or on a CPU the hardware class; null in attempts from before it was stored.
-    """
+    `device` is the GPU's UUID, or on a CPU the hardware class; null in attempts from before it was stored."""
 
     __tablename__ = "attempts"
     __table_args__ = (Index("ix_attempts_ended_at", "ended_at"),)
@@ -160,11 +158,9 @@ class Attempt(Base):
 
 
 class LaunchRow(Base):
-    """One time that a job was handed to a scheduler: a job has one at a time that has not ended.
-
-    `reference` is the scheduler's id of it, null until it is known. Of the pilot's token only the hash is kept.
-    `fencing` is the job's when it was handed over: as long as it is the same no pilot has claimed the job.
-    """
+    """One time that a job was handed to a scheduler. `reference` is the scheduler's id of it, null until it is known.
+    Of the pilot's token only the hash is kept. `fencing` is the job's when it was handed over: as long as it is the
+    same no pilot has claimed the job."""
 
     __tablename__ = "launches"
     __table_args__ = (
@@ -244,15 +240,12 @@ would sort all of them rather than read the order of `ix_metrics_order`."""
 
 
 class MetricRow(Base):
-    """One metric of a result: what is sorted and filtered by.
-
-    `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
-    `summary` is the whole of it. The next columns order the rows of a board: `unsure` says that there is no
-    interval, and of two places the smaller one is the better: the value, or its negative where more is better. The last
-    ones are of the result, so that the indexes of the order have what filters ask for as well: `stack` is the names of
-    its techniques, each between two spaces, `clean` is true without warnings. They are null in rows of an earlier
-    version of OptiGPU that still writes.
-    """
+    """One metric of a result: what is sorted and filtered by. `low` and `high` are its 95% interval: null without one,
+    both the value for what is counted (COUNTED_METRICS). `summary` is the whole of it. The next columns order the rows
+    of a board: `unsure` says that there is no interval, and the smaller `place` is the better: the value, or its
+    negative where more is better. The last ones are of the result, for the indexes: `stack` is the names of its
+    techniques, each between two spaces, `clean` is true without warnings. They are null in rows that an earlier version
+    of OptiGPU writes."""
 
     __tablename__ = "metrics"
     __table_args__ = (
@@ -305,10 +298,8 @@ class SamplesRow(Base):
 
 
 class ArtifactRow(Base):
-    """A file that a meter left with a result, zlib-compressed; null, with the reason, where it could not be kept.
-
-    Size and SHA-256 are those of the file itself.
-    """
+    """A file that a meter left with a result, zlib-compressed, with its own size and SHA-256; or the reason why it was
+    not kept."""
 
     __tablename__ = "artifacts"
 
@@ -388,11 +379,9 @@ class SignIn(Base):
 
 
 class BoardRow(Base):
-    """A board of the leaderboard: results of one workload, with its shapes and its model, from one source.
-
-    `number` is made of the two. `newest` is the newest result's id: ids begin with their time. `invalid` counts the
-    board's invalid results by their reasons, which are separated by spaces.
-    """
+    """A board of the leaderboard: results of one workload, with its shapes and its model, from one source. `number` is
+    made of the two. `newest` is the newest result's id: ids begin with their time. `invalid` counts the board's invalid
+    results by their reasons, which are separated by spaces."""
 
     __tablename__ = "boards"
     __table_args__ = (
@@ -413,16 +402,13 @@ class BoardRow(Base):
 
 
 class LeaderboardEntry(Base):
-    """What the leaderboard knows of one result: its place, and whether it is the current result there.
-
-    A place is a variant on a class of hardware, on one board; `optigpu.store.standings` chooses the current one of its
-    results, and `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where
-    lower is better, so that more is always better. `size_bytes` is the peak on an accelerator, the weights on a CPU;
-    `energy_j` that of a token or an image. The four, with `kld`, are what `pareto` weighs; it is null where nothing is
-    weighed. `top1` is `top1_agreement`, for its filter. `warnings` and `reasons` are the verdict's, separated by
-    spaces. `shown` has the fields of its row that stay as they are. `edge` is what the edge leaderboard needs of
-    what classifies images.
-    """
+    """What the leaderboard knows of one result: its place, and whether it is the current result there. A place is a
+    variant on a class of hardware, on one board; `optigpu.store.standings` chooses the current one of its results, and
+    `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where lower is
+    better. `size_bytes` is the peak on an accelerator, the weights on a CPU; `energy_j` that of a token or an image.
+    The four, with `kld`, are what `pareto` weighs; it is null where nothing is weighed. `warnings` and `reasons` are
+    the verdict's, separated by spaces. `shown` has the fields of its row that stay as they are. `edge` is what the edge
+    leaderboard needs of what classifies images."""
 
     __tablename__ = "leaderboard"
     __table_args__ = (
@@ -494,10 +480,8 @@ class Revision(Base):
 
 
 class Tombstone(Base):
-    """What stays of a result or a job that was withdrawn: who withdrew it, when and why.
-
-    `withdrawn_by` is the name of the key, which may have been revoked since; `key_id` is null without a key.
-    """
+    """What stays of a withdrawn result or job. `withdrawn_by` is the name of the key; `key_id` is null without a
+    key."""
 
     __tablename__ = "tombstones"
 
@@ -511,11 +495,8 @@ class Tombstone(Base):
 
 
 class DeviceInvite(Base):
-    """An invitation to enrol one device. `code` is the public group of what the operator was shown.
-
-    `verifier` is SHA-256 of the secret groups, null once it is claimed; `claim_digest` then tells a retry from another
-    claim.
-    """
+    """An invitation to enrol one device. `code` is the public group of what the operator was shown. `verifier` is
+    SHA-256 of the secret groups, null once it is claimed; `claim_digest` then tells a retry from another claim."""
 
     __tablename__ = "device_invites"
 
@@ -599,11 +580,8 @@ class DeviceRun(Base):
 
 
 class DeviceReportRow(Base):
-    """A report as it was received, what was made of it, and what the edge leaderboard sorts by.
-
-    `received_at` is when the server had the message that brought it; `document` is the report, and `body_digest` is
-    that of its canonical JSON. `energy_per_inference_uj` includes the idle power.
-    """
+    """A report as it was received, what was made of it, and what the edge leaderboard sorts by. `received_at` is when
+    its message came, `body_digest` that of its canonical JSON. `energy_per_inference_uj` includes the idle power."""
 
     __tablename__ = "device_reports"
     __table_args__ = (
@@ -648,10 +626,8 @@ class EdgeModel(Base):
 
 
 class EdgeStanding(Base):
-    """The report of a device that stands on the edge leaderboard, and the newest that does not rank.
-
-    A place is a device in a partition of model, input and runner; `optigpu.store.device_reports` chooses its reports.
-    """
+    """The report of a device that stands on the edge leaderboard, and the newest that does not rank. A place is a
+    device in a partition of model, input and runner; `optigpu.store.device_reports` chooses its reports."""
 
     __tablename__ = "edge_standings"
 
@@ -666,11 +642,8 @@ class EdgeStanding(Base):
 
 
 class AuditRow(Base):
-    """One change, by whom and from where. Rows are added in the transaction of their change, and stay as they are.
-
-    `target` is the id of what was changed. `key_id`, `address` and `request_id` are null where there was none, as at
-    the command line.
-    """
+    """One change, by whom and from where. Rows stay as they are. `target` is the id of what was changed. `key_id`,
+    `address` and `request_id` are null where there was none, as at the command line."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index("ix_audit_log_target_id", "target", "id"),)
@@ -700,11 +673,8 @@ class Webhook(Base):
 
 
 class WebhookDelivery(Base):
-    """An event for one webhook: the outbox, written in the transaction of the event.
-
-    `next_at` is when it is sent, or sent again; null once it was delivered, or after the last attempt. While a process
-    sends it, `next_at` is when others may. `body` are the bytes that are signed.
-    """
+    """The outbox: an event for one webhook. `next_at` is when it is sent, or sent again, and while a process sends it,
+    when others may; null once it was delivered, or after the last attempt. `body` are the bytes that are signed."""
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (
@@ -724,11 +694,8 @@ class WebhookDelivery(Base):
 
 
 class AlertRule(Base):
-    """A question to each new current result of a place on the leaderboard; `optigpu.store.alerts` asks it.
-
-    `threshold` is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired
-    for.
-    """
+    """A question to each new current result of a place on the leaderboard; `optigpu.store.alerts` asks it. `threshold`
+    is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired for."""
 
     __tablename__ = "alert_rules"
     __table_args__ = (Index("ix_alert_rules_place", "board", "variant_digest", "hardware_class"),)

@@ -1,8 +1,5 @@
 """What has happened to jobs since the first one, as counts that only grow: attempts, phases, variants and verdicts.
-
-Jobs that are older than the oldest unfinished one can no longer change. A `TallyReader` counts them once; each read
-after that looks at newer jobs alone, by the index on the time at which they were posted.
-"""
+Jobs that are older than the oldest unfinished one can no longer change: a `TallyReader` counts them once."""
 
 import json
 from bisect import bisect_left
@@ -88,10 +85,7 @@ class Tally:
 
 
 class TallyReader:
-    """Reads the tally again and again. For one thread at a time.
-
-    What is withdrawn stays counted by a reader that has seen it: a counter that falls would look like a restart.
-    """
+    """Reads the tally again and again, in one thread. What was withdrawn since stays counted: a counter never falls."""
 
     def __init__(self) -> None:
         self._settled = Tally()

@@ -1,7 +1,5 @@
-"""The job's state machine: queued -> running -> succeeded | failed | cancelled, and back to queued.
-
-Every change of a state goes through here, on a locked row, and leaves an event.
-"""
+"""The job's state machine: queued -> running -> succeeded | failed | cancelled, and back to queued. Every change of a
+state goes through here, on a locked row, and leaves an event."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -56,10 +54,7 @@ def end(session: Session, job: Job, state: JobState, reason: str | None, at: dat
 
 
 def requeue(session: Session, job: Job, outcome: str, at: datetime, again: Again | None = None) -> None:
-    """Puts a job back into its place in the queue; `outcome` says how the attempt ended.
-
-    `again` is None for a worker that handed it back because it stops.
-    """
+    """Puts a job back into the queue; `outcome` says how the attempt ended, `again` is None if the worker stops."""
     _end_attempt(session, job, outcome, at)
     job.not_before = at + timedelta(seconds=again.wait_s) if again and again.wait_s else None
     job.reason = again.reason if again else None

@@ -1,10 +1,7 @@
 """Whose turn it is: jobs of the highest priority first; of these, one of the key that had the least of the workers'
-time within the last hour; of these, the oldest.
-
-The jobs of one key that ask for the same of a worker are a lane, ordered by priority and age: a worker can run all of
-them or none. A claim looks at the first job of each lane, so its cost grows with the number of lanes that wait and not
-with that of jobs.
-"""
+time within the last hour; of these, the oldest. The jobs of one key that ask for the same of a worker are a lane,
+ordered by priority and age. A claim looks at the first job of each lane, so its cost grows with the number of lanes
+that wait."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -34,10 +31,8 @@ class Head(Frozen):
 
 
 def next_job(session: Session, worker: WorkerInfo, at: datetime, asked: str | None = None) -> str | None:
-    """The job whose turn it is of those that the worker can run; None where it can run none that waits.
-
-    `asked` is the job that a message names. It is taken before others of the same key and priority.
-    """
+    """The job whose turn it is of those that the worker can run, or None. `asked` is the job that a message names. It
+    is taken before others of the same key and priority."""
     heads = _heads(session, worker, at)
     if not heads:
         return None

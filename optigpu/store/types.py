@@ -1,8 +1,5 @@
-"""Column types that behave alike on PostgreSQL and SQLite.
-
-No key here counts up by itself: SQLite does that for INTEGER alone, so keys are UUIDs, digests, or numbers that are
-taken under their parent's row lock.
-"""
+"""Column types that behave alike on PostgreSQL and SQLite. No key counts up by itself: SQLite does that for INTEGER
+alone."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -43,11 +40,8 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Document(TypeDecorator[Any]):
-    """JSON that comes back as it went in: numbers, order of keys, everything.
-
-    Not JSONB, which sorts keys and rewrites numbers; nothing is searched inside of documents. Raises DocumentError for
-    NaN, infinity, NUL and half surrogates, which only one of the two databases would take.
-    """
+    """JSON that comes back as it went in: JSONB sorts keys and rewrites numbers. Raises DocumentError for NaN,
+    infinity, NUL and half surrogates, which only one of the two databases would take."""
 
     impl = JSON(none_as_null=True)
     cache_ok = True

@@ -1,7 +1,5 @@
-"""Why no live worker can take a queued job, in a sentence for the person who posted it.
-
-It is found out whenever a job is read, by the conditions of the claim itself: a worker that comes later changes it.
-"""
+"""Why no live worker can take a queued job, in a sentence for the person who posted it, found out whenever a job is
+read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,9 +1,6 @@
-"""Webhooks: where events are sent, and what became of each.
-
-The outbox holds an event from the transaction that makes it, and it is sent after the commit: an event that happened is
-sent at least once, and one that was rolled back never. A delivery keeps its id however often it is sent, and its body
-is the event in the form of the Standard Webhooks specification: type, timestamp, data.
-"""
+"""Webhooks: where events are sent, and what became of each. The outbox holds an event from the transaction that makes
+it, and it is sent after the commit, at least once. A delivery keeps its id, and its body is the event in the form of
+the Standard Webhooks specification: type, timestamp, data."""
 
 import base64
 import json

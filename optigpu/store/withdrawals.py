@@ -1,7 +1,5 @@
-"""Withdrawing results and jobs: what was stored is removed, and a tombstone says who withdrew it, when and why.
-
-The results that follow it on the leaderboard take its place. Withdrawing the same thing again changes nothing.
-"""
+"""Withdrawing results and jobs, once: what was stored is removed, and a tombstone says who withdrew it, when and why.
+The results that follow it on the leaderboard take its place."""
 
 from collections.abc import Collection
 from typing import Any
@@ -48,8 +46,7 @@ def withdraw_result(session: Session, result_id: str, why: Withdrawal) -> Withdr
 
 
 def withdraw_job(session: Session, job_id: str, why: Withdrawal) -> WithdrawalView:
-    """Withdraws a job with all of its results; a queued one never runs. Raises NotFoundError, ConflictError while it
-    runs."""
+    """Withdraws a job with its results; a queued one never runs. Raises NotFoundError, ConflictError while it runs."""
     take_turns(session, "withdrawals")
     if stone := _stone(session, Withdrawn.JOB, job_id):
         return stone

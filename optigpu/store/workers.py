@@ -18,13 +18,8 @@ FORGOTTEN_AFTER = timedelta(days=7)
 
 
 class WorkerInfo(Frozen):
-    """A worker's description of itself.
-
-    `gpus` are the names of the GPUs that it can see and `vram_bytes` the memory of the smallest; `gpu_uuid` is the one
-    that its jobs run on, null on a CPU. `packages`, `models`, `downloads` and `software` are as in
-    WorkerView. `selftest` is what
-    the last self-test of its device found, if that holds for its hardware and software.
-    """
+    """A worker's description of itself, as in WorkerView. `gpus` are the GPUs that it can see, `vram_bytes` the memory
+    of the smallest; `gpu_uuid` is the one that its jobs run on, null on a CPU."""
 
     id: str
     host_id: str
