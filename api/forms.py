@@ -1,6 +1,6 @@
 """The forms in which a table is sent: JSON, CSV or Markdown, as the query or the header Accept asks for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,11 +57,9 @@ def written(
             return Response(page.model_dump_json(), media_type="application/json")
 
 
-def next_cursor(page: LeaderboardPage | EdgePage, *, continues_list: bool) -> str | None:
+def next_cursor(of_boards: Sequence[str | None], of_list: str | None, *, continues_list: bool) -> str | None:
     """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
-    if len(page.boards) == 1 and not continues_list:
-        return page.boards[0].next_cursor
-    return page.next_cursor
+    return of_boards[0] if len(of_boards) == 1 and not continues_list else of_list
 
 
 def accepted(accept: str) -> Form:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field
+from pydantic_core import to_json
 
 from api.auth import Reader, caller, require
 from api.filters import check_filters
@@ -17,12 +18,12 @@ from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import parameters_of
 from api.service import ServiceDep, service_of
-from optigpu.documents.views import Board, LeaderboardPage
+from optigpu.documents.views import LeaderboardPage
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 from optigpu.store import leaderboard
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
-from optigpu.vocabulary import METRICS
+from optigpu.vocabulary import METRICS, Document
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +63,7 @@ class LeaderboardFilter(LeaderboardQuery):
 
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
-        words = self._words | {name: urlencode({name: value}) for name, value in changes.items()}
+        words = self._words | {name: f"{name}={quote_plus(value)}" for name, value in changes.items()}
         return f"{prefix}/v1/leaderboard?{'&'.join(words.values())}"
 
     @cached_property
@@ -71,12 +72,11 @@ class LeaderboardFilter(LeaderboardQuery):
         given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"})
         return {name: urlencode({name: query_word(value)}) for name, value in given.items()}
 
-    def linked(self, board: Board, prefix: str) -> Board:
-        """The board with links to all of its rows, and to its next page; one of several shows only the first rows."""
-        links = {"self": self.link(prefix, workload=board.workload_digest)}
-        if board.next_cursor:
-            links["next"] = self.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
-        return board.model_copy(update={"links": links})
+    def links(self, board: Document, prefix: str) -> dict[str, str]:
+        """The addresses of all rows of a board, and of its next page: one of several boards shows its first rows."""
+        digest, cursor = board["workload_digest"], board["next_cursor"]
+        links = {"self": self.link(prefix, workload=digest)}
+        return links | {"next": self.link(prefix, workload=digest, cursor=cursor)} if cursor else links
 
 
 @router.get(
@@ -99,13 +99,19 @@ def get_leaderboard(
     with (
         service.database.glance() as session
     ):  # a page that changes meanwhile is kept as of the revision before
-        page = leaderboard.query(session, wanted)
-        if not page.boards:  # a filter that has found something is known
+        page = leaderboard.read(session, wanted)
+        if not page["boards"]:  # a filter that has found something is known
             check_filters(session, wanted)
-    boards = tuple(wanted.linked(board, prefix) for board in page.boards)
+    for board in page["boards"]:
+        board["links"] = wanted.links(board, prefix)
     form = wanted.format or accepted(request.headers.get("accept", ""))
-    response = written(page.model_copy(update={"boards": boards}), form, leaderboard_csv, leaderboard_grids)
+    if form is Form.JSON:
+        response = Response(to_json(page), media_type="application/json")
+    else:
+        response = written(LeaderboardPage.model_validate(page), form, leaderboard_csv, leaderboard_grids)
     response.headers["Vary"] = "Accept"
-    if cursor := next_cursor(page, continues_list=leaderboard.continues_list(wanted.cursor)):
+    continues = leaderboard.continues_list(wanted.cursor)
+    of_boards = [board["next_cursor"] for board in page["boards"]]
+    if cursor := next_cursor(of_boards, page["next_cursor"], continues_list=continues):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response

@@ -12,10 +12,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from pydantic import BaseModel
 from sqlalchemy import Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import Baseline, Board, BoardName, LeaderboardPage, Standing
+from optigpu.documents.result import MetricSummary
+from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
 from optigpu.store import filters, ranks
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.entries import stack_text
@@ -48,6 +50,11 @@ _ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
     """A page of boards, or of the rows of one. Raises NotFoundError for an unknown metric, CursorError."""
+    return LeaderboardPage.model_validate(read(session, query))
+
+
+def read(session: Session, query: LeaderboardQuery) -> Document:
+    """The document of such a page. Raises as `query` does."""
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     place, after = _position(query.cursor)
@@ -59,14 +66,14 @@ def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
     alone = len(found) == 1 and after is None
     reader = _Reader(session, query, of_entry, MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL)
     page = reader.read(found[:BOARDS], query.limit or (ROWS if alone else HEAD_ROWS), place)
-    without_rows = "digest" in of_board and not all(board.rows for board in page)
+    without_rows = "digest" in of_board and not all(board["rows"] for board in page)
     if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
-        page = ()
-    return LeaderboardPage(
-        boards=page,
-        note=None if page else _why_none(session),
-        next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
-    )
+        page = []
+    return {
+        "boards": page,
+        "note": None if page else _why_none(session),
+        "next_cursor": encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
+    }
 
 
 def names(session: Session, workload: str | None = None) -> list[BoardName]:
@@ -102,8 +109,8 @@ class _Reader:
     of_entry: Values
     most_counted: int
 
-    def read(self, found: Sequence[Found], limit: int, place: Place | None = None) -> tuple[Board, ...]:
-        """The first rows of each board, or those of a board that follow a place."""
+    def read(self, found: Sequence[Found], limit: int, place: Place | None = None) -> list[Document]:
+        """A `Board` of each: its first rows, or those that follow a place."""
         of_boards = self._listed(found, limit, place)
         baselines: Mapping[int, Sequence[Baseline]] = {}
         if self.query.best:
@@ -112,10 +119,10 @@ class _Reader:
                 for number, (rows, _) in of_boards.items()
             }
             baselines = _baselines(self.session, self.query.metric, shown)
-        return tuple(
+        return [
             self._board(board, of_boards[board.number], baselines.get(board.number, ()), limit, place)
             for board in found
-        )
+        ]
 
     def _listed(self, found: Sequence[Found], limit: int, place: Place | None) -> defaultdict[int, Listed]:
         """Of each board, by its number, one row more than its page has."""
@@ -161,26 +168,25 @@ class _Reader:
         baselines: Sequence[Baseline],
         limit: int,
         place: Place | None,
-    ) -> Board:
+    ) -> Document:
         found, count = listed
         metric = self.query.metric or board.primary_metric
-        places = ranks.places(board.workload_digest, found[:limit], place)
-        return Board.model_validate(
-            {
-                "workload_digest": board.workload_digest,
-                "workload": board.document,
-                "model": board.model,
-                "metric": metric,
-                "unit": METRICS[metric].unit,
-                "better": METRICS[metric].better,
-                "row_count": None if count > self.most_counted else count,
-                "not_ranked": _by_reason(board),
-                "baselines": tuple(baselines),
-                "note": None if count else self._why_empty(board, metric),
-                "next_cursor": places[-1].cursor() if len(found) > limit else None,
-                "rows": tuple(_row(*each, metric) for each in zip(found, places, strict=False)),
-            }
-        )
+        shown, last = ranks.ranked(board.workload_digest, found[:limit], place)
+        return {
+            "workload_digest": board.workload_digest,
+            "workload": board.document,
+            "model": board.model,
+            "metric": metric,
+            "unit": METRICS[metric].unit,
+            "better": METRICS[metric].better,
+            "row_count": None if count > self.most_counted else count,
+            "not_ranked": _by_reason(board),
+            "baselines": [baseline.model_dump(mode="json") for baseline in baselines],
+            "note": None if count else self._why_empty(board, metric),
+            "next_cursor": last.cursor() if last and len(found) > limit else None,
+            "links": {},
+            "rows": [_row(row, rank, metric) for row, rank in zip(found, shown, strict=False)],
+        }
 
     def _why_empty(self, board: Found, metric: str) -> str:
         """Why a board has no rows: its results are invalid, have warnings, or lack the metric."""
@@ -195,17 +201,28 @@ class _Reader:
         return " ".join(sentences) or f"No result has {metric}; choose another metric."
 
 
-def _row(found: Found, place: Place, metric: str) -> Document:
+def _row(found: Found, rank: int | None, metric: str) -> Document:
     """A `LeaderboardRow`."""
-    return dict(found.shown) | {
-        "rank": place.rank,
+    return {
+        **_ABSENT_FACTS,
+        **found.shown,
+        "rank": rank,
         "standing": found.standing,
         "superseded": found.superseded,
         "earlier": found.earlier,
         "pareto": found.pareto,
         "metric": metric,
-        "value": found.summary,
+        "value": {**_ABSENT_FIGURES, **found.summary},
     }
+
+
+def _absent(kind: type[BaseModel]) -> Document:
+    """What a document has in place of fields that were added after it was stored."""
+    optional = {name: field for name, field in kind.model_fields.items() if not field.is_required()}
+    return {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
+
+
+_ABSENT_FACTS, _ABSENT_FIGURES = _absent(RowFacts), _absent(MetricSummary)
 
 
 def _boards(

@@ -60,13 +60,15 @@ def place_of(cursor: str) -> Place:
     return Place(*decode_cursor(cursor, *_KINDS))
 
 
-def places(workload_digest: str, rows: Iterable[Found], place: Place | None) -> list[Place]:
-    """The place of each row of metrics, in order, given the place where the page before ended."""
+def ranked(
+    workload_digest: str, rows: Iterable[Found], place: Place | None
+) -> tuple[list[int | None], Place | None]:
+    """The rank of each row of metrics, in order, given the place where the page before ended; and the last's place."""
     found = []
     for row in rows:
         place = _next(workload_digest, row, place)
-        found.append(place)
-    return found
+        found.append(place.rank)
+    return found, place
 
 
 def parameters(place: Place) -> dict[str, bool | float | str]:

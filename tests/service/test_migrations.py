@@ -161,9 +161,9 @@ def test_what_jobs_need_is_known_of_those_that_have_not_ended(database_url: str)
         jobs.request_cancel(session, ended)
         for model in ("bundled:tiny", "path:mine", "hub:nobody/tiny"):
             jobs.submit(session, a_spec(**generate, model=model))
-        today = session.execute(needs).tuples().all()
+        today = session.execute(needs).all()
     with reading(database_url) as session:
-        assert session.execute(needs).tuples().all() == [need for need in today if need[0] != ended]
+        assert session.execute(needs).all() == [need for need in today if need[0] != ended]
         (worker,) = workers.list_(session)
     assert (worker.packages, worker.models, worker.downloads) == ((), (), True)
 
