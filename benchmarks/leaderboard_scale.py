@@ -25,8 +25,7 @@ from rich.table import Table
 
 from benchmarks.document import write
 from benchmarks.http_load import Ask, Order, Served, load
-from benchmarks.made_up import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made
-from benchmarks.many_results import fill
+from benchmarks.many_results import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made, fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
 from optigpu.http_clients import http_client
 from optigpu.report import console
@@ -59,7 +58,7 @@ def main() -> int:
         for configurations, results in sizes:
             with own_database(options.server) as url:
                 begun = time.monotonic()
-                made = fill(url.replace("+psycopg", ""), configurations, results)
+                made = fill(url, configurations, results)
                 console(stderr=True).print(f"{results:,} results made in {time.monotonic() - begun:.0f} s")
                 rows += _measured(url, made, (configurations, results), options)
                 if options.output:
