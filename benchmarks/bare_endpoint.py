@@ -3,13 +3,13 @@
 import socket
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 SIZE_BYTES = 52_000
 
 
 def app() -> FastAPI:
-    """An application with one endpoint, which returns a dict."""
+    """An application that returns a dict, and one that takes a body."""
     served = FastAPI()
     row = {"label": "int8_weight_only", "value": 123.456, "ci": [120.0, 126.0], "hardware": "1x Made-up GPU"}
     document: dict[str, object] = {"rows": [row] * (SIZE_BYTES // 96)}
@@ -17,6 +17,10 @@ def app() -> FastAPI:
     @served.get("/")
     def bare() -> dict[str, object]:
         return document
+
+    @served.post("/v1/jobs", status_code=202)
+    async def take(request: Request) -> dict[str, int]:
+        return {"bytes": len(await request.body())}
 
     return served
 

@@ -8,9 +8,7 @@ At the end the service lists what it has stored: the honest reports, and nothing
 import argparse
 import http.client
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +29,7 @@ from rich.table import Table
 from api.device_command import invite
 from benchmarks.document import write
 from benchmarks.forgeries import CLAIM, KINDS, World
+from benchmarks.own_postgresql import api_on
 from benchmarks.signing_device import JSON_TYPE, Device, Identity, Request, claim, manifest, rotation
 from optigpu.documents.devices import DeviceSource
 from optigpu.report import console
@@ -38,10 +37,8 @@ from optigpu.store import devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import OptiGPUError
 
-LISTENS = "OptiGPU listens on "
-ENDS_WITHIN_S, ANSWER_WITHIN_S = 60.0, 30.0
+ANSWER_WITHIN_S = 30.0
 TRIES = 5
-MANY = "999999999/second"
 
 
 @dataclass(frozen=True)
@@ -107,26 +104,11 @@ class Service:
 def serving(folder: Path) -> Iterator[Service]:
     """A service of its own without a worker, which counts no calls."""
     url = f"sqlite:///{folder / 'optigpu.db'}"
-    variables = {
-        "OPTIGPU_DATABASE_URL": url,
-        "OPTIGPU_DATA_DIR": str(folder),
-        "OPTIGPU_EMBEDDED_WORKER": "false",
-        "OPTIGPU_RATE_LIMIT": MANY,
-        "OPTIGPU_DEVICE_RATE_LIMIT": MANY,
-        "OPTIGPU_LOG_LEVEL": "ERROR",
-    }
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPTIGPU_")}
-    command = [sys.executable, "-m", "api", "--port", "0"]
-    with subprocess.Popen(command, env=inherited | variables, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline().strip() if process.stdout else ""
-            if not line.startswith(LISTENS):
-                raise OptiGPUError("The service could not start, so nothing was found out.")
-            with closing(Service(line.removeprefix(LISTENS), Database(url))) as service:
-                yield service
-        finally:
-            process.terminate()
-            process.wait(ENDS_WITHIN_S)
+    with (
+        api_on(url, OPTIGPU_DATA_DIR=str(folder)) as server,
+        closing(Service(server.address, Database(url))) as service,
+    ):
+        yield service
 
 
 BETWEEN = 19

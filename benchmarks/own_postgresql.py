@@ -42,13 +42,16 @@ class Started:
 
 
 @contextmanager
-def api_on(url: str) -> Iterator[Started]:
-    """`python -m api` on that database, without a worker, which counts no calls."""
+def api_on(url: str, redis: str | None = None, **more: str) -> Iterator[Started]:
+    """`python -m api` on that database, without a worker, which counts no calls; `more` are further variables."""
     variables = {
         "OPTIGPU_DATABASE_URL": url,
         "OPTIGPU_EMBEDDED_WORKER": "false",
         "OPTIGPU_RATE_LIMIT": MANY,
+        "OPTIGPU_DEVICE_RATE_LIMIT": MANY,
         "OPTIGPU_LOG_LEVEL": "ERROR",
+        **({"OPTIGPU_REDIS_URL": redis} if redis else {}),
+        **more,
     }
     with started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as server:
         yield server
