@@ -32,7 +32,10 @@ def age(backend: str, versions: Document) -> bytes:
     order, so results of different commits of one version are measured with the same versions.
     """
     # A space is less than a point, so that 2.13 of one package comes before 2.13.0, whatever the next package is.
-    return b" ".join(_release(versions.get(package, "")) for package in compared(backend))
+    releases = (re.match(r"\d+(\.\d+)*", versions.get(package, "")) for package in compared(backend))
+    numbers = (release[0].split(".") if release else () for release in releases)
+    padded = ([number.lstrip("0")[-DIGITS:].zfill(DIGITS) for number in each] for each in numbers)
+    return b" ".join(".".join(each).encode() for each in padded)
 
 
 def metric_row(result: Result, name: str, metric: MetricSummary) -> MetricRow:
@@ -160,9 +163,3 @@ def _for_the_edge(result: Result) -> Document | None:
 def _value(result: Result, name: str) -> float | None:
     metric = result.metrics.get(name)
     return metric.value if metric else None
-
-
-def _release(version: str) -> bytes:
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    parts = numbers[0].split(".") if numbers else ()
-    return ".".join(part.lstrip("0")[-DIGITS:].zfill(DIGITS) for part in parts).encode()

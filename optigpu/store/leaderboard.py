@@ -34,6 +34,7 @@ MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
 SHOWN = (Standing.CURRENT, Standing.INVALID)
 """A board is listed for what it has of these: earlier results are the history of a current one."""
 BASELINE_BACKEND = "torch"
+NO_RESULTS = "There are no results yet. Submit a job; its results appear here when they are measured."
 
 Columns = tuple[Any, ...]
 Names = tuple[str, ...]
@@ -69,9 +70,13 @@ def read(session: Session, query: LeaderboardQuery) -> Document:
     without_rows = "digest" in of_board and not all(board["rows"] for board in page)
     if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
         page = []
+    note = None
+    if not page:
+        is_empty = session.scalars(select(BoardRow.number).limit(1)).first() is None
+        note = NO_RESULTS if is_empty else "No result matches all of these filters; leave one out."
     return {
         "boards": page,
-        "note": None if page else _why_none(session),
+        "note": note,
         "next_cursor": encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     }
 
@@ -321,8 +326,8 @@ def _rows(
     return (
         select(
             *(page.c.board, page.c.number),
-            *_columns(metrics, "result_id", "standing", "place", "low", "high", "summary"),
-            *_columns(entries, "superseded", "earlier", "pareto", "hardware_class", "shown"),
+            *(metrics[name] for name in ("result_id", "standing", "place", "low", "high", "summary")),
+            *(entries[name] for name in ("superseded", "earlier", "pareto", "hardware_class", "shown")),
         )
         .select_from(page)
         .join(MetricRow.__table__, same)
@@ -354,10 +359,6 @@ def _baselines_statement() -> Select[*Columns]:
     return select(found).where(found.c.of_class == 1).order_by(found.c.result_id)
 
 
-def _columns(table: Any, *names: str) -> list[Any]:
-    return [table[name] for name in names]
-
-
 def _set(known: Iterable[str], given: Values) -> Names:
     return tuple(name for name in known if name in given)
 
@@ -371,12 +372,6 @@ def _position(cursor: str | None) -> tuple[Place | None, str | None]:
         return None, newest
     except CursorError:
         return ranks.place_of(cursor), None
-
-
-def _why_none(session: Session) -> str:
-    if session.scalars(select(BoardRow.number).limit(1)).first() is None:
-        return "There are no results yet. Submit a job; its results appear here when they are measured."
-    return "No result matches all of these filters; leave one out."
 
 
 def _by_reason(board: Found) -> dict[str, int]:

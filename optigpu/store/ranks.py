@@ -1,13 +1,12 @@
 """The order of a board's rows, their ranks, and the cursor that continues both on the next page.
 
-Order: current results, then earlier ones, then invalid ones. Within each: rows whose metric has a 95% interval, then
-rows without one; within those the metric's value, best first, and equal values by result id.
+Order: current results, then earlier ones, then invalid ones; within each the rows whose metric has a 95% interval come
+first; then the metric's value, best first, and equal values by result id.
 
-Ranks: only current results have one. A row shares the rank of the row before it if its interval touches the interval
-of the first row of that rank; else its rank is its position (1, 1, 3). Rows are compared with the first row of a rank
-only, so that a chain of overlaps does not put everything on one rank. Rows without an interval share one rank, below
-all others: their precision is unknown, so they outrank no row. What is counted (COUNTED_METRICS, such as
-`weight_bytes`) is exact without one. A cursor holds that first row's interval, so ranks continue across pages.
+Only current results have a rank. A row shares the rank of the row before it if its interval touches the interval of the
+first row of that rank (of that row only, so that a chain of overlaps is not one rank); else its rank is its position
+(1, 1, 3). Rows without an interval share one rank below all others: their precision is unknown. Counted metrics
+(COUNTED_METRICS, such as `weight_bytes`) are exact without an interval.
 """
 
 from collections.abc import Iterable
@@ -66,20 +65,16 @@ def ranked(
     """The rank of each row of metrics, in order, given the place where the page before ended; and the last's place."""
     found = []
     for row in rows:
-        place = _next(workload_digest, row, place)
-        found.append(place.rank)
+        position = place.position + 1 if place else 1
+        rank, low, high = position, row.low, row.high
+        if place is not None and place.rank is not None and place.has_rank_of(row):
+            rank, low, high = place.rank, place.low, place.high
+        found.append(rank if row.standing is Standing.CURRENT else None)
+        key = GROUPS[row.standing], row.place, row.result_id
+        place = Place(workload_digest, *key, position, found[-1], low, high)
     return found, place
 
 
 def parameters(place: Place) -> dict[str, bool | float | str]:
     """The place as parameters of a statement that reads the rows that follow it."""
     return dict(zip(PARAMETERS, (place.group, place.low is None, place.order, place.result_id), strict=True))
-
-
-def _next(workload_digest: str, row: Found, before: Place | None) -> Place:
-    position = before.position + 1 if before else 1
-    rank, low, high = position, row.low, row.high
-    if before is not None and before.rank is not None and before.has_rank_of(row):
-        rank, low, high = before.rank, before.low, before.high
-    ranked = rank if row.standing is Standing.CURRENT else None
-    return Place(workload_digest, GROUPS[row.standing], row.place, row.result_id, position, ranked, low, high)

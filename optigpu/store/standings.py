@@ -1,16 +1,14 @@
 """Which result of a place on the leaderboard is its current one: the best supported of the latest versions.
 
-A place is a variant on a class of hardware, on one board. Of its valid results those with the latest versions count; of
-these one without warnings before one with, then the one with more processes, then the newer one. So a careless rerun
-does not take the place of a careful measurement. The others are the place's history: withdrawing the current result
-brings the next one back.
+A place is a variant on a class of hardware, on one board. Its valid results with the latest versions come first, then
+those without warnings, with more processes, and the newer ones: a careless rerun does not replace a careful
+measurement. The others are the place's history; when the current result is withdrawn, the next one becomes current.
 
-Of the current results of one board and device, `pareto` marks those that no other beats in speed, memory, quality and
-energy. One beats another if it is as good in all four and better in one. What was not measured counts as the worst, so
-a result without quality or energy beats none that has it; without speed or memory nothing is weighed.
+`pareto` marks current results of one board and device that no other beats: one that is as good in speed, memory,
+quality and energy, and better in one. Missing quality or energy is the worst; without speed or memory it is null.
 
-Whoever changes entries of a board holds the board until the transaction ends, so that each sees what the one before has
-left: marks and counts are kept as entries come and go, and are not computed for each reader.
+A transaction that changes a board's entries holds the board until it ends. Marks and counts are kept then, and are not
+computed for each reader.
 """
 
 import math
@@ -41,7 +39,7 @@ Costs = tuple[float, float, float, float]
 def enter(session: Session, result: Result) -> None:
     """Enters a result that was just stored at its place, and tells the webhooks what they ask for."""
     entry = entry_of(result)
-    _hold(session, [entry.board])
+    take_turns(session, f"board {entry.board}")
     _enter_on_board(session, result, entry)
     session.add(entry)
     session.flush()  # its techniques refer to it
@@ -64,7 +62,8 @@ def remove(session: Session, result_ids: Collection[str]) -> None:
     entry = LeaderboardEntry
     on_boards = select(entry.board).where(entry.result_id.in_(result_ids)).distinct()
     boards = sorted(session.scalars(on_boards))
-    _hold(session, boards)
+    for board in boards:
+        take_turns(session, f"board {board}")
     gone = session.scalars(select(entry).where(entry.result_id.in_(result_ids))).all()
     for each in gone:
         session.expunge(each)  # what follows removes them by statements
@@ -91,11 +90,6 @@ def costs_of(entry: LeaderboardEntry) -> Costs | None:
         return None
     kld, joules = (math.inf if cost is None else cost for cost in (entry.kld, entry.energy_j))
     return -entry.score, entry.size_bytes, kld, joules
-
-
-def _hold(session: Session, boards: Iterable[int]) -> None:
-    for board in boards:
-        take_turns(session, f"board {board}")
 
 
 def _settle(session: Session, there: LeaderboardEntry) -> str | None:
