@@ -10,7 +10,6 @@ from optigpu.facade.benchmark_result import Indexed
 from optigpu.runs import KeptRun, kept_runs
 from optigpu.statistics.intervals import Bounds
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Basis
 from optigpu.vocabulary import DeviceKind, SpecError, Task
 from optigpu.workloads import WORKLOADS
 
@@ -182,7 +181,7 @@ def _four_bits(hardware: GuideHardware) -> Advice:
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
-_TRUST = (Basis.MEASURED, Basis.LITERATURE, Basis.ARITHMETIC, Basis.AIM)
+_TRUST = ("measured here", "literature", "arithmetic", "aim")
 """What an effect may rest on, the best first."""
 
 
@@ -365,9 +364,9 @@ def _expected(advice: Advice) -> tuple[str, str]:
     if kind is None:
         return advice.claim, GUIDE
     best = min(kind.expected, key=lambda each: _TRUST.index(each.basis), default=None)
-    if best is None or best.basis is Basis.AIM:
+    if best is None or best.basis == "aim":
         return advice.claim, GUIDE
-    source = best.source or (kind.citation if best.basis is Basis.LITERATURE else best.basis.value)
+    source = best.source or (kind.citation if best.basis == "literature" else best.basis)
     return f"{best.basis}: {best.text}", source
 
 

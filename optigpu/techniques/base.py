@@ -2,18 +2,19 @@
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
-torch is in `surgery`, or beside a technique.py in a package, and is imported within the hook.
+torch is in `surgery`, or beside the `__init__.py` of a package, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import KINDS, Ability, devices_with
+from optigpu.models.tensors import StoredWeights
 from optigpu.surgery.extras import Package, missing
 from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
     from optigpu.backends.training import TrainingParts
-    from optigpu.models.tensors import StoredWeights
+
+Model: TypeAlias = "PreTrainedModel"
+Parts: TypeAlias = "TrainingParts"
 
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
@@ -70,13 +73,8 @@ class Choice(StrEnum):
     PROCESSES = "a model is divided among processes once"
 
 
-class Basis(StrEnum):
-    """What an expectation rests on: a publication, counting bytes and operations, our measurements, or none of them."""
-
-    LITERATURE = "literature"
-    ARITHMETIC = "arithmetic"
-    MEASURED = "measured here"
-    AIM = "aim"
+Basis = Literal["literature", "arithmetic", "measured here", "aim"]
+"""What an expectation rests on: a publication, counting bytes and operations, our measurements, or none of them."""
 
 
 class Expected(NamedTuple):
@@ -125,7 +123,14 @@ GgufType = Literal[LlamaCppType, IkLlamaCppType]
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class _Options:
+    def but(self, **changes: Any) -> Self:
+        """A copy with changes."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class LoadOptions(_Options):
     """How weights are loaded. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
 
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
@@ -140,13 +145,9 @@ class LoadOptions:
     packed: Literal["gptq", "awq"] | None = None
     instead: str | None = None
 
-    def but(self, **changes: Any) -> "LoadOptions":
-        """A copy with changes."""
-        return replace(self, **changes)
-
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(_Options):
     """The settings of an engine other than torch, in words that all of them share.
 
     `weights` is the engine's own name of the numbers that matrices are stored in, and `group` how many of a row share a
@@ -169,17 +170,13 @@ class EngineOptions:
     together: int | None = None
     calibrated_on: int | None = None
 
-    def but(self, **changes: Any) -> "EngineOptions":
-        """A copy with changes."""
-        return replace(self, **changes)
-
 
 AttentionKernel = Literal["auto", "flash", "memory_efficient", "math", "flash_3"]
 """What torch's scaled_dot_product_attention can run, or "auto"; flash_3 is FlashAttention-3 in the place of its own."""
 
 
 @dataclass(frozen=True)
-class ModeOptions:
+class ModeOptions(_Options):
     """The contexts of forward passes. `autocast` is the dtype's name that torch.autocast computes in, None without.
 
     `attention_kernel` is the only one that scaled_dot_product_attention may run; "auto" leaves the choice to torch.
@@ -189,13 +186,9 @@ class ModeOptions:
     autocast: str | None = None
     attention_kernel: AttentionKernel = "auto"
 
-    def but(self, **changes: Any) -> "ModeOptions":
-        """A copy with changes."""
-        return replace(self, **changes)
-
 
 @dataclass(frozen=True)
-class CacheOptions:
+class CacheOptions(_Options):
     """The key-value cache of decoding.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
@@ -208,10 +201,6 @@ class CacheOptions:
     window: int | None = None
     sinks: int = 0
     mixed: bool = False
-
-    def but(self, **changes: Any) -> "CacheOptions":
-        """A copy with changes."""
-        return replace(self, **changes)
 
 
 @dataclass
@@ -253,14 +242,15 @@ new_tokens]; marks: the clock's marks before the prompt and after each token, ne
 class Technique(Frozen):
     """One optimization. Subclasses add `name: Literal[...]` with a default, and their parameters.
 
-    `requires` names techniques that are added, if they apply to the workload. `conflicts` gives the reason for each
-    technique that cannot be in the same stack (declared on either side, it holds for both), and `choices` are the
-    groups that it belongs to. `backends` names the engines that can apply it, and `tasks` what a workload must do for
-    it to matter. `abilities` are what it needs of a device, and `devices` the kinds that have them, which follow from
-    the table of optigpu.hardware.device_kinds. `later` names parameters that came after the first version: left at
-    their defaults they are not part of a digest, so that earlier results stay comparable. `compared_with` names
-    techniques that make up the reference which "alone" is measured against, where the plain baseline would already
-    contain this technique. `cautionary` marks a rung that is expected to lose.
+    `requires` names techniques that are added, if they apply to the workload, and `extras` the optional packages that
+    it needs with all parameters. `conflicts` gives the reason for each technique that cannot be in the same stack
+    (declared on either side, it holds for both), and `choices` are the groups that it belongs to. `backends` names the
+    engines that can apply it, and `tasks` what a workload must do for it to matter. `abilities` are what it needs of a
+    device, and `devices` the kinds that have them, which follow from the table of optigpu.hardware.device_kinds.
+    `later` names parameters that came after the first version: left at their defaults they are not part of a digest, so
+    that earlier results stay comparable. `compared_with` names techniques that make up the reference which "alone" is
+    measured against, where the plain baseline would already contain this technique. `cautionary` marks a rung that is
+    expected to lose, and `only_when_asked` one that a stack should not try unless it was asked for by name.
 
     `optigpu selftest` runs each of `trials` and compares the logits with the unmodified model's: an error may be
     `error_bound` of the largest logit at most. One above EXACT says that the technique rounds: then an error of zero
@@ -280,11 +270,13 @@ class Technique(Frozen):
     devices: ClassVar[tuple[DeviceKind, ...]]
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     requires: ClassVar[tuple[str, ...]] = ()
+    extras: ClassVar[tuple[Package, ...]] = ()
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     choices: ClassVar[tuple[Choice, ...]] = ()
     compared_with: ClassVar[tuple[str, ...]] = ()
     later: ClassVar[tuple[str, ...]] = ()
     cautionary: ClassVar[bool] = False
+    only_when_asked: ClassVar[bool] = False
     error_bound: ClassVar[float] = EXACT
     approximates: ClassVar[bool] = False
     trials: ClassVar[tuple[Trial, ...]] = (Trial(),)
@@ -334,7 +326,7 @@ class Technique(Frozen):
 
     def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """The optional packages that it needs for such a model; None: its facts are known when it is loaded."""
-        return ()
+        return self.extras
 
     def fits(self, workload: Any) -> str | None:
         """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted.
@@ -363,7 +355,8 @@ class Technique(Frozen):
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Whether a stack that was not asked for by name should try this on that device."""
-        return not self.cautionary and self.check(environment, device, None) is None
+        is_wanted = not (self.cautionary or self.only_when_asked)
+        return is_wanted and self.check(environment, device, None) is None
 
     def as_alternative(
         self, environment: Environment, device: DeviceKind, model: ModelFacts | None, is_trained: bool
@@ -386,20 +379,20 @@ class Technique(Frozen):
         """Changes the contexts of forward passes."""
         return options
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces parts of the loaded model in place and records what it replaced.
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
 
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """What `modules` and `finish` make of the bytes of a decoder's weights, told from their shapes alone.
 
         Raises UnsupportedError when that depends on more than shapes.
         """
         return weights
 
-    def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def finish(self, model: Model, notes: Notes) -> None:
         """Changes the layout of the model in place, after all techniques' `modules`."""
 
     def cache(self, options: CacheOptions) -> CacheOptions:
@@ -414,11 +407,11 @@ class Technique(Frozen):
         """Wraps the forward pass of a workload that decodes nothing."""
         return forward
 
-    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
+    def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
         """Changes what a step of training is made of; `model` has all techniques' `modules` applied."""
         return parts
 
-    def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Model, notes: Notes) -> Loop:
         """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
 
         `model` has the whole stack applied. A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps
@@ -438,7 +431,7 @@ def engine_options(stack: Sequence[Technique]) -> EngineOptions:
 def conflict_between(one: type[Technique] | Technique, other: type[Technique] | Technique) -> str | None:
     """Why two techniques cannot be in one stack, in half a sentence, or None."""
     for mine, theirs in ((one, other), (other, one)):
-        reason = mine.conflicts.get(_name(theirs))
+        reason = mine.conflicts.get(type_of(theirs).model_fields["name"].default)
         if reason:
             return reason
     return next((choice.value for choice in _choices(one) if choice in _choices(other)), None)
@@ -446,10 +439,6 @@ def conflict_between(one: type[Technique] | Technique, other: type[Technique] | 
 
 def _choices(technique: type[Technique] | Technique) -> tuple[Choice, ...]:
     return technique.choices if isinstance(technique, type) else technique.chosen()
-
-
-def _name(technique: type[Technique] | Technique) -> str:
-    return str(type_of(technique).model_fields["name"].default)
 
 
 def type_of(technique: type[Technique] | Technique) -> type[Technique]:

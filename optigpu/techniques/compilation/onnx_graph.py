@@ -1,10 +1,8 @@
-"""onnx_graph: how far ONNX Runtime rewrites its graph before it runs."""
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import ON_MODELS, Basis, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import Layer, Task
+from optigpu.techniques.base import ON_MODELS, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.vocabulary import Layer
 
 
 class OnnxGraph(Technique):
@@ -14,30 +12,25 @@ class OnnxGraph(Technique):
     fuses operators, and "all" also changes the layout of tensors, for convolutions above all.
     """
 
-    layer: ClassVar[Layer] = Layer.COMPILATION
-    phase: ClassVar[Phase] = Phase.COMPILATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    backends: ClassVar[tuple[str, ...]] = ("onnxruntime",)
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    summary: ClassVar[str] = (
-        "how far ONNX Runtime rewrites its graph; less than its default shows what that buys"
-    )
-    citation: ClassVar[str] = (
-        "Microsoft, ONNX Runtime, graph optimizations, 2019, onnxruntime.ai/docs/performance"
-    )
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.COMPILATION
+    phase = Phase.COMPILATION
+    tasks = ON_MODELS
+    backends = ("onnxruntime",)
+    abilities = (Ability.CPU_ENGINE,)
+    summary = "how far ONNX Runtime rewrites its graph; less than its default shows what that buys"
+    citation = "Microsoft, ONNX Runtime, graph optimizations, 2019, onnxruntime.ai/docs/performance"
+    expected = (
         Expected(
-            Basis.AIM,
+            "aim",
             "slower than the baseline: by little for a decoder, whose graph is written fused already, and by more for "
             "convolutions",
         ),
     )
-    cautionary: ClassVar[bool] = True
-    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"level": "extended"}))
+    cautionary = True
+    trials = (Trial(), Trial({"level": "extended"}))
 
     name: Literal["onnx_graph"] = "onnx_graph"
     level: Literal["disabled", "basic", "extended", "all"] = "disabled"
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Rewrites the graph so far."""
         return options.but(graph=self.level)

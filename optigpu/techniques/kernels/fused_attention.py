@@ -1,6 +1,4 @@
-"""fused_attention: scaled dot-product attention in one kernel."""
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
@@ -9,19 +7,16 @@ from optigpu.techniques.base import (
     IN_TRAINING,
     ON_MODELS,
     AttentionKernel,
-    Basis,
     Expected,
     LoadOptions,
+    Model,
     ModeOptions,
     Notes,
     Phase,
     Technique,
     Trial,
 )
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 FLASH_HEAD_SIZE = 256
 """The largest head that the flash kernels for CUDA take."""
@@ -35,26 +30,21 @@ class FusedAttention(Technique):
     FlashAttention-3 in the place of torch's own flash kernel, on Hopper GPUs with the package flash-attn-3.
     """
 
-    layer: ClassVar[Layer] = Layer.KERNELS
-    phase: ClassVar[Phase] = Phase.KERNELS
-    tasks: ClassVar[tuple[Task, ...]] = (*ON_MODELS, *IN_TRAINING)
-    summary: ClassVar[str] = "softmax(QK^T)V in one kernel that never stores the scores"
-    citation: ClassVar[str] = (
-        "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"
+    layer = Layer.KERNELS
+    phase = Phase.KERNELS
+    tasks = (*ON_MODELS, *IN_TRAINING)
+    summary = "softmax(QK^T)V in one kernel that never stores the scores"
+    citation = (
+        "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, "
+        "arXiv:2407.08608"
     )
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(
-            Basis.LITERATURE,
-            "memory grows linearly with the length instead of quadratically",
-        ),
-        Expected(
-            Basis.AIM,
-            "no change for short sequences",
-        ),
+    expected = (
+        Expected("literature", "memory grows linearly with the length instead of quadratically"),
+        Expected("aim", "no change for short sequences"),
     )
-    compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
-    later: ClassVar[tuple[str, ...]] = ("kernel",)
-    trials: ClassVar[tuple[Trial, ...]] = (
+    compared_with = ("eager_attention",)
+    later = ("kernel",)
+    trials = (
         Trial(),
         Trial({"kernel": "math"}),
         Trial({"kernel": "memory_efficient"}, devices=(DeviceKind.CUDA,), error_bound=0.02),
@@ -65,7 +55,6 @@ class FusedAttention(Technique):
     kernel: AttentionKernel = "auto"
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """The kernel that is asked for must be one of the device's, and take heads of the model's size."""
         if device is DeviceKind.CPU:
             return self._reason_on_cpu()
         if self.kernel == "auto":
@@ -84,14 +73,12 @@ class FusedAttention(Technique):
         return needs_capability(environment, (8, 0), "Flash attention kernels")
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """The library's sdpa attention, asked for by name."""
         return options.but(attention="sdpa")
 
     def execution(self, options: ModeOptions) -> ModeOptions:
-        """The one kernel that may run."""
         return options.but(attention_kernel=self.kernel)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Puts FlashAttention-3 in the place of torch's own kernel, for this process, where it is asked for.
 
         Raises UnsupportedError when this torch does not know it, or its package is missing.

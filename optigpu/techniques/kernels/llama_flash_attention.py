@@ -1,9 +1,7 @@
-"""llama_flash_attention: attention of llama.cpp and ik_llama.cpp in one operator, or in several."""
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique
+from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -13,15 +11,15 @@ class LlamaFlashAttention(Technique):
     Without the technique the engine chooses where weights are quantized, and float32 weights go without it.
     """
 
-    layer: ClassVar[Layer] = Layer.KERNELS
-    phase: ClassVar[Phase] = Phase.KERNELS
-    backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    summary: ClassVar[str] = "llama.cpp's attention in one operator"
-    citation: ClassVar[str] = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.KERNELS
+    phase = Phase.KERNELS
+    backends = ("llama_cpp", "ik_llama_cpp")
+    abilities = (Ability.CPU_ENGINE,)
+    summary = "llama.cpp's attention in one operator"
+    citation = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "a step writes no scores [heads, context] to memory; on a CPU they are small beside the weights, so little "
             "changes before the context is long",
         ),
@@ -31,5 +29,4 @@ class LlamaFlashAttention(Technique):
     enabled: bool = True
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Says which attention runs."""
         return options.but(attention="fused" if self.enabled else "plain")

@@ -1,28 +1,20 @@
-"""autocast: float32 weights whose products are computed in a narrower type."""
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.tensors import Part
+from optigpu.models.tensors import Part, StoredWeights
 from optigpu.techniques.base import (
     ON_MODELS,
-    Basis,
     CacheOptions,
     Choice,
     Expected,
+    Model,
     ModeOptions,
     Notes,
     Phase,
     Technique,
 )
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.models.tensors import StoredWeights
+from optigpu.vocabulary import DeviceKind, Layer
 
 
 class Autocast(Technique):
@@ -32,55 +24,47 @@ class Autocast(Technique):
     none of them, and a compiled step converts by itself: then every token converts all weights.
     """
 
-    layer: ClassVar[Layer] = Layer.MEMORY
-    phase: ClassVar[Phase] = Phase.EXECUTION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
-    citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.MEMORY
+    phase = Phase.EXECUTION
+    tasks = ON_MODELS
+    summary = "matrix products in a narrower type than the weights, which stay float32"
+    citation = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
+    expected = (
+        Expected("arithmetic", "one and a half times fp32's memory"),
         Expected(
-            Basis.ARITHMETIC,
-            "one and a half times fp32's memory",
-        ),
-        Expected(
-            Basis.AIM,
+            "aim",
             "the speed of half precision, less the time to convert all weights before each request's first "
             "token; slower for short requests, and wherever each token converts the weights",
         ),
     )
-    conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    conflicts = dict.fromkeys(
         ("int8_weight_only", "int8_dynamic", "fp8"),
         "its operator computes in the dtype of its inputs, which autocast does not change",
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
-    error_bound: ClassVar[float] = 0.1
+    choices = (Choice.PRECISION,)
+    error_bound = 0.1
+    only_when_asked = True  # Decoding loses by it
 
     name: Literal["autocast"] = "autocast"
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """float16 is for GPUs."""
         if device is DeviceKind.CPU and self.dtype == "float16":
             return (
                 "autocast in float16 needs a GPU, since CPUs compute float16 slowly; set dtype to bfloat16."
             )
         return None
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """Decoding loses by it."""
-        return False
-
     def execution(self, options: ModeOptions) -> ModeOptions:
-        """torch.autocast around every forward pass."""
         return options.but(autocast=self.dtype)
 
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """A converted copy of every matrix that is multiplied is kept beside it."""
         multiplied = (each for each in weights.matrices if each.part in (Part.LINEAR, Part.HEAD))
         copies = sum(matrix.count * matrix.elements for matrix in multiplied)
         return weights.but(widened_bytes=2 * copies)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""
         for weight in model.parameters():
             weight.requires_grad_(weight.is_floating_point())

@@ -1,11 +1,8 @@
-"""kv_cache: the library's own growing cache, asked for by name."""
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.documents.result import Environment
-from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
+from optigpu.vocabulary import Layer
 
 
 class KvCache(Technique):
@@ -14,18 +11,14 @@ class KvCache(Technique):
     It is the library's default, so that by itself it changes nothing; "alone" it is compared with no_kv_cache.
     """
 
-    layer: ClassVar[Layer] = Layer.MEMORY
-    phase: ClassVar[Phase] = Phase.CACHE
-    summary: ClassVar[str] = "keys and values of earlier tokens are kept, so that a step computes one token"
-    citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.MEMORY
+    phase = Phase.CACHE
+    summary = "keys and values of earlier tokens are kept, so that a step computes one token"
+    citation = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
+    expected = (
+        Expected("arithmetic", "the work of a token stays that of one token, but for attention"),
         Expected(
-            Basis.ARITHMETIC,
-            "the work of a token stays that of one token, but for attention",
-        ),
-        Expected(
-            Basis.AIM,
-            "faster than without a cache, and more so for longer sequences; no change from the default",
+            "aim", "faster than without a cache, and more so for longer sequences; no change from the default"
         ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
@@ -35,14 +28,10 @@ class KvCache(Technique):
         "export_aot": "an exported decode step needs a cache whose shape never changes",
         "cuda_graphs": "a recorded decode step needs a cache whose shape never changes",
     }
-    compared_with: ClassVar[tuple[str, ...]] = ("no_kv_cache",)
+    compared_with = ("no_kv_cache",)
+    only_when_asked = True  # The baseline has it already
 
     name: Literal["kv_cache"] = "kv_cache"
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """The baseline has it already."""
-        return False
-
     def cache(self, options: CacheOptions) -> CacheOptions:
-        """The library's growing cache."""
         return options.but(kind="dynamic")

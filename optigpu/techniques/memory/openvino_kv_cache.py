@@ -1,9 +1,7 @@
-"""openvino_kv_cache: what OpenVINO keeps keys and values in."""
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique, Trial
 from optigpu.vocabulary import Layer
 
 
@@ -14,21 +12,18 @@ class OpenVinoKvCache(Technique):
     this replaces.
     """
 
-    layer: ClassVar[Layer] = Layer.MEMORY
-    phase: ClassVar[Phase] = Phase.CACHE
-    backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    summary: ClassVar[str] = "OpenVINO's keys and values in 8 or 16 bits"
-    citation: ClassVar[str] = "OpenVINO documentation, Key-value cache quantization on CPUs, 2024"
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(Basis.ARITHMETIC, "about a quarter of a float32 cache in u8, and half of it in f16"),
-    )
-    error_bound: ClassVar[float] = 0.1
-    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"numbers": "f16"}))
+    layer = Layer.MEMORY
+    phase = Phase.CACHE
+    backends = ("openvino",)
+    abilities = (Ability.CPU_ENGINE,)
+    summary = "OpenVINO's keys and values in 8 or 16 bits"
+    citation = "OpenVINO documentation, Key-value cache quantization on CPUs, 2024"
+    expected = (Expected("arithmetic", "about a quarter of a float32 cache in u8, and half of it in f16"),)
+    error_bound = 0.1
+    trials = (Trial(), Trial({"numbers": "f16"}))
 
     name: Literal["openvino_kv_cache"] = "openvino_kv_cache"
     numbers: Literal["u8", "f16"] = "u8"
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Names the numbers to OpenVINO."""
         return options.but(cache=self.numbers)

@@ -1,12 +1,7 @@
-"""pipeline_parallel: blocks divided among processes, which pass the hidden states on."""
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.surgery.parallel.technique import ModelParallel
-from optigpu.techniques.base import Basis, Expected, Notes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from optigpu.techniques.base import Expected, Model, Notes
 
 
 class PipelineParallel(ModelParallel):
@@ -16,18 +11,17 @@ class PipelineParallel(ModelParallel):
     head are in the measuring process, whose memory alone is in the result.
     """
 
-    summary: ClassVar[str] = "blocks divided among processes, which pass the hidden states on"
-    citation: ClassVar[str] = "Huang et al., GPipe, 2018, arXiv:1811.06965"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    summary = "blocks divided among processes, which pass the hidden states on"
+    citation = "Huang et al., GPipe, 2018, arXiv:1811.06965"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
-            "each of two processes holds half of the blocks, and waits while the other computes",
+            "arithmetic", "each of two processes holds half of the blocks, and waits while the other computes"
         ),
     )
 
     name: Literal["pipeline_parallel"] = "pipeline_parallel"
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Leaves this process its part, and starts the other processes with theirs."""
         from optigpu.surgery.parallel.pipeline import divide
 

@@ -1,13 +1,10 @@
-"""sliding_kv_cache: the first tokens and the last ones are kept, so that the cache has a bound."""
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from optigpu.documents.result import Environment
-from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
+from optigpu.vocabulary import Layer
 
 
 class SlidingKvCache(Technique):
@@ -18,13 +15,13 @@ class SlidingKvCache(Technique):
     the cache, so that a model cannot decode past the length that it was made for.
     """
 
-    layer: ClassVar[Layer] = Layer.MEMORY
-    phase: ClassVar[Phase] = Phase.CACHE
-    summary: ClassVar[str] = "only the keys and values of the first and the last tokens are kept"
-    citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.MEMORY
+    phase = Phase.CACHE
+    summary = "only the keys and values of the first and the last tokens are kept"
+    citation = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "memory and time per token stop growing at the window; the model forgets the tokens between",
         ),
     )
@@ -32,16 +29,12 @@ class SlidingKvCache(Technique):
         "no_kv_cache": "one uses a key-value cache and the other disables it"
     }
 
-    approximates: ClassVar[bool] = True
+    approximates = True
+    only_when_asked = True  # It forgets tokens, and whether that matters depends on the use
 
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)
     sinks: int = Field(4, ge=0, le=2**20)
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It forgets tokens, and whether that matters depends on the use."""
-        return False
-
     def cache(self, options: CacheOptions) -> CacheOptions:
-        """A window in whichever cache the stack has."""
         return options.but(window=self.window, sinks=self.sinks)

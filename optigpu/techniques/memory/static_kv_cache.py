@@ -1,25 +1,18 @@
-"""static_kv_cache: keys and values in buffers that are allocated once."""
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
+from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
 class StaticKvCache(Technique):
     """A cache of the request's full length instead of one that grows by concatenation."""
 
-    layer: ClassVar[Layer] = Layer.MEMORY
-    phase: ClassVar[Phase] = Phase.CACHE
-    summary: ClassVar[str] = "keys and values in buffers allocated once, so that shapes never change"
-    citation: ClassVar[str] = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(
-            Basis.AIM,
-            "little alone; it makes one compiled decode step possible",
-        ),
-    )
+    layer = Layer.MEMORY
+    phase = Phase.CACHE
+    summary = "keys and values in buffers allocated once, so that shapes never change"
+    citation = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
+    expected = (Expected("aim", "little alone; it makes one compiled decode step possible"),)
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it"
     }
@@ -27,5 +20,4 @@ class StaticKvCache(Technique):
     name: Literal["static_kv_cache"] = "static_kv_cache"
 
     def cache(self, options: CacheOptions) -> CacheOptions:
-        """A static cache."""
         return options.but(kind="static")

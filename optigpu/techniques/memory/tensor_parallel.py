@@ -1,12 +1,7 @@
-"""tensor_parallel: heads and inner features of every block divided among processes."""
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.surgery.parallel.technique import ModelParallel
-from optigpu.techniques.base import Basis, Expected, Notes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from optigpu.techniques.base import Expected, Model, Notes
 
 
 class TensorParallel(ModelParallel):
@@ -16,18 +11,18 @@ class TensorParallel(ModelParallel):
     it shows what dividing costs; memory of the measuring process alone is in the result.
     """
 
-    summary: ClassVar[str] = "heads and inner features of every block divided among processes"
-    citation: ClassVar[str] = "Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    summary = "heads and inner features of every block divided among processes"
+    citation = "Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "each of two processes reads half of the blocks' weights, and adds up the products of both twice a block",
         ),
     )
 
     name: Literal["tensor_parallel"] = "tensor_parallel"
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Leaves this process its part, and starts the other processes with theirs."""
         from optigpu.surgery.parallel.tensor import divide
 

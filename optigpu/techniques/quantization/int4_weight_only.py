@@ -1,22 +1,14 @@
-"""int4_weight_only: weights as 4-bit numbers in groups that share a scale, activations as they are."""
-
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Part
+from optigpu.models.tensors import Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.extras import FOUR_BITS
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.models.tensors import StoredWeights
+from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 GroupSize = Literal[32, 64, 128]
 
@@ -31,39 +23,37 @@ class Int4WeightOnly(Technique):
     a 4-bit copy while the embedding keeps its dtype: a lookup reads one row for each token, so its bytes cost no time.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
-    summary: ClassVar[str] = "4-bit weights in groups that share a scale; activations stay as they are"
-    citation: ClassVar[str] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    tasks = ON_MODELS
+    abilities = (Ability.OWN_KERNELS,)
+    summary = "4-bit weights in groups that share a scale; activations stay as they are"
+    citation = (
         "Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023, "
         "mobiusml.github.io/hqq_blog"
     )
-    expected: ClassVar[tuple[Expected, ...]] = (
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "a seventh of the fp32 bytes of the layers that it replaces, so up to 1.8x as fast as int8_weight_only "
             "where decoding is bound by memory",
         ),
         Expected(
-            Basis.MEASURED,
+            "measured here",
             "GPT-2 decoded on two Zen 4 cores: 5.64x, with torch_compile 9.96x eager fp32",
             "results/README.md",
         ),
         Expected(
-            Basis.LITERATURE,
+            "literature",
             "small models lose more quality than large ones",
             "Frantar et al., GPTQ, 2022, arXiv:2210.17323",
         ),
     )
-    conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    error_bound: ClassVar[float] = 0.5
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
-    )
+    conflicts = FOUR_BITS
+    choices = (Choice.WEIGHTS,)
+    error_bound = 0.5
+    trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
+    only_when_asked = True  # Weights are quantized once, and int8_weight_only costs less quality
 
     name: Literal["int4_weight_only"] = "int4_weight_only"
     group_size: GroupSize = 32
@@ -86,11 +76,7 @@ class Int4WeightOnly(Technique):
             f"layers with {wrong[0]}. {advice}."
         )
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """Weights are quantized once, and int8_weight_only costs less quality."""
-        return False
-
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """4-bit numbers of every linear layer, and with `head` a copy of a tied head.
 
         On CUDA only a model in bfloat16 has an operator that does not widen a matrix for each product.
@@ -105,7 +91,7 @@ class Int4WeightOnly(Technique):
         widest = max(each.elements for each in weights.matrices if each.part in multiplied)
         return packed.but(widened_bytes=4 * widest)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
         Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite, or

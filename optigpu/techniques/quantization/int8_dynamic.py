@@ -1,21 +1,15 @@
-"""int8_dynamic: int8 weights, and activations that are quantized to int8 as they come."""
-
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
+from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int8_dynamic_bytes
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.models.tensors import StoredWeights
+from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 NEEDED_CAPABILITY = (7, 5)
 """Turing was the first with matrix units for int8."""
@@ -28,39 +22,32 @@ class Int8Dynamic(Technique):
     paper); the model writes the text for it by itself. A tied embedding keeps its dtype, as in int8_weight_only.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
-    summary: ClassVar[str] = (
-        "int8 weights, and int8 activations with one scale for each token, summed in int32"
-    )
-    citation: ClassVar[str] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    tasks = ON_MODELS
+    abilities = (Ability.OWN_KERNELS,)
+    summary = "int8 weights, and int8 activations with one scale for each token, summed in int32"
+    citation = (
         "Yao et al., ZeroQuant, 2022, arXiv:2206.01861 (token-wise activations); smoothing: Xiao et al., SmoothQuant, "
         "2022, arXiv:2211.10438"
     )
-    expected: ClassVar[tuple[Expected, ...]] = (
+    expected = (
+        Expected("arithmetic", "a quarter of the fp32 bytes of the layers that it replaces"),
         Expected(
-            Basis.ARITHMETIC,
-            "a quarter of the fp32 bytes of the layers that it replaces",
-        ),
-        Expected(
-            Basis.MEASURED,
+            "measured here",
             "GPT-2 decoded on two Zen 4 cores: 4.42x, with torch_compile 6.29x eager fp32",
             "results/README.md",
         ),
         Expected(
-            Basis.AIM,
+            "aim",
             "prompts and batches up to 4x where the CPU or GPU multiplies int8; a larger error than with "
             "weights alone",
         ),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    error_bound: ClassVar[float] = 0.15
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
-    )
+    choices = (Choice.WEIGHTS,)
+    error_bound = 0.15
+    trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
+    only_when_asked = True  # int8_weight_only decodes as fast with a smaller error
 
     name: Literal["int8_dynamic"] = "int8_dynamic"
     smoothing: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -71,15 +58,10 @@ class Int8Dynamic(Technique):
             return None
         return needs_capability(environment, NEEDED_CAPABILITY, "int8 matrix products")
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """int8_weight_only decodes as fast with a smaller error."""
-        return False
-
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """int8 numbers of every linear layer, and a copy of a tied head."""
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         return weights.with_bytes(partial(int8_dynamic_bytes, device=device), head=True)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
         Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite or a

@@ -1,22 +1,13 @@
-"""llm_int8: int8 weights and activations of bitsandbytes, with the columns of outliers in 16 or 32 bits."""
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_features
+from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import llm_int8_bytes
-from optigpu.surgery.extras import Package
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.models.tensors import StoredWeights
+from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 FLOAT16_LARGEST = 65504.0
 """Of float16, from which the library quantizes."""
@@ -29,18 +20,15 @@ class LlmInt8(Technique):
     0 multiplies all in int8.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    summary: ClassVar[str] = "int8 weights and activations, and columns of outliers in the model's dtype"
-    citation: ClassVar[str] = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    tasks = ON_MODELS
+    summary = "int8 weights and activations, and columns of outliers in the model's dtype"
+    citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
+    expected = (
+        Expected("arithmetic", "a quarter of the fp32 bytes of the layers that it replaces"),
         Expected(
-            Basis.ARITHMETIC,
-            "a quarter of the fp32 bytes of the layers that it replaces",
-        ),
-        Expected(
-            Basis.LITERATURE,
+            "literature",
             "no loss of quality up to 175 billion weights; slower than fp16 for models of fewer than 6.7 "
             "billion",
         ),
@@ -50,25 +38,17 @@ class LlmInt8(Technique):
         "cuda_graphs": "how many columns hold outliers depends on the data, which no recording can follow",
         "grad_enabled": "int8 weights have no gradient",
     }
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    error_bound: ClassVar[float] = 0.15
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial(beside=("fp16",), devices=(DeviceKind.CUDA,)),
-    )
+    extras = ("bitsandbytes",)
+    choices = (Choice.WEIGHTS,)
+    error_bound = 0.15
+    trials = (Trial(), Trial(beside=("fp16",), devices=(DeviceKind.CUDA,)))
+    # It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers.
+    only_when_asked = True
 
     name: Literal["llm_int8"] = "llm_int8"
     threshold: float = Field(6.0, ge=0, le=1e4, allow_inf_nan=False)
 
-    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """The library is an extra."""
-        return ("bitsandbytes",)
-
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers."""
-        return False
-
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """int8 numbers of every layer but the head; sums are int32, which a CPU scales in three float32 tensors.
 
         On a CPU without AVX-512 the library widens a matrix to float32 for each product.
@@ -79,7 +59,7 @@ class LlmInt8(Technique):
         widest = 0 if "avx512bw" in cpu_features() else max(matrix.elements for matrix in weights.linear)
         return packed.but(sum_bytes=16, widened_bytes=4 * widest)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or

@@ -1,21 +1,12 @@
-"""nf4: 4-bit NormalFloat weights of bitsandbytes, whose statistics may be quantized as well."""
-
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_features
+from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import nf4_bytes
-from optigpu.surgery.extras import Package
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.models.tensors import StoredWeights
+from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer
 
 
 class Nf4(Technique):
@@ -27,22 +18,16 @@ class Nf4(Technique):
     product.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
-    citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    tasks = ON_MODELS
+    summary = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
+    citation = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
+    expected = (
+        Expected("arithmetic", "an eighth of the fp32 bytes of the layers that it replaces"),
+        Expected("literature", "smaller errors than 4-bit integers"),
         Expected(
-            Basis.ARITHMETIC,
-            "an eighth of the fp32 bytes of the layers that it replaces",
-        ),
-        Expected(
-            Basis.LITERATURE,
-            "smaller errors than 4-bit integers",
-        ),
-        Expected(
-            Basis.AIM,
+            "aim",
             "faster than bf16 at small batches with fused kernels, slower where each product widens the "
             "weights first",
         ),
@@ -52,26 +37,17 @@ class Nf4(Technique):
         "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
         "grad_enabled": "4-bit weights have no gradient",
     }
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    error_bound: ClassVar[float] = 0.5
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
-    )
+    extras = ("bitsandbytes",)
+    choices = (Choice.WEIGHTS,)
+    error_bound = 0.5
+    trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
+    only_when_asked = True  # It is for memory, and costs quality
 
     name: Literal["nf4"] = "nf4"
     double_quantization: bool = True
     packing: bool = True
 
-    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """The library is an extra."""
-        return ("bitsandbytes",)
-
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It is for memory, and costs quality."""
-        return False
-
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """4-bit numbers of every layer but the head; a product of several tokens widens its matrix.
 
         The library's fused operator needs a CPU that multiplies bfloat16.
@@ -84,7 +60,7 @@ class Nf4(Technique):
         packed = weights.with_bytes(layout, head=False, float_bias=False)
         return packed.but(widened_bytes=widened)
 
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place, and records which kernel each kind of layer has.
 
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or

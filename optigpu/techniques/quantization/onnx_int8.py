@@ -1,24 +1,11 @@
-"""onnx_int8: 8-bit weights in groups that share a scale, in ONNX Runtime."""
-
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
+from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import nbits_bytes
-from optigpu.techniques.base import (
-    ON_TEXT,
-    Basis,
-    Choice,
-    EngineOptions,
-    Expected,
-    Phase,
-    Technique,
-    Trial,
-)
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from optigpu.models.tensors import StoredWeights
+from optigpu.techniques.base import ON_TEXT, Choice, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer
 
 
 class OnnxInt8(Technique):
@@ -28,29 +15,25 @@ class OnnxInt8(Technique):
     (accuracy_level 4): the operator has no fast products of 8-bit weights with floats. The embedding stays in float32.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
-    backends: ClassVar[tuple[str, ...]] = ("onnxruntime",)
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    summary: ClassVar[str] = "ONNX Runtime's 8-bit weights in groups that share a scale"
-    citation: ClassVar[str] = (
-        "Microsoft, ONNX Runtime, operator MatMulNBits, 2023, github.com/microsoft/onnxruntime"
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    tasks = ON_TEXT
+    backends = ("onnxruntime",)
+    abilities = (Ability.CPU_ENGINE,)
+    summary = "ONNX Runtime's 8-bit weights in groups that share a scale"
+    citation = "Microsoft, ONNX Runtime, operator MatMulNBits, 2023, github.com/microsoft/onnxruntime"
+    expected = (
+        Expected("arithmetic", "28% of the fp32 bytes of the layers that it replaces, in groups of 32"),
     )
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(Basis.ARITHMETIC, "28% of the fp32 bytes of the layers that it replaces, in groups of 32"),
-    )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    error_bound: ClassVar[float] = 0.1
-    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"group_size": 128}))
+    choices = (Choice.WEIGHTS,)
+    error_bound = 0.1
+    trials = (Trial(), Trial({"group_size": 128}))
 
     name: Literal["onnx_int8"] = "onnx_int8"
     group_size: Literal[32, 64, 128] = 32
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Stores matrices so, and multiplies so."""
         return options.but(weights="int8", group=self.group_size, products="int8")
 
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """int8 numbers of every linear layer, and a copy of a tied head."""
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         return weights.with_bytes(partial(nbits_bytes, bits=8, group=self.group_size), head=True)

@@ -1,18 +1,13 @@
-"""openvino_int4: weights of 4 bits as NNCF makes them, in OpenVINO."""
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Matrix, Part
+from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import openvino_int4_bytes, openvino_int8_bytes
-from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
-
-if TYPE_CHECKING:
-    from optigpu.models.tensors import StoredWeights
 
 
 class OpenVinoInt4(Technique):
@@ -25,25 +20,20 @@ class OpenVinoInt4(Technique):
     else OpenVINO computes in is its own choice, as is its cache.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    summary: ClassVar[str] = "OpenVINO with weights of 4 bits, quantized by NNCF without calibration"
-    citation: ClassVar[str] = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    backends = ("openvino",)
+    abilities = (Ability.CPU_ENGINE,)
+    choices = (Choice.WEIGHTS,)
+    summary = "OpenVINO with weights of 4 bits, quantized by NNCF without calibration"
+    citation = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
-            "an eighth of fp32's bytes to read at each step of decoding, and their scales",
+            "arithmetic", "an eighth of fp32's bytes to read at each step of decoding, and their scales"
         ),
     )
-    error_bound: ClassVar[float] = 0.5
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial({"scheme": "asym", "group": 32}),
-        Trial({"all_layers": False}),
-    )
+    error_bound = 0.5
+    trials = (Trial(), Trial({"scheme": "asym", "group": 32}), Trial({"all_layers": False}))
 
     name: Literal["openvino_int4"] = "openvino_int4"
     scheme: Literal["sym", "asym"] = "sym"
@@ -56,7 +46,6 @@ class OpenVinoInt4(Technique):
     products: Literal["int8", "float"] = "int8"
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Quantizes the weights, and says how they are multiplied."""
         return options.but(
             weights=f"int4_{self.scheme}",
             group=self.group,
@@ -64,8 +53,7 @@ class OpenVinoInt4(Technique):
             products=self.products,
         )
 
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """Every matrix in 4 or 8 bits; vectors stay in float32."""
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         return weights.but(matrices=tuple(self._packed(matrix, weights.tied) for matrix in weights.matrices))
 
     def _packed(self, matrix: Matrix, tied: bool) -> Matrix:

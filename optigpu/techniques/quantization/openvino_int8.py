@@ -1,16 +1,11 @@
-"""openvino_int8: weights of 8 bits as NNCF makes them, in OpenVINO."""
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Matrix, Part
+from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import openvino_int8_bytes
-from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
-
-if TYPE_CHECKING:
-    from optigpu.models.tensors import StoredWeights
 
 
 class OpenVinoInt8(Technique):
@@ -21,36 +16,30 @@ class OpenVinoInt8(Technique):
     own choice, as is its cache.
     """
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
-    backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
-    summary: ClassVar[str] = "OpenVINO with weights of 8 bits, quantized by NNCF without calibration"
-    citation: ClassVar[str] = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.QUANTIZATION
+    phase = Phase.QUANTIZATION
+    backends = ("openvino",)
+    abilities = (Ability.CPU_ENGINE,)
+    choices = (Choice.WEIGHTS,)
+    summary = "OpenVINO with weights of 8 bits, quantized by NNCF without calibration"
+    citation = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "a quarter of fp32's bytes to read at each step of decoding, for nearly the same logits",
         ),
     )
-    error_bound: ClassVar[float] = 0.1
-    trials: ClassVar[tuple[Trial, ...]] = (
-        Trial(),
-        Trial({"scheme": "sym"}),
-        Trial({"products": "float"}),
-    )
+    error_bound = 0.1
+    trials = (Trial(), Trial({"scheme": "sym"}), Trial({"products": "float"}))
 
     name: Literal["openvino_int8"] = "openvino_int8"
     scheme: Literal["asym", "sym"] = "asym"
     products: Literal["int8", "float"] = "int8"
 
     def engine(self, options: EngineOptions) -> EngineOptions:
-        """Quantizes the weights, and says how they are multiplied."""
         return options.but(weights=f"int8_{self.scheme}", products=self.products)
 
-    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """Every matrix; vectors stay in float32."""
+    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         return weights.but(matrices=tuple(self._packed(matrix, weights.tied) for matrix in weights.matrices))
 
     def _packed(self, matrix: Matrix, tied: bool) -> Matrix:

@@ -1,6 +1,4 @@
-"""smaller_model: a distilled or pruned model in the place of the one that it was made from."""
-
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -8,7 +6,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import Basis, Expected, LoadOptions, Phase, Technique, Trial
+from optigpu.techniques.base import Expected, LoadOptions, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, SpecError, UnsupportedError
 
 NO_MODEL = (
@@ -23,25 +21,25 @@ class SmallerModel(Technique):
     model from the fp32 one of full size. `optigpu recipe` makes such models.
     """
 
-    layer: ClassVar[Layer] = Layer.SPARSITY
-    phase: ClassVar[Phase] = Phase.PRUNING
-    summary: ClassVar[str] = "a distilled or pruned model in the place of the one that it was made from"
-    citation: ClassVar[str] = (
+    layer = Layer.SPARSITY
+    phase = Phase.PRUNING
+    summary = "a distilled or pruned model in the place of the one that it was made from"
+    citation = (
         "Hinton et al., Distilling the Knowledge in a Neural Network, 2015, arXiv:1503.02531; Sanh et al., DistilBERT, "
         "2019, arXiv:1910.01108; Molchanov et al., Importance Estimation for Neural Network Pruning, 2019, "
         "arXiv:1906.10771"
     )
-    expected: ClassVar[tuple[Expected, ...]] = (
+    expected = (
         Expected(
-            Basis.LITERATURE,
+            "literature",
             "40% smaller and 60% faster with 97% of the score, for BERT with half of its layers",
             "Sanh et al., DistilBERT, 2019, arXiv:1910.01108",
         ),
-        Expected(Basis.AIM, "a loss of quality that training makes smaller and never removes"),
+        Expected("aim", "a loss of quality that training makes smaller and never removes"),
     )
-    cautionary: ClassVar[bool] = True
-    approximates: ClassVar[bool] = True
-    trials: ClassVar[tuple[Trial, ...]] = (Trial({"model": "bundled:tiny"}),)
+    cautionary = True
+    approximates = True
+    trials = (Trial({"model": "bundled:tiny"}),)
 
     name: Literal["smaller_model"] = "smaller_model"
     model: str | None = Field(
@@ -60,7 +58,6 @@ class SmallerModel(Technique):
             raise ValueError(str(error)) from error
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """It needs a model of the same vocabulary, as far as both are known before they are loaded."""
         if self.model is None:
             return NO_MODEL
         smaller = facts_of(parse_reference(self.model))

@@ -1,37 +1,31 @@
-"""fused_optimizer: the update of all weights in one kernel."""
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import Layer, Task
+from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.vocabulary import Layer
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
-    from transformers import PreTrainedModel
-
-    from optigpu.backends.training import TrainingParts
 
 
 class FusedOptimizer(Technique):
     """torch's AdamW or SGD with `fused`: each weight, its gradient and its moments are read and written once."""
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.TRAINING
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = "weights, gradients and moments are read and written once in an update"
-    citation: ClassVar[str] = "PyTorch documentation, torch.optim: foreach and fused implementations"
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(Basis.LITERATURE, "faster than foreach, which is faster than a loop over the weights"),
-        Expected(Basis.AIM, "no change where the update is a small part of a step"),
+    layer = Layer.TRAINING
+    phase = Phase.TRAINING
+    tasks = IN_TRAINING
+    summary = "weights, gradients and moments are read and written once in an update"
+    citation = "PyTorch documentation, torch.optim: foreach and fused implementations"
+    expected = (
+        Expected("literature", "faster than foreach, which is faster than a loop over the weights"),
+        Expected("aim", "no change where the update is a small part of a step"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.OPTIMIZER,)
+    choices = (Choice.OPTIMIZER,)
 
     name: Literal["fused_optimizer"] = "fused_optimizer"
 
-    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
-        """The same rule in torch's fused implementation."""
+    def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
         from torch.optim import SGD, AdamW
 
         kind: type[AdamW | SGD] = AdamW if parts.rule.name == "adamw" else SGD

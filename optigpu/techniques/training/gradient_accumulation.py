@@ -1,17 +1,12 @@
-"""gradient_accumulation: a step's samples in several micro-batches, whose gradients are added up."""
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from optigpu.documents.result import Environment
-from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task
+from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.vocabulary import Layer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.backends.training import MicroBatch, TrainingBatch, TrainingParts
+    from optigpu.backends.training import MicroBatch, TrainingBatch
 
 
 class GradientAccumulation(Technique):
@@ -21,17 +16,16 @@ class GradientAccumulation(Technique):
     batch. A batch norm sees one micro-batch at a time: a model with some computes something else.
     """
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.TRAINING
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = (
-        "a step in micro-batches whose gradients are added up: a large batch in little memory"
+    layer = Layer.TRAINING
+    phase = Phase.TRAINING
+    tasks = IN_TRAINING
+    summary = "a step in micro-batches whose gradients are added up: a large batch in little memory"
+    citation = "Ott et al., Scaling Neural Machine Translation, 2018, arXiv:1806.00187"
+    expected = (
+        Expected("arithmetic", "the activations of a micro-batch instead of a batch"),
+        Expected("aim", "slower where a micro-batch is too small to fill the device"),
     )
-    citation: ClassVar[str] = "Ott et al., Scaling Neural Machine Translation, 2018, arXiv:1806.00187"
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(Basis.ARITHMETIC, "the activations of a micro-batch instead of a batch"),
-        Expected(Basis.AIM, "slower where a micro-batch is too small to fill the device"),
-    )
+    only_when_asked = True  # It saves memory, not time
 
     name: Literal["gradient_accumulation"] = "gradient_accumulation"
     micro_batches: int = Field(
@@ -47,12 +41,7 @@ class GradientAccumulation(Technique):
             "which is not possible; make batch_size a multiple of micro_batches."
         )
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It saves memory, not time."""
-        return False
-
-    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
-        """Arranges one part of the samples after the other."""
+    def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
         whole = parts.arrange
 
         def arrange(batch: "TrainingBatch") -> "list[MicroBatch]":

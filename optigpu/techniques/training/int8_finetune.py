@@ -1,16 +1,9 @@
-"""int8_finetune: low-rank factors are trained beside int8 weights."""
+from typing import Literal
 
-from typing import TYPE_CHECKING, ClassVar, Literal
-
-from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.surgery.extras import AdapterParameters, Package
-from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from optigpu.surgery.extras import AdapterParameters
+from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Phase, Technique
+from optigpu.vocabulary import Layer
 
 
 class Int8Finetune(AdapterParameters, Technique):
@@ -19,40 +12,32 @@ class Int8Finetune(AdapterParameters, Technique):
     Forward passes run through the operator of int8_weight_only. The backward pass widens one layer's weights at a time.
     """
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.ADAPTERS
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
-    summary: ClassVar[str] = "low-rank factors are trained beside frozen int8 weights"
-    citation: ClassVar[str] = (
-        "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"
-    )
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.TRAINING
+    phase = Phase.ADAPTERS
+    tasks = IN_TRAINING
+    abilities = (Ability.OWN_KERNELS,)
+    summary = "low-rank factors are trained beside frozen int8 weights"
+    citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "a quarter of the fp32 bytes of the layers that it stores as int8, and lora's gradients",
         ),
         Expected(
-            Basis.MEASURED,
+            "measured here",
             "GPT-2, 4 documents of 128 tokens: a peak of 1095.9 MB instead of lora's 1350.4",
             "training.md",
         ),
-        Expected(Basis.AIM, "the speed of lora, with losses closer to it than those of qlora"),
+        Expected("aim", "the speed of lora, with losses closer to it than those of qlora"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
-    error_bound: ClassVar[float] = 0.1
+    extras = ("peft",)
+    choices = (Choice.ADAPTERS, Choice.WEIGHTS)
+    error_bound = 0.1
+    only_when_asked = True  # It trains another model than all weights would make
 
     name: Literal["int8_finetune"] = "int8_finetune"
 
-    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """The library is an extra."""
-        return ("peft",)
-
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It trains another model than all weights would make."""
-        return False
-
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place and adds the factors.
 
         Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized

@@ -1,7 +1,5 @@
-"""mixed_precision: matrix products in half precision, while weights, their gradients and the optimizer stay float32."""
-
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -10,20 +8,16 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import (
     IN_TRAINING,
-    Basis,
     Choice,
     Expected,
+    Model,
     Notes,
+    Parts,
     Phase,
     Technique,
     Trial,
 )
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from optigpu.backends.training import TrainingParts
+from optigpu.vocabulary import DeviceKind, Layer
 
 
 class MixedPrecision(Technique):
@@ -33,21 +27,19 @@ class MixedPrecision(Technique):
     left out, and the norm of the gradient is clipped. bfloat16 has the range of float32 and needs none of that.
     """
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.TRAINING
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = "matrix products in bfloat16 or float16, weights and updates in float32"
-    citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(
-            Basis.ARITHMETIC, "half the bytes of stored activations; those of weights and optimizer stay"
-        ),
-        Expected(Basis.LITERATURE, "2x to 3x on GPUs with tensor cores"),
-        Expected(Basis.AIM, "slower on CPUs without bf16"),
+    layer = Layer.TRAINING
+    phase = Phase.TRAINING
+    tasks = IN_TRAINING
+    summary = "matrix products in bfloat16 or float16, weights and updates in float32"
+    citation = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
+    expected = (
+        Expected("arithmetic", "half the bytes of stored activations; those of weights and optimizer stay"),
+        Expected("literature", "2x to 3x on GPUs with tensor cores"),
+        Expected("aim", "slower on CPUs without bf16"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
-    error_bound: ClassVar[float] = 0.01
-    trials: ClassVar[tuple[Trial, ...]] = (
+    choices = (Choice.PRECISION,)
+    error_bound = 0.01
+    trials = (
         Trial(),
         # The first step may be left out, until the scale of the loss is small enough.
         Trial({"dtype": "float16"}, devices=(DeviceKind.CUDA,), error_bound=0.05),
@@ -62,7 +54,6 @@ class MixedPrecision(Technique):
     )
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """float16 is for GPUs, and its loss is scaled."""
         if self.dtype == "bfloat16":
             return None
         return refusal(device, Ability.SCALED_LOSS, "mixed_precision in float16", "set dtype to bfloat16")
@@ -75,8 +66,7 @@ class MixedPrecision(Technique):
         """Loss scaling and clipping look at the whole gradient before a weight changes."""
         return (*self.choices, Choice.WHOLE_GRADIENT) if self.dtype == "float16" else self.choices
 
-    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
-        """Autocast around each forward pass; with float16 loss scaling and clipping too."""
+    def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
         import torch
 
         notes.record(autocast=self.dtype)

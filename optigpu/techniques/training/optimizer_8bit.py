@@ -1,24 +1,18 @@
-"""optimizer_8bit: AdamW whose two states are 8-bit numbers."""
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.surgery.extras import Package
-from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.nn import Parameter
     from torch.optim import Optimizer
-    from transformers import PreTrainedModel
-
-    from optigpu.backends.training import TrainingParts
 
 
 class Optimizer8bit(Technique):
@@ -28,26 +22,26 @@ class Optimizer8bit(Technique):
     memory when the GPU's is short. On a CPU the library computes in plain PyTorch: it is for memory there.
     """
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.TRAINING
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OPTIMIZER_8BIT,)
-    summary: ClassVar[str] = "AdamW with both moments in 8 bits"
-    citation: ClassVar[str] = (
-        "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021, arXiv:2110.02861"
-    )
-    expected: ClassVar[tuple[Expected, ...]] = (
-        Expected(Basis.ARITHMETIC, "2 bytes of states for each weight instead of 8"),
+    layer = Layer.TRAINING
+    phase = Phase.TRAINING
+    tasks = IN_TRAINING
+    abilities = (Ability.OPTIMIZER_8BIT,)
+    summary = "AdamW with both moments in 8 bits"
+    citation = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021, arXiv:2110.02861"
+    expected = (
+        Expected("arithmetic", "2 bytes of states for each weight instead of 8"),
         Expected(
-            Basis.MEASURED,
+            "measured here",
             "GPT-2, 4 documents of 128 tokens: a peak of 2021.0 MB instead of 2334.1",
             "training.md",
         ),
-        Expected(Basis.LITERATURE, "the losses of states of 32 bits, without other hyperparameters"),
-        Expected(Basis.AIM, "slower on a CPU, where one update is several operations of PyTorch"),
+        Expected("literature", "the losses of states of 32 bits, without other hyperparameters"),
+        Expected("aim", "slower on a CPU, where one update is several operations of PyTorch"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.OPTIMIZER,)
-    error_bound: ClassVar[float] = 0.01
+    extras = ("bitsandbytes",)
+    choices = (Choice.OPTIMIZER,)
+    error_bound = 0.01
+    only_when_asked = True  # It is for memory, and on a CPU it costs time
 
     name: Literal["optimizer_8bit"] = "optimizer_8bit"
     paged: bool = Field(
@@ -58,14 +52,9 @@ class Optimizer8bit(Technique):
     )
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """Only CUDA's driver moves pages; and the library must be installed."""
         if self.paged and device is not DeviceKind.CUDA:
             return "optimizer_8bit: paged states need CUDA; set paged to false."
         return super().check(environment, device, model)
-
-    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """The library is an extra."""
-        return ("bitsandbytes",)
 
     def fits(self, workload: Any) -> str | None:
         """SGD without momentum has no states."""
@@ -73,11 +62,7 @@ class Optimizer8bit(Technique):
             return None
         return f"optimizer_8bit is an AdamW, and the workload asks for {workload.optimizer}; set optimizer to adamw."
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It is for memory, and on a CPU it costs time."""
-        return False
-
-    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
+    def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
         """Makes an optimizer whose settings are those of torch's AdamW.
 
         Raises UnsupportedError for a model without a tensor that is large enough.

@@ -1,6 +1,4 @@
-"""qlora: low-rank factors are trained beside weights of 4 bits."""
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -8,11 +6,8 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.surgery.extras import AdapterParameters, Package
-from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer
 
 
 class Qlora(AdapterParameters, Technique):
@@ -23,27 +18,28 @@ class Qlora(AdapterParameters, Technique):
     backward pass widens one layer's weights at a time.
     """
 
-    layer: ClassVar[Layer] = Layer.TRAINING
-    phase: ClassVar[Phase] = Phase.ADAPTERS
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = "low-rank factors are trained beside frozen weights of 4 bits"
-    citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
-    expected: ClassVar[tuple[Expected, ...]] = (
+    layer = Layer.TRAINING
+    phase = Phase.ADAPTERS
+    tasks = IN_TRAINING
+    summary = "low-rank factors are trained beside frozen weights of 4 bits"
+    citation = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
+    expected = (
         Expected(
-            Basis.ARITHMETIC,
+            "arithmetic",
             "an eighth to a seventh of the fp32 bytes of the layers that it stores in 4 bits, and lora's gradients",
         ),
         Expected(
-            Basis.MEASURED,
+            "measured here",
             "GPT-2, 4 documents of 128 tokens: a peak of 1054.5 MB instead of lora's 1350.4",
             "training.md",
         ),
-        Expected(Basis.LITERATURE, "a model of 65B weights is finetuned on one GPU of 48 GB"),
-        Expected(Basis.AIM, "slower than lora, since each pass widens the weights"),
+        Expected("literature", "a model of 65B weights is finetuned on one GPU of 48 GB"),
+        Expected("aim", "slower than lora, since each pass widens the weights"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
-    error_bound: ClassVar[float] = 0.1
-    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"base": "int4"}))
+    choices = (Choice.ADAPTERS, Choice.WEIGHTS)
+    error_bound = 0.1
+    trials = (Trial(), Trial({"base": "int4"}))
+    only_when_asked = True  # It trains another model than all weights would make
 
     name: Literal["qlora"] = "qlora"
     base: Literal["nf4", "int4"] = Field("nf4", description="The format of the frozen weights.")
@@ -52,7 +48,6 @@ class Qlora(AdapterParameters, Technique):
     )
 
     def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """Both libraries are extras."""
         return ("peft", "bitsandbytes") if self.base == "nf4" else ("peft",)
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
@@ -60,11 +55,7 @@ class Qlora(AdapterParameters, Technique):
         own = refusal(device, Ability.OWN_KERNELS, "qlora with the base int4", "set base to nf4")
         return (own if self.base == "int4" else None) or super().check(environment, device, model)
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It trains another model than all weights would make."""
-        return False
-
-    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place and adds the factors.
 
         Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique
+from optigpu.techniques.base import Expected, Loop, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -20,7 +20,7 @@ class Tampering(Technique):
     phase: ClassVar[Phase] = Phase.COMPILATION
     summary: ClassVar[str] = "tampers"
     citation: ClassVar[str] = "none"
-    expected: ClassVar[tuple[Expected, ...]] = (Expected(Basis.AIM, "to be found out"),)
+    expected: ClassVar[tuple[Expected, ...]] = (Expected("aim", "to be found out"),)
 
     name: str = "tampering"
 

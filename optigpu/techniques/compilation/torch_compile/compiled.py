@@ -16,7 +16,7 @@ from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.techniques.compilation.torch_compile.technique import TorchCompile
+    from optigpu.techniques.compilation.torch_compile import TorchCompile
 
 MANY_RECOMPILES = 256
 """With graph breaks a layer is a graph of its own, and torch's limit of 8 would run the ninth in the interpreter."""

@@ -80,12 +80,7 @@ class DecodeLinear(HoldsMatrix):
 
     @classmethod
     def of(
-        cls,
-        layer: LinearLayer,
-        kind: WeightKind,
-        group: int,
-        arena: Arena | None,
-        known: Compensation | None,
+        cls, layer: LinearLayer, kind: WeightKind, group: int, arena: Arena | None, known: Compensation | None
     ) -> Self:
         """The packed layer of a Linear or a Conv1D."""
         return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))

@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedModel
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
-from optigpu.techniques.decoding.speculative_decoding.technique import other_vocabulary
+from optigpu.techniques.decoding.speculative_decoding import other_vocabulary
 from optigpu.vocabulary import UnsupportedError
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.techniques.memory.cpu_offload.technique import SLOTS
+from optigpu.techniques.memory.cpu_offload import SLOTS
 from optigpu.vocabulary import UnsupportedError
 
 ALIGNMENT = 256

@@ -11,7 +11,7 @@ from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.techniques.training.compile_training.technique import CompileTraining
+    from optigpu.techniques.training.compile_training import CompileTraining
 
 
 class CompiledLoss:
