@@ -13,7 +13,7 @@ from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, keys, revisions, sign_ins
+from optigpu.store import audit, keys, revisions
 from optigpu.store.database import Database, Session
 from optigpu.store.keys import KeyInfo, Scope
 from optigpu.store.revisions import Part, Revisions
@@ -130,7 +130,7 @@ class Gate:
     def _key(self, session: Session, call: Call, known: "_KnownKeys") -> KeyInfo | None:
         """The valid key of a call, read without a write lock: only the first use of the environment's key writes."""
         if call.key is None:
-            return sign_ins.find(session, call.sign_in) if call.sign_in else None
+            return keys.signed_in(session, call.sign_in) if call.sign_in else None
         found = keys.verify(session, call.key)
         if found is None and self._is_first(call.key) and not keys.is_known(session, call.key):
             with self._database.write() as writing:

@@ -17,7 +17,7 @@ from api.problems import ProblemError, request_id
 from api.service import Service
 from api.sign_in import sign_in, sign_out, signed_in_by
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, sign_ins
+from optigpu.store import audit, keys
 
 router = APIRouter()
 OWN_PATH = r"^/([^/\\\x00-\x20][^\\\x00-\x1f]*)?$"
@@ -82,9 +82,9 @@ def _begin(service: Service, who: Caller) -> str:
     assert who.key is not None, "only a key signs in"
     with service.database.write() as session:
         audit.write(session, who.actor, AuditAction.SIGNED_IN, who.key.id)
-        return sign_ins.begin(session, who.key.id, timedelta(seconds=service.settings.session_s))
+        return keys.sign_in(session, who.key.id, timedelta(seconds=service.settings.session_s))
 
 
 def _end(service: Service, secret: str) -> None:
     with service.database.write() as session:
-        sign_ins.end(session, secret)
+        keys.sign_out(session, secret)

@@ -22,25 +22,17 @@ EXPLAINED = ("dtype", "attention_kernels", "threads", "weights", "footprint")
 class WeightFacts(Frozen):
     """Which weights were measured. A null `hash` or `revision` has its reason in `reasons`, by the field's name."""
 
-    # Bytes of the weights with the stack applied; what several layers share counts once.
-    bytes: int | None = None
-    # Number of weights before the stack changed them.
-    parameters: int | None = None
+    bytes: int | None = None  # with the stack applied; what several layers share counts once
+    parameters: int | None = None  # number of weights before the stack changed them
     # Share of these that the stack's technique of weights quantized, or that a file holds in 8 bits and fewer; a table
     # counts where its product is quantized. Null: nothing is quantized, or the engine does not say.
     quantized: float | None = None
-    # Number of weights that training changes, with the stack applied; null: the workload trains nothing.
-    trainable: int | None = None
-    # SHA-256 of the files that the weights came from, or of the recipe that drew random ones.
-    hash: str | None = None
-    # Which of the two `hash` is.
-    hash_of: Literal["files", "recipe"] | None = None
-    # SHA-256 of each file by its name; empty for random weights.
-    files: dict[str, str] = Field(default_factory=dict)
-    # Tensors of the files that the model has no place for, the first by their names; null: none, or it is not known.
-    unused: str | None = None
-    # A hub's commit, or the digest of a preset's architecture.
-    revision: str | None = None
+    trainable: int | None = None  # weights that training changes; null: the workload trains nothing
+    hash: str | None = None  # SHA-256 of the weights' files, or of the recipe that drew random ones
+    hash_of: Literal["files", "recipe"] | None = None  # which of the two `hash` is
+    files: dict[str, str] = Field(default_factory=dict)  # SHA-256 of each by its name; empty: random weights
+    unused: str | None = None  # tensors of the files that the model has no place for, by their names
+    revision: str | None = None  # a hub's commit, or the digest of a preset's architecture
     reasons: dict[str, str] = Field(default_factory=dict)
 
 
@@ -51,12 +43,9 @@ FROM_FILE = "file"
 class NetworkFacts(Frozen):
     """Which network an image classifier is, whatever its weights are."""
 
-    # transformers' model_type, or the family of a converted model's manifest; FROM_FILE: which is not known.
-    family: str
-    # The width multiplier as it was written ("0.35"); null: the full width.
-    alpha: str | None = None
-    # [height, width, channels] of an image.
-    input: tuple[int, ...]
+    family: str  # transformers' model_type, or the family of a manifest; FROM_FILE: not known
+    alpha: str | None = None  # the width multiplier as it was written ("0.35"); null: the full width
+    input: tuple[int, ...]  # [height, width, channels] of an image
     classes: int | None = None
 
     @classmethod
@@ -85,141 +74,104 @@ class NetworkFacts(Frozen):
 class QualityFacts(Frozen):
     """How precisely quality was measured: by how far its figures move without one part of the text, images or items."""
 
-    # 95% intervals over windows (images, items), by the metric's name.
-    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    # Each figure without one part after the other; two results on the same text are compared part by part.
-    without_part: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    # Why a figure has no interval.
-    no_interval: dict[str, str] = Field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)  # 95%, by metric
+    without_part: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # without each part in turn
+    no_interval: dict[str, str] = Field(default_factory=dict)  # why a figure has no interval
 
 
 class TextQuality(QualityFacts):
     """On what text quality was measured, and how precisely."""
 
-    # The text's name as `measure.quality.text` has it.
-    text: str
-    # Where a dataset was read; null for a text that the fp32 model wrote itself.
-    dataset: str | None
+    text: str  # the text's name as `measure.quality.text` has it
+    dataset: str | None  # where it was read; null for a text that the fp32 model wrote itself
     dataset_sha256: str | None
-    # SHA-256 of the tokens: figures of two results compare only where it is equal.
-    tokens_sha256: str
-    # Predicted tokens, and the first of them whose whole distributions were compared with fp32's.
-    positions: int
-    kld_positions: int
-    # Tokens of a window, and how far windows begin apart; null where they do not overlap.
-    window: int
-    stride: int | None
+    tokens_sha256: str  # SHA-256 of the tokens: figures of two results compare only where it is equal
+    positions: int  # predicted tokens
+    kld_positions: int  # the first of them, whose whole distributions were compared with fp32's
+    window: int  # in tokens
+    stride: int | None  # how far windows begin apart; null where they do not overlap
     batch_size: int
-    # Contexts that lost their beginning to fit the window.
-    contexts_cut: int
-    # Standard error of kld_mean over positions; null for a single position.
-    kld_standard_error: float | None = None
-    # The fp32 model's own figures; null where the text has no perplexity, or is no test.
-    fp32_perplexity: float | None = None
-    fp32_accuracy: float | None = None
+    contexts_cut: int  # contexts that lost their beginning to fit the window
+    kld_standard_error: float | None = None  # of kld_mean over positions; null for a single one
+    fp32_perplexity: float | None = None  # the fp32 model's own; null: the text has none
+    fp32_accuracy: float | None = None  # the fp32 model's own; null: the text is no test
     accuracy_standard_error: float | None = None
-    # Items of a multiple-choice test.
-    items: int | None = None
+    items: int | None = None  # items of a multiple-choice test
 
 
 class ImageQuality(QualityFacts):
     """On what images quality was measured, and how precisely."""
 
-    # How many images, and how they were made, or which folder they are from.
     images: int
-    of: str
-    # SHA-256 of a folder of labelled images; null for images that were made.
-    dataset_sha256: str | None = None
-    # The fp32 model's own figure and the standard error of this one's; null where images have no labels.
-    fp32_accuracy: float | None = None
+    of: str  # how they were made, or which folder they are from
+    dataset_sha256: str | None = None  # of a folder of labelled images; null: images were made
+    fp32_accuracy: float | None = None  # the fp32 model's own; null: images have no labels
     accuracy_standard_error: float | None = None
-    # Standard error of kld_mean over images; null for a single image.
-    kld_standard_error: float | None = None
+    kld_standard_error: float | None = None  # standard error of kld_mean over images; null for a single image
 
 
 class PictureFacts(Frozen):
     """The folder of labelled images that was classified."""
 
-    # Its name under the datasets folder, and SHA-256 of the names, labels and contents of its files.
-    folder: str
-    sha256: str
+    folder: str  # its name under the datasets folder
+    sha256: str  # of the names, labels and contents of its files
     images: int
-    # How labels were matched with the model's classes, and how pixels became inputs.
-    labels: str
-    preprocessing: str
+    labels: str  # how they were matched with the model's classes
+    preprocessing: str  # how pixels became inputs
 
 
 class LossQuality(QualityFacts):
     """How the losses of training compare with fp32's from the same weights, over the samples of its first seed."""
 
-    # The loss of each step, and fp32's; those of the variant end before one that is not finite.
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # of each step; those of the variant end before one that is not finite
     fp32_losses: tuple[float, ...]
-    # How many seeds fp32 was trained with, and how far another seed would be, in nats: window means, and single steps.
-    seeds: int
-    band: float
-    jitter_band: float
-    # By how much fp32's loss fell from the first window to the last, in nats.
-    fall: float
-    # The distances from fp32's curve as shares of what is allowed; null where a loss is not finite.
-    course: float | None = None
+    seeds: int  # how many fp32 was trained with
+    band: float  # how far another seed would be, in nats: window means
+    jitter_band: float  # single steps
+    fall: float  # by how much fp32's loss fell from the first window to the last, in nats
+    course: float | None = None  # distance from fp32's curve as a share of what is allowed; null: not finite
     jitter: float | None = None
-    # The first step, from 1, whose loss is not finite; null: all are.
-    not_finite_step: int | None = None
+    not_finite_step: int | None = None  # the first step, from 1, whose loss is not finite; null: all are
 
 
 class TrainingFacts(Frozen):
     """What a step of training computes."""
 
-    # Operations of matrix products and convolutions: those that the model needs, and all that were executed.
-    model_flops: float
-    hardware_flops: float
+    model_flops: float  # of products and convolutions: those that the model needs
+    hardware_flops: float  # all that were executed
 
 
 class HostPeak(Frozen):
     """How the host's peak memory was read."""
 
-    # What the peak contains.
-    scope: str
-    # The kernel's high-water mark, or samples and why.
-    source: str
-    # The largest resident set among the samples, and how many there were.
-    sampled_bytes: int
+    scope: str  # what the peak contains
+    source: str  # the kernel's high-water mark, or samples and why
+    sampled_bytes: int  # the largest resident set among the samples
     samples: int
 
 
 class EnergyFacts(Frozen):
     """How energy was read."""
 
-    # The sensor, and which parts of the machine it counts.
-    source: str
-    scope: str
-    # The sensor's smallest step; null where power is integrated.
-    resolution_j: float | None
-    # How often the sensor was read while requests ran, and how often it had changed.
-    looks: int
-    changes: int
-    # Seconds from one change to the next, the median; no less than the time between two looks.
-    update_period_s: float | None = None
-    # How long requests ran, and how many of them.
-    window_s: float
+    source: str  # the sensor
+    scope: str  # which parts of the machine it counts
+    resolution_j: float | None  # the sensor's smallest step; null where power is integrated
+    looks: int  # how often the sensor was read while requests ran
+    changes: int  # how often it had changed
+    update_period_s: float | None = None  # the median from one change to the next; no less than between looks
+    window_s: float  # how long requests ran
     requests: int
-    # Power at rest, and how long it was read.
-    idle_w: float
-    idle_s: float
+    idle_w: float  # power at rest
+    idle_s: float  # how long it was read
 
 
 class MeterFacts(Frozen):
     """How the meters read their figures."""
 
-    # Null where quality was not measured; a metric's own reason says why.
-    quality: TextQuality | ImageQuality | LossQuality | None = None
-    # Null where memory was not measured.
-    host_peak: HostPeak | None = None
-    # Null where energy was not measured.
-    energy: EnergyFacts | None = None
-    # What is noted for people, by name; no code reads it.
-    recorded: dict[str, JsonValue] = Field(default_factory=dict)
+    quality: TextQuality | ImageQuality | LossQuality | None = None  # null where it was not measured
+    host_peak: HostPeak | None = None  # null where memory was not measured
+    energy: EnergyFacts | None = None  # null where energy was not measured
+    recorded: dict[str, JsonValue] = Field(default_factory=dict)  # for people; no code reads it
 
     @field_validator("recorded", mode="before")
     @classmethod
@@ -246,17 +198,12 @@ def plain(note: object) -> JsonValue:
 class BuildFacts(Frozen):
     """What the library that computes was really built with, whatever its package is called."""
 
-    # The package that brought it, and the file.
-    package: str
+    package: str  # that brought it
     library: str
-    # How many instructions of each set it has ("avx512", "vnni", "amx"); null: `reason` says why they were not counted.
-    instructions: dict[str, int] | None = None
-    # The architectures of GPUs that it has code for ("sm_90", "compute_90"); empty: it has none, or no GPU was used.
-    cuda: tuple[str, ...] = ()
-    # What this machine has, a right build uses, and this library lacks.
-    lacks: tuple[str, ...] = ()
-    # The command that builds it right; null where it lacks nothing.
-    build: str | None = None
+    instructions: dict[str, int] | None = None  # of each set ("avx512", "vnni"); null: `reason` says why
+    cuda: tuple[str, ...] = ()  # the GPUs' architectures that it has code for ("sm_90", "compute_90")
+    lacks: tuple[str, ...] = ()  # what this machine has, a right build uses, and this library lacks
+    build: str | None = None  # the command that builds it right; null where it lacks nothing
     reason: str | None = None
 
 
@@ -271,91 +218,57 @@ class RunFacts(MeterFacts):
     """How a variant ran: what its first process, its meters and the conductor recorded. What a backend does not know is
     null, and `reasons` says why by the field's name; a null that means "none is used" needs no reason."""
 
-    # The weights' dtype as they were loaded ("float32"), before the stack replaced layers.
-    dtype: str | None = None
-    # The dtype that autocast computes in; null: no autocast.
-    autocast: str | None = None
-    # torch's autograd mode: "no_grad", "inference" or "grad"; null for an engine without autograd.
-    autograd: str | None = None
-    # True where cuDNN computes float32 convolutions in TF32; null: the model has no convolution, or runs on no GPU.
-    cudnn_tf32: bool | None = None
-    # torch's precision of float32 matrix products where a technique has set it ("high": TF32); null: "highest".
-    float32_matmul_precision: str | None = None
+    dtype: str | None = None  # the weights' as they were loaded ("float32"), before the stack replaced layers
+    autocast: str | None = None  # the dtype that autocast computes in; null: no autocast
+    autograd: str | None = None  # torch's mode: "no_grad", "inference" or "grad"; null: no autograd
+    cudnn_tf32: bool | None = None  # cuDNN convolves float32 in TF32; null: no convolution, or no GPU
+    float32_matmul_precision: str | None = None  # as a technique set it ("high": TF32); null: "highest"
 
-    # The key-value cache: "dynamic", "static", "none" (all is computed again for each token), or what an engine calls
-    # its own; null: the workload has no use for one.
-    kv_cache: str | None = None
-    # The dtype of cached keys and values; null: the one that is computed with.
-    kv_cache_dtype: str | None = None
-    # Bytes of one token's keys and values over all layers; null: they follow from the shapes and the dtype.
-    kv_cache_bytes_per_token: int | None = None
-    # The most tokens of a sequence that the cache keeps, and how many of them are its first; null: all tokens.
-    kv_cache_tokens: int | None = None
-    kv_cache_sinks: int | None = None
+    kv_cache: str | None = (
+        None  # "dynamic", "static", "none", or what an engine calls it; null: no use for one
+    )
+    kv_cache_dtype: str | None = None  # of keys and values; null: the one that is computed with
+    kv_cache_bytes_per_token: int | None = None  # of all layers; null: it follows from the shapes
+    kv_cache_tokens: int | None = None  # the most of a sequence that the cache keeps; null: all
+    kv_cache_sinks: int | None = None  # how many of them are its first
 
-    # transformers' attn_implementation ("sdpa", "eager"); null: the model has none.
-    attn_implementation: str | None = None
-    # The attention operators and kernels that ran, by the profiler's names; empty: none ran.
-    attention_kernels: tuple[str, ...] | None = None
+    attn_implementation: str | None = None  # transformers' ("sdpa", "eager"); null: the model has none
+    attention_kernels: tuple[str, ...] | None = None  # that ran, by the profiler's names
 
-    # The floating-point numbers that torch's operators multiplied in one observed request; null: not observed.
-    product_dtypes: tuple[str, ...] | None = None
-    # Whether the GPU computed in that request: it ran kernels, and at least half of torch's matrix products; null: on
-    # a CPU, or not observed.
+    product_dtypes: tuple[str, ...] | None = None  # what torch multiplied in one request; null: not observed
+    # Whether the GPU ran kernels in that request, and at least half of torch's matrix products; null: not observed.
     device_kernels: bool | None = None
 
-    # Whose decode loop ran; null: the workload decodes nothing.
-    decode_loop: str | None = None
-    # The operator that replaced the model's decode step; null: the model's own modules ran.
-    decode_operator: str | None = None
-    # The mean of tokens that one pass gave; null: always one.
-    tokens_per_pass: float | None = None
+    decode_loop: str | None = None  # whose decode loop ran; null: the workload decodes nothing
+    decode_operator: str | None = None  # it replaced the model's decode step; null: none did
+    tokens_per_pass: float | None = None  # the mean of tokens that one pass gave; null: always one
 
-    # CPU threads of the measuring process.
-    threads: int | None = None
-    # The nice value of timed requests: -20 is the highest priority, 0 the usual one.
-    nice: int | None = None
-    # What the measuring process could reach: the host's network, or loopback of its own alone; null: not known.
-    reach: Literal["network", "loopback"] | None = None
-    # Versions of the engine's libraries, by package name.
-    versions: dict[str, str] = Field(default_factory=dict)
+    threads: int | None = None  # CPU threads of the measuring process
+    nice: int | None = None  # the nice value of timed requests: -20 is the highest priority, 0 the usual one
+    reach: Literal["network", "loopback"] | None = None  # "loopback": of its own alone; null: unknown
+    versions: dict[str, str] = Field(default_factory=dict)  # of the engine's libraries
 
-    # What the libraries that computed were built with; empty: not known of this engine.
-    builds: tuple[BuildFacts, ...] = ()
+    builds: tuple[BuildFacts, ...] = ()  # of the libraries that computed; empty: not known
 
-    # How many tokens a text prompt has; null: prompts are random, as long as the workload says.
-    prompt_tokens: int | None = None
-    # MLPerf's scenario, or that of a load; null: the workload has none.
-    scenario: ScenarioName | None = None
-    # How requests arrived over time and what the queue did; null: the workload is no load.
-    load: LoadFacts | None = None
-    # [channels, height, width] of an image; null: the workload takes none.
-    image_shape: tuple[int, int, int] | None = None
-    # The folder whose images were classified; null: images are random.
-    pictures: PictureFacts | None = None
-    # Which network classified images, so that the edge leaderboard finds it; null: the workload classifies none.
-    network: NetworkFacts | None = None
+    prompt_tokens: int | None = None  # of a text prompt; null: prompts are random, as the workload says
+    scenario: ScenarioName | None = None  # MLPerf's scenario, or that of a load; null: the workload has none
+    load: LoadFacts | None = None  # how requests arrived and what the queue did; null: no load
+    image_shape: tuple[int, int, int] | None = None  # [channels, height, width]; null: no images
+    pictures: PictureFacts | None = None  # the folder whose images were classified; null: images are random
+    network: NetworkFacts | None = None  # that classified images; null: the workload classifies none
 
-    # Which weights were measured.
-    weights: WeightFacts | None = None
-    # What a step reads of the model.
-    footprint: Footprint | ImageFootprint | None = None
-    # What a step of training computes; null: the workload trains nothing, or its engine cannot count it.
-    training: TrainingFacts | None = None
-    # What layers multiply that train in another dtype than the model's.
-    training_dtypes: tuple[str, ...] = ()
+    weights: WeightFacts | None = None  # which weights were measured
+    footprint: Footprint | ImageFootprint | None = None  # what a step reads of the model
+    training: TrainingFacts | None = None  # null: nothing is trained, or its engine cannot count it
+    training_dtypes: tuple[str, ...] = ()  # what layers multiply that train in another dtype than the model's
 
-    # How each process warmed up, in the order of the replicates.
-    warmup: tuple[WarmUpFacts, ...] = ()
-    # Indices of the variants whose processes were resident together with this one's, its own included.
-    side_by_side: tuple[int, ...] = ()
+    warmup: tuple[WarmUpFacts, ...] = ()  # how each process warmed up, in the order of the replicates
+    side_by_side: tuple[int, ...] = ()  # variants whose processes were resident together, its own included
     # Times within requests (of each token) by name: count, quantiles and extremes in seconds. They only describe.
     described: dict[str, dict[str, float]] = Field(default_factory=dict)
-    # How far the variant is from what the machine can do; null until it is judged.
-    roofline: RooflineFacts | None = None
+    roofline: RooflineFacts | None = None  # how far it is from what the machine can do; null until judged
 
-    # Why a field is null, by the field's name.
-    reasons: dict[str, str] = Field(default_factory=dict)
+    reasons: dict[str, str] = Field(default_factory=dict)  # why a field is null, by the field's name
 
     @classmethod
     def gathered(cls, noted: Mapping[str, object], unknown: str = NOT_RECORDED) -> Self:

@@ -55,9 +55,8 @@ class LoadRun(Frozen):
     growth: float | None = None
     saturated: bool | None = None
     law: LittlesLaw
-    # How many queries were not answered as they should have been, and what the first of them says.
-    failed: int = 0
-    error: str | None = None
+    failed: int = 0  # queries that were not answered as they should have been
+    error: str | None = None  # what the first of them says
 
     @property
     def met_share(self) -> float:
@@ -78,8 +77,7 @@ class AloneAgreement(Frozen):
     same_requests: int
     tokens: int
     same_tokens: int
-    # How many requests were under way at once in that run, at most.
-    most_at_once: int
+    most_at_once: int  # how many requests were under way at once in that run, at most
 
     @property
     def share(self) -> float:
@@ -91,21 +89,15 @@ class LoadFacts(Frozen):
     """The runs of a result, in one."""
 
     scenario: ScenarioName
-    # Queries a second that were offered; null where no schedule says it.
-    rate: float | None = None
+    rate: float | None = None  # queries a second that were offered; null where no schedule says it
     clients: int | None = None
-    # Of each run.
-    queries: int
-    # Of the cache of an engine in the process; null for a server's own.
-    slots: int | None = None
+    queries: int  # of each run
+    slots: int | None = None  # of the cache of an engine in the process; null for a server's own
     block_tokens: int | None = None
-    # How many runs were measured, and in how many the queue grew without an end.
-    runs: int = 0
-    saturated_runs: int | None = None
-    # Little's law of the run where it fits worst.
-    law: LittlesLaw | None = None
-    # The queue of the last run over time: pairs of a moment in seconds and a number of queries.
-    queue: tuple[tuple[float, float], ...] = ()
+    runs: int = 0  # that were measured
+    saturated_runs: int | None = None  # in which the queue grew without an end
+    law: LittlesLaw | None = None  # Little's law of the run where it fits worst
+    queue: tuple[tuple[float, float], ...] = ()  # of the last run: pairs of a moment in s and a number
 
     @property
     def is_saturated(self) -> bool:

@@ -13,22 +13,14 @@ T = TypeVar("T")
 class RoundMark(StrEnum):
     """What disturbed a round."""
 
-    # Other processes used the CPUs.
-    OTHERS = "others"
-    # Other processes used the GPU.
-    OTHERS_ON_GPU = "others_on_gpu"
-    # The hypervisor gave CPU time to other virtual machines.
-    STEAL = "steal"
-    # The control group's CPU quota made threads wait.
-    QUOTA = "quota"
-    # Heat, or a brake of the GPU's board, lowered the clock.
-    HEAT = "heat"
-    # The machine was suspended.
-    SUSPENDED = "suspended"
-    # A fixed loop of arithmetic, timed beside the round, took much longer than at the job's fastest.
-    SLOW_PROBE = "slow_probe"
-    # A counter went backwards, so that what others used is not known.
-    UNCOUNTED = "uncounted"
+    OTHERS = "others"  # other processes used the CPUs
+    OTHERS_ON_GPU = "others_on_gpu"  # other processes used the GPU
+    STEAL = "steal"  # the hypervisor gave CPU time to other virtual machines
+    QUOTA = "quota"  # the control group's CPU quota made threads wait
+    HEAT = "heat"  # heat, or a brake of the GPU's board, lowered the clock
+    SUSPENDED = "suspended"  # the machine was suspended
+    SLOW_PROBE = "slow_probe"  # a fixed loop of arithmetic took much longer than at the job's fastest
+    UNCOUNTED = "uncounted"  # a counter went backwards, so that what others used is not known
 
 
 class RoundRecord(Frozen):
@@ -36,20 +28,14 @@ class RoundRecord(Frozen):
     by side consist of turns that followed each other's."""
 
     requests: int
-    # Without the turns of others.
-    seconds: float
-    # How many of the requests each of its turns had; empty where nothing else took turns with it.
-    turns: tuple[int, ...] = ()
-    # Whether figures come from it.
-    counted: bool = True
+    seconds: float  # without the turns of others
+    turns: tuple[int, ...] = ()  # requests of each of its turns; empty: nothing else took turns with it
+    counted: bool = True  # whether figures come from it
     marks: tuple[RoundMark, ...] = ()
-    # The share of its time that what disturbed it can have cost at most, from 0 to 1.
-    lost: float = 0.0
-    # Cores that other processes used, and that the hypervisor gave away; null: the system does not count them.
-    others_cores: float | None = None
-    stolen_cores: float | None = None
-    # The probe's time relative to the fastest of the job; null: it was not timed.
-    probe: float | None = None
+    lost: float = 0.0  # the share of its time that what disturbed it can have cost at most, from 0 to 1
+    others_cores: float | None = None  # cores that other processes used; null: not counted
+    stolen_cores: float | None = None  # cores that the hypervisor gave away; null: not counted
+    probe: float | None = None  # the probe's time relative to the fastest of the job; null: it was not timed
 
 
 def counted(records: Sequence[RoundRecord], values: Sequence[T]) -> tuple[T, ...]:

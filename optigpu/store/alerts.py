@@ -3,18 +3,16 @@ are asked in the transaction that enters the result. A `threshold` fires when th
 bound on the worse side, with its whole interval, and again only after one that was not. A `change_point` fires when the
 level of the history changes after the result for which it fired last."""
 
-from collections.abc import Iterable
-
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.administration import AlertKind, AlertRequest, AlertView, WebhookEvent
 from optigpu.documents.result import Result
-from optigpu.documents.views import RowFacts, Standing, Withdrawn
-from optigpu.store import history, webhooks
+from optigpu.documents.views import Decision, RowFacts, Standing, Withdrawn
+from optigpu.store import history, results, webhooks
 from optigpu.store.database import moment
+from optigpu.store.errors import absent
 from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import METRICS, Better, ConflictError, Document, NotFoundError, new_id
 
 MOST_RULES = 1000
@@ -42,16 +40,18 @@ def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
         threshold=asked.threshold,
         created_at=moment(session),
         created_by=created_by,
-        fired_for=_newest(session, entry) if asked.kind is AlertKind.CHANGE_POINT else None,
     )
+    if asked.kind is AlertKind.CHANGE_POINT:
+        points = history.of_result(session, entry.result_id, limit=1).points
+        row.fired_for = points[-1].result_id if points else entry.result_id
     session.add(row)
     session.flush()
-    return _view(row)
+    return row.as_view(AlertView)
 
 
 def list_(session: Session) -> list[AlertView]:
     """Every rule, the oldest first."""
-    return [_view(row) for row in session.scalars(select(AlertRule).order_by(AlertRule.id))]
+    return [row.as_view(AlertView) for row in session.scalars(select(AlertRule).order_by(AlertRule.id))]
 
 
 def remove(session: Session, rule_id: str) -> AlertView:
@@ -60,7 +60,7 @@ def remove(session: Session, rule_id: str) -> AlertView:
     if row is None:
         raise NotFoundError(f"There is no alert rule {rule_id}.")
     session.delete(row)
-    return _view(row)
+    return row.as_view(AlertView)
 
 
 def look(session: Session, entry: LeaderboardEntry, result: Result) -> None:
@@ -121,12 +121,33 @@ def _fire(session: Session, rule: AlertRule, result: Result, more: Document) -> 
     webhooks.record(session, WebhookEvent.ALERT_FIRED, data | dict(more), rule.fired_at)
 
 
-def _newest(session: Session, entry: LeaderboardEntry) -> str:
-    """The newest valid result of the entry's place, or its own where that has none."""
-    points = history.of_result(session, entry.result_id, limit=1).points
-    return points[-1].result_id if points else entry.result_id
+def look_for_regression(session: Session, before: str | None, result: Result) -> None:
+    """Tells the webhooks if the result took the place of the result `before` and its primary metric is statistically
+    worse. Nothing is compared where no webhook asks for the event."""
+    if before is None or not webhooks.subscribers(session, WebhookEvent.REGRESSION_FOUND):
+        return
+    from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
 
-
-def _view(row: AlertRule) -> AlertView:
-    names: Iterable[str] = AlertView.model_fields
-    return AlertView(**{name: getattr(row, name) for name in names})
+    variant = result.variant
+    try:
+        comparison = compare(results.get(session, before), results.get(session, result.id))
+    except NotComparableError:
+        return
+    metric = comparison.metrics.get(variant.primary_metric)
+    if metric is None or metric.decision is not Decision.WORSE:
+        return
+    data = {
+        "result_id": result.id,
+        "previous_result_id": before,
+        "job_id": result.job_id,
+        "label": comparison.candidate.label,
+        "workload": variant.workload,
+        "model": variant.model,
+        "hardware_class": result.environment.hardware_class,
+        "metric": variant.primary_metric,
+        "previous": metric.baseline,
+        "value": metric.candidate,
+        "ratio": metric.ratio,
+        "ci": list(metric.ci) if metric.ci else None,
+    }
+    webhooks.record(session, WebhookEvent.REGRESSION_FOUND, data, moment(session))

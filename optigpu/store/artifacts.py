@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from mimetypes import MimeTypes
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from sqlalchemy.orm import Session, defer
 
 from optigpu.documents.views import ArtifactsView, ArtifactView, Withdrawn
 from optigpu.store.database import Database
+from optigpu.store.errors import absent
 from optigpu.store.tables import ArtifactRow, ResultRow
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import NotFoundError
 
 MOST_ARTIFACT_BYTES = 32 * 2**20
@@ -41,8 +42,7 @@ class Artifact:
 def read(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
     """Reads and compresses files. One that cannot be kept becomes a reason, never an error. A name keeps letters,
     digits, dots (but none in front), dashes and underscores; each other character becomes an underscore."""
-    by_name = {_safe(name): path for name, path in files.items()}
-    return tuple(_read(name, path) for name, path in by_name.items())
+    return tuple(starmap(_read, {_safe(name): path for name, path in files.items()}.items()))
 
 
 def received(artifact: Artifact) -> Artifact:
@@ -85,31 +85,37 @@ def list_(session: Session, result_id: str) -> ArtifactsView:
         .where(ArtifactRow.result_id == result_id)
         .order_by(ArtifactRow.name)
     )
-    return ArtifactsView(result_id=result_id, artifacts=tuple(map(_view, rows)))
+    return ArtifactsView(result_id=result_id, artifacts=tuple(row.as_view(ArtifactView) for row in rows))
 
 
 def find(session: Session, result_id: str, name: str) -> ArtifactView:
     """One file of a result that was kept. Raises NotFoundError, with the reason where it was not."""
-    for artifact in list_(session, result_id).artifacts:
-        if artifact.name == name and artifact.reason is None:
-            return artifact
-        if artifact.name == name:
-            raise NotFoundError(f"The file {name} was not kept: {artifact.reason}")
-    raise NotFoundError(
-        f"Result {result_id} has no file {name}; its list of artifacts names the files that it has."
-    )
+    found = {artifact.name: artifact for artifact in list_(session, result_id).artifacts}.get(name)
+    if found is None:
+        raise NotFoundError(
+            f"Result {result_id} has no file {name}; its list of artifacts names those that it has."
+        )
+    if found.reason is not None:
+        raise NotFoundError(f"The file {name} was not kept: {found.reason}")
+    return found
 
 
 def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
     """The file in pieces of at most PIECE_BYTES, each read in its own session: a slow reader holds none."""
     decompressor = zlib.decompressobj()
     start = 1
-    while piece := _piece(database, result_id, name, start):
-        start += len(piece)
-        while piece:
-            if plain := decompressor.decompress(piece, PIECE_BYTES):
+    stored = ArtifactRow.result_id == result_id, ArtifactRow.name == name
+    while True:
+        piece = func.substr(ArtifactRow.data, start, PIECE_BYTES, type_=LargeBinary)
+        with database.read() as session:
+            packed: bytes | None = session.execute(select(piece).where(*stored)).scalar_one()
+        if not packed:
+            return
+        start += len(packed)
+        while packed:
+            if plain := decompressor.decompress(packed, PIECE_BYTES):
                 yield plain
-            piece = decompressor.unconsumed_tail
+            packed = decompressor.unconsumed_tail
 
 
 def _read(name: str, path: Path) -> Artifact:
@@ -125,9 +131,8 @@ def _read(name: str, path: Path) -> Artifact:
         return Artifact(name, kind, reason=f"It could not be read: {error.strerror}.")
     packed += compressor.flush()
     if len(packed) > MOST_ARTIFACT_BYTES:
-        return Artifact(
-            name, kind, size, reason=f"It is larger than {MOST_ARTIFACT_BYTES} bytes even when compressed."
-        )
+        why = f"It is larger than {MOST_ARTIFACT_BYTES} bytes even when compressed."
+        return Artifact(name, kind, size, reason=why)
     return Artifact(name, kind, size, digest.hexdigest(), data=bytes(packed))
 
 
@@ -138,22 +143,3 @@ def _media_type(name: str) -> str:
 
 def _safe(name: str) -> str:
     return _UNSAFE.sub("_", name).lstrip(".")[:LONGEST_NAME] or "file"
-
-
-def _piece(database: Database, result_id: str, name: str, start: int) -> bytes:
-    """Stored bytes from `start` (counted from 1) on; empty behind the end."""
-    piece = func.substr(ArtifactRow.data, start, PIECE_BYTES, type_=LargeBinary)
-    query = select(piece).where(ArtifactRow.result_id == result_id, ArtifactRow.name == name)
-    with database.read() as session:
-        found: bytes | None = session.execute(query).scalar_one()
-    return found or b""
-
-
-def _view(row: ArtifactRow) -> ArtifactView:
-    return ArtifactView(
-        name=row.name,
-        media_type=row.media_type,
-        size_bytes=row.size_bytes,
-        sha256=row.sha256,
-        reason=row.reason,
-    )

@@ -6,8 +6,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.administration import AuditAction, AuditPage, AuditView
-from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import moment
+from optigpu.store.statements import newest_first
 from optigpu.store.tables import AuditRow
 from optigpu.vocabulary import Document, Frozen, new_id
 
@@ -46,15 +46,6 @@ def list_(
     session: Session, *, target: str | None = None, limit: int = 50, cursor: str | None = None
 ) -> AuditPage:
     """A page of changes, newest first; of one target if it is given. Raises CursorError."""
-    query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit + 1)
-    if target is not None:
-        query = query.where(AuditRow.target == target)
-    if cursor is not None:
-        query = query.where(AuditRow.id < decode_cursor(cursor, str)[0])
-    found = [_view(row) for row in session.scalars(query)]
-    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
-    return AuditPage(changes=tuple(found[:limit]), next_cursor=following)
-
-
-def _view(row: AuditRow) -> AuditView:
-    return AuditView(**{name: getattr(row, name) for name in AuditView.model_fields})
+    query = select(AuditRow) if target is None else select(AuditRow).where(AuditRow.target == target)
+    rows, following = newest_first(session, query, AuditRow.id, limit, cursor)
+    return AuditPage(changes=tuple(row.as_view(AuditView) for row in rows), next_cursor=following)

@@ -1,19 +1,24 @@
 """All of the database in one file, and back: SQLite by its online backup, PostgreSQL by its client programs."""
 
 import os
+import re
+import shutil
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from sqlalchemy import URL, exists, inspect, select
-from sqlalchemy.engine import Connection
+from sqlalchemy import URL, inspect, select
 
-from optigpu.store import postgresql_programs
 from optigpu.store.database import address_of, engine_for, store_errors
 from optigpu.store.tables import ApiKey, Base, Device, Job
 from optigpu.vocabulary import StoreError
 
+LOCK_WAIT = "10s"
+PLAIN = ("--no-owner", "--no-privileges")
+"""The tables belong to whoever restores them."""
 VERSION_TABLE = "alembic_version"
 WHAT_MATTERS = (Job, ApiKey, Device)
 """A database with a row in one of these is not empty."""
@@ -44,17 +49,15 @@ def restore(url: str, file: Path) -> None:
     if address.get_backend_name() == "sqlite":
         _copy(file, Path(address.database or ""))
     else:
-        postgresql_programs.load(address, file, [*Base.metadata.tables, VERSION_TABLE])
+        _load(address, file)
 
 
 def revision_of(url: str, file: Path) -> str:
     """The revision of the tables in a backup for this kind of database. Raises StoreError for what is none."""
     if not file.is_file():
         raise StoreError(f"There is no file {file}.")
-    if address_of(url).get_backend_name() == "postgresql":
-        revision = postgresql_programs.revision_of(file, VERSION_TABLE)
-    else:
-        revision = _sqlite_revision(file)
+    is_postgresql = address_of(url).get_backend_name() == "postgresql"
+    revision = _postgresql_revision(file) if is_postgresql else _sqlite_revision(file)
     if revision is None:
         raise StoreError(f"{file} is no backup of OptiGPU for this kind of database.")
     return revision
@@ -64,20 +67,15 @@ def is_empty(url: str) -> bool:
     """Whether the database has no job, no key and no device; one without tables has none."""
     engine = engine_for(url)
     with store_errors(engine.url), engine.connect() as connection:
-        empty = not any(_has_row(connection, kind) for kind in WHAT_MATTERS)
+        there = [kind for kind in WHAT_MATTERS if inspect(connection).has_table(kind.__tablename__)]
+        empty = not any(connection.execute(select(1).select_from(kind).limit(1)).first() for kind in there)
     engine.dispose()
     return empty
 
 
-def _has_row(connection: Connection, kind: type[Base]) -> bool:
-    if not inspect(connection).has_table(kind.__tablename__):
-        return False
-    return bool(connection.execute(select(exists(select(1).select_from(kind.__table__)))).scalar_one())
-
-
 def _write(address: URL, file: Path) -> None:
     if address.get_backend_name() == "postgresql":
-        postgresql_programs.dump(address, file)
+        _dump(address, file)
         return
     source = Path(address.database or "")
     if not source.is_file():
@@ -85,6 +83,63 @@ def _write(address: URL, file: Path) -> None:
     _copy(source, file)
     with _sqlite(file) as written:
         written.execute("PRAGMA journal_mode = DELETE")  # one file, without the two that WAL has beside it
+
+
+def _dump(address: URL, file: Path) -> None:
+    """Writes the database to a file in PostgreSQL's custom format. Raises StoreError."""
+    _run("pg_dump", ["--format=custom", *PLAIN, f"--file={file}", _database(address)], _secrets(address))
+
+
+def _load(address: URL, file: Path) -> None:
+    """Replaces the tables by those of the file, in one transaction. Raises StoreError, and changes nothing then."""
+    names = ", ".join(f'"{name}"' for name in (*Base.metadata.tables, VERSION_TABLE))
+    with TemporaryDirectory() as folder:
+        script = Path(folder) / "restore.sql"
+        _run("pg_restore", [*PLAIN, f"--file={script}", str(file)], {})
+        whole = ["--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1"]
+        waits = f"--command=SET lock_timeout = '{LOCK_WAIT}'"
+        replaces = [waits, f"--command=DROP TABLE IF EXISTS {names} CASCADE", f"--file={script}"]
+        _run("psql", [*whole, *replaces, _database(address)], _secrets(address))
+
+
+def _postgresql_revision(file: Path) -> str | None:
+    """The one row of the table with the schema's revision in such a file; None without that table."""
+    listed = _run("pg_restore", ["--data-only", f"--table={VERSION_TABLE}", "--file=-", str(file)], {})
+    found = re.search(rf"^COPY \S*{VERSION_TABLE} .*;\n(\S+)$", listed, re.MULTILINE)
+    return found[1] if found and found[1] != "\\." else None
+
+
+def _database(address: URL) -> str:
+    """The database as libpq names it; the password is in the environment, because every user can list arguments."""
+    plain = address.set(drivername="postgresql", password=None)
+    return f"--dbname={plain.render_as_string(hide_password=False)}"
+
+
+def _secrets(address: URL) -> Mapping[str, str]:
+    return {"PGPASSWORD": str(address.password)} if address.password else {}
+
+
+def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What one of PostgreSQL's client programs prints. Raises StoreError, with its first error, if it fails."""
+    found = shutil.which(program)
+    if found is None:
+        raise StoreError(
+            f"{program} is missing; install PostgreSQL's client programs, of the server's version or a later one "
+            "(Debian and Ubuntu: apt-get install postgresql-client)."
+        )
+    done = subprocess.run(
+        [found, *arguments],
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it says nothing"]
+        first = next((line for line in lines if "error" in line.lower()), lines[-1])
+        cause = re.sub(r"^\w+: (error: )?", "", first).rstrip(".")
+        raise StoreError(f"{program} failed: {cause}. The database is as it was.")
+    return done.stdout
 
 
 def _copy(source: Path, target: Path) -> None:

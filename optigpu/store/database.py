@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -30,23 +30,11 @@ from optigpu.store import revisions
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
 
-if TYPE_CHECKING:
-    pass
-
-
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
 MOST_CONNECTIONS = 15
 ANSWER_WAIT_MS = 10_000
 READ_ONLY = "optigpu_read_only"
-POSTGRESQL_SNAPSHOT: dict[str, bool | str] = {
-    "postgresql_readonly": True,
-    "isolation_level": "REPEATABLE READ",
-}
-"""Each statement of a transaction sees the state of its first one. If it only reads it never has to be repeated."""
-
-GLANCES: dict[str, bool | str] = {"isolation_level": "AUTOCOMMIT"}
-
 _MISSING_TABLE_OR_COLUMN = ("42P01", "42703")
 """PostgreSQL's codes."""
 _NO_TABLE_OR_COLUMN = ("no such table", "no such column")
@@ -67,10 +55,12 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
         self._write = sessionmaker(self._engine, expire_on_commit=False)
-        options = POSTGRESQL_SNAPSHOT if self.dialect == "postgresql" else {}
-        reading = self._engine.execution_options(**{READ_ONLY: True}, **options)
+        reading = glancing = self._engine.execution_options(**{READ_ONLY: True})
+        if self.dialect == "postgresql":
+            # Each statement sees the state of the first one. A transaction that only reads is never repeated.
+            reading = reading.execution_options(postgresql_readonly=True, isolation_level="REPEATABLE READ")
+            glancing = glancing.execution_options(isolation_level="AUTOCOMMIT")
         self._read = sessionmaker(reading, expire_on_commit=False)
-        glancing = self._engine.execution_options(**{READ_ONLY: True}, **(GLANCES if options else {}))
         self._glance = sessionmaker(glancing, expire_on_commit=False)
 
     @property
@@ -139,7 +129,14 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
         return engine
     if not address.database or address.database == ":memory:":
         raise StoreError("The database must be a file that every process can open; use sqlite:///PATH.")
-    _make_folder(Path(address.database).parent)
+    folder = Path(address.database).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The folder of the database, {folder}, cannot be made ({error.strerror}); name another with "
+            "OPTIGPU_DATA_DIR or OPTIGPU_DATABASE_URL."
+        ) from error
     engine = create_engine(address, connect_args={"timeout": SQLITE_WAIT_S})
     _prepare_sqlite(engine, foreign_keys)
     return engine
@@ -155,16 +152,6 @@ def _require_open(connection: _HasSocket, _record: object, _proxy: object) -> No
     waiting.register(connection.fileno(), select_.POLLIN)
     if waiting.poll(0):
         raise DisconnectionError("The server has closed this connection.")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"The folder of the database, {folder}, cannot be made ({error.strerror}); name another with "
-            "OPTIGPU_DATA_DIR or OPTIGPU_DATABASE_URL."
-        ) from error
 
 
 def moment(session: Session, now: datetime | None = None) -> datetime:
@@ -185,35 +172,25 @@ def store_errors(url: URL) -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
         raise _unavailable(url, error) from error
-    except ProgrammingError as error:
-        if getattr(error.orig, "sqlstate", None) not in _MISSING_TABLE_OR_COLUMN:
-            raise
-        raise _unavailable(url, error) from error
     except StatementError as error:
         if isinstance(error.orig, OptiGPUError):
             raise error.orig from error
-        if type(error) is DatabaseError:  # the file is none of SQLite's
+        is_outdated = getattr(error.orig, "sqlstate", None) in _MISSING_TABLE_OR_COLUMN
+        if is_outdated or type(error) is DatabaseError:  # the file is none of SQLite's
             raise _unavailable(url, error) from error
         raise
 
 
 def _unavailable(url: URL, error: SQLAlchemyError) -> StoreUnavailableError:
     cause = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()[0].rstrip(".")
-    return StoreUnavailableError(
-        f"The database {url.render_as_string()} cannot be used: {cause}. {_advice(url, error, cause)}"
-    )
-
-
-def _advice(url: URL, error: SQLAlchemyError, cause: str) -> str:
-    """What to do about that cause."""
     if isinstance(error, ProgrammingError) or cause.startswith(_NO_TABLE_OR_COLUMN):
-        return "Run `alembic upgrade head` on it."
-    if url.get_backend_name() == "postgresql":
-        return "Check that it runs, and its address in OPTIGPU_DATABASE_URL."
-    return next(
-        (advice for words, advice in _SQLITE_ADVICE.items() if words in cause),
-        "Check that it is a file of SQLite.",
-    )
+        advice = "Run `alembic upgrade head` on it."
+    elif url.get_backend_name() == "postgresql":
+        advice = "Check that it runs, and its address in OPTIGPU_DATABASE_URL."
+    else:
+        known = (advice for words, advice in _SQLITE_ADVICE.items() if words in cause)
+        advice = next(known, "Check that it is a file of SQLite.")
+    return StoreUnavailableError(f"The database {url.render_as_string()} cannot be used: {cause}. {advice}")
 
 
 def address_of(url: str) -> URL:
@@ -221,9 +198,8 @@ def address_of(url: str) -> URL:
     try:
         address = make_url(url)
     except ArgumentError:
-        raise StoreError(
-            "The database URL cannot be read; use sqlite:///PATH or postgresql+psycopg://..."
-        ) from None
+        why = "The database URL cannot be read; use sqlite:///PATH or postgresql+psycopg://..."
+        raise StoreError(why) from None
     backend = "postgresql" if address.drivername == "postgres" else address.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise StoreError(f"{backend} is not supported; use sqlite:///PATH or postgresql+psycopg://...")
@@ -257,6 +233,5 @@ def local_database() -> Database | None:
     try:
         return Database(url)
     except ModuleNotFoundError as error:
-        raise StoreError(
-            f"{error.name} is missing; install it with: pip install 'optigpu[service]'."
-        ) from error
+        why = f"{error.name} is missing; install it with: pip install 'optigpu[service]'."
+        raise StoreError(why) from error

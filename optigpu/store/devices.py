@@ -1,31 +1,22 @@
 """Edge devices: enrolment, what their signed requests leave behind, and what people ask about them. The secret half of
 an invitation's code is never stored."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import DevicePage, DeviceSource, DeviceStatus, DeviceView
-from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.errors import KeyRefusedError
-from optigpu.store.statements import insert_into
+from optigpu.store.statements import insert_into, newest_first
 from optigpu.store.tables import Device, DeviceBoot, DeviceInvite, DeviceKey
 from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, new_id
 
 REORDERED = 1024
 """How far a request's sequence may lie below the highest of its boot."""
 FIRST_VERSION = 1
-_STATUS = (
-    "agent_version",
-    "reset_reason",
-    "rssi",
-    "heap_free",
-    "queue_depth",
-    "dropped",
-    "uptime_us",
-)
 
 
 class NewDevice(Frozen):
@@ -63,8 +54,7 @@ class Entered(Frozen):
 def enrol(session: Session, device: NewDevice, now: datetime) -> str:
     """Enters a device with its first key and returns its id."""
     device_id = new_id()
-    row = device.model_dump(exclude={"secret"})
-    session.add(Device(id=device_id, created_at=now, **row))
+    session.add(Device(id=device_id, created_at=now, **device.model_dump(exclude={"secret"})))
     session.flush()
     session.add(DeviceKey(device_id=device_id, version=FIRST_VERSION, secret=device.secret, created_at=now))
     session.flush()
@@ -89,24 +79,23 @@ def enter(session: Session, request: DeviceRequest) -> Entered:
     if device.revoked_at is not None or key is None or key.secret is None:
         raise KeyRefusedError(f"The key {request.device_id}.{request.key_version} is no longer valid.")
     if key.first_used_at is None:
-        _note_first_use(session, device, key, request.received_at)
+        key.first_used_at = request.received_at
+        if key.version > FIRST_VERSION:  # the keys before it are forgotten, and what was asked for is done
+            device.rotate_requested_at = None
+            earlier = DeviceKey.device_id == device.id, DeviceKey.version < key.version
+            session.execute(update(DeviceKey).where(*earlier).values(secret=None))
     newest = _note_boot(session, device, request)
     if newest:
         device.boot_id, device.last_seen_at = request.boot_id, request.received_at
         device.firmware_sha256 = request.firmware_sha256
         device.clock_synchronised = request.clock_synchronised
     session.flush()
-    return Entered(
-        newest=newest,
-        board=device.board,
-        source=device.source,
-        rotate=device.rotate_requested_at is not None,
-    )
+    return device.as_view(Entered, newest=newest, rotate=device.rotate_requested_at is not None)
 
 
 def note_status(session: Session, device_id: str, status: DeviceStatus) -> None:
     """What the device says of itself; of the newest request only."""
-    changes = {name: getattr(status, name) for name in _STATUS}
+    changes = status.model_dump(exclude={"board"})
     session.execute(update(Device).where(Device.id == device_id).values(changes))
 
 
@@ -123,34 +112,26 @@ def put_key(session: Session, request: DeviceRequest, secret: bytes, *, newest: 
         raise ConflictError("The new key is the one in use; make another.")
     if not newest:
         raise ConflictError("A later request of this device has arrived; send the new key again.")
-    if is_next:
-        latest.secret, latest.created_at = secret, request.received_at
-        session.flush()
-        return latest.version
-    version = request.key_version + 1
-    session.add(
-        DeviceKey(device_id=request.device_id, version=version, secret=secret, created_at=request.received_at)
-    )
+    if not is_next:
+        latest = DeviceKey(device_id=request.device_id, version=request.key_version + 1)
+        session.add(latest)
+    latest.secret, latest.created_at = secret, request.received_at
     session.flush()
-    return version
+    return latest.version
 
 
 def get(session: Session, device_id: str) -> DeviceView:
     """The device. Raises NotFoundError."""
-    row = session.execute(_with_key_version().where(Device.id == device_id)).one_or_none()
+    row = session.get(Device, device_id)
     if row is None:
         raise _absent(device_id)
-    return _view(row[0], row[1])
+    return _views(session, [row])[0]
 
 
 def list_(session: Session, *, limit: int = 50, cursor: str | None = None) -> DevicePage:
     """A page of devices, newest first, revoked ones among them. Raises CursorError."""
-    query = _with_key_version().order_by(Device.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(Device.id < decode_cursor(cursor, str)[0])
-    found = [_view(device, version) for device, version in session.execute(query)]
-    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
-    return DevicePage(devices=tuple(found[:limit]), next_cursor=following)
+    rows, following = newest_first(session, select(Device), Device.id, limit, cursor)
+    return DevicePage(devices=_views(session, rows), next_cursor=following)
 
 
 def revoke(session: Session, device_id: str) -> None:
@@ -177,28 +158,12 @@ def _locked(session: Session, device_id: str) -> Device:
     return row
 
 
-def _note_first_use(session: Session, device: Device, key: DeviceKey, at: datetime) -> None:
-    """The keys before it are forgotten, and what was asked for is done."""
-    key.first_used_at = at
-    if key.version == FIRST_VERSION:
-        return
-    device.rotate_requested_at = None
-    earlier = (DeviceKey.device_id == key.device_id, DeviceKey.version < key.version)
-    session.execute(update(DeviceKey).where(*earlier).values(secret=None))
-
-
 def _note_boot(session: Session, device: Device, request: DeviceRequest) -> bool:
     """Whether the request is the newest one of the device's newest boot."""
     boot = session.get(DeviceBoot, (device.id, request.boot_id), populate_existing=True)
     if boot is None:
-        session.add(
-            DeviceBoot(
-                device_id=device.id,
-                boot_id=request.boot_id,
-                first_seen_at=request.received_at,
-                sequence=request.sequence,
-            )
-        )
+        same = request.model_dump(include={"device_id", "boot_id", "sequence"})
+        session.add(DeviceBoot(first_seen_at=request.received_at, **same))
         return True
     if request.sequence + REORDERED < boot.sequence:
         raise ConflictError(
@@ -209,22 +174,25 @@ def _note_boot(session: Session, device: Device, request: DeviceRequest) -> bool
     return is_later and device.boot_id == request.boot_id
 
 
-def _with_key_version() -> Select[Device, int]:
-    """Each device with the version of the key that it uses."""
-    used = select(func.max(DeviceKey.version)).where(
-        DeviceKey.device_id == Device.id, DeviceKey.first_used_at.is_not(None)
-    )
-    return select(Device, func.coalesce(used.scalar_subquery(), FIRST_VERSION))
-
-
 def _absent(device_id: str) -> NotFoundError:
     return NotFoundError(f"There is no device {device_id}.")
 
 
-def _view(row: Device, key_version: int) -> DeviceView:
-    shown = ("id", "name", "board", "source", "firmware_sha256", "created_at", "last_seen_at", "revoked_at")
-    columns = {name: getattr(row, name) for name in (*shown, *_STATUS, "boot_id", "clock_synchronised")}
-    return DeviceView(**columns, key_version=key_version, rotate=row.rotate_requested_at is not None)
+def _views(session: Session, rows: Sequence[Device]) -> tuple[DeviceView, ...]:
+    """Each with the version of the key that it uses."""
+    used = DeviceKey.device_id.in_([row.id for row in rows]), DeviceKey.first_used_at.is_not(None)
+    query = (
+        select(DeviceKey.device_id, func.max(DeviceKey.version)).where(*used).group_by(DeviceKey.device_id)
+    )
+    versions = dict(session.execute(query).tuples().all())
+    return tuple(
+        row.as_view(
+            DeviceView,
+            key_version=versions.get(row.id, FIRST_VERSION),
+            rotate=row.rotate_requested_at is not None,
+        )
+        for row in rows
+    )
 
 
 FORGOTTEN_AFTER = timedelta(days=7)
@@ -250,24 +218,18 @@ def add(
     """Enters an invitation; None if its public code is taken. Removes those that expired a week ago."""
     now = moment(session)
     session.execute(delete(DeviceInvite).where(DeviceInvite.expires_at < now - FORGOTTEN_AFTER))
-    row = {
-        "code": code,
-        "verifier": verifier,
-        "name": name,
-        "source": source,
-        "created_at": now,
-        "expires_at": now + lasts,
-    }
-    insert = insert_into(session, DeviceInvite).values(row).on_conflict_do_nothing(index_elements=["code"])
+    row = {"code": code, "verifier": verifier, "name": name, "source": source}
+    insert = insert_into(session, DeviceInvite).values(row | {"created_at": now, "expires_at": now + lasts})
+    insert = insert.on_conflict_do_nothing(index_elements=["code"])
     added = session.scalars(insert.returning(DeviceInvite.code)).one_or_none()
-    return None if added is None else _invite(session.get_one(DeviceInvite, code))
+    return None if added is None else session.get_one(DeviceInvite, code).as_view(Invite)
 
 
 def open_at(session: Session, code: str, now: datetime) -> Invite | None:
     """The invitation with that public code, unless it has expired; its row is locked until the transaction ends."""
     query = select(DeviceInvite).where(DeviceInvite.code == code).with_for_update()
     row = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
-    return None if row is None or row.expires_at <= now else _invite(row)
+    return None if row is None or row.expires_at <= now else row.as_view(Invite)
 
 
 def close(session: Session, code: str, *, device_id: str, claim_digest: str, now: datetime) -> None:
@@ -279,23 +241,6 @@ def close(session: Session, code: str, *, device_id: str, claim_digest: str, now
 
 def list_open(session: Session) -> list[Invite]:
     """Those that can still be claimed, oldest first."""
-    now = moment(session)
-    query = (
-        select(DeviceInvite)
-        .where(DeviceInvite.expires_at > now, DeviceInvite.claimed_at.is_(None))
-        .order_by(DeviceInvite.created_at, DeviceInvite.code)
-    )
-    return [_invite(row) for row in session.scalars(query)]
-
-
-def _invite(row: DeviceInvite) -> Invite:
-    return Invite(
-        code=row.code,
-        name=row.name,
-        source=row.source,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        verifier=row.verifier,
-        claim_digest=row.claim_digest,
-        device_id=row.device_id,
-    )
+    is_open = DeviceInvite.expires_at > moment(session), DeviceInvite.claimed_at.is_(None)
+    query = select(DeviceInvite).where(*is_open).order_by(DeviceInvite.created_at, DeviceInvite.code)
+    return [row.as_view(Invite) for row in session.scalars(query)]

@@ -40,31 +40,34 @@ class _Run:
     seconds: float
     energy_j: float | None
 
-    @property
-    def fps(self) -> float:
-        return self.count / self.seconds
-
-    @property
-    def energy_per_inference_j(self) -> float | None:
-        return None if self.energy_j is None else self.energy_j / self.count
-
 
 def figures_of(report: Document, board: str, costs: Costs) -> dict[EdgeMetric, EdgeFigure]:
     """Every metric of a report, which is read as it was stored."""
     missing = _why_no_energy(report)
-    windows = [_window(window, measured=missing is None) for window in report["windows"]]
+    windows = [
+        _Run(
+            count=window["count"],
+            seconds=window["total_us"] / 1e6,
+            energy_j=None if missing else window["energy_uj"] / 1e6,
+        )
+        for window in report["windows"]
+    ]
     if not windows:
         return dict.fromkeys(EdgeMetric, EdgeFigure(value=None, reason="The run had no window."))
-    whole = _sum(windows)
     reasons = _reasons(missing, board, costs)
-    return {
-        EdgeMetric.LATENCY: _latency(report, windows),
-        **{
-            metric: _figure(metric, whole, windows, costs, reasons.get(metric))
-            for metric in EdgeMetric
-            if metric is not EdgeMetric.LATENCY
-        },
-    }
+    latency, whole = report["latency_us"], _sum(windows)
+    if latency["p50"] is None:
+        few = f"{latency['count']} inferences are too few for a median."
+        reasons[EdgeMetric.LATENCY] = few
+    found = {}
+    for metric in EdgeMetric:
+        if metric in reasons:
+            found[metric] = EdgeFigure(value=None, reason=reasons[metric])
+            continue
+        is_latency = metric is EdgeMetric.LATENCY  # the median that the device computed
+        value = latency["p50"] / 1e6 if is_latency else _value(metric, whole, costs)
+        found[metric] = _with_spread(metric, value, [_value(metric, window, costs) for window in windows])
+    return found
 
 
 def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, str]:
@@ -73,45 +76,24 @@ def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, 
     if costs.price is None:
         return found | {EdgeMetric.COST: f"The price of {board} is not known; give one with price=."}
     if costs.price_per_kwh is not None and missing:
-        return found | {
-            EdgeMetric.COST: f"{missing} Leave price_per_kwh out for the cost without the energy."
-        }
+        found[EdgeMetric.COST] = f"{missing} Leave price_per_kwh out for the cost without the energy."
     return found
-
-
-def _latency(report: Document, windows: Sequence[_Run]) -> EdgeFigure:
-    """The median that the device computed; its spread is that of the windows' means."""
-    latency = report["latency_us"]
-    if latency["p50"] is None:
-        return EdgeFigure(value=None, reason=f"{latency['count']} inferences are too few for a median.")
-    means = (window.seconds / window.count for window in windows)
-    return _with_spread(EdgeMetric.LATENCY, latency["p50"] / 1e6, means)
-
-
-def _figure(
-    metric: EdgeMetric, whole: _Run, windows: Sequence[_Run], costs: Costs, reason: str | None
-) -> EdgeFigure:
-    if reason is not None:
-        return EdgeFigure(value=None, reason=reason)
-    return _with_spread(
-        metric, _value(metric, whole, costs), (_value(metric, window, costs) for window in windows)
-    )
 
 
 def _value(metric: EdgeMetric, run: _Run, costs: Costs) -> float:
     """The metric of inferences; the energy is known if the metric needs it."""
-    energy = run.energy_per_inference_j or 0.0
+    fps, energy = run.count / run.seconds, (run.energy_j or 0.0) / run.count
     match metric:
         case EdgeMetric.LATENCY:
             return run.seconds / run.count
         case EdgeMetric.FPS:
-            return run.fps
+            return fps
         case EdgeMetric.ENERGY:
             return energy
         case EdgeMetric.FPS_PER_WATT:
             return 1 / energy
         case EdgeMetric.COST:
-            device = (costs.price or 0.0) / (costs.lifetime_years * SECONDS_PER_YEAR * run.fps)
+            device = (costs.price or 0.0) / (costs.lifetime_years * SECONDS_PER_YEAR * fps)
             return device + (costs.price_per_kwh or 0.0) * energy / JOULES_PER_KWH
 
 
@@ -133,11 +115,6 @@ def _why_no_energy(report: Document) -> str | None:
     return f"The power sensor {source} gave no energy for at least one window."
 
 
-def _window(window: Document, *, measured: bool) -> _Run:
-    energy = window["energy_uj"] / 1e6 if measured else None
-    return _Run(window["count"], window["total_us"] / 1e6, energy)
-
-
 def _sum(windows: Sequence[_Run]) -> _Run:
     energies = [window.energy_j for window in windows if window.energy_j is not None]
     return _Run(
@@ -157,20 +134,16 @@ class AddedModel(Frozen):
 def add(session: Session, manifest: ModelManifest) -> AddedModel:
     """Enters a model. Raises ConflictError if another manifest is known for the same file."""
     document = manifest.model_dump(mode="json", by_alias=True)
-    row = {
-        "sha256": manifest.sha256,
-        "rankable": manifest.rankable,
-        "added_at": moment(session),
-        "document": document,
-    }
-    insert = insert_into(session, EdgeModel).values(row).on_conflict_do_nothing(index_elements=["sha256"])
+    row = {"sha256": manifest.sha256, "rankable": manifest.rankable, "document": document}
+    insert = insert_into(session, EdgeModel).values(row | {"added_at": moment(session)})
+    insert = insert.on_conflict_do_nothing(index_elements=["sha256"])
     created = session.scalars(insert.returning(EdgeModel.sha256)).one_or_none() is not None
     stored = session.get_one(EdgeModel, manifest.sha256)
     if canonical_json(stored.document) != canonical_json(document):
         raise ConflictError(
             f"Another manifest of the model {manifest.sha256} is known; a manifest that reports were judged by stays."
         )
-    return AddedModel(model=_view(stored), created=created)
+    return AddedModel(model=stored.as_view(EdgeModelView, manifest=stored.document), created=created)
 
 
 def manifest_of(session: Session, sha256: str) -> ModelManifest | None:
@@ -187,10 +160,4 @@ def manifest_of(session: Session, sha256: str) -> ModelManifest | None:
 def list_(session: Session) -> list[EdgeModelView]:
     """Every model, newest first."""
     rows = session.scalars(select(EdgeModel).order_by(EdgeModel.added_at.desc(), EdgeModel.sha256))
-    return [_view(row) for row in rows]
-
-
-def _view(row: EdgeModel) -> EdgeModelView:
-    return EdgeModelView(
-        sha256=row.sha256, rankable=row.rankable, added_at=row.added_at, manifest=row.document
-    )
+    return [row.as_view(EdgeModelView, manifest=row.document) for row in rows]

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import EventView, Withdrawn
 from optigpu.store import results
 from optigpu.store.database import moment
+from optigpu.store.errors import absent
 from optigpu.store.tables import Job, JobEvent, VariantRow
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import Document, Frozen
 
 VARIANT_FINISHED, FINISHED = "variant_finished", "finished"

@@ -1,16 +1,16 @@
 """The valid results of one place on the leaderboard over time."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Row, literal, select, tuple_
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import History, HistoryPoint, RowFacts, Standing, Withdrawn
-from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.cursors import encode_cursor
+from optigpu.store.errors import absent
+from optigpu.store.statements import before
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import METRICS, NotFoundError
 
 MOST = 1000
@@ -37,12 +37,7 @@ def of_result(
     facts = RowFacts.model_validate(entry.shown)
     oldest = points[0] if len(found) > limit else None
     return History(
-        workload=facts.workload,
-        model=facts.model,
-        label=facts.label,
-        backend=facts.backend,
-        device=facts.device,
-        hardware=facts.hardware,
+        **facts.model_dump(include={"workload", "model", "label", "backend", "device", "hardware"}),
         metric=name,
         unit=METRICS[name].unit,
         better=METRICS[name].better,
@@ -58,15 +53,8 @@ def _found(
     each = LeaderboardEntry
     query = (
         select(
-            each.result_id,
-            each.measured_at,
-            each.standing,
-            each.replicates,
-            each.warnings,
-            each.shown,
-            MetricRow.value,
-            MetricRow.low,
-            MetricRow.high,
+            *(each.result_id, each.measured_at, each.standing, each.replicates, each.warnings, each.shown),
+            *(MetricRow.value, MetricRow.low, MetricRow.high),
         )
         .join(MetricRow, (MetricRow.result_id == each.result_id) & (MetricRow.name == metric))
         .where(
@@ -79,19 +67,9 @@ def _found(
         .limit(limit)
     )
     if cursor is not None:
-        at, result_id = _position(cursor)
-        before = tuple_(literal(at, each.measured_at.type), literal(result_id))
-        query = query.where(tuple_(each.measured_at, each.result_id) < before)
+        query = query.where(before(cursor, each.measured_at, each.result_id))
     found: Sequence[Row[*tuple[Any, ...]]] = session.execute(query).all()
     return found
-
-
-def _position(cursor: str) -> tuple[datetime, str]:
-    text, result_id = decode_cursor(cursor, str, str)
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC), result_id
-    except (ValueError, OverflowError):
-        raise bad_cursor() from None
 
 
 def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:

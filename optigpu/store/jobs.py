@@ -1,22 +1,22 @@
 """What users do with jobs: submit, get, list, cancel, put back."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, literal, select, tuple_
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session, defer
 
 from optigpu.documents.views import JobPage, JobView, Withdrawn
 from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import job_views, reuse, transitions, unserved
-from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import moment
+from optigpu.store.errors import absent
 from optigpu.store.events import locked, record
-from optigpu.store.statements import clock, insert_into, like_part
+from optigpu.store.statements import before, clock, insert_into, like_part
 from optigpu.store.tables import Base, Job, JobEvent, JobNeed
-from optigpu.store.tombstones import absent
 from optigpu.store.workers import LEASE_S
 from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Frozen, JobState, new_id
 
@@ -52,7 +52,12 @@ def submit(
     row = _row_of(spec, owner, idempotency_key, needs)
     at = _insert(session, row, needs)
     if at is None:
-        return _earlier(session, row, lease_s)
+        job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
+        if job.spec_digest != row["spec_digest"]:
+            raise ConflictError(
+                f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
+            )
+        return Submitted(job=job_views.view(session, job, lease_s), created=False)
     prospects = unserved.look(session, [row["id"]], lease_s)[row["id"]]
     answer = None if fresh else reuse.find(session, spec, prospects)
     if answer is None:
@@ -89,10 +94,7 @@ def list_(
         # The list as JSON text, in which no tag holds a quotation mark.
         query = query.where(Job.spec["tags"].as_string().contains(f'"{tag}"', autoescape=True))
     if cursor is not None:
-        at, job_id = _position(cursor)
-        query = query.where(
-            tuple_(Job.created_at, Job.id) < tuple_(literal(at, Job.created_at.type), literal(job_id))
-        )
+        query = query.where(before(cursor, Job.created_at, Job.id))
     jobs = session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)).all()
     last = jobs[limit - 1] if len(jobs) > limit else None
     return JobPage(
@@ -141,22 +143,10 @@ def _insert(session: Session, row: NewRow, needs: Sequence[Need]) -> datetime | 
     if needs:
         asked = [{"job_id": row["id"], "kind": need.kind, "name": need.name} for need in needs]
         session.execute(insert(_NEEDS), asked)
-    event = {"job_id": row["id"], "sequence": 1, "at": at, "kind": "state", "data": _QUEUED}
+    queued = {"state": JobState.QUEUED.value, "reason": None, "attempt": 0, "worker_id": None}
+    event = {"job_id": row["id"], "sequence": 1, "at": at, "kind": "state", "data": queued}
     session.execute(insert(_EVENTS), event)
     return at
-
-
-_QUEUED = {"state": JobState.QUEUED.value, "reason": None, "attempt": 0, "worker_id": None}
-"""What `transitions.announce` says of a job that is new."""
-
-
-def _earlier(session: Session, row: NewRow, lease_s: float) -> Submitted:
-    job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
-    if job.spec_digest != row["spec_digest"]:
-        raise ConflictError(
-            f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
-        )
-    return Submitted(job=job_views.view(session, job, lease_s), created=False)
 
 
 def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple[Need, ...]) -> NewRow:
@@ -189,12 +179,3 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple
         "last_sequence": 1,
         "progress": {},
     }
-
-
-def _position(cursor: str) -> tuple[datetime, str]:
-    text, job_id = decode_cursor(cursor, str, str)
-    try:
-        at = datetime.fromisoformat(text)
-        return at.astimezone(UTC), job_id
-    except (ValueError, OverflowError):
-        raise bad_cursor() from None

@@ -1,20 +1,19 @@
 """The service's API keys: each is shown once, and only its hash is stored."""
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.store import revisions
 from optigpu.store.database import moment
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into
-from optigpu.store.tables import ApiKey
+from optigpu.store.tables import ApiKey, SignIn
 from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, StoreError, new_id, utc_now
 
 KEY_PREFIX = "og_"
@@ -70,7 +69,7 @@ def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta 
     longer valid."""
     row = _row(session, key_id)
     at = moment(session)
-    if row.revoked_at is not None or info_of(row).has_expired(at):
+    if row.revoked_at is not None or row.as_view(KeyInfo).has_expired(at):
         raise ConflictError(f"The key {key_id} is no longer valid; create a new one.")
     if lasts is None and row.expires_at is not None:
         lasts = row.expires_at - row.created_at
@@ -83,11 +82,7 @@ def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta 
 
 def verify(session: Session, plain: str) -> KeyInfo | None:
     """The key, or None if it is unknown, revoked or expired. Writes nothing; `note_uses` does."""
-    row = _find(session, plain)
-    if row is None or not hmac.compare_digest(row.hash, _hash(plain)) or row.revoked_at is not None:
-        return None
-    found = info_of(row)
-    return None if found.has_expired(utc_now()) else found
+    return _valid(_find(session, plain))
 
 
 def is_known(session: Session, plain: str) -> bool:
@@ -111,10 +106,8 @@ def revoke(session: Session, key_id: str) -> None:
 
 def list_(session: Session) -> list[KeyInfo]:
     """The keys that were not revoked, oldest first; those that have expired are among them."""
-    rows = session.scalars(
-        select(ApiKey).where(ApiKey.revoked_at.is_(None)).order_by(ApiKey.created_at, ApiKey.id)
-    )
-    return [info_of(row) for row in rows]
+    query = select(ApiKey).where(ApiKey.revoked_at.is_(None)).order_by(ApiKey.created_at, ApiKey.id)
+    return [row.as_view(KeyInfo) for row in session.scalars(query)]
 
 
 def any(session: Session) -> bool:
@@ -129,12 +122,21 @@ def _row(session: Session, key_id: str) -> ApiKey:
     return row
 
 
-def _hash(plain: str) -> str:
-    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
+def hash_of(secret: str) -> str:
+    """What is stored of a secret of 256 random bits."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _find(session: Session, plain: str) -> ApiKey | None:
-    return session.scalars(select(ApiKey).where(ApiKey.hash == _hash(plain))).one_or_none()
+    return session.scalars(select(ApiKey).where(ApiKey.hash == hash_of(plain))).one_or_none()
+
+
+def _valid(row: ApiKey | None) -> KeyInfo | None:
+    """The key of the row, unless it was revoked or has expired."""
+    if row is None or row.revoked_at is not None:
+        return None
+    found = row.as_view(KeyInfo)
+    return None if found.has_expired(utc_now()) else found
 
 
 def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: timedelta | None) -> bool:
@@ -144,7 +146,7 @@ def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: 
         "id": new_id(),
         "name": name,
         "prefix": plain[:SHOWN_CHARACTERS],
-        "hash": _hash(plain),
+        "hash": hash_of(plain),
         "scopes": [Scope(scope).value for scope in scopes],
         "created_at": at,
         "expires_at": at + lasts if lasts else None,
@@ -154,14 +156,23 @@ def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: 
     return session.scalars(insert.returning(ApiKey.id)).one_or_none() is not None
 
 
-def info_of(row: ApiKey) -> KeyInfo:
-    """The key without its secret."""
-    return KeyInfo(
-        id=row.id,
-        name=row.name,
-        prefix=row.prefix,
-        scopes=tuple(Scope(scope) for scope in row.scopes),
-        created_at=row.created_at,
-        last_used_at=row.last_used_at,
-        expires_at=row.expires_at,
-    )
+def sign_in(session: Session, key_id: str, lasts: timedelta) -> str:
+    """Signs a browser in with a key; returns the 256 random bits that its cookie is to hold. The database has only
+    their hash, and forgets what has expired."""
+    at = moment(session)
+    token = secrets.token_urlsafe(32)
+    session.execute(delete(SignIn).where(SignIn.expires_at <= at))
+    session.add(SignIn(hash=hash_of(token), key_id=key_id, created_at=at, expires_at=at + lasts))
+    return token
+
+
+def signed_in(session: Session, token: str) -> KeyInfo | None:
+    """The key with which a browser is signed in; None if it is not, any more, or if the key is no longer valid."""
+    query = select(ApiKey).join(SignIn, SignIn.key_id == ApiKey.id)
+    valid = SignIn.hash == hash_of(token), SignIn.expires_at > utc_now()
+    return _valid(session.scalars(query.where(*valid)).one_or_none())
+
+
+def sign_out(session: Session, token: str) -> None:
+    """Signs a browser out. One that is not signed in changes nothing."""
+    session.execute(delete(SignIn).where(SignIn.hash == hash_of(token)))

@@ -2,12 +2,11 @@
 is written before the scheduler is asked and ended after it has said that it is over, so a launcher that dies in between
 finds it again, by its name. A job has one launch at a time."""
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import LaunchState, LaunchView
@@ -15,6 +14,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.store import leases, retries
 from optigpu.store.database import moment
 from optigpu.store.events import locked
+from optigpu.store.keys import hash_of
 from optigpu.store.leases import Lease
 from optigpu.store.matching import suits
 from optigpu.store.statements import insert_into
@@ -83,7 +83,7 @@ def begin(session: Session, scheduler: Scheduler) -> Begun | None:
             "scheduler": scheduler,
             "state": LaunchState.SUBMITTED,
             "fencing": job.fencing,
-            "token_hash": _hash(token),
+            "token_hash": hash_of(token),
             "created_at": at,
             "expires_at": at + WAITS_AT_MOST,
         }
@@ -132,7 +132,7 @@ def verify(session: Session, token: str) -> Pilot | None:
     """The pilot with this token; None if it is unknown, has expired, or its launch or its job has ended."""
     at = moment(session)
     query = select(LaunchRow.id, LaunchRow.job_id).join(Job, Job.id == LaunchRow.job_id)
-    valid = LaunchRow.token_hash == _hash(token), LaunchRow.ended_at.is_(None), LaunchRow.expires_at > at
+    valid = LaunchRow.token_hash == hash_of(token), LaunchRow.ended_at.is_(None), LaunchRow.expires_at > at
     unfinished = Job.state.in_((JobState.QUEUED, JobState.RUNNING))
     found = session.execute(query.where(*valid, unfinished)).one_or_none()
     return None if found is None else Pilot(launch_id=found.id, job_id=found.job_id)
@@ -164,27 +164,15 @@ def last_of(session: Session, job_id: str) -> LaunchView | None:
     """The last launch of a job, as it is shown."""
     query = select(LaunchRow).where(LaunchRow.job_id == job_id)
     row = session.scalars(query.order_by(LaunchRow.created_at.desc(), LaunchRow.id.desc()).limit(1)).first()
-    if row is None:
-        return None
-    shown = ("scheduler", "state", "reference", "reason", "created_at", "ended_at")
-    return LaunchView(**{name: getattr(row, name) for name in shown})
+    return None if row is None else row.as_view(LaunchView)
 
 
 def _next(session: Session, scheduler: Scheduler, at: datetime) -> Job | None:
-    waits = (
-        in_state(JobState.QUEUED),
-        Job.via == scheduler,
-        Job.via.is_not(None),
-        *is_due(at),
-        ~_is_launched(),
-    )
-    query = select(Job).where(*waits).order_by(Job.precedence, Job.created_at, Job.id).limit(1)
-    return session.scalars(query.with_for_update(skip_locked=True)).one_or_none()
-
-
-def _is_launched() -> ColumnElement[bool]:
     alive = select(LaunchRow.id).where(LaunchRow.job_id == Job.id, LaunchRow.ended_at.is_(None))
-    return alive.correlate(Job).exists()
+    waits = in_state(JobState.QUEUED), Job.via == scheduler, Job.via.is_not(None), *is_due(at)
+    query = select(Job).where(*waits, ~alive.correlate(Job).exists())
+    query = query.order_by(Job.precedence, Job.created_at, Job.id).limit(1)
+    return session.scalars(query.with_for_update(skip_locked=True)).one_or_none()
 
 
 def _row(session: Session, launch_id: str) -> LaunchRow:
@@ -210,23 +198,15 @@ def _attempt_without_pilot(session: Session, job: Job, row: LaunchRow) -> None:
     session.flush()
 
 
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 ALIVE = timedelta(minutes=2)
 """A scheduler may take a while to answer."""
 
 
 def seen(session: Session, scheduler: Scheduler, problem: str | None) -> None:
     """The launcher is alive. `problem` is a sentence: why it can hand over nothing now; None if it can."""
-    row = {"scheduler": scheduler, "seen_at": moment(session), "problem": problem}
-    changes = {name: value for name, value in row.items() if name != "scheduler"}
-    session.execute(
-        insert_into(session, LauncherRow)
-        .values(row)
-        .on_conflict_do_update(index_elements=["scheduler"], set_=changes)
-    )
+    changes = {"seen_at": moment(session), "problem": problem}
+    insert = insert_into(session, LauncherRow).values(scheduler=scheduler, **changes)
+    session.execute(insert.on_conflict_do_update(index_elements=["scheduler"], set_=changes))
 
 
 def problem_of(session: Session, scheduler: Scheduler) -> str | None:

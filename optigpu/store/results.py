@@ -11,6 +11,7 @@ from optigpu.documents.result import MetricSummary, Result, Samples
 from optigpu.documents.views import SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.entries import metric_row
+from optigpu.store.errors import absent
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import (
     BoardRow,
@@ -21,7 +22,6 @@ from optigpu.store.tables import (
     SamplesRow,
     VariantRow,
 )
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import ConflictError, Frozen
 
 
@@ -91,12 +91,8 @@ def of_workload(session: Session, workload: str, model: str | None) -> list[dict
 
 def samples(session: Session, result_id: str) -> SamplesView:
     """The raw samples of a result, bit for bit. Raises NotFoundError."""
-    if session.get(ResultRow, result_id) is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
-    rows = session.scalars(
-        select(SamplesRow).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
-    )
-    return SamplesView(result_id=result_id, samples={row.name: unpack(row.lengths, row.data) for row in rows})
+    found = {name: packed_samples(session, result_id, name) for name in sample_names(session, result_id)}
+    return SamplesView(result_id=result_id, samples={name: unpack(*packed) for name, packed in found.items()})
 
 
 def sample_names(session: Session, result_id: str) -> tuple[str, ...]:
@@ -137,12 +133,11 @@ def add(session: Session, result: Result, samples: Mapping[str, Samples]) -> Non
         )
     )
     session.flush()  # the rows that follow refer to it
-    session.add_all(
-        metric_row(result, name, metric)
-        for name, metric in result.metrics.items()
-        if metric.value is not None
-    )
-    session.add_all(_samples(result.id, name, values) for name, values in samples.items())
+    known_figures = [each for each in result.metrics.items() if each[1].value is not None]
+    session.add_all(metric_row(result, name, metric) for name, metric in known_figures)
+    for name, values in samples.items():
+        lengths, data = pack(values)
+        session.add(SamplesRow(result_id=result.id, name=name, lengths=lengths, data=data))
     session.flush()
 
 
@@ -170,11 +165,5 @@ def _with_environment() -> Select[ResultRow, EnvironmentRow]:
 
 
 def _documents(session: Session, query: Select[ResultRow, EnvironmentRow]) -> list[dict[str, Any]]:
-    return [
-        row.document | {"environment": environment.document} for row, environment in session.execute(query)
-    ]
-
-
-def _samples(result_id: str, name: str, values: Samples) -> SamplesRow:
-    lengths, data = pack(values)
-    return SamplesRow(result_id=result_id, name=name, lengths=lengths, data=data)
+    found = session.execute(query)
+    return [row.document | {"environment": environment.document} for row, environment in found]

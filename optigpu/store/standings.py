@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import Standing
-from optigpu.store import alerts, regressions, revisions
+from optigpu.store import alerts, revisions
 from optigpu.store.entries import entry_of, techniques_of
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into, take_turns
@@ -51,7 +51,7 @@ def enter(session: Session, result: Result) -> None:
         _weigh(session, entry.board, entry.hardware_class)
         _mark_superseded(session, entry.board, entry.variant_digest)
         session.refresh(entry)
-        regressions.look(session, before, result)
+        alerts.look_for_regression(session, before, result)
         alerts.look(session, entry, result)
     session.flush()
     revisions.changed(session, Part.LEADERBOARD)

@@ -1,16 +1,30 @@
 """Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name."""
 
 import hashlib
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Double, TableClause, cast, extract, func, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    TableClause,
+    cast,
+    extract,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import QueryableAttribute, Session
 
+from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.types import UtcDateTime
 from optigpu.vocabulary import utc_now
 
+Row = TypeVar("Row")
 Insert = postgresql.Insert | sqlite.Insert
 Moment = QueryableAttribute[datetime] | QueryableAttribute[datetime | None]
 
@@ -28,6 +42,26 @@ def is_postgresql(session: Session) -> bool:
 def clock(session: Session) -> ColumnElement[datetime]:
     """The time that `optigpu.store.database.moment` asks for, as a part of another statement."""
     return func.clock_timestamp() if is_postgresql(session) else literal(utc_now(), UtcDateTime())
+
+
+def newest_first(
+    session: Session, query: Select[Row], key: QueryableAttribute[str], limit: int, cursor: str | None
+) -> tuple[Sequence[Row], str | None]:
+    """A page of rows by their ids, which begin with their time, and the cursor of the next one. Raises CursorError."""
+    if cursor is not None:
+        query = query.where(key < decode_cursor(cursor, str)[0])
+    rows = session.scalars(query.order_by(key.desc()).limit(limit + 1)).all()
+    return rows[:limit], encode_cursor(getattr(rows[limit - 1], key.key)) if len(rows) > limit else None
+
+
+def before(cursor: str, at: Moment, key: QueryableAttribute[str]) -> ColumnElement[bool]:
+    """The condition that holds for rows behind that of the cursor, the newest first. Raises CursorError."""
+    text, id_ = decode_cursor(cursor, str, str)
+    try:
+        moment = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise bad_cursor() from None
+    return tuple_(at, key) < tuple_(literal(moment, UtcDateTime()), literal(id_))
 
 
 def like_part(part: str) -> str:

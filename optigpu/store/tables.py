@@ -1,7 +1,9 @@
 """The tables. Every change here needs a migration: `alembic revision --autogenerate`, then read it."""
 
 from datetime import datetime
-from typing import Any, ClassVar
+from enum import Enum
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -14,12 +16,15 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+from sqlalchemy import Enum as Choice
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
 from optigpu.documents.views import LaunchState, Standing, Want, Withdrawn
-from optigpu.store.types import Digest, Document, Identifier, JsonText, PlainText, UtcDateTime, choice
-from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Role, Scheduler, VariantStatus
+from optigpu.store.types import Digest, Document, Identifier, JsonText, PlainText, UtcDateTime
+from optigpu.vocabulary import DeviceKind, FailureKind, Frozen, JobState, Role, Scheduler, VariantStatus
+
+View = TypeVar("View", bound=Frozen)
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -44,41 +49,43 @@ class Base(DeclarativeBase):
         list[Any]: Document,
         list[str]: Document,
         dict[str, str]: Document,
-        DeviceKind: choice(DeviceKind),
-        DeviceSource: choice(DeviceSource),
-        FailureKind: choice(FailureKind),
-        InputSource: choice(InputSource),
-        JobState: choice(JobState),
-        LaunchState: choice(LaunchState),
-        ReportState: choice(ReportState),
-        Role: choice(Role),
-        RunnerName: choice(RunnerName),
-        Scheduler: choice(Scheduler),
-        Standing: choice(Standing),
-        Withdrawn: choice(Withdrawn),
-        VariantStatus: choice(VariantStatus),
-        Want: choice(Want),
+        Enum: Choice(Enum, native_enum=False, length=16, values_callable=lambda kind: [*map(str, kind)]),
     }
 
+    def __init_subclass__(cls, table: str) -> None:
+        cls.__tablename__ = table
+        super().__init_subclass__()
 
-def _partial(name: str, where: str, *columns: str) -> Index:
-    """An index of some jobs; only a query that names their state literally can use it (`store.turns.in_state`)."""
-    some = text(where)
-    return Index(f"ix_jobs_{name}", *columns, postgresql_where=some, sqlite_where=some)
+    def as_view(self, view: type[View], **others: object) -> View:
+        """The view whose fields are the row's columns of the same names, and `others`."""
+        names = self.__table__.columns.keys() & view.model_fields.keys()
+        return view.model_validate({name: getattr(self, name) for name in names} | others)
 
 
-class Job(Base):
+_part_of = partial(ForeignKey, ondelete="CASCADE")
+"""A reference to the row with which one is removed."""
+
+
+def _partial(name: str, where: str, *columns: str, unique: bool = False) -> Index:
+    """An index of some rows; only a query that names a state literally can use it (`transitions.in_state`)."""
+    return Index(name, *columns, unique=unique, postgresql_where=text(where), sqlite_where=text(where))
+
+
+class Job(Base, table="jobs"):
     """A job and its state. Its row lock orders all writes that belong to it."""
 
-    __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
-        _partial("queue", "state = 'queued'", "device", "lane", "precedence", "created_at", "id", "owner"),
-        _partial("leases", "state = 'running'", "lease_until"),
-        _partial("deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
-        _partial("via", "state = 'queued' AND via IS NOT NULL", "via", "precedence", "created_at", "id"),
-        _partial("history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
+        _partial(
+            "ix_jobs_queue", "state = 'queued'", "device", "lane", "precedence", "created_at", "id", "owner"
+        ),
+        _partial("ix_jobs_leases", "state = 'running'", "lease_until"),
+        _partial("ix_jobs_deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
+        _partial(
+            "ix_jobs_via", "state = 'queued' AND via IS NOT NULL", "via", "precedence", "created_at", "id"
+        ),
+        _partial("ix_jobs_history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
     )
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
@@ -129,24 +136,20 @@ class Job(Base):
     attribution: Mapped[dict[str, Any] | None]
 
 
-class JobNeed(Base):
+class JobNeed(Base, table="job_needs"):
     """One thing that a job asks for of a worker besides a device, as `optigpu.job.needs` lists them."""
 
-    __tablename__ = "job_needs"
-
-    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"), primary_key=True)
     kind: Mapped[Want] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
 
 
-class Attempt(Base):
+class Attempt(Base, table="attempts"):
     """One time that a worker took a job. The next attempt goes on from it on the same host, device and version.
     `device` is the GPU's UUID, or on a CPU the hardware class; null in attempts from before it was stored."""
 
-    __tablename__ = "attempts"
     __table_args__ = (Index("ix_attempts_ended_at", "ended_at"),)
-
-    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker_id: Mapped[str]
     host_id: Mapped[str]
@@ -157,25 +160,18 @@ class Attempt(Base):
     outcome: Mapped[str | None]
 
 
-class LaunchRow(Base):
+class LaunchRow(Base, table="launches"):
     """One time that a job was handed to a scheduler. `reference` is the scheduler's id of it, null until it is known.
     Of the pilot's token only the hash is kept. `fencing` is the job's when it was handed over: as long as it is the
     same no pilot has claimed the job."""
 
-    __tablename__ = "launches"
     __table_args__ = (
-        Index(
-            "ix_launches_live",
-            "job_id",
-            unique=True,
-            postgresql_where=text("ended_at IS NULL"),
-            sqlite_where=text("ended_at IS NULL"),
-        ),
+        _partial("ix_launches_live", "ended_at IS NULL", "job_id", unique=True),
         Index("ix_launches_job_id_created_at", "job_id", "created_at"),
     )
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
-    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"))
     scheduler: Mapped[Scheduler]
     state: Mapped[LaunchState]
     reference: Mapped[str | None]
@@ -187,23 +183,19 @@ class LaunchRow(Base):
     ended_at: Mapped[datetime | None]
 
 
-class LauncherRow(Base):
+class LauncherRow(Base, table="launchers"):
     """The launcher of a scheduler: when it was last seen, and why it can hand over nothing, if it cannot."""
-
-    __tablename__ = "launchers"
 
     scheduler: Mapped[Scheduler] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime]
     problem: Mapped[str | None]
 
 
-class VariantRow(Base):
+class VariantRow(Base, table="variants"):
     """The state of one variant of a job. `printed` is the end of what its processes printed, for an operator."""
 
-    __tablename__ = "variants"
     __table_args__ = (Index("ix_variants_result_id", "result_id"),)
-
-    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"), primary_key=True)
     index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     role: Mapped[Role]
     label: Mapped[str]
@@ -213,22 +205,18 @@ class VariantRow(Base):
     printed: Mapped[str | None]
 
 
-class EnvironmentRow(Base):
+class EnvironmentRow(Base, table="environments"):
     """The environments of results, each stored once."""
-
-    __tablename__ = "environments"
 
     digest: Mapped[Digest] = mapped_column(primary_key=True)
     document: Mapped[dict[str, Any]]
 
 
-class ResultRow(Base):
+class ResultRow(Base, table="results"):
     """A result as it was stored. In `document` the environment is null: it has its own table."""
 
-    __tablename__ = "results"
-
     id: Mapped[Identifier] = mapped_column(primary_key=True)
-    job_id: Mapped[Identifier | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    job_id: Mapped[Identifier | None] = mapped_column(_part_of("jobs.id"), index=True)
     created_at: Mapped[datetime]
     environment_digest: Mapped[Digest] = mapped_column(ForeignKey("environments.digest"))
     document: Mapped[dict[str, Any]]
@@ -239,7 +227,7 @@ _CURRENT_OF_HARDWARE = text("standing = 'current' AND hardware_class IS NOT NULL
 would sort all of them rather than read the order of `ix_metrics_order`."""
 
 
-class MetricRow(Base):
+class MetricRow(Base, table="metrics"):
     """One metric of a result: what is sorted and filtered by. `low` and `high` are its 95% interval: null without one,
     both the value for what is counted (COUNTED_METRICS). `summary` is the whole of it. The next columns order the rows
     of a board: `unsure` says that there is no interval, and the smaller `place` is the better: the value, or its
@@ -247,7 +235,6 @@ class MetricRow(Base):
     techniques, each between two spaces, `clean` is true without warnings. They are null in rows that an earlier version
     of OptiGPU writes."""
 
-    __tablename__ = "metrics"
     __table_args__ = (
         Index(
             "ix_metrics_order",
@@ -263,9 +250,7 @@ class MetricRow(Base):
         ),
     )
 
-    result_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
-    )
+    result_id: Mapped[Identifier] = mapped_column(_part_of("results.id"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float]
     low: Mapped[float | None]
@@ -284,28 +269,20 @@ class MetricRow(Base):
     clean: Mapped[bool | None]
 
 
-class SamplesRow(Base):
+class SamplesRow(Base, table="samples"):
     """Raw samples of one metric: compressed doubles, and how many belong to each replicate."""
 
-    __tablename__ = "samples"
-
-    result_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
-    )
+    result_id: Mapped[Identifier] = mapped_column(_part_of("results.id"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     lengths: Mapped[list[Any]]
     data: Mapped[bytes]
 
 
-class ArtifactRow(Base):
+class ArtifactRow(Base, table="artifacts"):
     """A file that a meter left with a result, zlib-compressed, with its own size and SHA-256; or the reason why it was
     not kept."""
 
-    __tablename__ = "artifacts"
-
-    result_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
-    )
+    result_id: Mapped[Identifier] = mapped_column(_part_of("results.id"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     media_type: Mapped[str]
     size_bytes: Mapped[int | None]
@@ -314,22 +291,18 @@ class ArtifactRow(Base):
     data: Mapped[bytes | None]
 
 
-class JobEvent(Base):
+class JobEvent(Base, table="job_events"):
     """Something that happened to a job; never changed. Only progress is removed, when newer progress comes."""
 
-    __tablename__ = "job_events"
-
-    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"), primary_key=True)
     sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     kind: Mapped[str]
     data: Mapped[dict[str, Any]]
 
 
-class Worker(Base):
+class Worker(Base, table="workers"):
     """A process that serves jobs."""
-
-    __tablename__ = "workers"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     host_id: Mapped[str]
@@ -350,10 +323,8 @@ class Worker(Base):
     job_id: Mapped[Identifier | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"))
 
 
-class ApiKey(Base):
+class ApiKey(Base, table="api_keys"):
     """A key of the service. Only its hash is kept; the prefix is for people to tell keys apart."""
-
-    __tablename__ = "api_keys"
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -366,24 +337,21 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None]
 
 
-class SignIn(Base):
+class SignIn(Base, table="sign_ins"):
     """A browser that was signed in with a key. Only the hash of its cookie is kept."""
 
-    __tablename__ = "sign_ins"
     __table_args__ = (Index("ix_sign_ins_expires_at", "expires_at"),)
-
     hash: Mapped[Digest] = mapped_column(primary_key=True)
-    key_id: Mapped[Identifier] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))
+    key_id: Mapped[Identifier] = mapped_column(_part_of("api_keys.id"))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
 
 
-class BoardRow(Base):
+class BoardRow(Base, table="boards"):
     """A board of the leaderboard: results of one workload, with its shapes and its model, from one source. `number` is
     made of the two. `newest` is the newest result's id: ids begin with their time. `invalid` counts the board's invalid
     results by their reasons, which are separated by spaces."""
 
-    __tablename__ = "boards"
     __table_args__ = (
         Index("ix_boards_source_newest", "source", "newest"),
         Index("ix_boards_source_model_newest", "source", "model", "newest"),
@@ -401,7 +369,7 @@ class BoardRow(Base):
     invalid: Mapped[dict[str, Any]]
 
 
-class LeaderboardEntry(Base):
+class LeaderboardEntry(Base, table="leaderboard"):
     """What the leaderboard knows of one result: its place, and whether it is the current result there. A place is a
     variant on a class of hardware, on one board; `optigpu.store.standings` chooses the current one of its results, and
     `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where lower is
@@ -410,7 +378,6 @@ class LeaderboardEntry(Base):
     the verdict's, separated by spaces. `shown` has the fields of its row that stay as they are. `edge` is what the edge
     leaderboard needs of what classifies images."""
 
-    __tablename__ = "leaderboard"
     __table_args__ = (
         Index("ix_leaderboard_place", "board", "variant_digest", "hardware_class"),
         Index("ix_leaderboard_pareto", "board", "hardware_class", "device", "pareto"),
@@ -419,9 +386,7 @@ class LeaderboardEntry(Base):
         Index("ix_leaderboard_workload", "workload", "model", "measured_at"),
     )
 
-    result_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
-    )
+    result_id: Mapped[Identifier] = mapped_column(_part_of("results.id"), primary_key=True)
     board: Mapped[int] = mapped_column(ForeignKey("boards.number"))
     variant_digest: Mapped[Digest]
     hardware_class: Mapped[str]
@@ -448,42 +413,32 @@ class LeaderboardEntry(Base):
     edge: Mapped[dict[str, Any] | None]
 
 
-class EntryTechnique(Base):
+class EntryTechnique(Base, table="entry_techniques"):
     """A technique in the stack of an entry of the leaderboard."""
 
-    __tablename__ = "entry_techniques"
     __table_args__ = (Index("ix_entry_techniques_name_board", "name", "board"),)
-
-    result_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("leaderboard.result_id", ondelete="CASCADE"), primary_key=True
-    )
+    result_id: Mapped[Identifier] = mapped_column(_part_of("leaderboard.result_id"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     board: Mapped[int]
 
 
-class KnownName(Base):
+class KnownName(Base, table="known_names"):
     """A name that a filter of the leaderboard can have, since a result had it."""
-
-    __tablename__ = "known_names"
 
     filter: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
 
 
-class Revision(Base):
+class Revision(Base, table="revisions"):
     """The revision of a part of the database; see `optigpu.store.revisions`."""
-
-    __tablename__ = "revisions"
 
     part: Mapped[str] = mapped_column(primary_key=True)
     revision: Mapped[Identifier]
 
 
-class Tombstone(Base):
+class Tombstone(Base, table="tombstones"):
     """What stays of a withdrawn result or job. `withdrawn_by` is the name of the key; `key_id` is null without a
     key."""
-
-    __tablename__ = "tombstones"
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     kind: Mapped[Withdrawn]
@@ -494,11 +449,9 @@ class Tombstone(Base):
     reason: Mapped[str]
 
 
-class DeviceInvite(Base):
+class DeviceInvite(Base, table="device_invites"):
     """An invitation to enrol one device. `code` is the public group of what the operator was shown. `verifier` is
     SHA-256 of the secret groups, null once it is claimed; `claim_digest` then tells a retry from another claim."""
-
-    __tablename__ = "device_invites"
 
     code: Mapped[str] = mapped_column(String(4), primary_key=True)
     verifier: Mapped[Digest | None]
@@ -508,13 +461,11 @@ class DeviceInvite(Base):
     expires_at: Mapped[datetime]
     claimed_at: Mapped[datetime | None]
     claim_digest: Mapped[Digest | None]
-    device_id: Mapped[Identifier | None] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+    device_id: Mapped[Identifier | None] = mapped_column(_part_of("devices.id"))
 
 
-class Device(Base):
+class Device(Base, table="devices"):
     """An edge device, with what it last said of itself. Its row lock orders all writes that belong to it."""
-
-    __tablename__ = "devices"
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     name: Mapped[str | None]
@@ -538,52 +489,41 @@ class Device(Base):
     uptime_us: Mapped[int | None]
 
 
-class DeviceKey(Base):
+class DeviceKey(Base, table="device_keys"):
     """One version of a device's key. `secret` is null once a later version was used or the device was revoked."""
 
-    __tablename__ = "device_keys"
-
-    device_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
-    )
+    device_id: Mapped[Identifier] = mapped_column(_part_of("devices.id"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     secret: Mapped[bytes | None]
     created_at: Mapped[datetime]
     first_used_at: Mapped[datetime | None]
 
 
-class DeviceBoot(Base):
+class DeviceBoot(Base, table="device_boots"):
     """One boot of a device: the highest sequence of its signed requests."""
 
-    __tablename__ = "device_boots"
-
-    device_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
-    )
+    device_id: Mapped[Identifier] = mapped_column(_part_of("devices.id"), primary_key=True)
     boot_id: Mapped[str] = mapped_column(String(16), primary_key=True)
     first_seen_at: Mapped[datetime]
     sequence: Mapped[int]
 
 
-class DeviceRun(Base):
+class DeviceRun(Base, table="device_runs"):
     """The start of a run, as the server saw it. A repeated request (boot and sequence) finds the same row."""
 
-    __tablename__ = "device_runs"
     __table_args__ = (UniqueConstraint("device_id", "boot_id", "sequence"),)
-
     id: Mapped[Identifier] = mapped_column(primary_key=True)
-    device_id: Mapped[Identifier] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+    device_id: Mapped[Identifier] = mapped_column(_part_of("devices.id"))
     boot_id: Mapped[str] = mapped_column(String(16))
     sequence: Mapped[int]
     model_sha256: Mapped[Digest]
     started_at: Mapped[datetime]
 
 
-class DeviceReportRow(Base):
+class DeviceReportRow(Base, table="device_reports"):
     """A report as it was received, what was made of it, and what the edge leaderboard sorts by. `received_at` is when
     its message came, `body_digest` that of its canonical JSON. `energy_per_inference_uj` includes the idle power."""
 
-    __tablename__ = "device_reports"
     __table_args__ = (
         UniqueConstraint("device_id", "boot_id", "sequence"),
         Index("ix_device_reports_device_id_id", "device_id", "id"),
@@ -592,7 +532,7 @@ class DeviceReportRow(Base):
     )
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
-    device_id: Mapped[Identifier] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+    device_id: Mapped[Identifier] = mapped_column(_part_of("devices.id"))
     boot_id: Mapped[str] = mapped_column(String(16))
     sequence: Mapped[int]
     run_id: Mapped[Identifier | None]
@@ -614,10 +554,8 @@ class DeviceReportRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-class EdgeModel(Base):
+class EdgeModel(Base, table="edge_models"):
     """A converted model that devices may report on, by the SHA-256 of its file; `document` is its manifest."""
-
-    __tablename__ = "edge_models"
 
     sha256: Mapped[Digest] = mapped_column(primary_key=True)
     rankable: Mapped[bool]
@@ -625,29 +563,23 @@ class EdgeModel(Base):
     document: Mapped[dict[str, Any]]
 
 
-class EdgeStanding(Base):
+class EdgeStanding(Base, table="edge_standings"):
     """The report of a device that stands on the edge leaderboard, and the newest that does not rank. A place is a
     device in a partition of model, input and runner; `optigpu.store.device_reports` chooses its reports."""
-
-    __tablename__ = "edge_standings"
 
     model_sha256: Mapped[Digest] = mapped_column(primary_key=True)
     input_source: Mapped[InputSource] = mapped_column(primary_key=True)
     runner: Mapped[RunnerName] = mapped_column(primary_key=True)
-    device_id: Mapped[Identifier] = mapped_column(
-        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
-    )
+    device_id: Mapped[Identifier] = mapped_column(_part_of("devices.id"), primary_key=True)
     ranked: Mapped[bool] = mapped_column(primary_key=True)
-    report_id: Mapped[Identifier] = mapped_column(ForeignKey("device_reports.id", ondelete="CASCADE"))
+    report_id: Mapped[Identifier] = mapped_column(_part_of("device_reports.id"))
 
 
-class AuditRow(Base):
+class AuditRow(Base, table="audit_log"):
     """One change, by whom and from where. Rows stay as they are. `target` is the id of what was changed. `key_id`,
     `address` and `request_id` are null where there was none, as at the command line."""
 
-    __tablename__ = "audit_log"
     __table_args__ = (Index("ix_audit_log_target_id", "target", "id"),)
-
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     at: Mapped[datetime]
     action: Mapped[str]
@@ -659,10 +591,8 @@ class AuditRow(Base):
     details: Mapped[dict[str, Any]]
 
 
-class Webhook(Base):
+class Webhook(Base, table="webhooks"):
     """Where events are sent. The secret signs what is sent, so it is kept as it is and not as a hash."""
-
-    __tablename__ = "webhooks"
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     url: Mapped[str]
@@ -672,18 +602,17 @@ class Webhook(Base):
     created_by: Mapped[str]
 
 
-class WebhookDelivery(Base):
+class WebhookDelivery(Base, table="webhook_deliveries"):
     """The outbox: an event for one webhook. `next_at` is when it is sent, or sent again, and while a process sends it,
     when others may; null once it was delivered, or after the last attempt. `body` are the bytes that are signed."""
 
-    __tablename__ = "webhook_deliveries"
     __table_args__ = (
         Index("ix_webhook_deliveries_next_at", "next_at"),
         Index("ix_webhook_deliveries_webhook_id_id", "webhook_id", "id"),
     )
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
-    webhook_id: Mapped[Identifier] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    webhook_id: Mapped[Identifier] = mapped_column(_part_of("webhooks.id"))
     event: Mapped[str]
     body: Mapped[str]
     created_at: Mapped[datetime]
@@ -693,13 +622,11 @@ class WebhookDelivery(Base):
     last_error: Mapped[str | None]
 
 
-class AlertRule(Base):
+class AlertRule(Base, table="alert_rules"):
     """A question to each new current result of a place on the leaderboard; `optigpu.store.alerts` asks it. `threshold`
     is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired for."""
 
-    __tablename__ = "alert_rules"
     __table_args__ = (Index("ix_alert_rules_place", "board", "variant_digest", "hardware_class"),)
-
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     board: Mapped[int]
     variant_digest: Mapped[Digest]

@@ -1,13 +1,11 @@
 """Column types that behave alike on PostgreSQL and SQLite. No key counts up by itself: SQLite does that for INTEGER
 alone."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import JSON, DateTime, Dialect, Enum, String, Text
+from sqlalchemy import JSON, DateTime, Dialect, String, Text
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -81,12 +79,3 @@ class PlainText(TypeDecorator[str]):
 def clean_text(text: str) -> str:
     """The text with each character that not every database can hold replaced by U+FFFD."""
     return text.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def choice(kind: type[StrEnum]) -> Enum:
-    """A column for one of the enumeration's values, stored as that text."""
-
-    def values(members: type[StrEnum]) -> Sequence[str]:
-        return [member.value for member in members]
-
-    return Enum(kind, native_enum=False, length=16, values_callable=values)

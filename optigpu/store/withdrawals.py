@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import WithdrawalView, Withdrawn
 from optigpu.store import standings
 from optigpu.store.database import moment
+from optigpu.store.errors import absent
 from optigpu.store.events import locked
 from optigpu.store.statements import take_turns
 from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
-from optigpu.store.tombstones import absent
 from optigpu.vocabulary import ConflictError, Document, Frozen, JobState
 
 
@@ -73,25 +73,14 @@ def is_withdrawn(session: Session, kind: Withdrawn, id_: str) -> bool:
 
 def _stone(session: Session, kind: Withdrawn, id_: str) -> WithdrawalView | None:
     stone = session.get(Tombstone, id_)
-    return _view(stone) if stone is not None and stone.kind is kind else None
+    return stone.as_view(WithdrawalView) if stone is not None and stone.kind is kind else None
 
 
 def _bury(session: Session, kind: Withdrawn, id_: str, job_id: str | None, why: Withdrawal) -> WithdrawalView:
     stone = Tombstone(id=id_, kind=kind, job_id=job_id, withdrawn_at=moment(session), **why.model_dump())
     session.add(stone)
     session.flush()
-    return _view(stone)
-
-
-def _view(stone: Tombstone) -> WithdrawalView:
-    return WithdrawalView(
-        kind=stone.kind,
-        id=stone.id,
-        job_id=stone.job_id,
-        withdrawn_at=stone.withdrawn_at,
-        withdrawn_by=stone.withdrawn_by,
-        reason=stone.reason,
-    )
+    return stone.as_view(WithdrawalView)
 
 
 def _remove(session: Session, result_ids: Collection[str]) -> None:
@@ -108,12 +97,10 @@ def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
     variant = session.scalars(
         select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
     ).one_or_none()
-    index = None
     if variant is not None:
-        index = variant.index
         variant.result_id, variant.reason = None, reason
-    if index is not None and job.attribution:
-        job.attribution = _without_gains(job.attribution, index, reason)
+        if job.attribution:
+            job.attribution = _without_gains(job.attribution, variant.index, reason)
     session.flush()
 
 
@@ -122,9 +109,8 @@ def _without_gains(attribution: Document, index: int, reason: str) -> dict[str, 
     rows = []
     for row in attribution["rows"]:
         own = row["index"] == index
-        kept = {
-            name: None if _is_gain(value, None if own else index) else value for name, value in row.items()
-        }
+        relative_to = None if own else index
+        kept = {name: None if _is_gain(value, relative_to) else value for name, value in row.items()}
         rows.append(kept | {"reason": reason} if own else kept)
     again = attribution.get("baseline_again")
     return dict(attribution) | {

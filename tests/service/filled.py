@@ -8,17 +8,7 @@ from optigpu.documents.administration import AlertKind, AlertRequest
 from optigpu.documents.devices import ClaimRequest, DeviceMessage
 from optigpu.documents.events import Printed
 from optigpu.documents.manifest import ModelManifest
-from optigpu.store import (
-    alerts,
-    device_reports,
-    devices,
-    edge_figures,
-    jobs,
-    keys,
-    leaderboard,
-    outcomes,
-    sign_ins,
-)
+from optigpu.store import alerts, device_reports, devices, edge_figures, jobs, keys, leaderboard, outcomes
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
 from optigpu.store.devices import DeviceRequest
@@ -44,7 +34,7 @@ def fill(url: str) -> None:
         alerts.create(session, rule, "somebody")
         key = keys.verify(session, keys.create(session, "a browser's", ["read"]))
         assert key is not None
-        sign_ins.begin(session, key.id, timedelta(hours=1))
+        keys.sign_in(session, key.id, timedelta(hours=1))
 
 
 def fill_devices(database: Database) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from api.pages import PAGES
 from api.sign_in import SIGN_IN, Seal
-from optigpu.store import keys, sign_ins, webhooks
+from optigpu.store import keys, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import ApiKey, SignIn
 from optigpu.vocabulary import utc_now
@@ -140,17 +140,17 @@ def test_a_sign_in_is_stored_alike(database: Database) -> None:
     with database.write() as session:
         plain = [keys.create(session, name, ["read"]) for name in ("a", "b", "c", "d")]
         known = [key for each in plain if (key := keys.verify(session, each))]
-        tokens = [sign_ins.begin(session, key.id, timedelta(hours=1)) for key in known]
-        sign_ins.end(session, tokens[0])
+        tokens = [keys.sign_in(session, key.id, timedelta(hours=1)) for key in known]
+        keys.sign_out(session, tokens[0])
         keys.revoke(session, known[1].id)
         session.execute(update(ApiKey).where(ApiKey.id == known[2].id).values(expires_at=utc_now()))
     with database.read() as session:
-        found = [sign_ins.find(session, token) for token in (*tokens, "x", "\ud800")]
+        found = [keys.signed_in(session, token) for token in (*tokens, "x", "\ud800")]
     assert [key and key.name for key in found] == [None, None, None, "d", None, None]
     with database.write() as session:
         session.execute(update(SignIn).values(expires_at=utc_now()))
-        assert sign_ins.find(session, tokens[3]) is None
-        sign_ins.begin(session, known[3].id, timedelta(hours=1))
+        assert keys.signed_in(session, tokens[3]) is None
+        keys.sign_in(session, known[3].id, timedelta(hours=1))
         assert len(session.scalars(select(SignIn.hash)).all()) == 1, "those that are over are forgotten"
 
 
