@@ -15,9 +15,9 @@ Bytes = Annotated[int, Field(gt=0)]
 class Chip(Frozen):
     """What all boards with a chip share.
 
-    `usable_sram_bytes` is what static data and the heap can have of `sram_bytes`. `firmware_bytes` is the flash below
-    the file system, `agent_flash_bytes` and `agent_heap_bytes` are what the device agent takes. `int8_macs_per_cycle`
-    is one core's. `clocks_hz` begins with the fastest.
+    Static data and the heap can have `usable_sram_bytes`. `firmware_bytes` is the flash below the file system,
+    `agent_flash_bytes` and `agent_heap_bytes` are what the device agent takes. `int8_macs_per_cycle` is one core's.
+    `clocks_hz` begins with the fastest.
     """
 
     name: str
@@ -66,7 +66,8 @@ class Board(Frozen):
 
 def board(name: str) -> Board | None:
     """The board with that id or module name, in any case."""
-    return _by_name().get(name.casefold())
+    plain = name.casefold()
+    return next((each for each in boards() if plain in (each.id.casefold(), each.module.casefold())), None)
 
 
 @lru_cache(maxsize=1)
@@ -75,8 +76,3 @@ def boards() -> tuple[Board, ...]:
     tables = tomllib.loads(files("optigpu.hardware").joinpath("boards.toml").read_text(encoding="utf-8"))
     chips = {chip["name"]: chip for chip in tables["chip"]}
     return tuple(Board.model_validate(entry | {"chip": chips[entry["chip"]]}) for entry in tables["board"])
-
-
-@lru_cache(maxsize=1)
-def _by_name() -> dict[str, Board]:
-    return {name.casefold(): each for each in boards() for name in (each.id, each.module)}

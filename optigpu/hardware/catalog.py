@@ -38,10 +38,6 @@ class ParallelUnits(Frozen):
     units: int = Field(gt=0)
     flop_per_cycle: dict[Dtype, Positive]
 
-    def flop_per_s(self, dtype: Dtype) -> float:
-        """Operations per second of all units; 0 for a dtype without instructions."""
-        return self.clock_hz * self.units * self.flop_per_cycle.get(dtype, 0.0)
-
 
 class Device(Frozen):
     """A device of the catalog; null means unpublished or uncertain.
@@ -66,8 +62,8 @@ class Device(Frozen):
         """Units times clock times operations per cycle, summed over the blocks."""
         rates: dict[Dtype, float] = defaultdict(float)
         for block in self.blocks:
-            for dtype in block.flop_per_cycle:
-                rates[dtype] += block.flop_per_s(dtype)
+            for dtype, per_cycle in block.flop_per_cycle.items():
+                rates[dtype] += block.clock_hz * block.units * per_cycle
         return dict(rates)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -110,8 +106,8 @@ class Capability(Frozen):
 class Allocation(Frozen):
     """How a multiprocessor of a compute capability gives out registers and shared memory, and what its warps multiply.
 
-    Registers come to a warp in multiples of `register_unit`, from one of `partitions` equal parts of the
-    multiprocessor. `mma` holds the shape [m, n, k] of a warp's matrix instruction by the type of its operands.
+    A warp takes its registers in multiples of `register_unit` from one of `partitions` equal parts. `mma` is the shape
+    [m, n, k] of a warp's matrix instruction by the type of its operands.
     """
 
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -217,17 +213,15 @@ def card_of(name: str) -> Card:
 
 
 def _unknown(field: str, name: str, known: list[str]) -> SpecError:
-    """Names are listed by the shortest that each has."""
-    shortest = sorted({_shortest(each) for each in known})
+    """Lists each of the known by its shortest name."""
+    names = ((each, find(each)) for each in known)
+    every = {each: [each, *(device.aliases if device else ())] for each, device in names}
+    for short, meant in short_names().items():
+        every.get(meant, []).append(short)
+    shortest = sorted({min(each, key=len) for each in every.values()})
     plain = {_letters(each): each for each in shortest}
     meant = did_you_mean(tuple(plain[each] for each in closest(_letters(name), plain)))
     return SpecError(f"{field}: {name!r} is not in the catalog.{meant} Its GPUs are {', '.join(shortest)}.")
-
-
-def _shortest(name: str) -> str:
-    device = find(name)
-    shorts = [short for short, meant in short_names().items() if meant == name]
-    return min((name, *(device.aliases if device else ()), *shorts), key=len)
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """The limits of this process's control group (versions 1 and 2), the memory that is free, and the kernel's kills.
 
-`root` is the root of the file system, so that a test can hand in another.
+`root` is the root of the file system.
 """
 
 from collections.abc import Iterator
@@ -33,17 +33,14 @@ def memory_left(root: Path = ROOT) -> int | None:
     """
     left = []
     for folder in _folders(root, "memory"):
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        limit = contents(folder / "memory.max") or contents(folder / "memory.limit_in_bytes")
+        used = contents(folder / "memory.current") or contents(folder / "memory.usage_in_bytes")
         if limit not in ("", "max") and used:
-            left.append(max(0, int(limit) - int(used) + _reclaimable(folder)))
+            # Version 1 counts the page cache of children in `total_` fields.
+            fields = dict(line.split() for line in contents(folder / "memory.stat").splitlines())
+            cache = int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
+            left.append(max(0, int(limit) - int(used) + cache))
     return min(left, default=None)
-
-
-def _reclaimable(folder: Path) -> int:
-    """Bytes of page cache of the group and its children; version 1 counts those of children in `total_` fields."""
-    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -67,7 +64,7 @@ def quota_wait_s(root: Path = ROOT) -> float:
 
 def oom_kills(root: Path = ROOT) -> int:
     """A counter that grows when the kernel kills a process for memory, in this group or on this host."""
-    texts = [_read(root / "proc/vmstat"), *_read_all(root, "memory", "memory.events")]
+    texts = [contents(root / "proc/vmstat"), *_read_all(root, "memory", "memory.events")]
     texts += _read_all(root, "memory", "memory.oom_control")
     lines = (line.split() for text in texts for line in text.splitlines())
     return sum(int(words[1]) for words in lines if words[0] == "oom_kill")
@@ -75,13 +72,13 @@ def oom_kills(root: Path = ROOT) -> int:
 
 def _read_all(root: Path, controller: str, name: str) -> list[str]:
     """The contents of a file in our group and in each one above it, where it exists."""
-    return [text for folder in _folders(root, controller) if (text := _read(folder / name))]
+    return [text for folder in _folders(root, controller) if (text := contents(folder / name))]
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """Our group's folders from the group itself up to the root group, of both versions."""
     mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in contents(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             tops = [mount, mount / "unified"]
@@ -94,18 +91,8 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (group, *(parent for parent in group.parents if parent.is_relative_to(top)))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def free_host_bytes(root: Path = ROOT) -> int:
-    """Bytes that a new process can have: what the machine has available, and the control group's limit still allows.
-
-    `root` is the root of the file system, so that a test can hand in another.
-    """
+    """Bytes that a new process can have: what the machine has available, and the control group's limit still allows."""
     available = int(psutil.virtual_memory().available)
     left = memory_left(root)
     return available if left is None else min(available, left)

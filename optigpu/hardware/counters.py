@@ -1,39 +1,34 @@
 """Counters of this host that show what happened between two readings. Each is read in well under a millisecond.
 
-What the system does not count is None or empty. `root` is the root of the file system, so that a test can hand in
-another. In a container /proc/stat and the clocks of the CPUs are the host's, which is what matters for disturbances.
+What the system does not count is None or empty. In a container /proc/stat and the CPUs' clocks are the host's.
+`root` is the root of the file system.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from optigpu.hardware.cgroup import ROOT, contents
 from optigpu.hardware.cpu import first_of_each_core, first_of_each_package
 from optigpu.hardware.nvml import Gpu
-from optigpu.hardware.sensors import SensorError
-
-Reading = TypeVar("Reading")
+from optigpu.hardware.sensors import or_none
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LONGEST_STAT = 4096
 _SCHEDULER_CLOCK = 2
-"""The kernel's CPUCLOCK_SCHED: what clock_getcpuclockid(3) makes the number of a process's clock from."""
+"""CPUCLOCK_SCHED of the kernel: clock_getcpuclockid(3) makes the number of a process's clock from it."""
 _KERNEL_THREAD = 0x00200000
-"""The kernel's PF_KTHREAD, a bit of a process's flags."""
+"""PF_KTHREAD of the kernel, a bit of a process's flags."""
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """The clock of the samples, in seconds, and the offsets of two other clocks.
-
-    `suspended_s` grows while the machine is suspended. `wall_s` is the time of day; it changes when the system's time
-    is set.
+    """The clock of the samples, and by how much two others differ from it: one that goes on while the machine is
+    suspended, and the time of day.
     """
 
     monotonic_s: float
@@ -43,10 +38,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since boot, summed over some CPUs: in processes, idle, and stolen by the hypervisor.
-
-    Time in interrupts is in none of them, because its process is not known.
-    """
+    """Seconds since boot, summed over some CPUs, without time in interrupts, whose process is not known."""
 
     work_s: float
     idle_s: float
@@ -57,8 +49,7 @@ class CpuTimes:
 class ProcessTimes:
     """A process with its CPU seconds (all threads), and those of its children that have ended.
 
-    `waiting` says that its main thread runs or waits for a CPU; `cpu` is the one that it was on last. `kernel` says
-    that it is a thread of the kernel.
+    `waiting`: its main thread runs or waits for a CPU; `cpu` is where it was last; `kernel`: it is the kernel's thread.
     """
 
     pid: int
@@ -79,8 +70,8 @@ class ProcessTimes:
 
 @dataclass(frozen=True)
 class GpuCounters:
-    """A GPU: who computes on it, the clock of its multiprocessors, seconds in which heat or its power limit held that
-    clock down (since the driver was loaded), and what holds it down at the moment. None: the GPU does not report it.
+    """A GPU: who computes on it, its multiprocessors' clock, the seconds since the driver was loaded in which heat or
+    the power limit held that down, and what holds it down now. None where the GPU does not report it.
     """
 
     pids: frozenset[int] | None = None
@@ -111,11 +102,8 @@ def cpu_times(cpus: Collection[int], root: Path = ROOT) -> CpuTimes | None:
     if not rows or len(rows) < len(wanted):
         return None
     ticks = [sum(column) for column in zip(*rows, strict=True)]
-    return CpuTimes(
-        work_s=sum(ticks[:3]) * _TICK_S,
-        idle_s=sum(ticks[3:5]) * _TICK_S,
-        steal_s=sum(ticks[7:8]) * _TICK_S,
-    )
+    work_s, idle_s, steal_s = (sum(part) * _TICK_S for part in (ticks[:3], ticks[3:5], ticks[7:8]))
+    return CpuTimes(work_s, idle_s, steal_s)
 
 
 def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
@@ -128,9 +116,7 @@ def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
 
 
 def cpu_clock_s(pid: int) -> float | None:
-    """CPU seconds of a process, all threads, to the microsecond: /proc counts in hundredths. None outside of Linux, and
-    for a process that has ended.
-    """
+    """CPU seconds of a process, all threads, to the microsecond. None outside of Linux and once it has ended."""
     if sys.platform != "linux":
         return None
     with suppress(OSError):
@@ -153,13 +139,12 @@ def command_line(pid: int, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def gpu_counters(gpu: Gpu) -> GpuCounters:
-    """The counters of a GPU; None for those that it does not report."""
-    pids, slowdowns = _or_none(gpu.compute_pids), _or_none(gpu.slowdowns)
+    pids, slowdowns = or_none(gpu.compute_pids), or_none(gpu.slowdowns)
     return GpuCounters(
         pids=None if pids is None else frozenset(pids),
-        clock_hz=_or_none(gpu.sm_clock_hz),
-        heat_s=_or_none(gpu.heat_s),
-        power_cap_s=_or_none(gpu.power_cap_s),
+        clock_hz=or_none(gpu.sm_clock_hz),
+        heat_s=or_none(gpu.heat_s),
+        power_cap_s=or_none(gpu.power_cap_s),
         slowdowns=frozenset(slowdowns or ()),
     )
 
@@ -185,13 +170,6 @@ def clock_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
 def numbers(files: Sequence[Path]) -> list[int]:
     """The numbers in the files; unreadable files are left out."""
     return [int(text) for file in files if (text := contents(file)).isdecimal()]
-
-
-def _or_none(read: Callable[[], Reading]) -> Reading | None:
-    try:
-        return read()
-    except SensorError:
-        return None
 
 
 def _process(path: str) -> ProcessTimes | None:

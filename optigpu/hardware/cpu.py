@@ -1,8 +1,7 @@
 """The CPU: its model, the physical cores that this process may use, instruction sets, caches, memory nodes, setup.
 
-From sysfs as Documentation/admin-guide/pm/cpufreq.rst, intel_pstate.rst, ABI/testing/sysfs-devices-system-cpu and
-ABI/stable/sysfs-devices-node of the Linux kernel describe it. `root` is the root of the file system, so that a test can
-hand in another.
+Source: Linux, Documentation/admin-guide/pm/cpufreq.rst, intel_pstate.rst, ABI/testing/sysfs-devices-system-cpu and
+ABI/stable/sysfs-devices-node. `root` is the root of the file system.
 """
 
 import os
@@ -19,19 +18,8 @@ from optigpu.documents.result import CpuSetup
 from optigpu.hardware.cgroup import ROOT, contents, cpu_quota
 
 FEATURES = (
-    *(
-        "avx2",
-        "fma",
-        "f16c",
-        "avx_vnni",
-        "avx512f",
-        "avx512bw",
-        "avx512vl",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-    ),
-    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16"),
 )
 """The kernel's flag names that decide which kernels run; "asimd" is ARM's NEON."""
@@ -40,7 +28,8 @@ FEATURES = (
 def cpu_model(root: Path = ROOT) -> str:
     """The model name; with family and model number where a hypervisor hides the name."""
     fields = cpu_fields(root)
-    name = fields.get("model name") or _asked("lscpu", r"Model name:\s*(.+)") or _asked(_SYSCTL, r"(.+)")
+    name = fields.get("model name") or _asked("lscpu", r"Model name:\s*(.+)")
+    name = name or _asked("sysctl -n machdep.cpu.brand_string", r"(.+)")
     name = " ".join(
         re.sub(r"\((R|TM)\)|@.*|\bCPU\b|\d+-Core Processor|\bProcessor\b", " ", name or "").split()
     )
@@ -58,10 +47,7 @@ def cpu_features(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def has_onednn_bfloat16(root: Path = ROOT) -> bool:
-    """Whether oneDNN, which torch uses, has products of bfloat16 here: by AVX-512, or by ARM's bf16.
-
-    Elsewhere torch has its own, which are many times slower than those of float32.
-    """
+    """Whether oneDNN has products of bfloat16 here; torch's own are many times slower than those of float32."""
     return not {"avx512bw", "bf16"}.isdisjoint(cpu_features(root))
 
 
@@ -129,9 +115,6 @@ def cpu_fields(root: Path) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
-_SYSCTL = "sysctl -n machdep.cpu.brand_string"
-
-
 def _asked(command: str, pattern: str) -> str | None:
     """The output of a system command; None if it is missing or fails."""
     words = command.split()
@@ -145,10 +128,7 @@ def _asked(command: str, pattern: str) -> str | None:
 
 
 def node_of_each_cpu(root: Path = ROOT) -> dict[int, int]:
-    """The memory node of each CPU; without CPUs of nodes that are offline or have no memory.
-
-    Empty where the kernel knows of no nodes. `root` is the root of the file system, so that a test can hand in another.
-    """
+    """The memory node of each CPU, but for nodes that are offline or have no memory; empty where there are no nodes."""
     nodes = root / "sys/devices/system/node"
     usable = _listed(contents(nodes / "online")) & _listed(contents(nodes / "has_memory"))
     cpus = {node: _listed(contents(nodes / f"node{node}/cpulist")) for node in sorted(usable)}
@@ -165,18 +145,21 @@ def _listed(text: str) -> set[int]:
 
 
 _CPUS = "sys/devices/system/cpu"
+_CACHE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def cpu_setup(root: Path) -> CpuSetup:
     """The setup of the CPUs that this process may use; virtual machines report little of it."""
     fields = cpu_fields(root)
     flags = (fields.get("flags") or "").split()
+    named = re.search(r"@ ([\d.]+)GHz", fields.get("model name") or "")  # so Intel's names end
+    no_turbo, boost = (_switch(root / _CPUS / name) for name in ("intel_pstate/no_turbo", "cpufreq/boost"))
     return CpuSetup(
-        base_hz=_highest_hz(root, "base_frequency") or _named_hz(fields.get("model name") or ""),
+        base_hz=_highest_hz(root, "base_frequency") or (round(float(named[1]) * 1e9) if named else None),
         max_hz=_highest_hz(root, "cpuinfo_max_freq"),
         limit_hz=_highest_hz(root, "scaling_max_freq"),
         governor=", ".join(sorted(set(_policies(root, "scaling_governor")))) or None,
-        boost=_boost(root),
+        boost=boost if no_turbo is None else not no_turbo,
         smt=_switch(root / _CPUS / "smt/active"),
         numa_nodes=len([*(root / "sys/devices/system/node").glob("node[0-9]*")]) or None,
         hypervisor="hypervisor" in flags if flags else None,
@@ -193,37 +176,15 @@ def _policies(root: Path, name: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def _named_hz(model: str) -> int | None:
-    """The base clock at the end of Intel's names: "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"."""
-    found = re.search(r"@ ([\d.]+)GHz", model)
-    return round(float(found[1]) * 1e9) if found else None
-
-
-def _boost(root: Path) -> bool | None:
-    """intel_pstate reports the opposite of the other drivers."""
-    no_turbo = _switch(root / _CPUS / "intel_pstate/no_turbo")
-    return _switch(root / _CPUS / "cpufreq/boost") if no_turbo is None else not no_turbo
-
-
 def _switch(path: Path) -> bool | None:
     return {"0": False, "1": True}.get(contents(path))
 
 
-_CACHE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
 def last_level_cache_bytes(root: Path = ROOT) -> int | None:
-    """Bytes of the first CPU's largest cache; None if the kernel does not report it.
-
-    `root` is the root of the file system, so that a test can hand in another.
-    """
-    sizes = (
-        _cache_bytes(path.read_text()) for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size")
+    """Bytes of the first CPU's largest cache; None if the kernel does not report it."""
+    texts = (path.read_text().strip() for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"))
+    sizes = ((text[:-1], text[-1:]) for text in texts)  # "491520K"
+    found = (
+        int(size) * _CACHE_UNITS[unit] for size, unit in sizes if size.isdigit() and unit in _CACHE_UNITS
     )
-    return max((size for size in sizes if size), default=None)
-
-
-def _cache_bytes(text: str) -> int | None:
-    """The kernel writes "491520K"."""
-    number, unit = text.strip()[:-1], text.strip()[-1:]
-    return int(number) * _CACHE_UNITS[unit] if number.isdigit() and unit in _CACHE_UNITS else None
+    return max(found, default=0) or None

@@ -1,7 +1,6 @@
-"""What each kind of device has and lacks: one table, for techniques, meters, the torch backend and the documentation.
+"""What each kind of device has and lacks, for techniques, meters, the torch backend and the documentation.
 
-Nothing has run on ROCM, XPU and MPS: what is said of them is from the documentation that `sources` name, and from what
-OptiGPU itself was written for.
+Nothing has run on ROCM, XPU and MPS: what is said of them is from the documentation that `sources` name.
 """
 
 import os
@@ -38,11 +37,10 @@ class Ability(StrEnum):
 
 @dataclass(frozen=True)
 class KindFacts:
-    """A kind of device. `title` is what a sentence calls it, and `torch` what torch calls it.
+    """A kind of device: `title` in a sentence, `torch` as torch calls it; `tool` is what shows what runs on it.
 
-    `tool` is the program that shows what runs on it, and `activity` its kernels' name in torch's profiler. `built` is
-    the name under which a result's software has the version that torch was built for. `lacks` gives the reason for each
-    ability that it does not have, a sentence without its full stop.
+    `activity` is its kernels' name in torch's profiler, `built` the software whose version torch was built for. `lacks`
+    gives for each ability that it does not have the reason, a sentence without its full stop.
     """
 
     title: str
@@ -187,7 +185,10 @@ def devices_of(environment: Environment) -> str:
 
 def _why_none(device: DeviceKind, environment: Environment) -> str:
     if device is DeviceKind.CUDA:
-        return _why_no_nvidia(environment)
+        if environment.driver is None:
+            return "no NVIDIA driver answers"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
+        return "CUDA_VISIBLE_DEVICES hides each" if hidden else "its driver lists none"
     torch, built = environment.software.get("torch"), KINDS[device].built
     if torch is None:
         return "torch is not installed"
@@ -198,30 +199,16 @@ def _why_none(device: DeviceKind, environment: Environment) -> str:
     return f"torch {torch} here was built for one and finds none"
 
 
-def _why_no_nvidia(environment: Environment) -> str:
-    if environment.driver is None:
-        return "no NVIDIA driver answers"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
-    return "CUDA_VISIBLE_DEVICES hides each" if hidden else "its driver lists none"
-
-
 def needs_capability(environment: Environment, least: tuple[int, int], what: str) -> str | None:
-    """Why the first GPU is too old for `what`, or None.
-
-    A driver that does not tell its capability is taken to be new enough; torch reports an error if it is not.
-    """
+    """Why the first GPU is too old for `what`, or None. One of unknown capability is taken to be new enough."""
     gpus = environment.gpus(DeviceKind.CUDA)
     if not gpus:
         return f"{what} need an NVIDIA GPU, and this machine has none; leave the technique out or use another machine."
     gpu = gpus[0]
-    if gpu.compute_capability is None or _parts(gpu.compute_capability) >= least:
+    if gpu.compute_capability is None or tuple(map(int, gpu.compute_capability.split("."))) >= least:
         return None
     needed = ".".join(map(str, least))
     return (
         f"{what} need compute capability {needed} and {gpu.name} has {gpu.compute_capability}; leave the technique "
         "out or use a newer GPU."
     )
-
-
-def _parts(capability: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in capability.split("."))

@@ -1,25 +1,21 @@
 """Energy from a counter or from power, read regularly so that no wrap or jump is missed.
 
-A CPU's counters are RAPL, through the kernel's power capping framework. Counted are the packages (cores, caches, memory
-controller, graphics) and the memory of each. `psys`, the whole platform, is left out: what it covers is up to the
-board's maker, it holds the packages once more, and servers lack it. The domains `core` and `uncore` are parts of their
-package, and `intel-rapl-mmio` shows the same packages. AMD's counters show there under the same names. An AMD or Intel
-GPU is read by the files of the kernel's hardware monitoring; nothing has run beside one.
+A CPU's counters are RAPL, through the kernel's power capping framework: those of the packages (cores, caches, memory
+controller, graphics) and of the memory of each, AMD's under the same names. `psys`, the whole platform, is left out:
+what it covers is up to the board's maker. `core` and `uncore` are parts of their package, and `intel-rapl-mmio` shows
+the same packages. An AMD or Intel GPU is read by the kernel's hardware monitoring; nothing has run beside one.
 
-`root` is the root of the file system, so that a test can hand in another. Sources: Linux,
-Documentation/power/powercap/powercap.rst, ABI/testing/sysfs-class-powercap, Documentation/hwmon/sysfs-interface.rst,
-gpu/amdgpu/thermal.rst, and in ABI/testing sysfs-driver-intel-i915-hwmon and sysfs-driver-intel-xe-hwmon: microwatts and
-microjoules.
+`root` is the root of the file system. Sources: Linux, Documentation/power/powercap/powercap.rst,
+ABI/testing/sysfs-class-powercap, Documentation/hwmon/sysfs-interface.rst, gpu/amdgpu/thermal.rst, and in ABI/testing
+sysfs-driver-intel-i915-hwmon and sysfs-driver-intel-xe-hwmon: microwatts and microjoules.
 """
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol
 
 from optigpu.hardware.cgroup import ROOT, contents
 from optigpu.hardware.device_kinds import KINDS, Ability
@@ -28,16 +24,9 @@ from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 
 PLAUSIBLE_W = 5000.0
-"""More than any GPU or any host's CPUs draw (8-socket servers included): a counter that reports more has jumped."""
+"""More than any GPU or any host's CPUs draw: a counter that reports more has jumped."""
 SLACK_S = 1.0
 """Counters are updated late: one step may contain this much more time than has passed."""
-
-
-class Flow(Protocol):
-    """Joules since the last reading."""
-
-    def since(self, elapsed_s: float) -> float:
-        """Joules in the `elapsed_s` since the last reading. Raises SensorError if the reading is not plausible."""
 
 
 class CounterFlow:
@@ -82,6 +71,9 @@ class PowerFlow:
         return (before + self._last_w) / 2 * elapsed_s
 
 
+Flow = CounterFlow | PowerFlow
+
+
 @dataclass(frozen=True)
 class Energy:
     """The energy of a period: `looks` readings in it, of which `changes` found a new value."""
@@ -104,54 +96,15 @@ class Change:
     joules: float
 
 
-class CountingSensor(Protocol):
-    """What counts joules in steps, from which only whole steps are taken.
-
-    `source` names it, `scope` the parts that it covers, `resolution_j` its smallest step where that is known. It must
-    be read `least_hz` times a second to be correct, and should be every `period_s`. `changes` are in order.
-    """
-
-    source: str
-    scope: str
-    resolution_j: float | None
-    least_hz: float
-    period_s: float
-    changes: list[Change]
-
-    @property
-    def looks(self) -> int:
-        """How often it was read."""
-
-    def from_now_s(self) -> float:
-        """The time from which on a change belongs to what begins now."""
-
-    def look(self) -> None:
-        """Reads it. Raises SensorError if it fails or what it says cannot be true."""
-
-    def stopped(self) -> str | None:
-        """Why it counts no more, or None."""
-
-    def why_few(self, changes: int, seconds: float) -> str:
-        """The sentence for a sensor that changed so seldom in so many seconds."""
-
-
-def between_changes(sensor: CountingSensor, from_s: float) -> Energy:
-    """The energy from the first change since `from_s` to the last one: whole steps of the counter. `looks` is 0."""
-    changes = [change for change in sensor.changes if change.at_s >= from_s]
-    if not changes:
-        return Energy(0.0, 0.0, 0, 0)
-    first, last = changes[0], changes[-1]
-    return Energy(last.joules - first.joules, last.at_s - first.at_s, 0, len(changes))
-
-
 class EnergySensor:
     """The energy that flows into a device, from the creation of this object on.
 
-    `source` names the counter, `scope` the parts that it covers, `least_hz` how often it must be read to be correct.
+    `source` names the counter, `scope` the parts that it covers, `resolution_j` its smallest step where that is known,
+    `least_hz` how often it must be read to be correct. `changes` are in order.
     """
 
     period_s = 0.05
-    """Twice as often as integrated power needs."""
+    """How often it should be read: twice as often as integrated power needs."""
 
     def __init__(
         self, source: str, scope: str, resolution_j: float | None, least_hz: float, flows: Sequence[Flow]
@@ -170,6 +123,7 @@ class EnergySensor:
         return self.total.looks
 
     def from_now_s(self) -> float:
+        """The time from which on a change belongs to what begins now."""
         return time.perf_counter()
 
     def look(self) -> None:
@@ -179,21 +133,17 @@ class EnergySensor:
         joules = sum(flow.since(elapsed_s) for flow in self._flows)
         before = self.total
         self._at_s = now_s
-        self.total = Energy(
-            before.joules + joules,
-            before.seconds + elapsed_s,
-            before.looks + 1,
-            before.changes + (joules > 0),
-        )
+        found, changes = before.joules + joules, before.changes + (joules > 0)
+        self.total = Energy(found, before.seconds + elapsed_s, before.looks + 1, changes)
         if joules > 0:
             self.changes.append(Change(now_s, self.total.joules))
 
     def stopped(self) -> str | None:
-        """A device's counter has no time of its own that could tell."""
+        """Why it counts no more, or None: a device's counter has no time of its own that could tell."""
         return None
 
     def why_few(self, changes: int, seconds: float) -> str:
-        """Says that it stood still, or how seldom it changed."""
+        """The sentence for a sensor that changed so seldom in so many seconds."""
         if not changes:
             return f"{self.source}: the counter did not change for {seconds:.1f} s; measure energy on another host."
         return (
@@ -204,12 +154,8 @@ class EnergySensor:
     def since(self, start: Energy) -> Energy:
         """The energy since the total was `start`."""
         end = self.total
-        return Energy(
-            end.joules - start.joules,
-            end.seconds - start.seconds,
-            end.looks - start.looks,
-            end.changes - start.changes,
-        )
+        joules, seconds = end.joules - start.joules, end.seconds - start.seconds
+        return Energy(joules, seconds, end.looks - start.looks, end.changes - start.changes)
 
 
 def cpu_energy(root: Path = ROOT) -> EnergySensor:
@@ -270,11 +216,8 @@ def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
             "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
             "machines; measure energy on a host that has one, or with a wall meter (docs/energy.md)."
         )
-    return tuple(_domain(folder / zone, name) for zone, name in sorted((packages | memories).items()))
-
-
-def _domain(folder: Path, name: str) -> Domain:
-    return Domain(name, folder, wraps_at_j=_microjoules(folder / "max_energy_range_uj") / 1e6)
+    found = ((folder / zone, name) for zone, name in sorted((packages | memories).items()))
+    return tuple(Domain(name, zone, _microjoules(zone / "max_energy_range_uj") / 1e6) for zone, name in found)
 
 
 def _microjoules(path: Path) -> int:
@@ -302,21 +245,11 @@ _CARD = re.compile(r"card\d+")
 _WALL = "connect a wall meter (docs/energy.md)"
 
 
-@dataclass(frozen=True)
-class _Monitor:
-    """The names that the drivers' monitors have, and the file that is read: a power, or a count of energy."""
-
-    drivers: tuple[str, ...]
-    file: str
-    is_power: bool
-
-
-_MONITORS: Mapping[DeviceKind, _Monitor] = MappingProxyType(
-    {
-        DeviceKind.ROCM: _Monitor(("amdgpu",), "power1_average", is_power=True),
-        DeviceKind.XPU: _Monitor(("i915", "xe"), "energy1_input", is_power=False),
-    }
-)
+_MONITORS = {
+    DeviceKind.ROCM: (("amdgpu",), "power1_average"),
+    DeviceKind.XPU: (("i915", "xe"), "energy1_input"),
+}
+"""The names that the drivers' monitors have, and the file that is read: a power, or a count of energy."""
 
 
 def kernel_energy(device: DeviceKind, root: Path = ROOT) -> EnergySensor:
@@ -324,34 +257,24 @@ def kernel_energy(device: DeviceKind, root: Path = ROOT) -> EnergySensor:
     reason = KINDS[device].lacks.get(Ability.ENERGY)
     if reason:
         raise SensorError(f"There is no energy of an {KINDS[device].title}: {reason}; {_WALL}.")
-    monitor, title = _MONITORS[device], KINDS[device].title
-    files = _files(monitor, root)
+    (drivers, file), title = _MONITORS[device], KINDS[device].title
+    cards = (card for card in (root / "sys/class/drm").glob("card*") if _CARD.fullmatch(card.name))
+    folders = (folder for card in cards for folder in card.glob("device/hwmon/hwmon*"))
+    named = (folder for folder in folders if contents(folder / "name") in drivers)
+    files = sorted(folder / file for folder in named if (folder / file).is_file())
     if not files:
         raise SensorError(
-            f"The kernel tells no energy of an {title} (no {monitor.file} in /sys/class/drm/card*/device/hwmon); "
-            f"{_WALL}."
+            f"The kernel tells no energy of an {title} (no {file} in /sys/class/drm/card*/device/hwmon); {_WALL}."
         )
     if len(files) > 1:
         raise SensorError(
             f"The kernel tells the energy of {len(files)} {title}s, and not which of them torch uses; {_WALL}."
         )
-    return _sensor(files[0], monitor)
-
-
-def _files(monitor: _Monitor, root: Path) -> list[Path]:
-    """The file of each card that has such a driver."""
-    cards = (card for card in (root / "sys/class/drm").glob("card*") if _CARD.fullmatch(card.name))
-    folders = (folder for card in cards for folder in card.glob("device/hwmon/hwmon*"))
-    named = (folder for folder in folders if contents(folder / "name") in monitor.drivers)
-    return sorted(folder / monitor.file for folder in named if (folder / monitor.file).is_file())
-
-
-def _sensor(path: Path, monitor: _Monitor) -> EnergySensor:
-    driver, scope = contents(path.parent / "name"), "what the GPU's driver counts, not the host"
-    read = partial(_millionths, path)
-    if monitor.is_power:
-        return EnergySensor(f"{driver}'s {monitor.file}, integrated", scope, None, 10.0, [PowerFlow(read)])
-    return EnergySensor(f"{driver}'s {monitor.file}", scope, 1e-6, 1.0, [CounterFlow(driver, read)])
+    driver, scope = contents(files[0].parent / "name"), "what the GPU's driver counts, not the host"
+    read = partial(_millionths, files[0])
+    if file.startswith("power"):
+        return EnergySensor(f"{driver}'s {file}, integrated", scope, None, 10.0, [PowerFlow(read)])
+    return EnergySensor(f"{driver}'s {file}", scope, 1e-6, 1.0, [CounterFlow(driver, read)])
 
 
 def _millionths(path: Path) -> float:

@@ -1,8 +1,7 @@
-"""GPUs: NVIDIA's through NVML, and those that only torch tells of.
+"""GPUs: NVIDIA's through NVML, and AMD's, Intel's and Apple's, of which a process of its own asks torch.
 
-Without the library or a working driver the machine counts as one without NVIDIA GPUs. AMD's, Intel's and Apple's are
-told by a process of its own that asks torch, since nothing here loads it. Nothing of this has run beside such a GPU: it
-follows PyTorch's documentation of torch.cuda, torch.xpu and torch.mps.
+Without the library or a working driver the machine counts as one without NVIDIA GPUs. Nothing of this has run beside
+the others: it follows PyTorch's documentation of torch.cuda, torch.xpu and torch.mps.
 """
 
 import json
@@ -10,20 +9,18 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import optigpu
 from optigpu.documents.result import Accelerator
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.nvml import Driver, Gpu
-from optigpu.hardware.sensors import SensorError
+from optigpu.hardware.sensors import SensorError, or_none
 from optigpu.vocabulary import DeviceKind
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def gpus() -> Gpus:
     try:
         with Driver() as driver:
             uuids = tuple(card.uuid() for card in driver.cards())
-            return Gpus(_visible(driver), uuids, driver.version(), _told(driver.cuda_version))
+            return Gpus(_visible(driver), uuids, driver.version(), or_none(driver.cuda_version))
     except SensorError:
         return Gpus()
 
@@ -95,51 +92,33 @@ def _visible(driver: Driver) -> tuple[Accelerator, ...]:
 
 
 def _accelerator(gpu: Gpu) -> Accelerator:
+    clocks = (or_none(read) for read in (gpu.sm_clock_max_hz, gpu.memory_clock_max_hz))
+    clock_hz, memory_clock_hz = (None if clock is None else round(clock) for clock in clocks)
     return Accelerator(
         name=gpu.name(),
         memory_bytes=gpu.memory_bytes(),
         uuid=gpu.uuid(),
         compute_capability=gpu.compute_capability(),
-        clock_max_hz=_whole(_told(gpu.sm_clock_max_hz)),
-        memory_clock_max_hz=_whole(_told(gpu.memory_clock_max_hz)),
-        power_limit_w=_told(gpu.power_limit_w),
-        persistence_mode=_told(gpu.persistence_mode),
+        clock_max_hz=clock_hz,
+        memory_clock_max_hz=memory_clock_hz,
+        power_limit_w=or_none(gpu.power_limit_w),
+        persistence_mode=or_none(gpu.persistence_mode),
     )
 
 
-def _told(read: Callable[[], T]) -> T | None:
-    """A reading; None if the GPU or the driver does not report it."""
-    try:
-        return read()
-    except SensorError:
-        return None
-
-
-def _whole(clock_hz: float | None) -> int | None:
-    return None if clock_hz is None else round(clock_hz)
-
-
 PROGRAM = (sys.executable, "-P", "-m", "optigpu.backends.torch.told_gpus")
-"""Says what torch knows of its GPUs. -P keeps files of the working directory from being taken for modules."""
+"""Tells what torch knows of its GPUs. -P keeps files of the working directory from being taken for modules."""
 LIMIT_S = 120.0
-"""Torch may have to be read from a slow disk. Without an answer there is no such GPU."""
+"""Torch may have to be read from a slow disk."""
 
 
 @dataclass(frozen=True)
 class OfHost:
-    """What torch does not tell: the host's id, its CPU, which on a Mac is the chip with the GPU, and its memory."""
+    """What torch does not tell: the host's id, its CPU (a Mac's chip has the GPU), and its memory."""
 
     id: str
     cpu_model: str
     memory_bytes: int
-
-
-@dataclass(frozen=True)
-class OtherGpus:
-    """The GPUs that torch may use, and the version of their driver where it tells that."""
-
-    gpus: tuple[Accelerator, ...] = ()
-    driver: str | None = None
 
 
 def built_for(
@@ -153,10 +132,10 @@ def built_for(
     return DeviceKind.MPS if (system, machine) == ("Darwin", "arm64") else None
 
 
-def other_gpus(kind: DeviceKind | None, host: OfHost) -> OtherGpus:
+def other_gpus(kind: DeviceKind | None, host: OfHost) -> Gpus:
     """Those of that kind, in torch's order. No process is started where there can be none."""
     if kind is None:
-        return OtherGpus()
+        return Gpus()
     path = os.pathsep.join(
         filter(None, (str(Path(optigpu.__file__).parents[1]), os.environ.get("PYTHONPATH")))
     )
@@ -166,15 +145,15 @@ def other_gpus(kind: DeviceKind | None, host: OfHost) -> OtherGpus:
             (*PROGRAM, kind), env=variables, capture_output=True, text=True, check=False, timeout=LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
-        return OtherGpus()
-    return of_answer(answer.stdout, kind, host) if answer.returncode == 0 else OtherGpus()
+        return Gpus()
+    return of_answer(answer.stdout, kind, host) if answer.returncode == 0 else Gpus()
 
 
-def of_answer(text: str, kind: DeviceKind, host: OfHost) -> OtherGpus:
+def of_answer(text: str, kind: DeviceKind, host: OfHost) -> Gpus:
     """The GPUs of the program's answer, a JSON list with torch's properties of each under torch's names."""
     told: list[dict[str, Any]] = json.loads(text)
     drivers = (each["driver_version"] for each in told if each.get("driver_version"))
-    return OtherGpus(tuple(_accelerators(told, kind, host)), next(drivers, None))
+    return Gpus(tuple(_accelerators(told, kind, host)), driver=next(drivers, None))
 
 
 def _accelerators(told: list[dict[str, Any]], kind: DeviceKind, host: OfHost) -> Iterator[Accelerator]:

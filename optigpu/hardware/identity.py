@@ -1,7 +1,4 @@
-"""Identifiers of this machine: an anonymous host id, and fingerprints of hardware and software.
-
-`root` is the root of the file system, so that a test can hand in another.
-"""
+"""An anonymous id of this host, and fingerprints of hardware and software. `root` is the root of the file system."""
 
 import hashlib
 import platform
@@ -22,9 +19,9 @@ _NO_UUIDS = {"03000200-0400-0500-0006-000700080009", "00020003-0004-0005-0006-00
 def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:
     """A hash of the most reliable identifier that can be read, and its source.
 
-    The firmware's identifier can often be read by root alone; all of a machine's GPUs, the hidden ones as well, come
-    next. The rest may belong to a container instead of the machine: then two of them count as two hosts, which is the
-    lesser evil, because hosts that are taken for one would continue each other's jobs.
+    Root alone can often read the firmware's; all of a machine's GPUs, the hidden ones as well, come next. The rest may
+    be a container's instead of the machine's. Then one machine counts as two, which is the lesser evil: hosts that are
+    taken for one would continue each other's jobs.
     """
     text, source = next(_known(gpu_uuids, root))
     return hashlib.sha256(f"optigpu {text}".encode()).hexdigest()[:16], source
@@ -33,9 +30,8 @@ def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:
 def hardware_fingerprint(environment: Environment) -> str:
     """A digest of the hardware that this process may use, the same for every user and container.
 
-    It leaves out what a user without rights or a container cannot read, what an administrator can switch, and the exact
-    sizes of memory, which depend on kernel and driver. Without a GPU, whose UUID is unique, machines of one make and
-    size share a fingerprint; `host_id` tells them apart.
+    It leaves out what needs rights to be read, what an administrator can switch, and the exact sizes of memory. Without
+    a GPU, whose UUID is unique, machines of one make and size share a fingerprint.
     """
     return _digest(
         {
@@ -85,16 +81,13 @@ def _filled_in(text: str) -> str | None:
 def _network_address(root: Path) -> str | None:
     """The lowest address of a network interface with a device, which virtual interfaces lack."""
     folders = (folder for folder in (root / "sys/class/net").glob("*") if (folder / "device").exists())
-    addresses = sorted(filter(_is_address, (contents(folder / "address") for folder in folders)))
+    texts = (contents(folder / "address") for folder in folders)
+    addresses = sorted(text for text in texts if text.strip("0:"))
     if addresses or (root / "sys/class/net").is_dir():
         return addresses[0] if addresses else None
     node = uuid.getnode()  # where there is no such folder (macOS)
     local_or_random = node >> 40 & 0b11
     return None if local_or_random else f"{node:012x}"
-
-
-def _is_address(text: str) -> bool:
-    return bool(text.strip("0:"))
 
 
 def _digest(document: object) -> str:

@@ -1,7 +1,6 @@
 """Whether memory or compute bounds a kernel by the roofline, from the operator that it belongs to.
 
-An operator whose arithmetic intensity (FLOPs per byte of its inputs) is below the device's ridge waits for memory,
-above it for arithmetic. Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009.
+Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009.
 """
 
 import math
@@ -17,7 +16,7 @@ RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {
     device: 10.0 if device is DeviceKind.CPU else 100.0 for device in DeviceKind
 }
 """Round figures between the ridges of datasheets: some 5 to 20 for CPUs with AVX2 and AVX-512 in fp32, 80 to 300 for
-GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long prefill far above, whichever is taken."""
+GPUs with tensor cores. Decoding lies far below, a long prefill far above."""
 
 BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
@@ -34,28 +33,16 @@ GLUE = frozenset(
     {
         *("aten::alias", "aten::as_strided", "aten::chunk", "aten::detach", "aten::detach_", "aten::expand"),
         *("aten::expand_as", "aten::flatten", "aten::lift_fresh", "aten::movedim", "aten::narrow"),
-        *(
-            "aten::permute",
-            "aten::reshape",
-            "aten::_reshape_alias",
-            "aten::resolve_conj",
-            "aten::resolve_neg",
-        ),
-        *("aten::result_type", "aten::select", "aten::slice", "aten::split", "aten::split_with_sizes"),
-        *("aten::squeeze", "aten::t", "aten::transpose", "aten::unbind", "aten::unflatten", "aten::unfold"),
-        *("aten::unsqueeze", "aten::_unsafe_view", "aten::view", "aten::view_as"),
-        *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::resize_"),
-        *("aten::new_empty_strided", "aten::ones", "aten::zeros", "aten::full", "aten::arange"),
-        *("aten::linear", "aten::matmul", "aten::scaled_dot_product_attention", "aten::conv2d"),
-        *(
-            "aten::convolution",
-            "aten::_convolution",
-            "aten::layer_norm",
-            "aten::batch_norm",
-            "aten::embedding",
-        ),
-        *("aten::softmax", "aten::dropout", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone"),
-        *("aten::item", "aten::is_nonzero"),
+        *("aten::permute", "aten::reshape", "aten::_reshape_alias", "aten::resolve_conj"),
+        *("aten::resolve_neg", "aten::result_type", "aten::select", "aten::slice", "aten::split"),
+        *("aten::split_with_sizes", "aten::squeeze", "aten::t", "aten::transpose", "aten::unbind"),
+        *("aten::unflatten", "aten::unfold", "aten::unsqueeze", "aten::_unsafe_view", "aten::view"),
+        *("aten::view_as", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"),
+        *("aten::resize_", "aten::new_empty_strided", "aten::ones", "aten::zeros", "aten::full"),
+        *("aten::arange", "aten::linear", "aten::matmul", "aten::scaled_dot_product_attention"),
+        *("aten::conv2d", "aten::convolution", "aten::_convolution", "aten::layer_norm"),
+        *("aten::batch_norm", "aten::embedding", "aten::softmax", "aten::dropout", "aten::to"),
+        *("aten::_to_copy", "aten::contiguous", "aten::clone", "aten::item", "aten::is_nonzero"),
     }
 )
 """Operators that only change a view, allocate, or call other operators: on a CPU they run no kernels."""
@@ -133,15 +120,12 @@ def _flops(operator: Operator) -> int:
     if _CONVOLUTION.search(operator.name):
         pixels = operator.elements[0] // shapes[0][1] if len(shapes[0]) > 2 else 0
         return 2 * pixels * operator.elements[1]
-    return 2 * math.prod(shapes[0][:-1]) * _weights(operator)
-
-
-def _weights(operator: Operator) -> int:
-    """The number of weights of a product's largest other input; two 4-bit weights share a byte."""
-    largest = max(range(1, len(operator.shapes)), key=lambda index: operator.elements[index])
+    # Of the largest other input; two 4-bit weights share a byte.
+    largest = max(range(1, len(shapes)), key=lambda index: operator.elements[index])
+    weights = operator.elements[largest]
     if "int4" in operator.name or "4bit" in operator.name:
-        return 2 * operator.elements[largest] * (operator.item_bytes[largest] or 0)
-    return operator.elements[largest]
+        weights *= 2 * (operator.item_bytes[largest] or 0)
+    return 2 * math.prod(shapes[0][:-1]) * weights
 
 
 TABLE_ROWS = 20
@@ -151,9 +135,8 @@ TABLE_ROWS = 20
 class Kernel:
     """One that ran: an operator's own time on a CPU, a kernel on a GPU.
 
-    `weight` is the number of equal kernels in the whole request that it represents, `in_steps` whether it is part of a
-    decode step. `read_bytes` are those of its inputs, and `flops` its operations; None where the profiler does not tell
-    them, as for one of several kernels that an operator launches.
+    `weight` is how many equal kernels of the request it represents, `in_steps` whether it is part of a decode step.
+    `read_bytes` of its inputs and `flops` are None where the profiler does not tell them.
     """
 
     name: str
@@ -166,7 +149,6 @@ class Kernel:
 
     @property
     def weighted_s(self) -> float:
-        """Seconds of all the kernels that it represents."""
         return self.seconds * self.weight
 
 

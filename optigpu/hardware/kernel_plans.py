@@ -1,19 +1,15 @@
-"""Plans of matrix products on an NVIDIA GPU: tiles, stages and warps, chosen by arithmetic and not by measuring.
+"""Plans of matrix products on an NVIDIA GPU: tiles, stages and warps, computed from the catalog and not measured.
 
-Every figure follows from the catalog's limits of a multiprocessor, its instructions and the card's published rates.
-Two assumptions stand beside them, named below; a plan's seconds are a prediction and say so.
-
-How many blocks of a kernel a multiprocessor runs at once follows NVIDIA's rules of allocation: cuda_occupancy.h and the
-CUDA C++ Programming Guide, "Multiprocessor level".
+A plan's seconds are a prediction. How many blocks a multiprocessor runs at once follows cuda_occupancy.h and the CUDA
+C++ Programming Guide, "Multiprocessor level".
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from optigpu.documents.peaks import Bound
-from optigpu.hardware.catalog import Allocation, Capability, Card, allocations
+from optigpu.hardware.catalog import Capability, Card, allocations
 from optigpu.vocabulary import Frozen, SpecError
 
 WARP = 32
@@ -22,8 +18,7 @@ Limit = Literal["threads", "blocks", "registers", "shared memory"]
 
 
 class Occupancy(Frozen):
-    """`blocks` and `warps` that a multiprocessor runs at once; `share` of the warps that it has room for, and what
-    limits them."""
+    """`blocks` and `warps` that a multiprocessor runs at once, their `share` of its warps, and what limits them."""
 
     blocks: int
     warps: int
@@ -40,11 +35,15 @@ def occupancy(capability: Capability, threads: int, registers: int, shared_bytes
         return Occupancy(blocks=0, warps=0, share=0.0, limited_by=())
     allocation = allocations()[capability.compute_capability]
     warps = -(-threads // WARP)
+    unit, partitions = allocation.register_unit, allocation.partitions
+    of_a_warp = max(unit, -(-registers * WARP // unit) * unit)  # from one partition
+    needed = shared_bytes + capability.reserved_bytes_per_block
+    needed = -(-needed // allocation.shared_unit_bytes) * allocation.shared_unit_bytes
     limits: dict[Limit, int] = {
         "threads": capability.threads // WARP // warps,
         "blocks": capability.blocks,
-        "registers": _by_registers(capability, allocation, registers) // warps,
-        "shared memory": _by_shared_memory(capability, allocation, shared_bytes),
+        "registers": capability.registers // partitions // of_a_warp * partitions // warps,
+        "shared memory": capability.shared_bytes // needed if needed else capability.blocks,
     }
     blocks = min(limits.values())
     return Occupancy(
@@ -70,23 +69,8 @@ def refusal(capability: Capability, threads: int, registers: int, shared_bytes: 
     return None
 
 
-def _by_registers(capability: Capability, allocation: Allocation, registers: int) -> int:
-    """Warps that have room: each takes its registers from one partition."""
-    unit = allocation.register_unit
-    of_a_warp = max(unit, -(-registers * WARP // unit) * unit)
-    return capability.registers // allocation.partitions // of_a_warp * allocation.partitions
-
-
-def _by_shared_memory(capability: Capability, allocation: Allocation, shared_bytes: int) -> int:
-    """Blocks that have room, each with what the driver reserves."""
-    unit = allocation.shared_unit_bytes
-    needed = -(-(shared_bytes + capability.reserved_bytes_per_block) // unit) * unit
-    return capability.shared_bytes // needed if needed else capability.blocks
-
-
 LATENCY_S = 0.8e-6
-"""Assumed: the time from asking for bytes of memory to having them. So many bytes must be under way as the bandwidth
-moves in that time (Little's law), and the first blocks wait for it once."""
+"""Assumed: from asking for bytes of memory to having them. Bytes under way are the bandwidth times this (Little)."""
 OTHER_REGISTERS = 40
 """Assumed: registers of a thread for addresses, loop counters and scales, besides its accumulators and fragments."""
 REGISTER_STEP = 8
@@ -169,55 +153,11 @@ class KernelPlan(Frozen):
     basis: Literal["predicted"] = "predicted"
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """One tiling on a card. `loaded_bytes` are what all blocks together bring into shared memory."""
-
-    tiling: Tiling
-    registers: int
-    shared_bytes: int
-    room: Occupancy
-    blocks: int
-    waves: int
-    bound: Bound
-    seconds: float
-    loaded_bytes: int
-
-
 def planned(card: Card, problem: Problem) -> KernelPlan:
     """The plan with the shortest predicted time; of equal ones that which loads the least.
 
     Raises SpecError for sizes that are not positive and a group size that does not divide the inputs.
     """
-    _check(problem)
-    rates = _Rates.of(card)
-    found = (_estimate(card, rates, problem, tiling) for tiling in _tilings(card, problem))
-    best = min(
-        (each for each in found if each),
-        key=lambda each: (each.seconds, each.loaded_bytes, each.shared_bytes),
-    )
-    return KernelPlan(
-        card=card.device.name,
-        problem=problem,
-        tiling=best.tiling,
-        mma=card.allocation.mma["fp16"],
-        threads=WARP * best.tiling.warps,
-        registers=best.registers,
-        shared_bytes=best.shared_bytes,
-        occupancy=best.room,
-        blocks=best.blocks,
-        waves=best.waves,
-        bound=best.bound,
-        seconds=best.seconds,
-    )
-
-
-def streamed_s(card: Card, size: int) -> float:
-    """The seconds in which a card's memory moves so many bytes."""
-    return size / _Rates.of(card).bytes_per_s
-
-
-def _check(problem: Problem) -> None:
     if min(problem.rows, problem.inputs, problem.outputs, problem.group_size) < 1:
         raise SpecError(
             "A product needs at least one row, one input, one output and groups of at least one input."
@@ -226,6 +166,24 @@ def _check(problem: Problem) -> None:
         raise SpecError(
             f"group_size {problem.group_size} does not divide {problem.inputs} inputs; choose a divisor."
         )
+    bytes_per_s = _bytes_per_s(card)
+    found = (_estimate(card, bytes_per_s, problem, tiling) for tiling in _tilings(card, problem))
+    plan, _ = min(
+        (each for each in found if each), key=lambda each: (each[0].seconds, each[1], each[0].shared_bytes)
+    )
+    return plan
+
+
+def streamed_s(card: Card, size: int) -> float:
+    """The seconds in which a card's memory moves so many bytes."""
+    return size / _bytes_per_s(card)
+
+
+def _bytes_per_s(card: Card) -> float:
+    bandwidth = card.device.memory_bandwidth_bytes_per_s
+    if bandwidth is None:
+        raise SpecError(f"The catalog has no memory bandwidth of {card.device.name}; choose another GPU.")
+    return bandwidth
 
 
 def _tilings(card: Card, problem: Problem) -> Iterator[Tiling]:
@@ -241,65 +199,47 @@ def _tilings(card: Card, problem: Problem) -> Iterator[Tiling]:
             yield Tiling(m=tile_m, n=tile_n, k=tile_k, warps=warps, stages=ahead, split_k=split)
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """A card's rates: of its memory, of its tensor cores, and of all multiprocessors' shared memories and L2 ports."""
-
-    bytes_per_s: float
-    flop_per_s: float
-    shared_bytes_per_s: float
-    l2_bytes_per_s: float
-
-    @classmethod
-    def of(cls, card: Card) -> "_Rates":
-        bandwidth = card.device.memory_bandwidth_bytes_per_s
-        if bandwidth is None:
-            raise SpecError(f"The catalog has no memory bandwidth of {card.device.name}; choose another GPU.")
-        clocks = card.device.blocks[0].clock_hz * card.multiprocessors
-        flop_per_s = card.device.peak_flop_per_s["fp16"]
-        return cls(bandwidth, flop_per_s, SHARED_BYTES_PER_CLOCK * clocks, L2_BYTES_PER_CLOCK * clocks)
-
-
-def _estimate(card: Card, rates: _Rates, problem: Problem, tiling: Tiling) -> _Estimate | None:
-    """None for a tiling whose block does not fit a multiprocessor."""
-    stage_bytes, registers = _stage_bytes(problem, tiling), _registers(card, tiling)
-    shared_bytes = tiling.stages * stage_bytes
-    room = occupancy(card.capability, WARP * tiling.warps, registers, shared_bytes)
+def _estimate(
+    card: Card, bytes_per_s: float, problem: Problem, tiling: Tiling
+) -> tuple[KernelPlan, int] | None:
+    """The plan and the bytes that all blocks bring into shared memory; None for a block that does not fit."""
+    x_bytes, weight_bytes = HALF * tiling.m * tiling.k, tiling.n * tiling.k * problem.weight_bits // 8
+    scales = HALF * tiling.n * -(-tiling.k // problem.group_size) if problem.weight_bits == 4 else 0
+    stage_bytes, registers = x_bytes + weight_bytes + scales, _registers(card, tiling)
+    shared_bytes, threads = tiling.stages * stage_bytes, WARP * tiling.warps
+    room = occupancy(card.capability, threads, registers, shared_bytes)
     if not room.blocks:
         return None
     tiles = -(-problem.rows // tiling.m) * -(-problem.outputs // tiling.n)
     blocks, at_once = tiles * tiling.split_k, card.multiprocessors * room.blocks
-    waves = -(-blocks // at_once)
     busy = blocks / (-(-blocks // card.multiprocessors) * card.multiprocessors)
     steps = tiles * -(-problem.inputs // tiling.k)
     under_way = min(blocks, at_once) * (tiling.stages - 1) * stage_bytes
-    memory_s = _bytes(problem, tiling) / min(rates.bytes_per_s, under_way / LATENCY_S)
-    multiply_s = 2 * steps * tiling.m * tiling.n * tiling.k / (rates.flop_per_s * busy)
-    read_s = steps * _read_bytes(problem, tiling) / (rates.shared_bytes_per_s * busy)
-    load_s = steps * stage_bytes / (rates.l2_bytes_per_s * busy)
+    sums = 2 * ACCUMULATOR * problem.rows * problem.outputs * tiling.split_k if tiling.split_k > 1 else 0
+    moved = problem.weight_bytes + problem.io_bytes + sums
+    memory_s = moved / min(bytes_per_s, under_way / LATENCY_S)
+    clocks = card.device.blocks[0].clock_hz * card.multiprocessors * busy
+    flop_per_s = card.device.peak_flop_per_s["fp16"] * busy
+    multiply_s = 2 * steps * tiling.m * tiling.n * tiling.k / flop_per_s
+    # Each warp reads the whole tile of x, and its part of the weights.
+    read_s = steps * (tiling.warps * x_bytes + weight_bytes) / (SHARED_BYTES_PER_CLOCK * clocks)
+    load_s = steps * stage_bytes / (L2_BYTES_PER_CLOCK * clocks)
     on_chip_s = max(multiply_s, read_s, load_s)
-    return _Estimate(
+    plan = KernelPlan(
+        card=card.device.name,
+        problem=problem,
         tiling=tiling,
+        mma=card.allocation.mma["fp16"],
+        threads=threads,
         registers=registers,
         shared_bytes=shared_bytes,
-        room=room,
+        occupancy=room,
         blocks=blocks,
-        waves=waves,
+        waves=-(-blocks // at_once),
         bound=Bound.COMPUTE if on_chip_s > memory_s else Bound.MEMORY,
         seconds=max(memory_s, on_chip_s) + LATENCY_S,
-        loaded_bytes=steps * stage_bytes,
     )
-
-
-def _read_bytes(problem: Problem, tiling: Tiling) -> int:
-    """What a block's warps read of shared memory in a k-step: each the whole tile of x, and its part of the weights."""
-    return HALF * tiling.warps * tiling.m * tiling.k + tiling.n * tiling.k * problem.weight_bits // 8
-
-
-def _stage_bytes(problem: Problem, tiling: Tiling) -> int:
-    """Shared memory of one k-step: a tile of x, a tile of weights as stored, and its scales."""
-    scales = HALF * tiling.n * -(-tiling.k // problem.group_size) if problem.weight_bits == 4 else 0
-    return HALF * tiling.m * tiling.k + tiling.n * tiling.k * problem.weight_bits // 8 + scales
+    return plan, steps * stage_bytes
 
 
 def _registers(card: Card, tiling: Tiling) -> int:
@@ -310,9 +250,3 @@ def _registers(card: Card, tiling: Tiling) -> int:
     fragments = 2 * HALF * (tiling.m + warp_n) * k // (WARP * ACCUMULATOR)
     total = accumulators + fragments + OTHER_REGISTERS
     return -(-total // REGISTER_STEP) * REGISTER_STEP
-
-
-def _bytes(problem: Problem, tiling: Tiling) -> int:
-    """Weights once, x and y, and where inputs are split the partial sums, written and read."""
-    partial = 2 * ACCUMULATOR * problem.rows * problem.outputs * tiling.split_k if tiling.split_k > 1 else 0
-    return problem.weight_bytes + problem.io_bytes + partial

@@ -1,6 +1,5 @@
-"""NVIDIA's management library (NVML): typed readings in SI units, errors as sentences.
+"""NVIDIA's management library (NVML): typed readings in SI units, errors as sentences of SensorErrors.
 
-All errors (no library, no driver, no permission, a lost GPU) are SensorErrors.
 Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
 
@@ -52,7 +51,7 @@ class Driver:
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def gpus(self) -> tuple["Gpu", ...]:
-        """Every GPU that CUDA may run on: in place of a card that MIG divides, its slices that this process may use."""
+        """Every GPU that CUDA may run on: of a card that MIG divides, its slices that this process may use."""
         return tuple(gpu for card in self.cards() for gpu in card.parts())
 
     def cards(self) -> tuple["Gpu", ...]:
@@ -70,8 +69,8 @@ class Driver:
 class Gpu:
     """One GPU of an open Driver, or one slice of it. Every reading raises SensorError if the GPU does not give it.
 
-    A slice has a name, a UUID, memory and processes of its own. Clocks, heat and limits are those of its `card`; what
-    the card counts for all slices together (energy, power, utilization) is not told.
+    A slice has a name, a UUID, memory and processes of its own, its `card`'s clocks, heat and limits, and none of what
+    the card counts for all slices together (energy, power, utilization).
     """
 
     def __init__(self, handle: object, card: object = None) -> None:
@@ -79,10 +78,7 @@ class Gpu:
         self._card = card or handle
 
     def parts(self) -> list["Gpu"]:
-        """Itself, or the slices if MIG divides it; a GPU or a driver that does not know MIG says so by an error.
-
-        A number may belong to no slice, or to one of another container.
-        """
+        """Itself, or the slices if MIG divides it. A number may belong to no slice, or to another container's."""
         try:
             is_on, _after_a_reset = self._ask("whether MIG is on", "nvmlDeviceGetMigMode")
         except SensorError:
@@ -110,11 +106,9 @@ class Gpu:
         return f"{major}.{minor}"
 
     def memory_bytes(self) -> int:
-        """Total memory."""
         return int(self._ask("its memory", "nvmlDeviceGetMemoryInfo").total)
 
     def free_bytes(self) -> int:
-        """Free memory."""
         return int(self._ask("its memory", "nvmlDeviceGetMemoryInfo").free)
 
     def energy_j(self) -> float:
@@ -150,12 +144,8 @@ class Gpu:
         return bool(self._ask_card("its persistence mode", "nvmlDeviceGetPersistenceMode"))
 
     def temperature_c(self) -> float:
-        """Temperature of the chip in degrees Celsius."""
-        import pynvml
-
-        return float(
-            self._ask_card("its temperature", "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-        )
+        """Of the chip, in degrees Celsius."""
+        return float(self._ask_card("its temperature", "nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"))
 
     def slowdowns(self) -> tuple[str, ...]:
         """Why the clocks are not at their maximum, by NVML's names; "gpu_idle" is harmless.
@@ -179,15 +169,10 @@ class Gpu:
         return tuple(int(process.pid) for process in running)
 
     def _clock_hz(self, kind: str, function: str = "nvmlDeviceGetClockInfo") -> float:
-        import pynvml
-
-        return float(self._ask_card("its clocks", function, getattr(pynvml, kind))) * 1e6
+        return float(self._ask_card("its clocks", function, kind)) * 1e6
 
     def _held_down_s(self, policy: str) -> float:
-        import pynvml
-
-        function = "nvmlDeviceGetViolationStatus"
-        status = self._ask_card("what holds its clocks down", function, getattr(pynvml, policy))
+        status = self._ask_card("what holds its clocks down", "nvmlDeviceGetViolationStatus", policy)
         return float(status.violationTime) / 1e9
 
     def _ask(self, what: str, function: str, *arguments: object) -> Any:
@@ -204,36 +189,28 @@ class Gpu:
 
 
 def _ask(what: str, function: str, *arguments: object) -> Any:
+    """Calls a function of the library; arguments may be names of its constants."""
     try:
-        import pynvml
+        import pynvml as nvml
     except ImportError:
         raise SensorError(
             "The package nvidia-ml-py is not installed, so GPUs cannot be read; install it."
         ) from None
+    too_old = f"The NVIDIA driver is too old to report {what}; update it."
     try:
-        return getattr(pynvml, function)(*arguments)
-    except (
-        pynvml.NVMLLibraryMismatchError
-    ) as error:  # no NVMLError: the driver lacks the newest version of a call
-        raise SensorError(_too_old(what)) from error
-    except pynvml.NVMLError as error:
-        raise SensorError(_sentence(pynvml, what, error)) from error
-
-
-def _too_old(what: str) -> str:
-    return f"The NVIDIA driver is too old to report {what}; update it."
-
-
-def _sentence(nvml: Any, what: str, error: Any) -> str:
-    sentences = {
-        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "This machine has no NVIDIA driver library (libnvidia-ml.so.1); install the "
-        "driver, or make it available in the container.",
-        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded; load it and run again.",
-        nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not report {what}.",
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: _too_old(what),
-        nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver does not let this user read {what}; run with more "
-        "privileges.",
-        nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer responds to its driver; restart the machine.",
-    }
-    other = f"The NVIDIA driver failed to report {what} ({error}); see the kernel log."
-    return sentences.get(error.value, other)
+        return getattr(nvml, function)(*(getattr(nvml, str(each), each) for each in arguments))
+    except nvml.NVMLLibraryMismatchError as error:  # no NVMLError: the driver lacks a call's newest version
+        raise SensorError(too_old) from error
+    except nvml.NVMLError as error:
+        sentences = {
+            nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "This machine has no NVIDIA driver library (libnvidia-ml.so.1); install "
+            "the driver, or make it available in the container.",
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded; load it and run again.",
+            nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not report {what}.",
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND: too_old,
+            nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver does not let this user read {what}; run with more "
+            "privileges.",
+            nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer responds to its driver; restart the machine.",
+        }
+        other = f"The NVIDIA driver failed to report {what} ({error}); see the kernel log."
+        raise SensorError(sentences.get(error.value, other)) from error

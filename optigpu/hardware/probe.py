@@ -1,6 +1,4 @@
-"""Describes this machine as an Environment: results are compared by it, and it explains them. With the origin of the
-running code, and what a cluster's scheduler gave to the process.
-"""
+"""Describes this machine as an Environment, with the code's origin and what a cluster's scheduler gave the process."""
 
 import os
 import platform
@@ -9,11 +7,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -21,36 +18,24 @@ import psutil
 import optigpu
 from optigpu.documents.result import Accelerator, Allocation, Environment
 from optigpu.hardware.cgroup import contents, memory_limit
-from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model, cpu_setup
+from optigpu.hardware.cpu import allowed_cpus, cpu_cores, cpu_features, cpu_model, cpu_setup
 from optigpu.hardware.gpu import OfHost, built_for, gpus, other_gpus
 from optigpu.hardware.identity import hardware_fingerprint, host_id, software_fingerprint
 from optigpu.vocabulary import DeviceKind, Scheduler
 
 PACKAGES = (
-    "optigpu",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "triton",
-    "numpy",
-    "safetensors",
-    "torchao",
-    "bitsandbytes",
-    "gptqmodel",
-    "peft",
-    "gguf",
-    "llama-cpp-python",
-    "ik-llama-cpp-python",
-    "ai-edge-litert",
-    "tensorrt-llm",
-    "coremltools",
-    "tensorflow",
-    "tensorflow-cpu",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "nncf",
-    "nvidia-ml-py",
+    *("optigpu", "torch", "transformers", "tokenizers", "triton", "numpy", "safetensors", "torchao"),
+    *(
+        "bitsandbytes",
+        "gptqmodel",
+        "peft",
+        "gguf",
+        "llama-cpp-python",
+        "ik-llama-cpp-python",
+        "ai-edge-litert",
+    ),
+    *("tensorrt-llm", "coremltools", "tensorflow", "tensorflow-cpu", "onnx", "onnxruntime", "openvino"),
+    *("nncf", "nvidia-ml-py"),
 )
 """The packages whose versions a result records."""
 
@@ -61,14 +46,13 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 def probe() -> Environment:
     """What this process can use: a container's limits and variables such as CUDA_VISIBLE_DEVICES are respected.
 
-    The hardware is read once for each value of these variables. Commit, packages and compiler are read each time,
-    because a measuring process imports what is on disk when it starts.
+    The hardware is read once for each value of these variables; commit, packages and compiler are read each time.
     """
     return _with_software(_this_machine(tuple(map(os.environ.get, VISIBLE))))
 
 
 def probed(root: Path) -> Environment:
-    """Like `probe`, with the hardware read again. `root` is the root of the file system, for tests."""
+    """As `probe`, with the hardware read again. `root` is the root of the file system."""
     return _with_software(_machine(root))
 
 
@@ -78,12 +62,11 @@ def _this_machine(_visible_gpus: tuple[str | None, ...]) -> Environment:
 
 
 def _machine(root: Path) -> Environment:
-    """The facts that cannot change during the process."""
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)
     others = other_gpus(built_for(_torch_build()), OfHost(known, model, psutil.virtual_memory().total))
-    accelerators = (*nvidia.visible, *others.gpus)
+    accelerators = (*nvidia.visible, *others.visible)
     return Environment(
         hardware_class=_gpu_class(accelerators) or _cpu_class(model, cores),
         host_id=known,
@@ -104,15 +87,9 @@ def _machine(root: Path) -> Environment:
 
 
 def _with_software(hardware: Environment) -> Environment:
-    """The hardware with the software that is installed now, and the fingerprints of both."""
     revision, dirty = git_revision()
-    software = {
-        "compiler": _compiler(),
-        "git_revision": revision,
-        "git_dirty": dirty,
-        "software": _software(),
-    }
-    environment = hardware.model_copy(update=software)
+    software = {"git_revision": revision, "git_dirty": dirty, "software": _software()}
+    environment = hardware.model_copy(update={"compiler": _compiler(), **software})
     prints = {
         "hardware_fingerprint": hardware_fingerprint(environment),
         "software_fingerprint": software_fingerprint(environment),
@@ -184,15 +161,20 @@ _PATIENCE_S = 5.0
 
 
 def allocation(ask: Sequence[str] = ASK_SLURM) -> Allocation | None:
-    """The allocation that this process runs in; None outside of one. `ask` is the program that says more of it."""
-    if job_id := os.environ.get(SLURM_JOB):
-        return _of_slurm(job_id, ask)
-    return None
+    """The allocation that this process runs in; None outside of one. `ask` is the program that says more of it.
 
-
-def _of_slurm(job_id: str, ask: Sequence[str]) -> Allocation:
-    """Without an answer only the job's id and the CPUs are known."""
-    told = _fields(_answer([*ask, job_id]))
+    Without an answer only the job's id and the CPUs are known.
+    """
+    job_id = os.environ.get(SLURM_JOB)
+    if not job_id:
+        return None
+    command = [*ask, job_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
+        answer = done.stdout if done.returncode == 0 else ""
+    except (OSError, subprocess.SubprocessError):
+        answer = ""
+    told = dict(re.findall(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", answer))  # JobId=7 OverSubscribe=NO ...
     shared = told.get("OverSubscribe")
     return Allocation(
         scheduler=Scheduler.SLURM,
@@ -203,32 +185,15 @@ def _of_slurm(job_id: str, ask: Sequence[str]) -> Allocation:
     )
 
 
-def _answer(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _fields(line: str) -> dict[str, str]:
-    """`JobId=7 OverSubscribe=NO ...` by names."""
-    return dict(re.findall(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", line))
-
-
 def _cpuset() -> str | None:
     """The CPUs that this process may use, as 0-3,8; None where the system does not say."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return ",".join(_ranges(sorted(os.sched_getaffinity(0))))
-
-
-def _ranges(numbers: Sequence[int]) -> Iterable[str]:
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    return (
-        str(first) if first == last else f"{first}-{last}" for first, last in zip(starts, ends, strict=True)
-    )
+    ranges: list[list[int]] = []
+    for cpu in sorted(allowed_cpus()):
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1].append(cpu)
+        else:
+            ranges.append([cpu])
+    return ",".join(f"{each[0]}-{each[-1]}" if each[1:] else str(each[0]) for each in ranges) or None
 
 
 IMAGE = "OPTIGPU_IMAGE"
@@ -244,8 +209,8 @@ _GROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lx
 def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
     """The commit of the checkout around the package, and whether the package differs from it, new files included.
 
-    Outside of a checkout the commit is the value of REVISION, and it is unknown whether anything was changed. (None,
-    None) where neither is known, or git is missing or refuses a checkout that belongs to another user.
+    Outside of a checkout the value of REVISION, and None. (None, None) where neither is known, or git is missing or
+    refuses a checkout that belongs to another user.
     """
     folder = package or Path(optigpu.__file__).resolve().parent
     if not (folder.parent / ".git").exists():  # not just any checkout around an installed package
@@ -275,8 +240,7 @@ def container(root: Path) -> str | None:
     """The kind of container that this process runs in; None if no mark of one is found."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
-    named = contents(root / "run/systemd/container")
-    if named:
+    if named := contents(root / "run/systemd/container"):
         return named
     for mark, kind in _MARKS.items():
         if (root / mark).exists():

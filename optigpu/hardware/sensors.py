@@ -3,13 +3,23 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TypeVar
 
 from optigpu.vocabulary import OptiGPUError
+
+Reading = TypeVar("Reading")
 
 
 class SensorError(OptiGPUError):
     """A sensor is missing, refuses access, or gives implausible values; the text names the cause and what to do."""
+
+
+def or_none(read: Callable[[], Reading]) -> Reading | None:
+    """A reading; None where the sensor does not give it."""
+    try:
+        return read()
+    except SensorError:
+        return None
 
 
 class Ticker:

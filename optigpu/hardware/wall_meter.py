@@ -12,12 +12,11 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, NonNegativeFloat, ValidationError
 
-from optigpu.hardware.energy import Change
+from optigpu.hardware.energy import Change, Energy, EnergySensor
 from optigpu.hardware.sensors import SensorError
 from optigpu.paths import expanded, without_home
 from optigpu.vocabulary import UnsupportedError
@@ -25,14 +24,14 @@ from optigpu.vocabulary import UnsupportedError
 WALL_METER = "OPTIGPU_WALL_METER"
 """The environment variable that names the meter."""
 MOST_W = 100e3
-"""More than any machine draws at one plug: a meter that counts more does not count joules."""
+"""More than any machine draws at one plug."""
 SLACK_S = 1.0
 """A reading may be dated, or a step may come, by so much too early or too late."""
 STALE_S = 30.0
-"""A meter whose newest reading is older than this has stopped, or has another time."""
+"""A meter whose newest reading is older has stopped, or its clock is wrong."""
 TIMEOUT_S = 2.0
 MOST_BYTES = 4096
-"""What a reading may be long, and how much is read of a file's end."""
+"""Of a reading, and of a file's end."""
 EXAMPLE = '{"time": 1760000000.5, "joules": 1234.5}'
 
 
@@ -43,16 +42,6 @@ class WallReading(BaseModel):
 
     time: AwareDatetime
     joules: NonNegativeFloat
-
-
-class WallSource(Protocol):
-    """Where readings come from. `name` is what results and errors call it, `period_s` how often to look."""
-
-    name: str
-    period_s: float
-
-    def newest(self) -> WallReading:
-        """The newest reading. Raises SensorError if there is none."""
 
 
 class WallFile:
@@ -79,9 +68,7 @@ class WallFile:
         line = next((line.strip() for line in reversed(lines) if line.strip()), None)
         if line is None or line.replace(" ", "").lower().startswith("time,joules"):
             raise SensorError(f"{_begin(self.name)} has no reading yet; wait until it has one.")
-        if line.startswith("{"):
-            return _parsed(self.name, line)
-        return _of_columns(self.name, line)
+        return _parsed(self.name, line, is_json=line.startswith("{"))
 
 
 class WallAddress:
@@ -97,7 +84,7 @@ class WallAddress:
         self._request = urllib.request.Request(parts._replace(netloc=host).geturl())
         if user:
             self._request.add_header("Authorization", f"Basic {b64encode(unquote(user).encode()).decode()}")
-        # The meter is nearby: a proxy for the rest of the world does not lead to it.
+        # Without a proxy: the meter is nearby.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def newest(self) -> WallReading:
@@ -109,6 +96,9 @@ class WallAddress:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise SensorError(f"{_begin(self.name)} does not answer ({reason}); check it.") from error
         return _parsed(self.name, text)
+
+
+WallSource = WallFile | WallAddress
 
 
 def wall_source() -> WallSource | None:
@@ -152,8 +142,7 @@ class WallSensor:
             )
 
     def from_now_s(self) -> float:
-        """Later, by what the clocks may differ: a reading that is dated ahead must not be taken for one of what
-        begins now."""
+        """Later, by what the clocks may differ: a reading may be dated ahead."""
         return time.time() + SLACK_S
 
     def look(self) -> None:
@@ -179,14 +168,13 @@ class WallSensor:
             self.changes.append(Change(reading.time.timestamp(), reading.joules))
 
     def stopped(self) -> str | None:
-        """It has, if its newest reading is far older than one ever was before the next came."""
+        """It has, if its newest reading is far older than any was before."""
         age_s = self._age_s()
         if age_s <= 3 * self._longest_gap_s + SLACK_S:
             return None
         return f"{_begin(self._meter.name)} gave no new reading for {age_s:.1f} s: it has stopped. Start it again."
 
     def why_few(self, changes: int, seconds: float) -> str:
-        """Says how often it counted."""
         return (
             f"{_begin(self._meter.name)} counted up {changes} times in {seconds:.1f} s, too seldom for a figure; use "
             "one that is read more often or counts in smaller steps."
@@ -214,25 +202,28 @@ class WallSensor:
             )
 
 
-def _parsed(name: str, text: str) -> WallReading:
+CountingSensor = EnergySensor | WallSensor
+"""What counts joules in steps, from which only whole steps are taken."""
+
+
+def between_changes(sensor: CountingSensor, from_s: float) -> Energy:
+    """The energy from the first change since `from_s` to the last one: whole steps of the counter. `looks` is 0."""
+    changes = [change for change in sensor.changes if change.at_s >= from_s]
+    if not changes:
+        return Energy(0.0, 0.0, 0, 0)
+    first, last = changes[0], changes[-1]
+    return Energy(last.joules - first.joules, last.at_s - first.at_s, 0, len(changes))
+
+
+def _parsed(name: str, text: str, is_json: bool = True) -> WallReading:
     try:
-        return WallReading.model_validate_json(text)
+        if is_json:
+            return WallReading.model_validate_json(text)
+        return WallReading.model_validate(dict(zip(("time", "joules"), text.split(","), strict=False)))
     except ValidationError:
-        raise _no_reading(name, text) from None
-
-
-def _of_columns(name: str, line: str) -> WallReading:
-    columns = dict(zip(("time", "joules"), line.split(","), strict=False))
-    try:
-        return WallReading.model_validate(columns)
-    except ValidationError:
-        raise _no_reading(name, line) from None
-
-
-def _no_reading(name: str, text: str) -> SensorError:
-    return SensorError(
-        f"{_begin(name)} gave {text.strip()[:60]!r}, which is not a reading such as {EXAMPLE}; see docs/energy.md."
-    )
+        raise SensorError(
+            f"{_begin(name)} gave {text.strip()[:60]!r}, which is not a reading such as {EXAMPLE}; see docs/energy.md."
+        ) from None
 
 
 def _begin(name: str) -> str:

@@ -19,17 +19,10 @@ from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
-from optigpu.hardware.energy import (
-    CountingSensor,
-    Energy,
-    between_changes,
-    cpu_energy,
-    gpu_energy,
-    kernel_energy,
-)
+from optigpu.hardware.energy import Energy, cpu_energy, gpu_energy, kernel_energy
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
-from optigpu.hardware.wall_meter import WallSensor, wall_source
+from optigpu.hardware.wall_meter import CountingSensor, WallSensor, between_changes, wall_source
 from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind, Task

@@ -1,8 +1,8 @@
 """Compares a variant's time with the machine's limits: Williams et al., Roofline, CACM 52(4), 2009.
 
-A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate. Bandwidth
-and rate are the machine's own, the best that was measured. The bandwidth is that of an array as large as what the step
-moves, because a small model's weights come from a cache; the rate is that of the fastest dtype that it multiplies.
+A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate, the best
+that were measured: the bandwidth of an array as large as what the step moves, because a small model's weights come
+from a cache, and the rate of the fastest dtype that it multiplies.
 """
 
 import logging
@@ -19,12 +19,11 @@ from optigpu.workloads.base import Workload
 _log = logging.getLogger(__name__)
 
 LAUNCH = 2.5
-"""A step that takes longer than this many times the time that the roofs allow is bound by neither: what remains is the
-cost of launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
+"""A step that takes longer than this many times the time that the roofs allow is bound by neither, but by launching its
+operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
 
-The factor is ours, between two groups of published figures: gpt-fast's compiled decode steps reach at least half of the
-1,700 GB/s that its README (2024) finds on an A100, while the eager step that it starts from, whose trace shows a GPU
-that waits for launches, reaches a fifth (25.5 tokens/s of 13.5 GB).
+The factor is ours: gpt-fast's compiled decode steps reach at least half of the 1,700 GB/s that its README (2024) finds
+on an A100, and the eager step that it starts from, whose GPU waits for launches, a fifth (25.5 tokens/s of 13.5 GB).
 """
 SURPASSED = 1.05
 """A step that is faster than its roof allows by more than this factor shows that the roof is none."""
@@ -68,10 +67,10 @@ def roofline_of(
     peaks: Peaks | None,
     published: Device | None,
 ) -> Roofline:
-    """How far a variant is from the roofs of its machine; what cannot be known is null with the reason.
+    """How far a variant is from the roofs of its machine; what cannot be known is null with the reason. Raises nothing.
 
     `workload` is a single one (expanded); `metrics` and `facts` are those of the variant's result; `published` is the
-    machine in the catalog. Raises nothing: a measurement is worth keeping without its roofline.
+    machine in the catalog.
     """
     try:
         return _roofline(workload, metrics, facts, peaks, published)
@@ -93,7 +92,11 @@ def _roofline(
     work = work_of(workload, facts)
     if peaks is None:
         raise UnsupportedError(NO_PEAKS)
-    dtype = _fastest(peaks, work.dtypes)
+    for dtype in work.dtypes:
+        if dtype not in peaks.matmul_flops_per_s:
+            raise UnsupportedError(peaks.reasons.get(dtype, f"No rate of {dtype} products was measured."))
+    # How many operations are of each dtype is not known, so that all may be of the fastest.
+    dtype = max(work.dtypes, key=lambda dtype: peaks.matmul_flops_per_s[dtype])
     roof, catalog = _measured_roof(peaks, work.step, dtype), _published_roof(published, dtype)
     if workload.primary not in metrics:
         raise UnsupportedError(f"{workload.primary} was not measured.")
@@ -107,7 +110,7 @@ def _roofline(
     return Roofline(
         metrics=derived,
         dtype=dtype,
-        step=_step(work.step, roof, catalog, _step_s(work, rate)),
+        step=_step(work.step, roof, catalog, 1 / (rate.value * work.steps_per_unit) if rate.value else None),
         prefill=ahead,
         published=catalog,
         peaks=peaks,
@@ -120,25 +123,10 @@ def least_s(roof: Roof, work: Work) -> float:
     return max(work.bytes / roof.bytes_per_s, work.flops / roof.flops_per_s)
 
 
-def _binding(roof: Roof, work: Work) -> Bound:
-    """Which of the two limits is the lower one at the work's intensity."""
-    by_memory = work.bytes / roof.bytes_per_s >= work.flops / roof.flops_per_s
-    return Bound.MEMORY if by_memory else Bound.COMPUTE
-
-
-def _fastest(peaks: Peaks, dtypes: Sequence[str]) -> str:
-    """The dtype whose products are the fastest. How many operations are of each is not known, so that all may be."""
-    for dtype in dtypes:
-        if dtype not in peaks.matmul_flops_per_s:
-            raise UnsupportedError(peaks.reasons.get(dtype, f"No rate of {dtype} products was measured."))
-    return max(dtypes, key=lambda dtype: peaks.matmul_flops_per_s[dtype])
-
-
 def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
     """The bandwidth is the best at the largest array that is not larger than what the work moves, or at any above it.
 
-    That is a roof: larger arrays are read no faster, but for the cost of starting to read small ones. Where the work
-    writes as well, copying counts too: it is faster than reading where a machine does both at the same time.
+    Where the work writes as well, copying counts too: some machines read and write at the same time.
     """
     best = _best_rate(peaks.reads, work.bytes)
     if work.writes and peaks.copies:
@@ -152,7 +140,6 @@ def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
 
 
 def _best_rate(rates: Sequence[ReadRate], moved: float) -> ReadRate:
-    """The best of the largest array that is not larger than what is moved and of all larger ones."""
     smallest = max((rate.array_bytes for rate in rates if rate.array_bytes <= moved), default=0)
     return max((rate for rate in rates if rate.array_bytes >= smallest), key=lambda rate: rate.bytes_per_s)
 
@@ -172,7 +159,9 @@ def _step(work: Work, roof: Roof, published: Roof | None, measured_s: float | No
     attainable_s = least_s(roof, work)
     bound = None
     if measured_s is not None:
-        bound = Bound.LAUNCH if measured_s > LAUNCH * attainable_s else _binding(roof, work)
+        by_memory = work.bytes / roof.bytes_per_s >= work.flops / roof.flops_per_s
+        bound = Bound.MEMORY if by_memory else Bound.COMPUTE
+        bound = Bound.LAUNCH if measured_s > LAUNCH * attainable_s else bound
     return RooflineStep(
         name=work.name,
         bytes=work.bytes,
@@ -203,10 +192,6 @@ def _as_rate(primary: MetricSummary) -> MetricSummary:
         reason=primary.reason,
         cost_bound=primary.cost_bound,
     )
-
-
-def _step_s(work: VariantWork, rate: MetricSummary) -> float | None:
-    return 1 / (rate.value * work.steps_per_unit) if rate.value else None
 
 
 def _too_fast(work: VariantWork, roof: Roof, rate: MetricSummary) -> str | None:

@@ -1,9 +1,8 @@
 """The work of a workload: the bytes that it must move and the operations that it must do, from the model's shapes.
 
-An operation is a floating-point multiplication or addition within a matrix product (a product of [m, k] and [k, n]
-counts 2 m k n) or a convolution; norms, activations and softmax are left out, as torch's FlopCounterMode leaves them
-out. Bytes are the weights in their stored width, the key-value cache and images; activations are left out, since they
-stay in a cache.
+An operation is a floating-point multiplication or addition within a matrix product (of [m, k] and [k, n]: 2 m k n) or a
+convolution; norms, activations and softmax are left out, as torch's FlopCounterMode does. Bytes are the weights in
+their stored width, the key-value cache and images; activations stay in a cache.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from optigpu.workloads.requests.shapes import (
     OperatorShape,
     PrefillShape,
     TrainingShape,
-    WorkShape,
 )
 
 
@@ -40,7 +38,6 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """All operations."""
         return self.matmul_flops + self.attention_flops
 
 
@@ -88,13 +85,9 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
             f"{workload.kind} {workload.label} is several workloads, and a roofline is of one."
         )
     shape = workload.shape_after(facts.prompt_tokens)
-    if shape is None:
-        raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
-    return _work_of_shape(shape, facts)
-
-
-def _work_of_shape(shape: WorkShape, facts: RunFacts) -> VariantWork:
     match shape:
+        case None:
+            raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
         case OperatorShape():
             call = Work(shape.name, shape.bytes, shape.matmul_flops, shape.attention_flops, writes=True)
             return VariantWork((shape.dtype,), call, 1 / shape.units)
@@ -124,19 +117,13 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
     ahead = prefill(shape, model, dtype, cached, kept)
     if isinstance(shape, PrefillShape):
         return VariantWork(_dtypes(facts, model), ahead, 1 / shape.units)
-    step = decode_step(shape, _as_streamed(model, facts), dtype, cached, kept)
+    streamed = model
+    if facts.autocast is not None and facts.autograd != "inference":
+        # Autocast keeps the converted weights after the prompt; in inference mode torch converts them for each step.
+        shrunk = _width(facts.autocast) / _width(_weights_dtype(facts))
+        streamed = replace(model, streamed_bytes=int(model.streamed_bytes * shrunk))
+    step = decode_step(shape, streamed, dtype, cached, kept)
     return VariantWork(_dtypes(facts, model), step, 1 / shape.units, ahead)
-
-
-def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
-    """The bytes that a step reads after the prompt: autocast keeps the converted weights.
-
-    Not in inference mode, where torch converts them for each step.
-    """
-    if facts.autocast is None or facts.autograd == "inference":
-        return model
-    shrunk = _width(facts.autocast) / _width(_weights_dtype(facts))
-    return replace(model, streamed_bytes=int(model.streamed_bytes * shrunk))
 
 
 def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
@@ -155,7 +142,7 @@ def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
 def _of_training(shape: TrainingShape, facts: RunFacts) -> VariantWork:
     """The operations that were counted, and the weights, which the forward and the backward pass read.
 
-    Gradients, activations and the state of the optimizer are left out: stacks keep them in many ways.
+    Gradients, activations and optimizer states are left out: stacks keep them in many ways.
     """
     counted, weights = facts.training, facts.weights
     if counted is None:
@@ -242,14 +229,8 @@ def prefill(
 ) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
     length = shape.prompt_tokens
-    return _forward(
-        "prefill",
-        shape.batch_size,
-        model,
-        length,
-        _causal_pairs(length),
-        _cache(model, dtype, kept.of(length), cached, kept),
-    )
+    cache = _cache(model, dtype, kept.of(length), cached, kept)
+    return _forward("prefill", shape.batch_size, model, length, _causal_pairs(length), cache)
 
 
 def decode_step(
@@ -257,16 +238,15 @@ def decode_step(
 ) -> Work:
     """One step of decoding, the mean over the steps of a request.
 
-    Step i of new_tokens - 1 attends to prompt_tokens + i tokens: it reads them from the key-value cache but for its own
-    token, which it writes, or to those of them that are kept. Without a cache it computes them all again.
+    Step i of new_tokens - 1 attends to prompt_tokens + i tokens, or to those of them that are kept. Without a cache it
+    computes them all again.
     """
     steps = range(shape.prompt_tokens + 1, shape.prompt_tokens + shape.new_tokens)
     lengths = [kept.of(length) for length in steps] if cached else list(steps)
     length = fmean(lengths)
     tokens, pairs = (1.0, length) if cached else (length, fmean(map(_causal_pairs, lengths)))
-    return _forward(
-        "decode step", shape.batch_size, model, tokens, pairs, _cache(model, dtype, length, cached, kept)
-    )
+    cache = _cache(model, dtype, length, cached, kept)
+    return _forward("decode step", shape.batch_size, model, tokens, pairs, cache)
 
 
 def _forward(
@@ -282,7 +262,6 @@ def _forward(
 
 
 def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: CacheKeeps) -> float:
-    """Bytes of keys and values of `tokens` tokens of one sequence."""
     if not cached:
         return 0.0
     facts = model.facts

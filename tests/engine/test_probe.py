@@ -256,7 +256,7 @@ def test_torch_has_what_is_called_on_each_kind(kind: DeviceKind) -> None:
 
 
 def test_what_torch_tells_of_amd_s_gpus() -> None:
-    (gpu,) = of_answer(ANSWERS[ROCM], ROCM, MAC).gpus
+    (gpu,) = of_answer(ANSWERS[ROCM], ROCM, MAC).visible
     assert (gpu.kind, gpu.name, gpu.architecture) == (ROCM, "AMD Instinct MI300X", "gfx942")
     assert (gpu.memory_bytes, gpu.compute_capability) == (206141652992, None)
     assert gpu.uuid == "61363266-3664-6230-3632-326235346231"
@@ -264,7 +264,7 @@ def test_what_torch_tells_of_amd_s_gpus() -> None:
 
 def test_what_torch_tells_of_intel_s_gpus() -> None:
     found = of_answer(ANSWERS[XPU], XPU, MAC)
-    (gpu,) = found.gpus
+    (gpu,) = found.visible
     assert (gpu.kind, gpu.name, gpu.architecture) == (XPU, "Intel(R) Arc(TM) B580 Graphics", None)
     assert (gpu.memory_bytes, found.driver) == (12168933376, "1.6.33578")
 
