@@ -7,9 +7,7 @@ from fastapi import APIRouter, Query, Response
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor, Uuid
 from api.routes.leaderboard import MetricName
-from optigpu.documents.views import History
-from optigpu.report.charts.history import history_data
-from optigpu.report.charts.svg import Figure, figure
+from optigpu.report.charts.svg import figure
 from optigpu.store import history, leaderboard
 from optigpu.store.filters import LeaderboardQuery
 
@@ -35,11 +33,11 @@ def read_history(view: ReaderView, asked: Annotated[HistoryAsked, Query()]) -> R
     metric = asked.metric.value if asked.metric else None
     with view.service.database.read() as session:
         found = history.of_result(session, asked.result, metric=metric, cursor=asked.cursor)
-    known = with_changes(found)
+    known, root = with_changes(found), view.look.root
     return view.page(
         "history.html",
         history=known,
-        chart=_chart(known, view.look.root),
+        chart=figure(known, id_prefix="history", link=lambda source: f"{root}/results/{source}"),
         worse=[change for change in known.changes if not change.improved],
         asked=asked,
         metrics=list(MetricName),
@@ -51,7 +49,3 @@ def _choice(view: ReaderView) -> Response:
         boards = leaderboard.query(session, LeaderboardQuery(limit=ROWS)).boards
     rows = [(board, row) for board in boards for row in board.rows if row.earlier]
     return view.page("histories.html", rows=rows)
-
-
-def _chart(known: History, root: str) -> Figure:
-    return figure(history_data(known), id_prefix="history", link=lambda source: f"{root}/results/{source}")

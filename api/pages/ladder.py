@@ -6,8 +6,7 @@ from api.pages.view import Plain, ReaderView
 from api.parameters import JobId
 from optigpu.documents.result import Attribution
 from optigpu.report.catalog import job_title
-from optigpu.report.charts.ladders import steps_data
-from optigpu.report.charts.marks import Report
+from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.ladder import ladder_grid
 from optigpu.store import jobs, results
@@ -41,10 +40,10 @@ def read_ladder(view: ReaderView, job_id: JobId, _: Plain) -> Response:
 def _chart(report: Report, root: str) -> tuple[Figure | None, str]:
     """The waterfall; or why there is none."""
     try:
-        steps = steps_data(report)
+        (panel,) = CHARTS["waterfall"].data(report).panels
     except SpecError:
         return (
             None,
             "No rung of a ladder has a speedup, so there is no waterfall; the table has what was measured.",
         )
-    return figure(steps, id_prefix="ladder", link=lambda source: f"{root}/results/{source}"), ""
+    return figure(panel, id_prefix="ladder", link=lambda source: f"{root}/results/{source}"), ""

@@ -1,6 +1,7 @@
 """The `optigpu` command. Commands import what they need when they run, so that `--help` is fast."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from optigpu.cli import (
     selftest,
     tiny,
 )
+from optigpu.cli.flagged import add_flagged, job_panels, ladder_panels, replay_panels
 from optigpu.cli.output import checked_stderr, checked_stdout, echo
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
@@ -38,22 +40,28 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-local.add_commands(app)
-bench.add_commands(app)
-selftest.add_commands(app)
-runs.add_commands(app)
-remote.add_commands(app)
-leaderboard.add_commands(app)
-compare.add_commands(app)
-claims.add_commands(app)
-charts.add_commands(app)
-tiny.add_commands(app)
-convert.add_commands(app)
-recipe.add_commands(app)
-engines.add_commands(app)
-fit.add_commands(app)
-advise.add_commands(app)
-batch_scaling.add_commands(app)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    local.probe, local.techniques, local.models, local.run, local.ladder, local.ablation, local.search, bench.bench,
+    selftest.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
+    remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, claims.claims,
+    charts.chart, charts.charts, tiny.tiny, convert.convert, recipe.recipe, fit.fit, advise.advise,
+    batch_scaling.batch_scaling,
+)  # fmt: skip
+FLAGGED = {
+    local.run: job_panels,
+    local.ladder: ladder_panels,
+    local.ablation: ladder_panels,
+    local.search: ladder_panels,
+    remote.submit: job_panels,
+    compare.replay: replay_panels,
+}
+"""The commands with flags of a job's fields."""
+for command in COMMANDS:
+    if command in FLAGGED:
+        add_flagged(app, command, FLAGGED[command])
+    else:
+        app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+app.add_typer(engines.app, name="engines")
 
 
 def _show_version(asked: bool) -> None:
@@ -85,8 +93,5 @@ def main(arguments: list[str] | None = None) -> None:
                 app(arguments)
         except OptiGPUError as error:
             echo(f"Error: {error}", err=True)
-            sys.exit(2 if _is_wrong_request(error) else 1)
-
-
-def _is_wrong_request(error: OptiGPUError) -> bool:
-    return isinstance(error, SpecError) or (isinstance(error, ServiceError) and error.status in (400, 422))
+            refused = isinstance(error, ServiceError) and error.status in (400, 422)
+            sys.exit(2 if refused or isinstance(error, SpecError) else 1)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
 
 
-def add_commands(app: typer.Typer) -> None:
-    app.command()(advise)
-
-
 def advise(
     model: Annotated[str, typer.Option(help="The model: preset:NAME, bundled:tiny, path:DIR or a hub name.")],
     gpu: Annotated[

@@ -11,10 +11,6 @@ from optigpu.cli.output import FormatOption, OutputFormat, show_grid
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 
-def add_commands(app: typer.Typer) -> None:
-    app.command()(batch_scaling)
-
-
 def batch_scaling(
     limit: Annotated[str, typer.Option(help="Memory for weights, states and activations, such as 2GB.")],
     model: Annotated[str, typer.Option(help="The model.")] = "preset:gpt2",
@@ -58,8 +54,7 @@ def batch_scaling(
     else:
         show_grid(batch_grid(measured.report), format_)
         explain(measured)
-    if measured.status:
-        raise typer.Exit(measured.status)
+    measured.end()
 
 
 def _shape(kind: str, tokens: int) -> Document:

@@ -1,8 +1,7 @@
 """The commands `chart` and `charts`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,28 +9,10 @@ from optigpu.cli.output import echo
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url
 from optigpu.cli.runs import Which, find_run
 
-
-class Kind(StrEnum):
-    LADDER = "ladder"
-    ROOFLINE = "roofline"
-    QUALITY = "quality"
-    THROUGHPUT = "throughput"
-    PRECISION = "precision"
-    OVERVIEW = "overview"
-    LENGTHS = "lengths"
-    BATCHES = "batches"
-    LOADS = "loads"
-    PARETO = "pareto"
-    BITS = "bits"
-    WATERFALL = "waterfall"
-    COMPARISON = "comparison"
-    BASELINES = "baselines"
-    ARCHITECTURE = "architecture"
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(chart)
-    app.command()(charts)
+Kind = Literal[
+    "ladder", "roofline", "quality", "throughput", "precision", "overview", "lengths", "batches", "loads", "pareto",
+    "bits", "waterfall", "comparison", "baselines", "architecture",
+]  # fmt: skip
 
 
 def chart(
@@ -43,7 +24,7 @@ def chart(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
-    kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,
+    kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = "ladder",
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -65,8 +46,7 @@ def charts(
 ) -> None:
     """Draw every chart that a run has the figures for, as SVG and PNG, with the data beside them as JSON."""
     from optigpu.report.catalog import combined
-    from optigpu.report.charts import Report
-    from optigpu.report.charts.files import write_charts
+    from optigpu.report.charts import Report, write_charts
 
     run = find_run(which, url, api_key)
     title, results = combined([run.document])

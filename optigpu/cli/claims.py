@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, present
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, Document, ServiceError, SpecError
 
@@ -19,31 +19,26 @@ NOT_THERE = 404
 MOST_JOBS = 20
 """The most jobs of the leaderboard's first rows whose reports are read for the speedup of their stacks."""
 
-ResultFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE.JSON", help="A file that `optigpu run --format json` wrote; may be given several times."
-    ),
-]
 MaybeUrl = Annotated[
     str | None,
     typer.Option(envvar="OPTIGPU_URL", help="URL of a service whose leaderboard is read too. Default: none."),
 ]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        help="Hardware whose peaks the measured gain is compared with. Default: the two devices of the thesis."
-    ),
-]
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(claims)
 
 
 def claims(
-    results: ResultFiles = None,
-    against: Against = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.JSON",
+            help="A file that `optigpu run --format json` wrote; may be given several times.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Hardware whose peaks the measured gain is compared with. Default: the two devices of the thesis."
+        ),
+    ] = None,
     format_: FormatOption = OutputFormat.TABLE,
     url: MaybeUrl = None,
     api_key: ApiKey = None,
@@ -62,13 +57,12 @@ def claims(
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
     founding = compare_founding(book, boards)
-    match format_:
-        case OutputFormat.JSON:
-            echo(json.dumps(claims_document(rows, thesis, founding), indent=2))
-        case OutputFormat.CSV:
-            echo(claims_csv(rows), nl=False)
-        case form:
-            show_grid(claims_grid(rows, thesis, founding), form)
+    present(
+        format_,
+        claims_document(rows, thesis, founding),
+        lambda: claims_csv(rows),
+        lambda: [claims_grid(rows, thesis, founding)],
+    )
 
 
 def read_report(path: Path) -> Document:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from optigpu.cli.flagged import Given, add_flagged, replay_panels
+from optigpu.cli.flagged import Given
 from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
@@ -31,11 +31,6 @@ class Stored(NamedTuple):
 
     result: Document
     spec: Document | None
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(compare)
-    add_flagged(app, replay, replay_panels)
 
 
 def compare(

@@ -1,96 +1,84 @@
 """The command `convert`: a network as INT8 TensorFlow Lite. Which boards hold it, `fit` shows."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from optigpu.cli.flags import DURATION, SIZE, read_quantity
-from optigpu.cli.measuring import stoppable
+from optigpu.cli.measuring import ended_when_stopped
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show_list
-from optigpu.vocabulary import CancelledError, SpecError
+from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
-    from optigpu.documents.manifest import ModelManifest
     from optigpu.edge.convert.request import Data, MobileNet, NetworkFile
 
 MOBILENET = "mobilenet_v2"
 
-NetworkPath = Annotated[
-    Path | None, typer.Argument(metavar="[NETWORK]", help="A .keras file or the folder of a SavedModel.")
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help=f"{MOBILENET}, or a path as NETWORK.", show_default=False)
-]
-Alpha = Annotated[str | None, typer.Option(help=f"{MOBILENET}: its width multiplier. Default: 1.0.")]
-Side = Annotated[
-    int | None, typer.Option("--input", help=f"{MOBILENET}: height and width of its input. Default: 224.")
-]
-Classes = Annotated[int | None, typer.Option(help=f"{MOBILENET}: how many classes. Default: 1000.")]
-Weights = Annotated[
-    Literal["random", "imagenet"] | None,
-    typer.Option(
-        help=f"{MOBILENET}: random ones by --seed, or ImageNet's, which Keras downloads. Default: random."
-    ),
-]
-Images = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Representative images, in any subfolders.")
-]
-Npz = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Representative inputs: an array `inputs`, samples first.")
-]
-RandomToo = Annotated[
-    bool, typer.Option("--allow-random-calibration", help="Convert without data; the model is never ranked.")
-]
-Samples = Annotated[int, typer.Option(help="The most samples to calibrate with.", min=2, max=10_000)]
-PixelsOption = Annotated[
-    Literal["signed", "unit", "bytes"] | None,
-    typer.Option(
-        "--pixels", help=f"What pixels become: -1 to 1 (as {MOBILENET} takes them), 0 to 1, or 0 to 255.",
-        show_default=False,
-    ),
-]  # fmt: skip
-Output = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the files go. Default: --name.")]
-Name = Annotated[str, typer.Option(help="The name of the model's files and of its C array.")]
-Seed = Annotated[
-    int, typer.Option(help="What random weights, samples and golden inputs are drawn with.", min=0)
-]
-Arena = Annotated[
-    str, typer.Option(metavar="SIZE", help="The largest tensor arena to accept, such as 320KiB.")
-]
-Unaccelerated = Annotated[
-    bool, typer.Option("--allow-unaccelerated", help="Accept operators with MACs that ESP-NN lacks.")
-]
-PythonOption = Annotated[
-    Path | None, typer.Option("--python", help="A Python that has TensorFlow. Default: this one.")
-]
-Timeout = Annotated[str, typer.Option(metavar="TIME", help="The most time that it may take, such as 30m.")]
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(convert)
-
 
 def convert(
-    network: NetworkPath = None,
-    model: ModelName = None,
-    alpha: Alpha = None,
-    side: Side = None,
-    classes: Classes = None,
-    weights: Weights = None,
-    images: Images = None,
-    npz: Npz = None,
-    allow_random_calibration: RandomToo = False,
-    samples: Samples = 128,
-    pixels: PixelsOption = None,
-    output: Output = None,
-    name: Name = "model",
-    seed: Seed = 0,
-    arena: Arena = "64MiB",
-    allow_unaccelerated: Unaccelerated = False,
-    python: PythonOption = None,
-    timeout: Timeout = "30m",
+    network: Annotated[
+        Path | None, typer.Argument(metavar="[NETWORK]", help="A .keras file or the folder of a SavedModel.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help=f"{MOBILENET}, or a path as NETWORK.", show_default=False)
+    ] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help=f"{MOBILENET}: its width multiplier. Default: 1.0.")
+    ] = None,
+    side: Annotated[
+        int | None, typer.Option("--input", help=f"{MOBILENET}: height and width of its input. Default: 224.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help=f"{MOBILENET}: how many classes. Default: 1000.")
+    ] = None,
+    weights: Annotated[
+        Literal["random", "imagenet"] | None,
+        typer.Option(
+            help=f"{MOBILENET}: random ones by --seed, or ImageNet's, which Keras downloads. Default: random."
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Representative images, in any subfolders.")
+    ] = None,
+    npz: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Representative inputs: an array `inputs`, samples first."),
+    ] = None,
+    allow_random_calibration: Annotated[
+        bool,
+        typer.Option("--allow-random-calibration", help="Convert without data; the model is never ranked."),
+    ] = False,
+    samples: Annotated[
+        int, typer.Option(help="The most samples to calibrate with.", min=2, max=10_000)
+    ] = 128,
+    pixels: Annotated[
+        Literal["signed", "unit", "bytes"] | None,
+        typer.Option(
+            "--pixels",
+            help=f"What pixels become: -1 to 1 (as {MOBILENET} takes them), 0 to 1, or 0 to 255.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the files go. Default: --name.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The name of the model's files and of its C array.")] = "model",
+    seed: Annotated[
+        int, typer.Option(help="What random weights, samples and golden inputs are drawn with.", min=0)
+    ] = 0,
+    arena: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest tensor arena to accept, such as 320KiB.")
+    ] = "64MiB",
+    allow_unaccelerated: Annotated[
+        bool, typer.Option("--allow-unaccelerated", help="Accept operators with MACs that ESP-NN lacks.")
+    ] = False,
+    python: Annotated[
+        Path | None, typer.Option("--python", help="A Python that has TensorFlow. Default: this one.")
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="The most time that it may take, such as 30m.")
+    ] = "30m",
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Convert a network to INT8 TensorFlow Lite for a microcontroller, with its manifest and golden vectors.
@@ -100,8 +88,9 @@ def convert(
     from optigpu.documents.fields import refusing
     from optigpu.edge.convert import convert as run
     from optigpu.edge.convert.request import ConversionRequest
+    from optigpu.edge.fit import fit as judge
     from optigpu.report import console
-    from optigpu.report.edge import ConversionProgress
+    from optigpu.report.edge import ConversionProgress, fit_grid, fit_records, manifest_grid
 
     with refusing(ConversionRequest):
         request = ConversionRequest(
@@ -116,34 +105,23 @@ def convert(
             python=python,
             timeout_s=read_quantity(timeout, DURATION, "timeout"),
         )
-    with stoppable() as stop, ConversionProgress(console(stderr=True)) as progress:
-        try:
-            converted = run(request, progress.doing, stop)
-        except CancelledError:
-            echo("The conversion was stopped, and nothing was written.", err=True)
-            raise typer.Exit(stop.status) from None
-    _show_converted(converted.manifest, [str(converted.folder / each) for each in converted.files], format_)
-
-
-def _show_converted(manifest: "ModelManifest", files: list[str], form: OutputFormat) -> None:
-    from optigpu.edge.fit import fit as judge
-    from optigpu.report.edge import fit_grid, fit_records, manifest_grid
-
-    found = judge(manifest)
-    if form is OutputFormat.JSON:
-        document = {
-            "files": files,
-            "manifest": manifest.model_dump(mode="json"),
-            "fit": found.model_dump(mode="json"),
-        }
-        echo(json.dumps(document, indent=2))
-        return
-    if form is OutputFormat.CSV:
-        show_list(fit_grid(found), fit_records(found), None, form)
-        return
-    show_grid(manifest_grid(manifest), form)
-    show_grid(fit_grid(found), form)
-    echo(f"Wrote {', '.join(files)}.", err=True)
+    with (
+        ended_when_stopped("The conversion was stopped, and nothing was written.") as stop,
+        ConversionProgress(console(stderr=True)) as progress,
+    ):
+        converted = run(request, progress.doing, stop)
+    found = judge(converted.manifest)
+    files = [str(converted.folder / each) for each in converted.files]
+    document = {
+        "files": files,
+        "manifest": converted.manifest.model_dump(mode="json"),
+        "fit": found.model_dump(mode="json"),
+    }
+    if format_ not in (OutputFormat.JSON, OutputFormat.CSV):
+        show_grid(manifest_grid(converted.manifest), format_)
+    show_list(fit_grid(found), fit_records(found), document, format_)
+    if format_ not in (OutputFormat.JSON, OutputFormat.CSV):
+        echo(f"Wrote {', '.join(files)}.", err=True)
 
 
 def _network(
@@ -154,6 +132,7 @@ def _network(
     classes: int | None,
     weights: Literal["random", "imagenet"] | None,
 ) -> "MobileNet | NetworkFile":
+    from optigpu.documents.fields import closest, did_you_mean
     from optigpu.edge.convert.request import MobileNet, NetworkFile
 
     if (path is None) == (model is None):
@@ -164,24 +143,16 @@ def _network(
     given = {name: value for name, value in own.items() if value is not None}
     if model == MOBILENET:
         return MobileNet.model_validate(given)
-    if path is None:
-        path = _path_of(str(model))
+    path = path or Path(str(model))
+    if model is not None and not (path.exists() or path.suffix or "/" in model):
+        raise SpecError(
+            f"Unknown model {model!r}.{did_you_mean(closest(model, [MOBILENET]))} Valid: {MOBILENET}, "
+            "or the path of a .keras file or SavedModel."
+        )
     if given:
         flags = ", ".join(f"--{'input' if name == 'side' else name}" for name in given)
         raise SpecError(f"{flags}: only {MOBILENET} has it; a network from a file is as the file says.")
     return NetworkFile(path=path)
-
-
-def _path_of(model: str) -> Path:
-    """A model that is a path. Raises SpecError for a name that no network has."""
-    from optigpu.documents.fields import closest, did_you_mean
-
-    if Path(model).exists() or Path(model).suffix or "/" in model:
-        return Path(model)
-    raise SpecError(
-        f"Unknown model {model!r}.{did_you_mean(closest(model, [MOBILENET]))} Valid: {MOBILENET}, "
-        "or the path of a .keras file or SavedModel."
-    )
 
 
 def _data(images: Path | None, npz: Path | None, samples: int, random_too: bool) -> "Data":
@@ -189,10 +160,8 @@ def _data(images: Path | None, npz: Path | None, samples: int, random_too: bool)
 
     if images is not None and npz is not None:
         raise SpecError("Give --images or --npz, not both.")
-    if images is not None:
-        return Data(kind="images", path=images, samples=samples)
-    if npz is not None:
-        return Data(kind="npz", path=npz, samples=samples)
+    if images is not None or npz is not None:
+        return Data(kind="npz" if images is None else "images", path=images or npz, samples=samples)
     if random_too:
         return Data(kind="random", samples=samples)
     raise SpecError(

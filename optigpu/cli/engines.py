@@ -14,14 +14,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The engine's backend,
 Jobs = Annotated[int | None, typer.Option(min=1, help="How many compilers run at once. Default: each core.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    engines = typer.Typer(no_args_is_help=True, help="Engines that have an environment of their own.")
-    engines.command("list")(list_engines)
-    engines.command()(install)
-    engines.command()(remove)
-    app.add_typer(engines, name="engines")
+app = typer.Typer(no_args_is_help=True, help="Engines that have an environment of their own.")
 
 
+@app.command("list")
 def list_engines(format_: FormatOption = OutputFormat.TABLE) -> None:
     """List the engines that have an environment of their own, and whether it is there."""
     from optigpu.report.tables import engine_facts, engines_grid
@@ -31,6 +27,7 @@ def list_engines(format_: FormatOption = OutputFormat.TABLE) -> None:
     show_list(engines_grid(facts), records, records, format_)
 
 
+@app.command()
 def install(name: Name, jobs: Jobs = None) -> None:
     """Make the environment of an engine under the cache folder. Jobs on its backend use it from then on."""
     from optigpu.engines.install import install as make
@@ -41,6 +38,7 @@ def install(name: Name, jobs: Jobs = None) -> None:
     echo(f"{name} is installed in {environment.folder}.")
 
 
+@app.command()
 def remove(name: Name) -> None:
     """Remove the environment of an engine."""
     from optigpu.engines.install import remove as remove_environment

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flags import SIZE, read_quantity
-from optigpu.cli.measuring import stoppable
+from optigpu.cli.measuring import ended_when_stopped
 from optigpu.cli.options import parse_stack
 from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, show_list
-from optigpu.vocabulary import CancelledError, SpecError
+from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
     from optigpu.documents.shapes import ModelFacts
@@ -25,10 +25,6 @@ class FitPlan(StrEnum):
     USUAL = "usual"
     MEMORY_LADDER = "memory-ladder"
     SEVERAL_GPUS = "several-gpus"
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(fit)
 
 
 def fit(
@@ -156,11 +152,8 @@ def _show_training(
     specs = [JobSpec.model_validate({"workload": workload, "model": model, "stack": each}) for each in stacks]
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     asked = TrainingAsked(str(specs[0].model), gpu_of(gpu, "gpu"), batch, length, kept_free)
-    with stoppable() as stop, console(stderr=True).status("starting") as status:
-        try:
-            found = fit_training(asked, [spec.stack for spec in specs], status.update, stop)
-        except CancelledError:
-            raise typer.Exit(stop.status) from None
+    with ended_when_stopped() as stop, console(stderr=True).status("starting") as status:
+        found = fit_training(asked, [spec.stack for spec in specs], status.update, stop)
     document = found.model_dump(mode="json")
     show_list(training_grid(found), document["stacks"], document, form)
 

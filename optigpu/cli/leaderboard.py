@@ -1,23 +1,16 @@
 """The command `leaderboard`: boards of a service's comparable results, or with --edge of its edge devices."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, present
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError
 
-if TYPE_CHECKING:
-    from optigpu.client import Client
-
 Asked = Mapping[str, str | float | bool | None]
 """The filters, by their names; None where one was not given."""
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(leaderboard)
 
 
 def leaderboard(
@@ -89,6 +82,8 @@ def leaderboard(
     api_key: ApiKey = None,
 ) -> None:
     """Show the best results of a service, on a board for each workload and model; with --edge its edge devices."""
+    from optigpu.report import edge_csv, edge_grids, leaderboard_csv, leaderboard_grids
+
     both: Asked = {"metric": metric, "model": model, "limit": limit, "cursor": cursor}
     of_workers: Asked = {
         "workload": workload,
@@ -111,12 +106,17 @@ def leaderboard(
         "price_per_kwh": price_per_kwh,
         "lifetime_years": lifetime_years,
     }
-    show, asked, others = (
-        (_show_devices, of_devices, of_workers) if edge else (_show_workers, of_workers, of_devices)
-    )
+    asked, others = (of_devices, of_workers) if edge else (of_workers, of_devices)
     _refuse(others, edge=edge)
     with connect(url, api_key) as client:
-        show(client, {**both, **asked}, format_)
+        if edge:
+            devices = client.edge_leaderboard(**both, **asked)
+            document = devices.model_dump(mode="json")
+            present(format_, document, lambda: edge_csv(devices), lambda: edge_grids(devices))
+        else:
+            page = client.leaderboard(**both, **asked)
+            document = page.model_dump(mode="json")
+            present(format_, document, lambda: leaderboard_csv(page), lambda: leaderboard_grids(page))
 
 
 def _refuse(others: Asked, *, edge: bool) -> None:
@@ -127,29 +127,3 @@ def _refuse(others: Asked, *, edge: bool) -> None:
         raise SpecError(
             f"{options} of the leaderboard of {'workers; leave --edge out' if edge else 'devices; add --edge'}."
         )
-
-
-def _show_workers(client: "Client", asked: Asked, form: OutputFormat) -> None:
-    from optigpu.report import leaderboard_csv, leaderboard_grids
-
-    page = client.leaderboard(**asked)
-    if form is OutputFormat.JSON:
-        echo(page.model_dump_json(indent=2))
-    elif form is OutputFormat.CSV:
-        echo(leaderboard_csv(page), nl=False)
-    else:
-        for grid in leaderboard_grids(page):
-            show_grid(grid, form)
-
-
-def _show_devices(client: "Client", asked: Asked, form: OutputFormat) -> None:
-    from optigpu.report import edge_csv, edge_grids
-
-    page = client.edge_leaderboard(**asked)
-    if form is OutputFormat.JSON:
-        echo(page.model_dump_json(indent=2))
-    elif form is OutputFormat.CSV:
-        echo(edge_csv(page), nl=False)
-    else:
-        for grid in edge_grids(page):
-            show_grid(grid, form)

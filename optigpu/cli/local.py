@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given, add_flagged, job_panels, ladder_panels
+from optigpu.cli.flagged import Given
 from optigpu.cli.measuring import default_device, measure, measure_and_show, show
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, show_grid, show_list
@@ -12,16 +12,6 @@ from optigpu.vocabulary import DeviceKind, SpecError
 
 if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(probe)
-    app.command()(techniques)
-    app.command()(models)
-    add_flagged(app, run, job_panels)
-    add_flagged(app, ladder, ladder_panels)
-    add_flagged(app, ablation, ladder_panels)
-    add_flagged(app, search, ladder_panels)
 
 
 def probe(format_: FormatOption = OutputFormat.TABLE) -> None:
@@ -110,8 +100,7 @@ def search(
     show(measured, format_)
     if format_ in (OutputFormat.TABLE, OutputFormat.MARKDOWN):
         show_grid(pareto_grid(measured.report), format_)
-    if measured.status:
-        raise typer.Exit(measured.status)
+    measured.end()
 
 
 def with_default_menu(spec: "JobSpec") -> "JobSpec":

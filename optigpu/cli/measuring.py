@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from optigpu.cli.output import NOTHING_RANKED, OutputFormat, echo, show_job
-from optigpu.vocabulary import DeviceKind, Document, VariantStatus
+from optigpu.vocabulary import CancelledError, DeviceKind, Document, VariantStatus
 
 if TYPE_CHECKING:
     from optigpu.documents.events import Event
@@ -32,6 +32,11 @@ class Measured:
     status: int
     unranked: str | None
 
+    def end(self) -> None:
+        """Ends the command where the status is another than 0."""
+        if self.status:
+            raise typer.Exit(self.status)
+
 
 def default_device() -> DeviceKind:
     """CUDA where this machine has a GPU, else the CPU."""
@@ -44,8 +49,7 @@ def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:
     """Measures a job and prints it; a status other than 0 ends the command."""
     measured = measure(spec)
     show(measured, form)
-    if measured.status:
-        raise typer.Exit(measured.status)
+    measured.end()
 
 
 def measure(spec: "JobSpec") -> Measured:
@@ -133,3 +137,15 @@ def stoppable() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ended_when_stopped(words: str = "") -> Iterator[Stop]:
+    """As `stoppable`. What is cancelled within ends the command with that status, and with the words on stderr."""
+    with stoppable() as stop:
+        try:
+            yield stop
+        except CancelledError as error:
+            if words:
+                echo(words.format(error), err=True)
+            raise typer.Exit(stop.status) from None

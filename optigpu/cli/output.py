@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
@@ -100,45 +100,41 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     typer.echo(harmless(text), err=err, nl=nl)
 
 
+def present(
+    form: OutputFormat, document: object, csv: Callable[[], str], grids: Callable[[], "Iterable[Grid]"]
+) -> None:
+    """Prints what a command has found: a `document` as JSON, the text of a CSV file, or tables."""
+    if form is OutputFormat.JSON:
+        echo(json.dumps(document, indent=2))
+    elif form is OutputFormat.CSV:
+        echo(csv(), nl=False)
+    else:
+        for grid in grids():
+            show_grid(grid, form)
+
+
 def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
     from optigpu.report import job_title, ladder_csv, ladder_grid
 
     results = document["results"]
-    if form is OutputFormat.JSON:
-        echo(json.dumps(document, indent=2))
-    elif form is OutputFormat.CSV:
-        echo(ladder_csv(attribution, results), nl=False)
-    else:
-        show_grid(ladder_grid(job_title(document["spec"], results), attribution, results), form)
-
-
-def end_unranked(results: Sequence[Document], said: str | None = None) -> None:
-    """Ends the command with status NOTHING_RANKED if none of a job's results can be ranked.
-
-    It says why on stderr, unless the job's own reason has `said` it.
-    """
-    from optigpu.documents.older import why_none_ranks
-
-    why = why_none_ranks(results)
-    if why is None:
-        return
-    if why not in (said or ""):
-        echo(why, err=True)
-    raise typer.Exit(NOTHING_RANKED)
+    present(
+        form,
+        document,
+        lambda: ladder_csv(attribution, results),
+        lambda: [ladder_grid(job_title(document["spec"], results), attribution, results)],
+    )
 
 
 def show_list(grid: "Grid", records: Sequence[Document], document: object, form: OutputFormat) -> None:
     """Prints a list: `grid` as a table, `records` as the lines of a CSV file, or `document` as JSON."""
     from optigpu.report import csv_text
 
-    if form is OutputFormat.JSON:
-        echo(json.dumps(document, indent=2))
-    elif form is OutputFormat.CSV:
+    def csv() -> str:
         flat = [{name: _cell(value) for name, value in record.items()} for record in records]
-        echo(csv_text(list(flat[0]) if flat else [], flat), nl=False)
-    else:
-        show_grid(grid, form)
+        return csv_text(list(flat[0]) if flat else [], flat)
+
+    present(form, document, csv, lambda: [grid])
 
 
 def _cell(value: object) -> object:
@@ -152,9 +148,7 @@ def show_grid(grid: "Grid", form: OutputFormat) -> None:
     """Prints a table for a terminal, as Markdown or for LaTeX."""
     from optigpu.report import console, latex, markdown, terminal
 
-    if form is OutputFormat.MARKDOWN:
-        echo(markdown(grid), nl=False)
-    elif form is OutputFormat.LATEX:
-        echo(latex(grid), nl=False)
+    if form in (OutputFormat.MARKDOWN, OutputFormat.LATEX):
+        echo(latex(grid) if form is OutputFormat.LATEX else markdown(grid), nl=False)
     else:
         console().print(terminal(grid))

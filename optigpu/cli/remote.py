@@ -1,14 +1,13 @@
 """Commands that talk to a service: submit, watch, jobs, cancel, withdraw."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.flagged import Given
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import FormatOption, OutputFormat, echo, end_unranked, show_job, show_list
+from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, echo, show_job, show_list
 from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
 from optigpu.vocabulary import DeviceKind, JobState, SpecError
 
@@ -25,13 +24,6 @@ ApiKey = Annotated[
 JobId = Annotated[str, typer.Argument(help="The job's id, as `optigpu submit` and `optigpu jobs` print it.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    add_flagged(app, submit, job_panels)
-    commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, withdraw)
-    for command in commands:
-        app.command()(command)
-
-
 def submit(
     given: Given,
     spec_file: SpecFile = None,
@@ -45,7 +37,17 @@ def submit(
 ) -> None:
     """Submit a job to a service and print its id."""
     with connect(url, api_key) as client:
-        spec = spec_of(given, lambda: _usual_device(given, client), spec_file)
+
+        def usual_device() -> DeviceKind:
+            if "via" in given:  # the devices of a scheduler are not known
+                raise SpecError(
+                    f"--via {given['via']}: name the device as well, --device cuda or --device cpu."
+                )
+            workers = client.workers()
+            has_cuda = any(each.alive and each.device is DeviceKind.CUDA for each in workers)
+            return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
+
+        spec = spec_of(given, usual_device, spec_file)
         if dry_run:
             echo(_script(spec), nl=False)
             return
@@ -129,20 +131,12 @@ def _script(spec: "JobSpec") -> str:
     return SCRIPTS[spec.via](dry_task(spec))
 
 
-def _usual_device(given: Given, client: "Client") -> DeviceKind:
-    """CUDA if a live worker has it, else the CPU. Raises SpecError for a job of a scheduler, whose devices are not
-    known."""
-    if "via" in given:
-        raise SpecError(f"--via {given['via']}: name the device as well, --device cuda or --device cpu.")
-    has_cuda = any(worker.alive and worker.device is DeviceKind.CUDA for worker in client.workers())
-    return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
-
-
 def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     """Shows a job's progress on stderr until it has ended, then its results.
 
     Exit status 1 unless it succeeded, and 3 if none of its results can be ranked.
     """
+    from optigpu.documents.older import why_none_ranks
     from optigpu.documents.result import Attribution
     from optigpu.report import RunProgress, console
 
@@ -164,7 +158,11 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
         raise typer.Exit(1)
     if job.reason:
         echo(job.reason, err=True)
-    end_unranked(report["results"], said=job.reason)
+    why = why_none_ranks(report["results"])
+    if why and why not in (job.reason or ""):
+        echo(why, err=True)
+    if why:
+        raise typer.Exit(NOTHING_RANKED)
 
 
 def _show(client: "Client", job_id: str, progress: "RunProgress", event: "EventView") -> None:

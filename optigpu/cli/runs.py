@@ -21,13 +21,6 @@ Which = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    app.command()(runs)
-    app.command()(show)
-    app.command()(export)
-    app.command("import")(import_)
-
-
 def runs(
     limit: Annotated[int, typer.Option(min=1)] = 20,
     format_: FormatOption = OutputFormat.TABLE,

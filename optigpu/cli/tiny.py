@@ -21,34 +21,29 @@ class Mode(StrEnum):
     ACCURACY = "accuracy"
 
 
-Port = Annotated[
-    str,
-    typer.Option(metavar="DEVICE", help="The serial port, /dev/ttyUSB0 for example, or a pseudo-terminal."),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option("--model-profile", help="ic01, vww01, kws01 or ad01. Default: what the device says it is."),
-]
-Inputs = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="A .npz with inputs and labels, or a folder with y_labels.csv. Performance needs none.",
-    ),
-]
-
-
-def add_commands(app: typer.Typer) -> None:
-    app.command()(tiny)
-
-
 def tiny(
-    port: Port,
+    port: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE", help="The serial port, /dev/ttyUSB0 for example, or a pseudo-terminal."
+        ),
+    ],
     mode: Annotated[
         Mode, typer.Option(help="How fast the device is, or how well it answers.")
     ] = Mode.PERFORMANCE,
-    inputs: Inputs = None,
-    model_profile: Profile = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A .npz with inputs and labels, or a folder with y_labels.csv. Performance needs none.",
+        ),
+    ] = None,
+    model_profile: Annotated[
+        str | None,
+        typer.Option(
+            "--model-profile", help="ic01, vww01, kws01 or ad01. Default: what the device says it is."
+        ),
+    ] = None,
     baud: Annotated[int, typer.Option(help="Bits per second of the port.")] = 115_200,
     seconds: Annotated[float, typer.Option(min=0.01, help="Performance: least time of a run.")] = 10.0,
     inferences: Annotated[int, typer.Option(min=1, help="Performance: least inferences of a run.")] = 10,

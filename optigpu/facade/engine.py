@@ -20,7 +20,6 @@ from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.report import Column, Grid, markdown
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.files import write_chart
 from optigpu.report.charts.summaries import CARD
 from optigpu.report.charts.summaries import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
@@ -158,7 +157,7 @@ class BenchmarkEngine(Shown):
             written[1].write_text("\n".join(map(markdown, self.grids())), encoding="utf-8")
             for name, kind, results in self._charts():
                 with suppress(SpecError):  # nothing of that kind to draw
-                    written += write_chart(CHARTS[kind], Report(TITLE, results), place / name)
+                    written += CHARTS[kind].write(Report(TITLE, results), place / name)
         except OSError as error:
             raise OptiGPUError(
                 f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from optigpu.documents.result import Gain
 from optigpu.documents.views import Board, History, HistoryPoint, LevelChange, Standing
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
-from optigpu.report.charts.history import Change, Moment, Timeline, history_data, samples_data
-from optigpu.report.charts.ladders import Step, Steps, steps_data
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
+from optigpu.report.charts.samples import samples_data
 from optigpu.report.charts.svg import PANELS, Figure, figure
 from optigpu.report.charts.svg.axes import SMALLEST, axis, drawable
 from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width
@@ -128,42 +126,6 @@ def test_any_panel_is_sound_markup_whose_labels_keep_apart(form: Form, data: st.
         assert_apart(words_of(page))
 
 
-def gain(ratio: float, ci: Interval | None) -> Gain:
-    return Gain(ratio=ratio, ci=ci, compared_with=0)
-
-
-ratios = st.floats(1e-6, 1e6) | st.floats(0.5, 3)
-
-
-gains = st.builds(
-    lambda ratio, low, high: gain(ratio, (ratio * low, ratio * high) if high else None),
-    ratios,
-    st.floats(0.01, 1),
-    st.floats(1, 100) | st.none(),
-)
-
-
-some_gain = st.none() | gains
-ladder_steps = st.builds(
-    Step,
-    label=labels,
-    before=ratios,
-    speedup=gains,
-    added=some_gain,
-    alone=some_gain,
-    left_out=some_gain,
-    source=st.none() | labels,
-)
-
-
-@settings(max_examples=15)
-@given(st.lists(ladder_steps, max_size=8).map(tuple), labels)
-def test_any_ladder_is_sound_markup(found: tuple[Step, ...], title: str) -> None:
-    made = figure(Steps(title=title, metric="tokens_per_s", steps=found), id_prefix="any", link=address)
-    assert_shows(made, len(found))
-    assert len(made.table.rows) == len(found)
-
-
 moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
@@ -182,18 +144,34 @@ def test_any_history_is_sound_markup(
     at: list[datetime], values: list[tuple[float, Interval | None]], changed: dict[int, tuple[str, bool]]
 ) -> None:
     found = tuple(
-        Moment(at=moment, value=value, ci=ci, source=f"r{number}")
+        a_point(f"r{number}", moment, value, ci)
         for number, (moment, (value, ci)) in enumerate(zip(at, values, strict=False))
     )
     changes = tuple(
-        Change(at=each.at, text=changed[number][0], improved=changed[number][1], source=each.source)
+        LevelChange(
+            result_id=each.result_id, measured_at=each.measured_at, ratio=1.5, improved=changed[number][1],
+            versions={changed[number][0]: (None, changed[number][0])},
+        )
         for number, each in enumerate(found)
         if number in changed
-    )
-    timeline = Timeline(title="any", axis="tokens/s", better=Better.HIGHER, moments=found, changes=changes)
-    made = figure(timeline, id_prefix="any", link=address)
+    )  # fmt: skip
+    made = figure(a_history(found, changes), id_prefix="any", link=address)
     assert_shows(made, sum(drawable(each.value) for each in found))
     assert len(made.table.rows) == len(found)
+
+
+def a_point(id_: str, at: datetime, value: float, ci: Interval | None, torch: str = "2.13") -> HistoryPoint:
+    return HistoryPoint(
+        result_id=id_, measured_at=at, standing=Standing.CURRENT, value=value, ci=ci, replicates=3,
+        versions={"torch": torch}, warnings=(),
+    )  # fmt: skip
+
+
+def a_history(points: tuple[HistoryPoint, ...], changes: tuple[LevelChange, ...]) -> History:
+    return History(
+        workload={}, model=None, label="int8", backend="torch", device=DeviceKind.CPU, hardware="2x Test CPU",
+        metric="tokens_per_s", unit="1/s", better=Better.HIGHER, points=points, changes=changes,
+    )  # fmt: skip
 
 
 some_samples = st.lists(st.floats(-1e9, 1e9) | st.floats(0, 10), min_size=1, max_size=40)
@@ -404,45 +382,25 @@ def test_a_board_is_a_front_of_what_is_ranked() -> None:
     assert_sound(figure(front, id_prefix="f").svg, "f")
 
 
-def test_a_ladder_says_what_each_technique_buys_added_alone_and_left_out() -> None:
-    step = Step(
-        label="+ int8", before=4.0, speedup=gain(8.0, (7.2, 8.8)), added=gain(2.0, (1.8, 2.2)),
-        alone=gain(1.5, None), left_out=gain(1.8, None),
-    )  # fmt: skip
-    made = figure(Steps(title="t", metric="tokens_per_s", steps=(step,)), id_prefix="w")
-    assert_sound(made.svg, "w")
-    assert {"8.00x [7.20, 8.80]", "times the baseline, log scale"} <= set(said(made.svg))
-    headings = [column.heading for column in made.table.columns]
-    assert headings == ["rung", "speedup", "added", "alone", "left out"]
-    assert made.table.rows[0][2] == "2.00x [1.80, 2.20]"
-
-
-def test_the_steps_of_a_report_are_those_of_its_waterfall() -> None:
-    marks = CHARTS["waterfall"].data(LADDER_REPORT).panels[0].marks[1:]
-    found = [(each.label, each.before, each.speedup.ratio) for each in steps_data(LADDER_REPORT).steps]
-    assert found == [(each.label, each.start, each.value) for each in marks]
-    assert [each.speedup.valid for each in steps_data(BROKEN_REPORT).steps] == [False]
+def test_a_ladder_on_a_page_has_a_row_for_each_rung_that_was_measured() -> None:
+    (panel,) = CHARTS["waterfall"].data(BROKEN_REPORT).panels
+    assert [each.valid for each in panel.marks] == [True, False]
     with pytest.raises(SpecError, match="No report is of one ladder"):
-        steps_data(Report("t", LADDER_REPORT.results, None))
+        CHARTS["waterfall"].data(Report("t", LADDER_REPORT.results, None))
 
 
-def test_a_history_numbers_its_changes_and_says_what_changed() -> None:
+def test_a_history_says_what_changed() -> None:
     points = tuple(
-        HistoryPoint(
-            result_id=f"r{number}", measured_at=utc_now(), standing=Standing.CURRENT, value=100.0 - 10 * number,
-            ci=(99.0 - 10 * number, 101.0 - 10 * number), replicates=3, versions={"torch": torch}, warnings=(),
+        a_point(
+            f"r{number}", utc_now(), 100.0 - 10 * number, (99.0 - 10 * number, 101.0 - 10 * number), torch
         )
         for number, torch in enumerate(("2.12", "2.13"))
-    )  # fmt: skip
+    )
     change = LevelChange(
         result_id="r1", measured_at=points[1].measured_at, ratio=0.9, improved=False,
         versions={"torch": ("2.12", "2.13")},
     )  # fmt: skip
-    found = History(
-        workload={}, model=None, label="int8", backend="torch", device=DeviceKind.CPU, hardware="2x Test CPU",
-        metric="tokens_per_s", unit="1/s", better=Better.HIGHER, points=points, changes=(change,),
-    )  # fmt: skip
-    made = figure(history_data(found), id_prefix="h")
+    made = figure(a_history(points, (change,)), id_prefix="h")
     assert_sound(made.svg, "h")
     assert "10.0% lower (worse): torch 2.12 → 2.13" in " ".join(said(made.svg))
     assert [row[3] for row in made.table.rows] == ["10.0% lower (worse): torch 2.12 → 2.13", ""]

@@ -1,6 +1,6 @@
 """Charts of results as files, with their data beside them as JSON; `svg/` draws them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from optigpu.report.charts.fronts import bits_data, pareto_data
 from optigpu.report.charts.ladders import overview_data, waterfall_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.summaries import architecture_data, baselines_data, comparison_data
-from optigpu.report.charts.svg.picture import write_picture
+from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
 from optigpu.report.charts.sweeps import batches_data, lengths_data, loads_data
 from optigpu.report.charts.variants import (
     ladder_data,
@@ -18,14 +18,13 @@ from optigpu.report.charts.variants import (
     roofline_data,
     throughput_data,
 )
-from optigpu.vocabulary import Document
+from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 
 @dataclass(frozen=True)
 class Chart:
     """A kind of chart. `data` says what it shows and raises SpecError, with what to run, where there is nothing."""
 
-    summary: str
     data: Callable[[Report], ChartData]
 
     def draw(self, report: Report, path: Path) -> None:
@@ -38,24 +37,74 @@ class Chart:
         """Writes the picture of results, as `draw` does."""
         self.draw(Report(title, results, attribution), path)
 
+    def write(self, report: Report, stem: Path) -> tuple[Path, ...]:
+        """The chart as SVG and PNG, and its data as JSON. Raises SpecError where there is nothing of that kind, OSError
+        or OptiGPUError where the files cannot be written."""
+        data, beside = self.data(report), stem.with_suffix(".json")
+        files = [stem.with_suffix(suffix) for suffix in SUFFIXES]
+        for file in files:
+            write_picture(data, file)
+        beside.write_text(data.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        return (*files, beside)
+
 
 CHARTS: dict[str, Chart] = {
-    "ladder": Chart("the primary metric of each variant", ladder_data),
-    "roofline": Chart("each variant below the measured roofs", roofline_data),
-    "quality": Chart("speed over the loss of quality", quality_data),
-    "throughput": Chart("speed over the latency of a request", throughput_data),
-    "precision": Chart("latency and memory of each precision", precision_data),
-    "overview": Chart("four panels: speedup, memory, utilization, loss of quality", overview_data),
-    "lengths": Chart("time and memory of attention over the length", lengths_data),
-    "batches": Chart("throughput against p95 latency over the batch", batches_data),
-    "loads": Chart("throughput against p95 latency over the rate of requests", loads_data),
-    "pareto": Chart("speed over bytes and over divergence, with what none surpasses", pareto_data),
-    "bits": Chart("bytes of the weights over divergence, with what none surpasses", bits_data),
-    "waterfall": Chart("what each rung of a ladder adds", waterfall_data),
-    "comparison": Chart("the comparison table as a picture", comparison_data),
-    "baselines": Chart("results beside what is claimed for an RTX 5090", baselines_data),
-    "architecture": Chart("model, layers, figures and machine as a diagram", architecture_data),
+    "ladder": Chart(ladder_data),
+    "roofline": Chart(roofline_data),
+    "quality": Chart(quality_data),
+    "throughput": Chart(throughput_data),
+    "precision": Chart(precision_data),
+    "overview": Chart(overview_data),
+    "lengths": Chart(lengths_data),
+    "batches": Chart(batches_data),
+    "loads": Chart(loads_data),
+    "pareto": Chart(pareto_data),
+    "bits": Chart(bits_data),
+    "waterfall": Chart(waterfall_data),
+    "comparison": Chart(comparison_data),
+    "baselines": Chart(baselines_data),
+    "architecture": Chart(architecture_data),
 }
 """The charts by name."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of one kind of chart: its files, or the reason why it was not drawn."""
+
+    name: str
+    files: tuple[Path, ...] = ()
+    reason: str | None = None
+
+
+def write_charts(report: Report, folder: Path) -> list[Written]:
+    """Every kind in turn; one that the report has no figures for is named with the reason.
+
+    Raises SpecError where no kind can be drawn, OptiGPUError where the folder cannot be written.
+    """
+    if not report.results:
+        raise SpecError(
+            "The report has no result to draw; run `optigpu ladder --model preset:gpt2 --stack int8_weight_only` first."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = list(_written(report, folder))
+    except OSError as error:
+        raise OptiGPUError(
+            f"{folder} cannot be written ({error.strerror}); make it writable, or name another folder."
+        ) from error
+    if not any(each.files for each in written):
+        reasons = " ".join(f"{each.name}: {each.reason}" for each in written)
+        raise SpecError(f"No chart can be drawn from this report. {reasons}")
+    return written
+
+
+def _written(report: Report, folder: Path) -> Iterator[Written]:
+    for name, chart in CHARTS.items():
+        try:
+            yield Written(name, chart.write(report, folder / name))
+        except SpecError as error:
+            yield Written(name, reason=str(error))
+
 
 __all__ = ["CHARTS", "Chart", "ChartData", "Report"]

@@ -1,14 +1,15 @@
 """What a chart shows, as data, and how it is read of results. `optigpu charts` writes it as JSON beside the picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import Field
 
-from optigpu.documents.result import Attribution
+from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.report.numbers import with_interval
-from optigpu.vocabulary import Better, Document, Frozen, Role
+from optigpu.report.origin import origin_line
+from optigpu.vocabulary import Better, Document, Frozen
 
 Interval = tuple[float, float]
 
@@ -20,6 +21,16 @@ class Report:
     title: str
     results: Sequence[Document]
     attribution: Attribution | None = None
+
+    @property
+    def rows(self) -> tuple[AttributionRow, ...]:
+        """What the attribution says of each variant."""
+        return self.attribution.rows if self.attribution else ()
+
+    @property
+    def measured(self) -> list[Document]:
+        """The results that have a value of their primary metric."""
+        return [each for each in self.results if primary_of(each)["value"] is not None]
 
 
 class Mark(Frozen):
@@ -119,41 +130,12 @@ LOSSES = {
     "top1_agreement": "positions whose most likely token is not fp32's (%)",
 }
 """The metrics of quality loss, the preferred one first, with the label of the axis."""
+Estimate = tuple[float, Interval | None]
+"""A value with its 95% interval."""
 
 
 def is_valid(result: Document) -> bool:
     return bool(result["verdict"]["valid"])
-
-
-def rungs_of(report: Report) -> list[Document]:
-    """The baseline of a ladder and each prefix of its stack, of the first workload and model that it has a baseline of.
-
-    The first prefix is the first technique alone, which the attribution knows by what it added; without an attribution
-    it is taken to be the first that was measured alone. Empty without a baseline.
-    """
-    first = next((each for each in report.results if _role(each) is Role.BASELINE), None)
-    if first is None:
-        return []
-    same = [each for each in report.results if _work(each) == _work(first)]
-    alone = [each["variant"]["index"] for each in same if _role(each) is Role.ALONE]
-    rows = report.attribution.rows if report.attribution else ()
-    added = [row.index for row in rows if row.added is not None] if rows else alone[:1]
-    return [
-        each
-        for each in same
-        if _role(each) in (Role.BASELINE, Role.CUMULATIVE)
-        or (_role(each) is Role.ALONE and each["variant"]["index"] in added)
-    ]
-
-
-def _role(result: Document) -> Role | None:
-    """None for a role of another version."""
-    role = result["variant"]["role"]
-    return Role(role) if role in set(Role) else None
-
-
-def _work(result: Document) -> tuple[str, str | None]:
-    return result["variant"]["workload_digest"], result["variant"]["model"]
 
 
 def primary_of(result: Document) -> Document:
@@ -174,58 +156,69 @@ def reason_of(result: Document, name: str) -> str:
     return metric.get("reason") or "not measured"
 
 
-def first_measured(results: Sequence[Document], names: tuple[str, ...]) -> str | None:
+def missing_of(results: Sequence[Document], name: str) -> dict[str, str]:
+    """The label of each result that has no value of a metric, with the reason."""
+    return {label_of(each): reason_of(each, name) for each in results if not figure_of(each, name)}
+
+
+def first_measured(results: Sequence[Document], names: Iterable[str]) -> str | None:
     """The first of several metrics that any result has a value of."""
     return next((name for name in names if any(figure_of(each, name) for each in results)), None)
 
 
-def interval_of(metric: Document, scale: float = 1.0) -> Interval | None:
-    """The 95% interval in another unit."""
-    return (metric["ci"][0] * scale, metric["ci"][1] * scale) if metric.get("ci") else None
+def estimate(metric: Document, scale: float = 1.0) -> Estimate:
+    """The value of a summary in another unit."""
+    ci = metric.get("ci")
+    return metric["value"] * scale, (ci[0] * scale, ci[1] * scale) if ci else None
 
 
-def loss_of(result: Document, name: str) -> tuple[float, Interval | None] | None:
-    """Loss of quality in percent with its interval; None if it was not measured."""
-    metric = figure_of(result, name)
+def loss_of(result: Document, name: str | None) -> Estimate | None:
+    """Loss of quality in percent; None if it was not measured."""
+    metric = figure_of(result, name) if name else None
     if metric is None or name == "accuracy_loss_percent":
-        return (metric["value"], interval_of(metric)) if metric else None
-    flipped = (100 * (1 - metric["ci"][1]), 100 * (1 - metric["ci"][0])) if metric.get("ci") else None
-    return 100 * (1 - metric["value"]), flipped
+        return estimate(metric) if metric else None
+    ci = metric.get("ci")
+    return 100 * (1 - metric["value"]), (100 * (1 - ci[1]), 100 * (1 - ci[0])) if ci else None
 
 
-def label_of(result: Document) -> str:
-    """A variant's label; an invalid one says so."""
-    label = str(result["variant"]["label"])
+def label_of(result: Document, label: str = "") -> str:
+    """A variant's label, or another one for it; an invalid one says so."""
+    label = label or str(result["variant"]["label"])
     return label if is_valid(result) else f"{label} (invalid)"
 
 
-def bar_of(result: Document, metric: Document, scale: float, label: str, series: str = "") -> Mark:
-    """A metric's value as a bar with its interval."""
+def mark_of(
+    result: Document,
+    y: Estimate,
+    x: Estimate | None = None,
+    *,
+    label: str = "",
+    series: str = "",
+    text: str = "",
+    limit: float | None = None,
+) -> Mark:
+    """A result as a bar or a point; `y` and `x` are in the units of the axes."""
+    (value, ci), (at, x_ci) = y, x or (None, None)
     return Mark(
-        label=label if is_valid(result) else f"{label} (invalid)",
-        value=metric["value"] * scale,
-        ci=interval_of(metric, scale),
+        label=label_of(result, label),
+        value=value,
+        ci=ci,
+        x=at,
+        x_ci=x_ci,
         series=series,
-        text=with_interval(metric, scale),
+        text=text,
         valid=is_valid(result),
+        limit=limit,
         source=str(result["id"]),
     )
 
 
-def metric_panel(
-    title: str,
-    results: Sequence[Document],
-    name: str,
-    scale: float,
-    unit: str,
-    label: Callable[[Document], str] = lambda result: str(result["variant"]["label"]),
-) -> Panel:
-    """A bar for each result that has the metric; the others are named with the reason."""
-    found = [(result, figure_of(result, name)) for result in results]
-    return Panel(
-        title=title,
-        form=Form.BARS,
-        axis=f"{name.removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})",
-        marks=tuple(bar_of(result, metric, scale, label(result)) for result, metric in found if metric),
-        missing={label(result): reason_of(result, name) for result, metric in found if not metric},
-    )
+def bar_of(result: Document, metric: Document, scale: float = 1.0, label: str = "", series: str = "") -> Mark:
+    """A metric's value as a bar with its interval."""
+    text = with_interval(metric, scale)
+    return mark_of(result, estimate(metric, scale), label=label, series=series, text=text)
+
+
+def of_panels(report: Report, results: Sequence[Document], *panels: Panel, note: str = "") -> ChartData:
+    """A chart of panels that show these results of the report."""
+    return ChartData(title=report.title, panels=panels, note=note, origin=origin_line(results))

@@ -1,36 +1,37 @@
 """Speed and latency over the size of the batch, the rate of arrivals, or the length of the sequence."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from optigpu.documents.endpoints import engine_name
 from optigpu.report.charts.marks import (
     ChartData,
     Form,
-    Mark,
     Panel,
     Report,
+    estimate,
     figure_of,
-    interval_of,
-    is_valid,
     label_of,
+    mark_of,
+    missing_of,
+    of_panels,
     primary_of,
     reason_of,
 )
-from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Document, SpecError
 
 FEW = "too few requests for a 95th percentile; measure longer with --max-seconds"
 
 
-@dataclass(frozen=True)
-class Swept:
-    """A workload that is measured at several points: its kind, a command that does it, and the name of a point."""
+def batches_data(report: Report) -> ChartData:
+    """Results of batch_sweep. Raises SpecError where none has a 95th percentile of the latency."""
+    command = "optigpu run --workload batch_sweep --model preset:gpt2 --batch-sizes 1,2,4,8"
+    return _data(report, "batch_sweep", command, _batch)
 
-    kind: str
-    command: str
-    point: Callable[[Document], str]
+
+def loads_data(report: Report) -> ChartData:
+    """Results of serve, of one scenario or several. Raises SpecError as `batches_data` does."""
+    return _data(report, "serve", "optigpu run --workload serve --model preset:gpt2 --rates 1,2,4,8", _load)
 
 
 def _batch(workload: Document) -> str:
@@ -44,39 +45,40 @@ def _load(workload: Document) -> str:
     return f"{workload['scenario']}{clients}"
 
 
-BATCHES = Swept(
-    "batch_sweep",
-    "`optigpu run --workload batch_sweep --model preset:gpt2 --batch-sizes 1,2,4,8`",
-    _batch,
-)
-LOADS = Swept("serve", "`optigpu run --workload serve --model preset:gpt2 --rates 1,2,4,8`", _load)
-
-
-def batches_data(report: Report) -> ChartData:
-    """Results of batch_sweep. Raises SpecError where none has a 95th percentile of the latency."""
-    return _data(report, BATCHES)
-
-
-def loads_data(report: Report) -> ChartData:
-    """Results of serve, of one scenario or several. Raises SpecError as `batches_data` does."""
-    return _data(report, LOADS)
-
-
-def _data(report: Report, what: Swept) -> ChartData:
-    swept = [each for each in report.results if each["variant"]["workload"].get("kind") == what.kind]
+def _data(report: Report, kind: str, command: str, point: Callable[[Document], str]) -> ChartData:
+    swept = [each for each in report.results if each["variant"]["workload"].get("kind") == kind]
     shown = [each for each in swept if _p95(each) is not None and primary_of(each)["value"] is not None]
     if not swept:
-        raise SpecError(f"No result is of {what.kind}; run {what.command}.")
+        raise SpecError(f"No result is of {kind}; run `{command}`.")
     if not shown:
         raise SpecError(
-            f"No result of {what.kind} has a 95th percentile of the latency: there were too few requests. Measure "
+            f"No result of {kind} has a 95th percentile of the latency: there were too few requests. Measure "
             "longer, for example with --max-seconds 60."
         )
-    return ChartData(
-        title=report.title,
-        panels=(_panel(swept, shown, what),),
+    engines = {_engine(each) for each in shown}
+    reasons = {label_of(each): reason_of(each, "latency_s") for each in swept if each not in shown}
+    panel = Panel(
+        title="Throughput against latency",
+        form=Form.LINES,
+        axis=heading(shown[0]["variant"]["primary_metric"]),
+        x_axis="95th percentile of the latency of a request (ms)",
+        marks=tuple(
+            mark_of(
+                each,
+                estimate(primary_of(each)),
+                ((_p95(each) or 0.0) * 1e3, None),
+                series=_stack(each) if len(engines) < 2 else f"{_stack(each)}, {_engine(each)}",
+                text=point(each["variant"]["workload"]),
+            )
+            for each in shown
+        ),
+        missing={label: FEW if why == "not measured" else why for label, why in reasons.items()},
+    )
+    return of_panels(
+        report,
+        shown,
+        panel,
         note="Up and to the left is better. Lines join what has the same stack and engine. Bars: 95% intervals.",
-        origin=origin_line(shown),
     )
 
 
@@ -86,40 +88,12 @@ def _p95(result: Document) -> float | None:
     return found
 
 
-def _panel(swept: Sequence[Document], shown: Sequence[Document], what: Swept) -> Panel:
-    engines = {_engine(each["variant"]) for each in shown}
-    return Panel(
-        title="Throughput against latency",
-        form=Form.LINES,
-        axis=heading(shown[0]["variant"]["primary_metric"]),
-        x_axis="95th percentile of the latency of a request (ms)",
-        marks=tuple(_mark(each, what, engines) for each in shown),
-        missing={label_of(each): _reason(each) for each in swept if each not in shown},
-    )
+def _stack(result: Document) -> str:
+    return " + ".join(technique["name"] for technique in result["variant"]["stack"]) or "baseline"
 
 
-def _reason(result: Document) -> str:
-    reason = reason_of(result, "latency_s")
-    return FEW if reason == "not measured" else reason
-
-
-def _mark(result: Document, what: Swept, engines: Collection[str]) -> Mark:
-    variant, primary = result["variant"], primary_of(result)
-    stack = " + ".join(technique["name"] for technique in variant["stack"]) or "baseline"
-    return Mark(
-        label=label_of(result),
-        series=stack if len(engines) < 2 else f"{stack}, {_engine(variant)}",
-        x=(_p95(result) or 0.0) * 1e3,
-        value=primary["value"],
-        ci=interval_of(primary),
-        text=what.point(variant["workload"]),
-        valid=is_valid(result),
-        source=str(result["id"]),
-    )
-
-
-def _engine(variant: Document) -> str:
-    return engine_name(variant["backend"], variant.get("endpoint"))
+def _engine(result: Document) -> str:
+    return engine_name(result["variant"]["backend"], result["variant"].get("endpoint"))
 
 
 def lengths_data(report: Report) -> ChartData:
@@ -129,19 +103,16 @@ def lengths_data(report: Report) -> ChartData:
         raise SpecError(
             "No result is of attention; run `optigpu run --workload attention --lengths 128,256,512,1024`."
         )
-    return ChartData(
-        title=report.title,
-        panels=(
-            _length_panel("Time", shown, "latency_s", 1e3, "latency of a call (ms)"),
-            _length_panel("Memory", shown, "peak_bytes", 1e-6, "peak memory of a call (MB)"),
-        ),
+    return of_panels(
+        report,
+        shown,
+        _length_panel("Time", shown, "latency_s", 1e3, "latency of a call (ms)"),
+        _length_panel("Memory", shown, "peak_bytes", 1e-6, "peak memory of a call (MB)"),
         note="Both axes are logarithmic. Bars: 95% intervals. Less is better.",
-        origin=origin_line(shown),
     )
 
 
 def _length_panel(title: str, results: Sequence[Document], name: str, scale: float, axis: str) -> Panel:
-    found = [(result, figure_of(result, name)) for result in results]
     return Panel(
         title=title,
         form=Form.LINES,
@@ -149,17 +120,14 @@ def _length_panel(title: str, results: Sequence[Document], name: str, scale: flo
         x_axis="length of the sequence (tokens)",
         logarithmic=True,
         marks=tuple(
-            Mark(
-                label=label_of(result),
-                series="/".join(result["variant"]["workload"]["implementations"]),
-                x=max(result["variant"]["workload"]["lengths"]),
-                value=metric["value"] * scale,
-                ci=interval_of(metric, scale),
-                valid=is_valid(result),
-                source=str(result["id"]),
+            mark_of(
+                each,
+                estimate(metric, scale),
+                (max(each["variant"]["workload"]["lengths"]), None),
+                series="/".join(each["variant"]["workload"]["implementations"]),
             )
-            for result, metric in found
-            if metric and metric["value"] > 0
+            for each in results
+            if (metric := figure_of(each, name)) and metric["value"] > 0
         ),
-        missing={label_of(result): reason_of(result, name) for result, metric in found if not metric},
+        missing=missing_of(results, name),
     )

@@ -3,79 +3,74 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from optigpu.report.charts.history import Samples, Timeline
-from optigpu.report.charts.ladders import Step, Steps
+from optigpu.documents.views import History, LevelChange
 from optigpu.report.charts.marks import Interval, Mark, Panel
+from optigpu.report.charts.samples import Samples
 from optigpu.report.formats import Column, Grid
-from optigpu.report.numbers import ratio, short
+from optigpu.report.numbers import short
+from optigpu.report.rows import heading
 
-Cells = tuple[Column, Callable[[Mark], str]]
+MOST_VERSIONS = 3
+"""Packages that a change names."""
 
 
 def panel_table(panel: Panel) -> Grid:
     """A row for each mark, and a note for each label that has none. Columns that are empty are left out."""
-    columns: list[Cells] = [
-        (Column("rank", right=True), lambda each: "" if each.rank is None else str(each.rank)),
-        (Column("name"), lambda each: each.label),
-        (Column("series"), lambda each: each.series if each.series != each.label else ""),
-        (Column("point"), lambda each: each.text if panel.x_axis and each.text != each.label else ""),
-        (Column("from", right=True), lambda each: short(each.start) if each.start else ""),
-        (Column(panel.axis, right=True), lambda each: short(each.value)),
-        (Column("95% interval", right=True), lambda each: interval(each.ci)),
-        (Column("its roof", right=True), lambda each: "" if each.limit is None else short(each.limit)),
-    ]
-    if panel.x_axis:
-        columns += [
-            (Column(panel.x_axis, right=True), lambda each: short(each.x)),
-            (Column("its 95% interval", right=True), lambda each: interval(each.x_ci)),
-        ]
-    columns += [
-        (Column("on the front"), lambda each: "yes" if each.on_front else ""),
-        (Column("status"), _status),
+    columns: list[tuple[str, bool, Callable[[Mark], str]]] = [
+        ("rank", True, lambda each: "" if each.rank is None else str(each.rank)),
+        ("name", False, lambda each: each.label),
+        ("series", False, lambda each: each.series if each.series != each.label else ""),
+        ("point", False, lambda each: each.text if panel.x_axis and each.text != each.label else ""),
+        ("from", True, lambda each: short(each.start) if each.start else ""),
+        (panel.axis, True, lambda each: short(each.value)),
+        ("95% interval", True, lambda each: interval(each.ci)),
+        ("its roof", True, lambda each: "" if each.limit is None else short(each.limit)),
+        (panel.x_axis, True, lambda each: short(each.x) if panel.x_axis else ""),
+        ("its 95% interval", True, lambda each: interval(each.x_ci) if panel.x_axis else ""),
+        ("on the front", False, lambda each: "yes" if each.on_front else ""),
+        ("status", False, lambda each: "claimed" if each.claimed else "" if each.valid else "not valid"),
     ]
     notes = (*(f"{each.text}." for each in panel.roofs), *reasons(panel.missing))
-    rows = tuple(tuple(cell(each) for _, cell in columns) for each in panel.marks)
+    headings = tuple(Column(words, right) for words, right, _ in columns)
+    rows = tuple(tuple(cell(each) for *_, cell in columns) for each in panel.marks)
     faint = frozenset(number for number, each in enumerate(panel.marks) if not each.valid)
-    return Grid(
-        panel.title, tuple(column for column, _ in columns), rows, notes, faint
-    ).without_empty_columns()
+    return Grid(panel.title, headings, rows, notes, faint).without_empty_columns()
 
 
-def steps_table(steps: Steps) -> Grid:
-    """A row for each rung: its speedup, and what its technique buys added, alone and left out."""
-    names = ("speedup", "added", "alone", "left out")
-    columns = (Column("rung"), *(Column(name, right=True) for name in names))
-    rows = tuple(_step(each) for each in steps.steps)
-    faint = frozenset(number for number, each in enumerate(steps.steps) if not each.speedup.valid)
-    return Grid(steps.title, columns, rows, reasons(steps.missing), faint).without_empty_columns()
-
-
-def _step(each: Step) -> tuple[str, ...]:
-    effects = (each.added, each.alone, each.left_out)
-    return (each.label, ratio(each.speedup), *("" if gain is None else ratio(gain) for gain in effects))
-
-
-def timeline_table(timeline: Timeline) -> Grid:
+def history_table(history: History) -> Grid:
     """A row for each result, the newest first; a change of the level is written beside the first result after it."""
-    changes = {each.source: each.text for each in timeline.changes}
+    changes = {each.result_id: change_text(each) for each in history.changes}
     columns = (
         Column("measured (UTC)"),
-        Column(timeline.axis, right=True),
+        Column(heading(history.metric), right=True),
         Column("95% interval", right=True),
         Column("change"),
         Column("warnings"),
     )
-    rows = tuple(
+    rows = (
         (
-            f"{each.at:%Y-%m-%d %H:%M}",
+            f"{each.measured_at:%Y-%m-%d %H:%M}",
             short(each.value),
             interval(each.ci),
-            changes.get(each.source, ""),
+            changes.get(each.result_id, ""),
             ", ".join(each.warnings),
         )
-        for each in reversed(timeline.moments)
+        for each in reversed(history.points)
     )
-    return Grid(timeline.title, columns, rows).without_empty_columns()
+    return Grid(history_title(history), columns, tuple(rows)).without_empty_columns()
+
+
+def history_title(history: History) -> str:
+    return f"{history.label} on {history.hardware}"
+
+
+def change_text(change: LevelChange) -> str:
+    """`12.1% higher (worse): torch 2.12 → 2.13`."""
+    size = f"{abs(change.ratio - 1):.1%} {'higher' if change.ratio > 1 else 'lower'}"
+    named = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in change.versions.items()]
+    more = len(named) - MOST_VERSIONS
+    what = ", ".join(named[:MOST_VERSIONS] + ([f"{more} more versions"] if more > 0 else []))
+    return f"{size} ({'better' if change.improved else 'worse'}): {what or 'no version changed'}"
 
 
 def samples_table(samples: Samples) -> Grid:
@@ -94,10 +89,6 @@ def samples_table(samples: Samples) -> Grid:
 
 def interval(ci: Interval | None) -> str:
     return "" if ci is None else f"[{short(ci[0])}, {short(ci[1])}]"
-
-
-def _status(each: Mark) -> str:
-    return "claimed" if each.claimed else "" if each.valid else "not valid"
 
 
 def reasons(missing: dict[str, str]) -> tuple[str, ...]:

@@ -9,24 +9,25 @@ from optigpu.documents.older import facts_of
 from optigpu.report.charts.marks import (
     LOSSES,
     ChartData,
+    Estimate,
     Form,
     Mark,
     Panel,
     Report,
     Roof,
     bar_of,
+    estimate,
     figure_of,
     first_measured,
-    interval_of,
-    is_valid,
     label_of,
     loss_of,
-    metric_panel,
+    mark_of,
+    missing_of,
+    of_panels,
     primary_of,
     reason_of,
 )
 from optigpu.report.numbers import short, with_interval
-from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Better, Document, SpecError
 
@@ -34,9 +35,7 @@ from optigpu.vocabulary import Better, Document, SpecError
 def ladder_data(report: Report) -> ChartData:
     """The primary metric of each variant, in the order of the plan. Raises SpecError where none has a value."""
     marks = tuple(
-        bar_of(each, primary_of(each), 1.0, str(each["variant"]["label"]), str(each["variant"]["role"]))
-        for each in report.results
-        if primary_of(each)["value"] is not None
+        bar_of(each, primary_of(each), series=str(each["variant"]["role"])) for each in report.measured
     )
     if not marks:
         raise SpecError("No result has a value to draw; `optigpu run --format json` prints the reasons.")
@@ -69,38 +68,25 @@ def roofline_data(report: Report) -> ChartData:
 
 def _under_roof(result: Document, step: Document) -> Mark:
     primary, value = primary_of(result), step["flops"] / step["measured_s"] / 1e9
+    ci = estimate(primary, value / primary["value"])[1] if primary["value"] else None
     limit = step["flops"] / step["attainable_s"] / 1e9
     share = step["attainable_s"] / step["measured_s"]
-    return Mark(
-        label=label_of(result),
-        x=step["flops_per_byte"],
-        value=value,
-        ci=interval_of(primary, value / primary["value"]) if primary["value"] else None,
-        limit=limit,
-        text=f"{share:.0%} of its roof of {short(limit)} GFLOP/s; bound: {step['bound']}",
-        valid=is_valid(result),
-        source=str(result["id"]),
-    )
+    text = f"{share:.0%} of its roof of {short(limit)} GFLOP/s; bound: {step['bound']}"
+    return mark_of(result, (value, ci), (step["flops_per_byte"], None), text=text, limit=limit)
 
 
 def _roofs(found: Sequence[tuple[Document, Document]]) -> Iterator[Roof]:
     """A slope for each bandwidth, the lowest first, and a ceiling for each rate with the dtypes that reach it."""
-    roofs = [step["roof"] for _, step in found]
-    for bandwidth, array_bytes in sorted(
-        {roof["bytes_per_s"]: roof["array_bytes"] for roof in roofs}.items()
-    ):
-        text = f"{short(bandwidth / 1e9)} GB/s reading {array_size(array_bytes)}"
-        yield Roof(text=text, gb_per_s=bandwidth / 1e9)
+    bandwidths = {step["roof"]["bytes_per_s"]: step["roof"]["array_bytes"] for _, step in found}
+    for bandwidth, size in sorted(bandwidths.items()):
+        array = f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+        yield Roof(text=f"{short(bandwidth / 1e9)} GB/s reading {array}", gb_per_s=bandwidth / 1e9)
     rates: dict[float, set[str]] = {}
-    for (result, _), roof in zip(found, roofs, strict=True):
-        rates.setdefault(roof["flops_per_s"], set()).add(facts_of(result)["roofline"]["dtype"])
+    for result, step in found:
+        rates.setdefault(step["roof"]["flops_per_s"], set()).add(facts_of(result)["roofline"]["dtype"])
     for rate, dtypes in rates.items():
         text = f"{', '.join(sorted(dtypes))}: {short(rate / 1e9)} GFLOP/s"
         yield Roof(text=text, gflop_per_s=rate / 1e9)
-
-
-def array_size(array_bytes: int) -> str:
-    return f"{array_bytes / 2**30:.3g} GiB" if array_bytes >= 2**30 else f"{array_bytes / 2**20:.3g} MiB"
 
 
 def quality_data(report: Report) -> ChartData:
@@ -109,8 +95,8 @@ def quality_data(report: Report) -> ChartData:
 
     Raises SpecError where no result has both.
     """
-    timed = [each for each in report.results if primary_of(each)["value"] is not None]
-    name = first_measured(timed, tuple(LOSSES))
+    timed = report.measured
+    name = first_measured(timed, LOSSES)
     if name is None:
         raise SpecError(
             "No result has a quality to draw; measure a trained model, such as bundled:tiny, with the meter 'quality'."
@@ -120,53 +106,37 @@ def quality_data(report: Report) -> ChartData:
         form=Form.LOSS,
         axis=_axis(report),
         x_axis=LOSSES[name],
-        marks=tuple(_point(each, *loss) for each in timed if (loss := loss_of(each, name))),
-        missing={label_of(each): reason_of(each, name) for each in timed if not loss_of(each, name)},
+        marks=tuple(_point(each, loss) for each in timed if (loss := loss_of(each, name))),
+        missing=missing_of(timed, name),
     )
     return _one(report, panel)
 
 
 def throughput_data(report: Report) -> ChartData:
     """The primary metric over the median latency of a request. Raises SpecError where none has both."""
-    marks = [
-        _point(each, latency["value"] * 1e3, interval_of(latency, 1e3))
-        for each in report.results
-        if (latency := figure_of(each, "latency_s")) and primary_of(each)["value"] is not None
-    ]
+    marks = tuple(
+        _point(each, estimate(latency, 1e3))
+        for each in report.measured
+        if (latency := figure_of(each, "latency_s"))
+    )
     if not marks:
         raise SpecError(
             "No result has a latency to draw; measure a workload that has one, such as batch_sweep."
         )
-    axis = "latency of a request (ms)"
-    missing = {
-        label_of(each): reason_of(each, "latency_s")
-        for each in report.results
-        if not figure_of(each, "latency_s")
-    }
     panel = Panel(
         title="throughput",
         form=Form.LINES,
         axis=_axis(report),
-        x_axis=axis,
-        marks=tuple(marks),
-        missing=missing,
+        x_axis="latency of a request (ms)",
+        marks=marks,
+        missing=missing_of(report.results, "latency_s"),
     )
     return _one(report, panel)
 
 
-def _point(result: Document, x: float, x_ci: tuple[float, float] | None) -> Mark:
+def _point(result: Document, x: Estimate) -> Mark:
     primary = primary_of(result)
-    return Mark(
-        label=label_of(result),
-        series=label_of(result),
-        x=x,
-        x_ci=x_ci,
-        value=primary["value"],
-        ci=interval_of(primary),
-        text=with_interval(primary),
-        valid=is_valid(result),
-        source=str(result["id"]),
-    )
+    return mark_of(result, estimate(primary), x, series=label_of(result), text=with_interval(primary))
 
 
 def _axis(report: Report) -> str:
@@ -174,7 +144,7 @@ def _axis(report: Report) -> str:
 
 
 def _one(report: Report, panel: Panel) -> ChartData:
-    return ChartData(title=report.title, panels=(panel,), origin=origin_line(report.results))
+    return of_panels(report, report.results, panel)
 
 
 LATENCIES = ("latency_s", "step_s")
@@ -186,30 +156,33 @@ OF_PRECISION = PRECISION_ALONE | {"native_decode", "mixed_precision"}
 
 def precision_data(report: Report) -> ChartData:
     """Variants that differ in their precision alone. Raises SpecError where none has a latency or a memory."""
-    shown = [result for result in report.results if _is_of_precision(result)]
+    stacks = [({each["name"] for each in result["variant"]["stack"]}, result) for result in report.results]
+    shown = [result for names, result in stacks if names <= OF_PRECISION]
     latency, memory = first_measured(shown, LATENCIES), first_measured(shown, MEMORIES)
     if latency is None and memory is None:
         raise SpecError(
             "No result has a latency or a memory of a precision; run `optigpu ladder --model preset:gpt2 "
             "--stack bf16` or another technique of the layer quantization."
         )
-    return ChartData(
-        title=report.title,
-        panels=(
-            _precision_panel("Latency", shown, latency or LATENCIES[0], 1e3, "ms"),
-            _precision_panel("Memory", shown, memory or MEMORIES[0], 1e-6, "MB"),
-        ),
+    return of_panels(
+        report,
+        shown,
+        _precision_panel("Latency", shown, latency or LATENCIES[0], 1e3, "ms"),
+        _precision_panel("Memory", shown, memory or MEMORIES[0], 1e-6, "MB"),
         note="Lines: 95% intervals. Dashed: not valid. Less is better.",
-        origin=origin_line(shown),
     )
 
 
-def _is_of_precision(result: Document) -> bool:
-    return {technique["name"] for technique in result["variant"]["stack"]} <= OF_PRECISION
-
-
 def _precision_panel(title: str, results: Sequence[Document], name: str, scale: float, unit: str) -> Panel:
-    return metric_panel(title, results, name, scale, unit, label=precision_label)
+    """A bar for each result that has the metric; the others are named with the reason."""
+    found = [(each, precision_label(each), figure_of(each, name)) for each in results]
+    return Panel(
+        title=title,
+        form=Form.BARS,
+        axis=f"{name.removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})",
+        marks=tuple(bar_of(each, metric, scale, label) for each, label, metric in found if metric),
+        missing={label: reason_of(each, name) for each, label, metric in found if not metric},
+    )
 
 
 def precision_label(result: Document) -> str:

@@ -2,16 +2,15 @@
 
 `figure` chooses the chart by the data, and adds the table:
 
-    figure(Panel | Steps | Timeline | Samples, id_prefix="speed", link=address_of_result) -> Figure(title, svg, table)
+    figure(Panel | History | Samples, id_prefix="speed", link=address_of_result) -> Figure(title, svg, table)
 
 | data | from | chart |
 | --- | --- | --- |
 | Panel of the form `bars` | `CHARTS[name].data(report).panels` | bars with intervals, ties |
-| Panel of the form `front` or `loss` | `CHARTS["pareto"]`, `boards.front_panel` | points, their front |
+| Panel of the form `front` or `loss` | `CHARTS["pareto"]`, `fronts.front_panel` | points, their front |
 | Panel of the form `lines` | `CHARTS["batches"]`, `"loads"`, `"lengths"`, `"throughput"` | joined points |
 | Panel of the form `roofline` | `CHARTS["roofline"]` | points below the roofs |
-| Steps | `steps_data(report)` | the ladder as a waterfall |
-| Timeline | `history_data(with_changes(history))` | a history with its changes |
+| History | `optigpu.statistics.levels.with_changes` | values over time with changes of their level |
 | Samples | `samples_data(title, axis, samples)` | a histogram of each replicate |
 
 Each chart is a `Sketch`, which draws itself into a frame of some width, or the reason why there is nothing to draw. On
@@ -24,21 +23,19 @@ a width. `picture.py` makes a file that stands alone.
 """
 
 from dataclasses import dataclass
-from typing import assert_never
 
-from optigpu.report.charts.history import Samples, Timeline
-from optigpu.report.charts.ladders import Steps
+from optigpu.documents.views import History
 from optigpu.report.charts.marks import Form, Panel
+from optigpu.report.charts.samples import Samples
 from optigpu.report.charts.svg.bars import bars
-from optigpu.report.charts.svg.history import histogram, history
-from optigpu.report.charts.svg.markup import Link, Sketch, Svg, inline
+from optigpu.report.charts.svg.histogram import histogram
+from optigpu.report.charts.svg.history import history
+from optigpu.report.charts.svg.markup import Link, Svg, inline
 from optigpu.report.charts.svg.points import fronts, lines
 from optigpu.report.charts.svg.roofline import roofline
-from optigpu.report.charts.svg.waterfall import waterfall
-from optigpu.report.charts.tables import panel_table, samples_table, steps_table, timeline_table
+from optigpu.report.charts.tables import history_table, panel_table, samples_table
 from optigpu.report.formats import Grid
 
-Data = Panel | Steps | Timeline | Samples
 PANELS = {
     Form.BARS: bars,
     Form.FRONT: fronts,
@@ -53,26 +50,21 @@ PANELS = {
 class Figure:
     """A chart for a page, and the table with the same data."""
 
-    title: str
     svg: Svg
     table: Grid
 
+    @property
+    def title(self) -> str:
+        return self.table.title
 
-def figure(data: Data, *, id_prefix: str, link: Link | None = None) -> Figure:
+
+def figure(data: Panel | History | Samples, *, id_prefix: str, link: Link | None = None) -> Figure:
     """The chart that shows the data, and its table."""
-    sketch: Sketch | str
-    match data:
-        case Steps():
-            sketch, table = waterfall(data, link), steps_table(data)
-        case Timeline():
-            sketch, table = history(data, link), timeline_table(data)
-        case Samples():
-            sketch, table = histogram(data), samples_table(data)
-        case Panel():
-            sketch, table = PANELS[data.form](data, link), panel_table(data)
-        case _:
-            assert_never(data)
-    return Figure(data.title, inline(sketch, id_prefix), table)
+    if isinstance(data, History):
+        return Figure(inline(history(data, link), id_prefix), history_table(data))
+    if isinstance(data, Samples):
+        return Figure(inline(histogram(data), id_prefix), samples_table(data))
+    return Figure(inline(PANELS[data.form](data, link), id_prefix), panel_table(data))
 
 
-__all__ = ["PANELS", "Data", "Figure", "Link", "Svg", "figure"]
+__all__ = ["PANELS", "Figure", "Link", "Svg", "figure"]

@@ -1,9 +1,10 @@
 """The lines and labels of axes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from optigpu.report.charts.marks import Interval
 from optigpu.report.charts.svg.markup import SIZE, SMALL, Svg, element, group, line, number, text, text_width
@@ -29,8 +30,7 @@ def spans_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > SMALLEST and max(values) >= LOGARITHMIC_FROM * min(values)
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     value: float
     text: str
 
@@ -64,22 +64,15 @@ class Scale:
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` (at least 3) multiples of 1, 2 or 5 times a power of ten, from at or below `low` to at or above
     `high`."""
-    low, high = _apart(low, high)
+    if high - low <= max(max(abs(low), abs(high)) * 1e-3, SMALLEST):  # too close for ticks between them
+        room = max(abs(high) * 0.05, SMALLEST) if high else 0.5
+        low, high = (0.0, 1.0) if low == high == 0 else (low - room, high + room)
     step = _step_from((high - low) / max(1, most - 1))
     while True:
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         if last - first < max(3, most):  # around 0 there are always three
             return [number * step for number in range(first, last + 1)]
         step = _step_from(step * 1.01)
-
-
-def _apart(low: float, high: float) -> tuple[float, float]:
-    """Bounds that differ enough for ticks between them."""
-    least = max(abs(low), abs(high)) * 1e-3
-    if high - low > max(least, SMALLEST):
-        return low, high
-    room = max(abs(high) * 0.05, SMALLEST) if high else 0.5
-    return (0.0, 1.0) if low == high == 0 else (low - room, high + room)
 
 
 def _step_from(least: float) -> float:
@@ -92,30 +85,17 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Ticks from at or below `low` (above 0) to at or above `high`: at 1, 2 and 5 where these are at most `most`, else
     at 1 and 10 or every few decades."""
     high = max(high, low * 1.001)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = _multiples(low, high, factors)
+        every = [factor * 10.0**power for power in powers for factor in factors]
+        below = max(each for each in every if each <= low * (1 + 1e-9))
+        above = min(each for each in every if each >= high * (1 - 1e-9))
+        found = [each for each in every if below <= each <= above]
         if len(found) <= max(2, most):
             return found
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     stride = math.ceil((last - first) / max(1, most - 1))
     return [10.0 ** (first + stride * number) for number in range(math.ceil((last - first) / stride) + 1)]
-
-
-def _multiples(low: float, high: float, factors: Sequence[int]) -> list[float]:
-    """The factors times powers of ten, from the last at or below `low` to the first at or above `high`."""
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    every = [factor * 10.0**power for power in powers for factor in factors]
-    below = max(each for each in every if each <= low * (1 + 1e-9))
-    above = min(each for each in every if each >= high * (1 - 1e-9))
-    return [each for each in every if below <= each <= above]
-
-
-def tick_texts(ticks: Sequence[float], *, logarithmic: bool = False) -> list[str]:
-    """Labels with the decimals that the ticks need and a common prefix, or powers of ten."""
-    if logarithmic:
-        return [superscript(each) for each in ticks]
-    step = min((after - before for before, after in pairwise(ticks)), default=0.0)
-    return prefixed(ticks, step)
 
 
 def axis(
@@ -139,21 +119,22 @@ def axis(
 
     def scale(count: int) -> Scale:
         values = log_ticks(low, high, count) if logarithmic else linear_ticks(low, high, count)
-        texts = tick_texts(values, logarithmic=logarithmic)
+        step = min((after - before for before, after in pairwise(values)), default=0.0)
+        texts = [superscript(each) for each in values] if logarithmic else prefixed(values, step)
         if floor and logarithmic and values[0] <= floor:
             texts[0] = f"≤{texts[0]}"
         ticks = tuple(Tick(value, text) for value, text in zip(values, texts, strict=True))
         return Scale(values[0], values[-1], start, end, ticks, logarithmic)
 
     found = (scale(count) for count in range(max(2, most), 1, -1))
-    fitting = next((each for each in found if _keep_apart(each, size)), None)
+    fitting = next((each for each in found if keep_apart(each, size)), None)
     if fitting:
         return fitting
     least = scale(2)
     return replace(least, ticks=(least.ticks[0], least.ticks[-1]))
 
 
-def _keep_apart(scale: Scale, size: Callable[[str], float]) -> bool:
+def keep_apart(scale: Scale, size: Callable[[str], float]) -> bool:
     places = [(abs(scale(tick.value) - scale.start), size(tick.text)) for tick in scale.ticks]
     return all(
         after - before >= (wide + next_wide) / 2 + GAP
@@ -200,41 +181,29 @@ def lying(make: Callable[[float, float], Scale], start: float, end: float, width
 
 def below(scale: Scale, top: float, bottom: float) -> Svg:
     """An axis that lies below a plot, with a line through the plot at each tick."""
-    lines = "".join(f"M{number(scale(tick.value))},{number(top)}V{number(bottom)}" for tick in scale.ticks)
-    labels = [text(scale(tick.value), bottom + 15, tick.text) for tick in scale.ticks]
+    lines = (f"M{number(scale(each.value))},{number(top)}V{number(bottom)}" for each in scale.ticks)
+    labels = [text(scale(each.value), bottom + 15, each.text) for each in scale.ticks]
     zero = line(scale(0), top, scale(0), bottom, "c-zero") if scale.holds(0) else ""
     return _axis(lines, zero, labels, "middle")
 
 
 def beside(scale: Scale, left: float, right: float) -> Svg:
     """An axis that stands left of a plot."""
-    lines = "".join(f"M{number(left)},{number(scale(tick.value))}H{number(right)}" for tick in scale.ticks)
-    labels = [text(left - 6, scale(tick.value) + 4, tick.text) for tick in scale.ticks]
+    lines = (f"M{number(left)},{number(scale(each.value))}H{number(right)}" for each in scale.ticks)
+    labels = [text(left - 6, scale(each.value) + 4, each.text) for each in scale.ticks]
     zero = line(left, scale(0), right, scale(0), "c-zero") if scale.holds(0) else ""
     return _axis(lines, zero, labels, "end")
 
 
-def _axis(lines: str, zero: str, labels: Sequence[str], anchor: str) -> Svg:
+def _axis(lines: Iterable[str], zero: str, labels: Sequence[str], anchor: str) -> Svg:
     named = element("g", *labels, text_anchor=anchor)
-    return group("c-axis", element("path", d=lines), zero, named, hidden=True)
+    return group("c-axis", element("path", d="".join(lines)), zero, named, hidden=True)
 
 
-def name_above(words: str, scale: Scale, y: float, width: float) -> Svg:
-    """The name of an upright axis, above the plot from the left edge; what is said at the right has its own room."""
-    return _name(_with_kind(words, scale), 0, y, width - BESIDE_NAME, None)
-
-
-def name_below(words: str, scale: Scale, x: float, y: float, width: float) -> Svg:
-    """The name of an axis below a plot, at its right end."""
-    return _name(_with_kind(words, scale), x, y, width, "end")
-
-
-def _with_kind(words: str, scale: Scale) -> str:
-    return f"{words}, log scale" if scale.logarithmic else words
-
-
-def _name(words: str, x: float, y: float, width: float, anchor: str | None) -> Svg:
-    return group("c-name", text(x, y, words, anchor=anchor, width=width, size=SMALL))
+def name_of(words: str, scale: Scale, x: float, y: float, width: float) -> Svg:
+    """The name of an axis, from the left edge or, where `x` is another, up to there."""
+    kind = f"{words}, log scale" if scale.logarithmic else words
+    return group("c-name", text(x, y, kind, anchor="end" if x else None, width=width, size=SMALL))
 
 
 CAP = 4.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from optigpu.report.charts.marks import Mark, Panel
 from optigpu.report.charts.svg.axes import (
@@ -14,7 +14,7 @@ from optigpu.report.charts.svg.axes import (
     drawable,
     label_width,
     lying,
-    name_below,
+    name_of,
     whisker,
 )
 from optigpu.report.charts.svg.markup import (
@@ -81,30 +81,24 @@ class _Bars:
         return 34.0 if any(each.rank is not None for each in self.marks) else 0.0
 
     @property
-    def values(self) -> float:
-        """The width of the figures beside the bars."""
-        return max(text_width(_figure(each, self.frame)) for each in self.marks) + 4
+    def names(self) -> float:
+        """The width of the names beside the bars."""
+        widest = max(text_width(row_name(each, self.marks)) for each in self.marks)
+        return min(widest + 2, GUTTER * self.frame.width)
 
     def drawing(self, left_out: int) -> Drawing:
         scale = self._scale()
         legend, high = self._key()
         parts: list[str] = [legend]
-        y, tops = high + 4.0, []
+        tops = [high + 4.0]
         for each in self.marks:
-            made, height = self._row(each, scale, y)
-            tops.append(y)
+            made, height = self._row(each, scale, tops[-1])
+            tops.append(tops[-1] + height)
             parts.append(made)
-            y += height
-        axes = [
-            below(scale, high, y),
-            name_below(self.panel.axis, scale, self.frame.width, y + 30, self.frame.width),
-        ]
-        y += TICKS_BELOW + LINE
-        if left_out:
-            y += LINE
-            axes.append(text(0, y - 6, f"{left_out} more are in the table.", class_="c-faint"))
-        ties = group("c-ties", *self._ties(tops, y), hidden=True)
-        return Drawing(y, (*axes, *parts, ties))
+        axes = lying_axis(scale, high, tops[-1], self.panel.axis, self.frame)
+        more, y = more_in_table(left_out, tops[-1] + TICKS_BELOW + LINE)
+        ties = group("c-ties", *self._ties(tops), hidden=True)
+        return Drawing(y, (*axes, *parts, *more, ties))
 
     def _key(self) -> tuple[Svg, float]:
         """What the colours mean, in a file: a page says it in the table."""
@@ -122,8 +116,9 @@ class _Bars:
         )
 
     def _scale(self) -> Scale:
-        left = self.ranks if self.frame.is_narrow else self.ranks + self._names + 10
-        right = self.frame.width - (12 if self.frame.is_narrow else self.values + 14)
+        values = max(text_width(_figure(each, self.frame)) for each in self.marks) + 4
+        left = self.ranks if self.frame.is_narrow else self.ranks + self.names + 10
+        right = self.frame.width - (12 if self.frame.is_narrow else values + 14)
         low, high = reach(self.marks)
         most = 4 if self.frame.is_narrow else 7
         return lying(
@@ -133,16 +128,11 @@ class _Bars:
             self.frame.width,
         )
 
-    @property
-    def _names(self) -> float:
-        widest = max(text_width(row_name(each, self.marks)) for each in self.marks)
-        return min(widest + 2, GUTTER * self.frame.width)
-
     def _row(self, each: Mark, scale: Scale, y: float) -> tuple[Svg, float]:
         """The row's elements and height: the name stands above the bar in a narrow drawing, else beside it."""
         name, figure = row_name(each, self.marks), _figure(each, self.frame)
         room = self.frame.width - self.ranks - text_width(figure) - 12
-        lines = wrapped(name, room if self.frame.is_narrow else self._names, self.frame.name_lines, tail=TAIL)
+        lines = wrapped(name, room if self.frame.is_narrow else self.names, self.frame.name_lines, tail=TAIL)
         more = LINE * (len(lines) - 1)
         if self.frame.is_narrow:
             first = at = y + 12
@@ -153,38 +143,39 @@ class _Bars:
             at = top + BAR / 2 + 4
             first = at - more / 2
         names = [text(self.ranks, first + LINE * n, words, class_="c-label") for n, words in enumerate(lines)]
-        rank = text(0, first, self._rank(each), class_="c-rank") if each.rank is not None else ""
+        shared = "=" if sum(other.rank == each.rank for other in self.marks) > 1 else ""
+        rank = "" if each.rank is None else text(0, first, f"{each.rank}{shared}", class_="c-rank")
         whole = title(name) if len(names) > 1 or "…" in lines[0] else ""
         linked_names = linked(self.link, each.source, None, whole, *names)
-        figures = figure_text(figure, self.frame.width, at)
-        return group("c-row", rank, linked_names, self._bar(each, scale, top), figures), height
-
-    def _bar(self, each: Mark, scale: Scale, top: float) -> Svg:
         begin, end = sorted((scale(each.start), scale(each.value)))
-        return group(
-            look(each, self.panel), rect(begin, top, end - begin, BAR), whisker(each.ci, scale, top + BAR / 2)
-        )
+        interval = whisker(each.ci, scale, top + BAR / 2)
+        bar = group(look(each, self.panel), rect(begin, top, end - begin, BAR), interval)
+        value, _, rest = figure.partition(" ")
+        figures = text(self.frame.width, at, value, class_="c-value", anchor="end", rest=rest)
+        return group("c-row", rank, linked_names, bar, figures), height
 
-    def _rank(self, each: Mark) -> str:
-        shared = sum(other.rank == each.rank for other in self.marks) > 1
-        return f"{each.rank}=" if shared else f"{each.rank}"
-
-    def _ties(self, tops: Sequence[float], end: float) -> list[Svg]:
+    def _ties(self, tops: Sequence[float]) -> list[Svg]:
         """A line beside each run of rows that share a rank."""
         found: list[Svg] = []
-        rows = list(zip(self.marks, tops, [*tops[1:], end - TICKS_BELOW - LINE], strict=True))
+        rows = list(zip(self.marks, pairwise(tops), strict=True))
         for rank, run in groupby(rows, key=lambda row: row[0].rank):
-            several = list(run)
+            several = [ends for _, ends in run]
             if rank is not None and len(several) > 1:
                 x = self.ranks - 7
-                found.append(line(x, several[0][1] + 3, x, several[-1][2] - 7))
+                found.append(line(x, several[0][0] + 3, x, several[-1][1] - 7))
         return found
 
 
-def figure_text(figure: str, x: float, y: float) -> Svg:
-    """A figure that ends at `x`, its interval in a lighter face."""
-    value, _, rest = figure.partition(" ")
-    return text(x, y, value, class_="c-value", anchor="end", rest=rest)
+def lying_axis(scale: Scale, top: float, bottom: float, name: str, frame: Frame) -> tuple[Svg, Svg]:
+    """The axis below rows, with its name at the right end."""
+    return below(scale, top, bottom), name_of(name, scale, frame.width, bottom + 30, frame.width)
+
+
+def more_in_table(left_out: int, y: float) -> tuple[list[Svg], float]:
+    """A line below a drawing that says how many marks it leaves out, if it does; and the height of all."""
+    if not left_out:
+        return [], y
+    return [text(0, y + LINE - 6, f"{left_out} more are in the table.", class_="c-faint")], y + LINE
 
 
 def look(each: Mark, panel: Panel) -> str:

@@ -1,26 +1,17 @@
-"""Values over time with a band of their 95% intervals and a numbered mark where the level changes, and how the samples
-of each replicate are spread."""
+"""Values over time with their 95% intervals, and a line where their level changes."""
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 
-from optigpu.report.charts.history import Change, Counted, Moment, Samples, Timeline
+from optigpu.documents.views import History, HistoryPoint, LevelChange
 from optigpu.report.charts.svg.axes import (
-    GAP,
     LINE,
-    TICKS_BELOW,
     Scale,
     Tick,
-    axis,
-    below,
     drawable,
     gutter,
+    keep_apart,
     label_width,
-    lying,
-    name_below,
     whisker,
 )
 from optigpu.report.charts.svg.markup import (
@@ -34,168 +25,113 @@ from optigpu.report.charts.svg.markup import (
     group,
     line,
     linked,
-    number,
     path,
-    shortened,
     text,
-    text_width,
     title,
     wrapped,
 )
 from optigpu.report.charts.svg.plane import Extent, Plane
+from optigpu.report.charts.tables import change_text, history_title
 from optigpu.report.numbers import short
+from optigpu.report.rows import heading
 from optigpu.vocabulary import Better
 
-MOST_MOMENTS = 200
+MOST_POINTS = 200
 """The newest of them are drawn; the table has all."""
 MOST_DOTS = 40
 MOST_CHANGES = 8
-FLAG = 8.0
-"""The radius of a change's number."""
-LANES = 3
-"""Rows of numbers above the plot."""
 
 
-def history(timeline: Timeline, link: Link | None = None) -> Sketch | str:
+def history(found: History, link: Link | None = None) -> Sketch | str:
     """A point for each result, the oldest first. `link` makes points links to their results."""
-    moments = tuple(each for each in timeline.moments if drawable(each.value))[-MOST_MOMENTS:]
-    if not moments:
-        return f"{timeline.title}: there is no valid result to draw yet."
-    changes = tuple(each for each in timeline.changes if each.at >= moments[0].at)[-MOST_CHANGES:]
+    points = [each for each in found.points if drawable(each.value)][-MOST_POINTS:]
+    if not points:
+        return f"{history_title(found)}: there is no valid result to draw yet."
+    changes = [each for each in found.changes if each.measured_at >= points[0].measured_at][-MOST_CHANGES:]
+    first, last = points[0], points[-1]
+    span = (
+        f"{heading(found.metric)} of {len(points)} results: {short(first.value)} on {day(first.measured_at)}"
+    )
+    said = [f"{day(each.measured_at)}: {change_text(each)}" for each in changes]
     return Sketch(
-        timeline.title,
-        _spoken(timeline, moments, changes),
-        lambda frame: _History(frame, timeline, moments, changes, link).drawing(),
+        history_title(found),
+        ". ".join([f"{span}, {short(last.value)} on {day(last.measured_at)} (UTC)", *said]),
+        lambda frame: _drawing(found, points, changes, frame, link),
     )
 
 
-def _spoken(timeline: Timeline, moments: Sequence[Moment], changes: Sequence[Change]) -> str:
-    first, last = moments[0], moments[-1]
-    span = f"{timeline.axis} of {len(moments)} results: {short(first.value)} on {day(first.at)}"
-    said = [f"{day(each.at)}: {each.text}" for each in changes]
-    return ". ".join([f"{span}, {short(last.value)} on {day(last.at)} (UTC)", *said])
-
-
-@dataclass(frozen=True)
-class _History:
-    frame: Frame
-    timeline: Timeline
-    moments: tuple[Moment, ...]
-    changes: tuple[Change, ...]
-    link: Link | None
-
-    def drawing(self) -> Drawing:
-        plane = self._plane()
-        points = [plane.at(each.at.timestamp(), each.value) for each in self.moments]
-        listed, height = self._listed(plane.height + 6)
-        better = "↑ better" if self.timeline.better is Better.HIGHER else "↓ better"
-        parts = (
-            *plane.axes(),
-            text(self.frame.width, 11, better, class_="c-faint", anchor="end"),
-            *self._bands(plane),
-            path(points, "c-line c-s1"),
-            *(self._flag(number, plane) for number in range(len(self.changes))),
-            *self._dots(points),
-            listed,
-        )
-        return Drawing(height, parts)
-
-    def _plane(self) -> Plane:
-        y = Extent(
-            tuple(each.value for each in self.moments),
-            tuple(bound for each in self.moments for bound in each.ci or ()),
-            loose=True,
-        )
-        top = LINE + 8
-        plot = 200.0 if self.frame.is_narrow else 240.0
-
-        def upright(above: float) -> Scale:
-            return y.scale(top + above + plot, top + above, most=6, upright=True)
-
-        times = [each.at for each in self.moments]
-        most = 5 if self.frame.is_narrow else 9
-        across = time_axis(times, gutter(upright(0)), self.frame.width - 14, most=most)
-        flags = 2 * FLAG * (1 + max(lane or 0 for lane in self._lanes(across))) + 2 if self.changes else 0.0
-        return Plane(across, upright(flags), time_name(times), self.timeline.axis, self.frame)
-
-    def _bands(self, plane: Plane) -> list[Svg]:
-        """A band over each run of results that have intervals; a whisker for one that stands alone."""
-        found: list[Svg] = []
-        run: list[Moment] = []
-        for each in [*self.moments, None]:
-            if each is not None and each.ci and drawable(*each.ci):
-                run.append(each)
-                continue
-            if run:
-                found.append(_band(run, plane))
-            run = []
-        return found
-
-    def _dots(self, points: Sequence[tuple[float, float]]) -> list[Svg]:
-        """A point for each result; of many the line alone."""
-        if len(points) > MOST_DOTS:
-            return []
-        return [self._dot(each, *place) for each, place in zip(self.moments, points, strict=True)]
-
-    def _dot(self, each: Moment, x: float, y: float) -> Svg:
-        said = f"{day(each.at)}: {short(each.value)} {self.timeline.axis}"
+def _drawing(
+    found: History,
+    points: Sequence[HistoryPoint],
+    changes: Sequence[LevelChange],
+    frame: Frame,
+    link: Link | None,
+) -> Drawing:
+    """A point for each result; of many the line alone."""
+    plane = _plane(found, points, frame)
+    places = [plane.at(each.measured_at.timestamp(), each.value) for each in points]
+    crosses = (
+        whisker(each.ci, plane.y, x, upright=True) for each, (x, _) in zip(points, places, strict=True)
+    )
+    dots: list[Svg] = []
+    for each, (x, y) in zip(points, places, strict=True):
+        said = f"{day(each.measured_at)}: {short(each.value)} {heading(found.metric)}"
         dot = element("circle", title(said), cx=x, cy=y, r=3.5, class_="c-point c-s1")
-        return linked(self.link, each.source, said, dot)
-
-    def _flag(self, number: int, plane: Plane) -> Svg:
-        """A line at the change, and its number above it where that lies on no other."""
-        each = self.changes[number]
-        x, lane = plane.x(each.at.timestamp()), self._lanes(plane.x)[number]
-        y = plane.top - FLAG - 2 - 2 * FLAG * (lane or 0)
-        parts = [title(f"{number + 1}. {day(each.at)}: {each.text}"), line(x, y + FLAG, x, plane.bottom)]
-        if lane is not None:
-            parts.append(element("circle", cx=x, cy=y, r=FLAG - 0.5))
-            parts.append(text(x, y + 4, str(number + 1), anchor="middle"))
-        return group(f"c-change {'c-gain' if each.improved else 'c-loss'}", *parts)
-
-    def _lanes(self, x: Scale) -> list[int | None]:
-        """The first row above the plot in which each number lies on no other; None where there is no such row."""
-        ends = [-math.inf] * LANES
-        lanes: list[int | None] = []
-        for each in self.changes:
-            at = x(each.at.timestamp())
-            lane = next((lane for lane, end in enumerate(ends) if at - end >= 2 * FLAG), None)
-            lanes.append(lane)
-            if lane is not None:
-                ends[lane] = at
-        return lanes
-
-    def _listed(self, y: float) -> tuple[Svg, float]:
-        """The changes in words below the plot."""
-        parts: list[str] = []
-        for place, each in enumerate(self.changes, 1):
-            arrow = "▲" if each.improved else "▼"
-            whole = f"{day(each.at)[:10]}: {each.text}"
-            lines = wrapped(whole, self.frame.width - 34, 2, SMALL)
-            name = "c-gain" if each.improved else "c-loss"
-            parts.append(text(0, y + 11, f"{place} {arrow}", class_=name))
-            for words in lines:
-                parts.append(text(30, y + 11, words))
-                y += LINE
-        return group("c-changes", *parts), y
+        dots.append(linked(link, each.result_id, said, dot))
+    listed, height = _listed(changes, frame, plane.height + 6)
+    better = "↑ better" if found.better is Better.HIGHER else "↓ better"
+    parts = (
+        *plane.axes(),
+        text(frame.width, 11, better, class_="c-faint", anchor="end"),
+        group("c-crosses", *crosses, hidden=True),
+        path(places, "c-line c-s1"),
+        *(_line(each, plane) for each in changes),
+        *(dots if len(dots) <= MOST_DOTS else ()),
+        listed,
+    )
+    return Drawing(height, parts)
 
 
-def _band(run: Sequence[Moment], plane: Plane) -> Svg:
-    if len(run) == 1:
-        return whisker(run[0].ci, plane.y, plane.x(run[0].at.timestamp()), upright=True)
-    bounds = [(plane.x(each.at.timestamp()), each.ci or (0.0, 0.0)) for each in run]
-    above = [(x, plane.y(high)) for x, (_, high) in bounds]
-    under = [(x, plane.y(low)) for x, (low, _) in reversed(bounds)]
-    return path([*above, *under], "c-band c-s1", closed=True)
+def _plane(found: History, points: Sequence[HistoryPoint], frame: Frame) -> Plane:
+    y = Extent(
+        tuple(each.value for each in points),
+        tuple(bound for each in points for bound in each.ci or ()),
+        loose=True,
+    )
+    top, times = LINE + 8, [each.measured_at for each in points]
+    upright = y.scale(top + (200.0 if frame.is_narrow else 240.0), top, most=6, upright=True)
+    across = time_axis(times, gutter(upright), frame.width - 14, most=5 if frame.is_narrow else 9)
+    return Plane(across, upright, time_name(times), heading(found.metric), frame)
 
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
-_STEPS = (1, 2, 5, 10, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 6 * HOUR,
-          12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY)  # fmt: skip
+def _line(each: LevelChange, plane: Plane) -> Svg:
+    x = plane.x(each.measured_at.timestamp())
+    said = title(f"{day(each.measured_at)}: {change_text(each)}")
+    return group(f"c-change {_look(each)}", said, line(x, plane.top, x, plane.bottom))
+
+
+def _look(each: LevelChange) -> str:
+    return "c-gain" if each.improved else "c-loss"
+
+
+def _listed(changes: Sequence[LevelChange], frame: Frame, y: float) -> tuple[Svg, float]:
+    """The changes in words below the plot."""
+    parts: list[str] = []
+    for each in changes:
+        parts.append(text(0, y + 11, "▲" if each.improved else "▼", class_=_look(each)))
+        whole = f"{day(each.measured_at)[:10]}: {change_text(each)}"
+        for words in wrapped(whole, frame.width - 20, 2, SMALL):
+            parts.append(text(16, y + 11, words))
+            y += LINE
+    return group("c-changes", *parts), y
+
+
+HOUR, DAY = 3600, 86400
+_STEPS = (1, 5, 30, 60, 300, 1800, HOUR, 3 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY)
 """Seconds between ticks; more are months."""
+_MONTHS = (1, 3, 12, 24, 60, 120, 600, 4800)
 EDGE = 13.0
 """How far a label may reach beyond the axis."""
-_MONTHS = (1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200, 2400, 4800)
 
 
 def time_axis(moments: Sequence[datetime], start: float, end: float, *, most: int) -> Scale:
@@ -206,10 +142,15 @@ def time_axis(moments: Sequence[datetime], start: float, end: float, *, most: in
     low, high = low - room, high + room
     for ticks in _choices(low, high):
         scale = Scale(low, high, start, end, ticks)
-        if ticks and len(ticks) <= most and _labels_keep_apart(scale):
+        if ticks and len(ticks) <= most and keep_apart(scale, label_width) and _lies_inside(scale):
             return scale
     middle = (low + high) / 2
     return Scale(low, high, start, end, (Tick(middle, f"{_utc(middle):%Y-%m-%d}"),))
+
+
+def _lies_inside(scale: Scale) -> bool:
+    places = [(scale(tick.value), label_width(tick.text) / 2) for tick in scale.ticks]
+    return all(scale.start - EDGE <= at - half and at + half <= scale.end + EDGE for at, half in places)
 
 
 def _utc(seconds: float) -> datetime:
@@ -221,36 +162,22 @@ def _choices(low: float, high: float) -> Iterator[tuple[Tick, ...]]:
     for step in _STEPS:
         if (high - low) / step < 50:
             first = int(low // step + 1) * step
-            yield tuple(Tick(at, _text(at, step)) for at in range(first, int(high) + 1, step))
+            yield tuple(Tick(at, _text(_utc(at), step)) for at in range(first, int(high) + 1, step))
     for months in _MONTHS:
-        if (high - low) / (months * 28 * DAY) < 50:
-            yield tuple(_month_ticks(low, high, months))
+        first, last = _utc(low).year * 12 // months * months, _utc(high).year * 12 + 12
+        begins = (divmod(count, 12) for count in range(max(12, first), last, months))
+        ticks = (datetime(year, month + 1, 1, tzinfo=UTC) for year, month in begins)
+        yield tuple(
+            Tick(at.timestamp(), f"{at:%Y}" if at.month == 1 else f"{at:%b}")
+            for at in ticks
+            if low <= at.timestamp() <= high
+        )
 
 
-def _text(at: float, step: int) -> str:
-    moment = _utc(at)
+def _text(moment: datetime, step: int) -> str:
     if step >= DAY or (moment.hour, moment.minute, moment.second) == (0, 0, 0):
         return f"{moment:%b} {moment.day}"
-    return f"{moment:%H:%M:%S}" if step < MINUTE else f"{moment:%H:%M}"
-
-
-def _month_ticks(low: float, high: float, months: int) -> Iterator[Tick]:
-    begin, end = _utc(low), _utc(high)
-    for count in range(begin.year * 12 // months * months, end.year * 12 + 12, months):
-        year, month = divmod(count, 12)
-        if 1 <= year <= 9999:
-            at = datetime(year, month + 1, 1, tzinfo=UTC)
-            if begin <= at <= end:
-                yield Tick(at.timestamp(), f"{at:%Y}" if month == 0 else f"{at:%b}")
-
-
-def _labels_keep_apart(scale: Scale) -> bool:
-    places = [(scale(tick.value), text_width(tick.text, SMALL)) for tick in scale.ticks]
-    apart = all(b - a >= (wide + next_wide) / 2 + GAP for (a, wide), (b, next_wide) in pairwise(places))
-    inside = all(
-        scale.start - EDGE <= at - wide / 2 and at + wide / 2 <= scale.end + EDGE for at, wide in places
-    )
-    return apart and inside
+    return f"{moment:%H:%M:%S}" if step < 60 else f"{moment:%H:%M}"
 
 
 def time_name(moments: Sequence[datetime]) -> str:
@@ -261,76 +188,3 @@ def time_name(moments: Sequence[datetime]) -> str:
 
 def day(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
-
-
-MOST_ROWS = 12
-ROW, COLUMNS = 66.0, 42.0
-"""The height of a row, and of the highest column in it."""
-
-
-def histogram(samples: Samples) -> Sketch | str:
-    """A row for each replicate; the columns of all rows have one scale."""
-    rows = samples.replicates[:MOST_ROWS]
-    if not rows or not drawable(samples.edges[0], samples.edges[-1]):
-        return f"{samples.title}: there is no sample to draw."
-    medians = ", ".join(short(each.median) for each in rows)
-    return Sketch(
-        samples.title,
-        f"{samples.axis} of {sum(each.n for each in rows)} samples in {len(rows)} replicates with the "
-        f"medians {medians}. The table has the counts.",
-        lambda frame: _Histogram(frame, samples, rows).drawing(len(samples.replicates) - len(rows)),
-    )
-
-
-@dataclass(frozen=True)
-class _Histogram:
-    frame: Frame
-    samples: Samples
-    rows: tuple[Counted, ...]
-
-    def drawing(self, left_out: int) -> Drawing:
-        scale = self._scale()
-        most = max(max(each.counts) for each in self.rows) or 1
-        bottom = ROW * len(self.rows) + 4
-        parts: list[str] = [below(scale, 0.0, bottom)]
-        parts += [self._row(place, each, scale, most) for place, each in enumerate(self.rows)]
-        parts.append(name_below(self.samples.axis, scale, self.frame.width, bottom + 30, self.frame.width))
-        height = bottom + TICKS_BELOW + LINE
-        if left_out:
-            height += LINE
-            parts.append(text(0, height - 5, f"{left_out} more are in the table.", class_="c-faint"))
-        return Drawing(height, tuple(parts))
-
-    def _scale(self) -> Scale:
-        edges, most = self.samples.edges, 5 if self.frame.is_narrow else 9
-        return lying(
-            lambda start, end: axis(edges[0], edges[-1], start, end, most=most, size=label_width),
-            4.0,
-            self.frame.width - 4,
-            self.frame.width,
-        )
-
-    def _row(self, place: int, each: Counted, scale: Scale, most: int) -> Svg:
-        """The name and the median stand above the columns."""
-        top = ROW * place
-        base = top + ROW - 2
-        beyond = f", {each.beyond} beyond" if each.beyond else ""
-        said = shortened(f"median {short(each.median)} of {each.n}{beyond}", self.frame.width - 60)
-        room = self.frame.width - text_width(said) - 10
-        median = scale(each.median)
-        return group(
-            "c-row",
-            title(f"{each.label}: {said}"),
-            element("path", d=self._columns(each, scale, most, base), class_="c-columns c-s1"),
-            line(scale.start, base, scale.end, base, "c-base"),
-            line(median, base - COLUMNS - 3, median, base, "c-median"),
-            text(0, top + 13, each.label, class_="c-label", width=max(20.0, room)),
-            text(self.frame.width, top + 13, said, class_="c-rest", anchor="end"),
-        )
-
-    def _columns(self, each: Counted, scale: Scale, most: int, base: float) -> str:
-        """The outline of the columns, from the left to the right."""
-        parts = [f"M{number(scale(self.samples.edges[0]))},{number(base)}"]
-        for count, edge in zip(each.counts, self.samples.edges[1:], strict=True):
-            parts.append(f"V{number(base - COLUMNS * count / most)}H{number(scale(edge))}")
-        return "".join([*parts, f"V{number(base)}"])

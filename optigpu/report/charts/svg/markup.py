@@ -17,7 +17,6 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\u
 _DIRECTIONS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 KEPT = 4096
 """Letters whose widths are kept, and texts that are kept as they stand in pages: charts repeat them."""
-_ISOLATE, _END = "\u2068", "\u2069"
 _HELD_TO_THE_ONE_BEFORE = ("Mn", "Me", "Cf", "Sk")
 
 
@@ -99,11 +98,8 @@ def escaped(text: str) -> str:
     """Text as content or as a quoted attribute of a page. Text from right to left is isolated, so that it turns nothing
     around it."""
     found = clean(text).translate(_ENTITIES)
-    return f"{_ISOLATE}{found}{_END}" if _turns(found) else found
-
-
-def _turns(text: str) -> bool:
-    return not text.isascii() and any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in text)
+    turns = not found.isascii() and any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in found)
+    return f"\u2068{found}\u2069" if turns else found
 
 
 Link = Callable[[str], str | None]

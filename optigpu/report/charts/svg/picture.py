@@ -1,7 +1,7 @@
 """A chart as a file that stands alone: its title, panels, table or boxes, note and origin, with the styles inside."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -90,19 +90,16 @@ def picture(data: ChartData) -> Svg:
         lines, high = _faint(said, width, y)
         parts += lines
         y += high
-    return _page(data.title, width + 2 * MARGIN, y + MARGIN - 8, parts)
-
-
-def _page(title: str, width: float, height: float, parts: Sequence[str]) -> Svg:
+    whole, height = width + 2 * MARGIN, y + MARGIN - 8
     return element(
         "svg",
-        element("title", escaped(title)),
+        element("title", escaped(data.title)),
         element("style", _styles()),
-        element("rect", width=width, height=height, fill="#ffffff"),
+        element("rect", width=whole, height=height, fill="#ffffff"),
         element("g", *parts, transform=f"translate({number(MARGIN)},0)"),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {number(width)} {number(height)}",
-        width=width,
+        viewBox=f"0 0 {number(whole)} {number(height)}",
+        width=whole,
         height=height,
         class_="c-chart",
         role="img",
@@ -130,10 +127,9 @@ def _moved(drawn: Drawing, x: float, y: float) -> Svg:
 
 def _faint(words: str, width: float, y: float) -> tuple[list[Svg], float]:
     """Lines of small text from `y` down, and how high they are."""
-    lines = wrapped(words, width, MOST_LINES, SMALL)
-    return [text(0, y + LINE * n + 11, each, class_="c-faint") for n, each in enumerate(lines)], LINE * len(
-        lines
-    )
+    lines = wrapped(words, width, MOST_LINES, SMALL) if words else []
+    parts = [text(0, y + LINE * n + 11, each, class_="c-faint") for n, each in enumerate(lines)]
+    return parts, LINE * len(lines)
 
 
 def _content(data: ChartData) -> tuple[float, list[list[Drawing]]]:
@@ -159,7 +155,7 @@ def _panel(panel: Panel, frame: Frame) -> Drawing:
         return Drawing(top + high, (heading, *lines))
     drawn = sketch.draw(frame)
     missing = f"Not shown: {'; '.join(reasons(panel.missing))}." if panel.missing else ""
-    lines, high = _faint(missing, frame.width, top + drawn.height + 4) if missing else ([], 0.0)
+    lines, high = _faint(missing, frame.width, top + drawn.height + 4)
     return Drawing(top + drawn.height + high + 4, (heading, _moved(drawn, 0, top), *lines))
 
 
@@ -171,7 +167,10 @@ PAD = 10.0
 def _table(table: Table) -> tuple[float, list[list[Drawing]]]:
     """A line below each row; figures end at the right."""
     columns = zip(table.headings, *table.rows, strict=True)
-    widths = [_column_width(heading, cells) for heading, *cells in columns]
+    widths: list[float] = []
+    for heading, *cells in columns:  # wide enough for each cell and for each word of the heading
+        words = (text_width(each, SMALL * BOLD) for each in heading.split())
+        widths.append(min(MOST, max(LEAST, *words, *(text_width(each, SMALL) for each in cells)) + PAD))
     ends = [sum(widths[: place + 1]) for place in range(len(widths))]
     headings = [
         wrapped(words, wide - PAD, MOST_LINES, SMALL * BOLD)
@@ -195,12 +194,6 @@ def _table(table: Table) -> tuple[float, list[list[Drawing]]]:
     return max(ONE.width, ends[-1]), [[Drawing(y, (group("c-table", *parts),))]]
 
 
-def _column_width(heading: str, cells: Sequence[str]) -> float:
-    """Wide enough for each cell and for each word of the heading."""
-    words = (text_width(each, SMALL * BOLD) for each in heading.split())
-    return min(MOST, max(LEAST, *words, *(text_width(each, SMALL) for each in cells)) + PAD)
-
-
 ARROW = 30.0
 """Between two levels of a diagram."""
 
@@ -213,36 +206,28 @@ def _diagram(boxes: Sequence[Box]) -> tuple[float, list[list[Drawing]]]:
     y = 0.0
     for place, level in enumerate(levels):
         wide = (width + PAD) / len(level) - PAD
-        drawn = [list(_box_lines(box, wide - 2 * PAD)) for box in level]
+        drawn = [
+            [each for words in box.lines for each in wrapped(words, wide - 2 * PAD, 4, SMALL)]
+            for box in level
+        ]
         high = LINE * (max(map(len, drawn)) + 1) + 12
         for column, (box, lines) in enumerate(zip(level, drawn, strict=True)):
             left = column * (wide + PAD)
             parts.append(_box(box.heading, lines, place, (left, y, wide, high)))
             if place + 1 < len(levels):
-                parts.append(_arrow(left + wide / 2, y + high))
+                middle, end = left + wide / 2, y + high + ARROW - 3
+                parts.append(line(middle, y + high + 3, middle, end, "c-arrow"))
+                parts.append(path([(middle - 4, end - 6), (middle, end), (middle + 4, end - 6)], "c-arrow"))
         y += high + ARROW
     return width, [[Drawing(y - ARROW, tuple(parts))]]
 
 
-def _box_lines(box: Box, width: float) -> Iterator[str]:
-    for words in box.lines:
-        yield from wrapped(words, width, 4, SMALL)
-
-
 def _box(heading: str, lines: Sequence[str], level: int, place: tuple[float, float, float, float]) -> Svg:
     x, y, width, _ = place
-    middle = x + width / 2
+    middle, room = x + width / 2, width - PAD
     return group(
         f"c-box c-s{level + 1}",
         rect(*place),
-        text(
-            middle, y + LINE, heading, class_="c-label", anchor="middle", width=width - PAD, size=SMALL * BOLD
-        ),
+        text(middle, y + LINE, heading, class_="c-label", anchor="middle", width=room, size=SMALL * BOLD),
         *(text(middle, y + LINE * (row + 2), words, anchor="middle") for row, words in enumerate(lines)),
     )
-
-
-def _arrow(x: float, y: float) -> Svg:
-    end = y + ARROW - 3
-    shaft = line(x, y + 3, x, end, "c-arrow")
-    return Svg(shaft + path([(x - 4, end - 6), (x, end), (x + 4, end - 6)], "c-arrow"))

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optigpu.report.charts.svg.axes import (
+    BESIDE_NAME,
     LINE,
     TICKS_BELOW,
     Scale,
@@ -16,8 +18,7 @@ from optigpu.report.charts.svg.axes import (
     label_height,
     label_width,
     lying,
-    name_above,
-    name_below,
+    name_of,
     spans_decades,
 )
 from optigpu.report.charts.svg.markup import (
@@ -37,8 +38,7 @@ NEAR, FAR = 8.0, 16.0
 """How far labels stand from their points."""
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     left: float
     top: float
     right: float
@@ -46,7 +46,7 @@ class Box:
 
     def met(self, others: Sequence["Box"]) -> list["Box"]:
         """Those of the others that lie on it."""
-        left, top, right, bottom = self.left, self.top, self.right, self.bottom
+        left, top, right, bottom = self
         return [
             each
             for each in others
@@ -55,11 +55,7 @@ class Box:
 
     def meets_any(self, others: Sequence["Box"]) -> bool:
         """Whether one of the others lies on it."""
-        left, top, right, bottom = self.left, self.top, self.right, self.bottom
-        for each in others:
-            if left < each.right and each.left < right and top < each.bottom and each.top < bottom:
-                return True
-        return False
+        return bool(self.met(others))
 
     def holds(self, other: "Box") -> bool:
         return (
@@ -76,8 +72,7 @@ class Box:
         return max(0.0, across) * max(0.0, down)
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A label of a point: where the point is, and the size of the label."""
 
     x: float
@@ -97,13 +92,11 @@ def placed(
 
     Labels lie on no `solid` box, and on `soft` ones as little as they can.
     """
-    taken = list(solid)
-    found: list[Box | None] = []
+    taken, found = list(solid), []
     for each in wanted:
         place = _place(each, page, taken, soft)
         found.append(place)
-        if place:
-            taken.append(place)
+        taken += [place] if place else []
     return found
 
 
@@ -125,21 +118,20 @@ def _place(each: Wanted, page: Box, taken: Sequence[Box], soft: Sequence[Box]) -
 
 def _candidates(each: Wanted) -> Iterator[Box]:
     """Right, left, above, below and between, close to the point and then further off."""
-    wide, high = each.width, each.height
+    x, y, wide, high = each
     for gap in (NEAR, FAR):
         near = gap * 0.6
         corners = (
-            (each.x + gap, each.y - high / 2),
-            (each.x - gap - wide, each.y - high / 2),
-            (each.x + near, each.y - near - high),
-            (each.x - near - wide, each.y - near - high),
-            (each.x + near, each.y + near),
-            (each.x - near - wide, each.y + near),
-            (each.x - wide / 2, each.y - gap - high),
-            (each.x - wide / 2, each.y + gap),
+            (x + gap, y - high / 2),
+            (x - gap - wide, y - high / 2),
+            (x + near, y - near - high),
+            (x - near - wide, y - near - high),
+            (x + near, y + near),
+            (x - near - wide, y + near),
+            (x - wide / 2, y - gap - high),
+            (x - wide / 2, y + gap),
         )
-        for left, top in corners:
-            yield Box(left, top, left + wide, top + high)
+        yield from (Box(left, top, left + wide, top + high) for left, top in corners)
 
 
 HEIGHT_WIDE, HEIGHT_NARROW = 330.0, 280.0
@@ -239,13 +231,12 @@ class Plane:
         return self.x(x), self.y(y)
 
     def axes(self, *, y_name_at: float = 11.0) -> tuple[Svg, ...]:
+        width = self.frame.width
         return (
             beside(self.y, self.x.start, self.x.end),
             below(self.x, self.top, self.bottom),
-            name_above(self.y_name, self.y, y_name_at, self.frame.width),
-            name_below(
-                self.x_name, self.x, self.frame.width, self.bottom + TICKS_BELOW + 13, self.frame.width
-            ),
+            name_of(self.y_name, self.y, 0, y_name_at, width - BESIDE_NAME),
+            name_of(self.x_name, self.x, width, self.bottom + TICKS_BELOW + 13, width),
         )
 
 

@@ -106,6 +106,15 @@ def series_of(panel: Panel) -> list[str]:
     return list(dict.fromkeys(each.series for each in panel.marks))
 
 
+ARROWS = {
+    (Better.HIGHER, Better.LOWER): "↖",
+    (Better.HIGHER, Better.HIGHER): "↗",
+    (Better.LOWER, Better.LOWER): "↙",
+    (Better.LOWER, Better.HIGHER): "↘",
+}
+"""Which way is better: that of y, and that of x."""
+
+
 @dataclass(frozen=True)
 class _Points:
     frame: Frame
@@ -117,18 +126,24 @@ class _Points:
 
     def drawing(self, left_out: int) -> Drawing:
         series = list(dict.fromkeys(each.series for each in self.marks if each.series))
-        legend, high = self._key(series)
+        legend, high = key(self._named(series), self.frame.width, 0.0, least=1 if self.frame.alone else 2)
         names = (self.panel.x_axis, self.panel.axis)
         plane = Plane.fitted(self.frame, self.look.x, self.look.y, names, top=high + LINE + 8)
         behind = self.look.behind(plane)
         labels = self._labels(plane, behind)
+        better = f"{ARROWS[self.panel.better, self.panel.x_better]} better"
+        places = (
+            # as its series is drawn in the key
+            self._point(each, series.index(each.series) if each.series else 0, plane, label)
+            for each, label in zip(self.marks, labels, strict=True)
+        )
         parts = [
             legend,
             *plane.axes(y_name_at=high + 11),
-            self._better(high + 11),
+            text(self.frame.width, high + 11, better, class_="c-faint", anchor="end"),
             *behind.parts,
-            group("c-crosses", *(self._cross(each, plane) for each in self.marks), hidden=True),
-            group("c-places", *self._points(plane, series, labels)),
+            group("c-crosses", *self._crosses(plane), hidden=True),
+            group("c-places", *places),
         ]
         more = f"{left_out} more are in the table." if left_out else ""
         said = wrapped(" ".join(filter(None, [behind.below, more])), self.frame.width, MOST_LINES, SMALL)
@@ -137,23 +152,16 @@ class _Points:
             parts.append(text(0, plane.height + LINE * number + 11, words, class_="c-faint"))
         return Drawing(plane.height + LINE * len(lines), tuple(parts))
 
-    def _key(self, series: Sequence[str]) -> tuple[Svg, float]:
+    def _named(self, series: Sequence[str]) -> list[str]:
         """The series; where each point is one, with what else is said of it."""
         more = {each.series: each.text for each in self.marks if self.is_own and each.text != each.label}
-        named = [f"{name}: {more[name]}" if more.get(name) else name for name in series]
-        return key(named, self.frame.width, 0.0, least=1 if self.frame.alone else 2)
+        return [f"{name}: {more[name]}" if more.get(name) else name for name in series]
 
-    def _better(self, y: float) -> Svg:
-        """Which way is better, beside the name of the upright axis."""
-        up = self.panel.better is Better.HIGHER
-        arrows = {(True, True): "↖", (True, False): "↗", (False, True): "↙", (False, False): "↘"}
-        arrow = arrows[up, self.panel.x_better is Better.LOWER]
-        return text(self.frame.width, y, f"{arrow} better", class_="c-faint", anchor="end")
-
-    def _cross(self, each: Mark, plane: Plane) -> Svg:
-        x, y = plane.at(each.x or 0.0, each.value)
-        across = whisker(each.x_ci, plane.x, y, cap=3)
-        return Svg(whisker(each.ci, plane.y, x, upright=True, cap=3) + across)
+    def _crosses(self, plane: Plane) -> Iterator[Svg]:
+        for each in self.marks:
+            x, y = plane.at(each.x or 0.0, each.value)
+            yield whisker(each.ci, plane.y, x, upright=True, cap=3)
+            yield whisker(each.x_ci, plane.x, y, cap=3)
 
     def _labels(self, plane: Plane, behind: Behind) -> list[Svg]:
         """A label for each mark, empty where it finds no room; those on the front come first."""
@@ -165,12 +173,10 @@ class _Points:
         solid = [*(around(x, y, RADIUS + 1) for x, y in places), *behind.solid]
         soft = [*(box for each in self.marks for box in _cross_boxes(each, plane)), *behind.soft]
         found = dict(zip(order, placed(wanted, plane.box, solid, soft), strict=True))
-        return [_label(words, found[number]) for number, words in enumerate(texts)]
-
-    def _points(self, plane: Plane, series: list[str], labels: list[Svg]) -> Iterator[Svg]:
-        """Each as its series is drawn in the key."""
-        for each, label in zip(self.marks, labels, strict=True):
-            yield self._point(each, series.index(each.series) if each.series else 0, plane, label)
+        return [
+            text(box.left + 1, box.bottom - 3.5, words) if (box := found[number]) and words else Svg("")
+            for number, words in enumerate(texts)
+        ]
 
     def _point(self, each: Mark, number: int, plane: Plane, label: Svg) -> Svg:
         x, y = plane.at(each.x or 0.0, each.value)
@@ -179,30 +185,25 @@ class _Points:
             said = f"{said}; {each.text}"
         faint = self.look.faint(each)
         shape = point(x, y, number, valid=each.valid, faint=faint)
-        return group(
-            "c-off" if faint else None, linked(self.link, each.source, said, title(said), shape, label)
-        )
+        whole = linked(self.link, each.source, said, title(said), shape, label)
+        return group("c-off" if faint else None, whole)
 
 
-def _cross_boxes(each: Mark, plane: Plane) -> list[Box]:
+def _cross_boxes(each: Mark, plane: Plane) -> Iterator[Box]:
     """What a cross covers."""
     x, y = plane.at(each.x or 0.0, each.value)
-    boxes: list[Box] = []
     if each.ci and drawable(*each.ci):
-        boxes.append(Box(x - 3, plane.y(each.ci[1]), x + 3, plane.y(each.ci[0])))
+        yield Box(x - 3, plane.y(each.ci[1]), x + 3, plane.y(each.ci[0]))
     if each.x_ci and drawable(*each.x_ci):
-        boxes.append(Box(plane.x(each.x_ci[0]), y - 3, plane.x(each.x_ci[1]), y + 3))
-    return boxes
+        yield Box(plane.x(each.x_ci[0]), y - 3, plane.x(each.x_ci[1]), y + 3)
 
 
-def along(before: tuple[float, float], after: tuple[float, float]) -> Box:
-    """What a line between two places covers."""
-    (x1, x2), (y1, y2) = sorted((before[0], after[0])), sorted((before[1], after[1]))
-    return Box(x1 - 3, y1 - 3, x2 + 3, y2 + 3)
-
-
-def _label(words: str, box: Box | None) -> Svg:
-    return Svg("") if box is None or not words else text(box.left + 1, box.bottom - 3.5, words)
+def along(places: Sequence[tuple[float, float]]) -> tuple[Box, ...]:
+    """What the lines between places cover."""
+    return tuple(
+        Box(min(x1, x2) - 3, min(y1, y2) - 3, max(x1, x2) + 3, max(y1, y2) + 3)
+        for (x1, y1), (x2, y2) in pairwise(places)
+    )
 
 
 def lines(panel: Panel, link: Link | None = None) -> Sketch | str:
@@ -225,11 +226,12 @@ def lines(panel: Panel, link: Link | None = None) -> Sketch | str:
 def _joined(plane: Plane, marks: Sequence[Mark], panel: Panel) -> Behind:
     parts: list[Svg] = []
     soft: list[Box] = []
-    for number, name in enumerate(each for each in series_of(panel) if each):
-        own = sorted((each for each in marks if each.series == name), key=lambda each: each.x or 0.0)
-        places = [plane.at(each.x or 0.0, each.value) for each in own]
-        parts.append(path(places, f"c-line c-s{number % SERIES + 1} c-l{number % SERIES + 1}"))
-        soft += [along(*pair) for pair in pairwise(places)]
+    for place, name in enumerate(each for each in series_of(panel) if each):
+        own = sorted((each.x or 0.0, each.value) for each in marks if each.series == name)
+        places = [plane.at(*each) for each in own]
+        number = place % SERIES + 1
+        parts.append(path(places, f"c-line c-s{number} c-l{number}"))
+        soft += along(places)
     return Behind(tuple(parts), soft=tuple(soft))
 
 
@@ -240,6 +242,12 @@ FLOOR = 1e-5
 def fronts(panel: Panel, link: Link | None = None) -> Sketch | str:
     """A point for each mark that has both values. `link` makes points links to their results."""
 
+    def behind(plane: Plane, marks: Sequence[Mark]) -> Behind:
+        if panel.form is Form.LOSS:
+            return _goal(plane)
+        corners = [plane.at(x, y) for x, y in steps(marks, panel)]
+        return Behind((path(corners, "c-front"),), soft=along(corners)) if len(corners) > 1 else Behind()
+
     def look(marks: Sequence[Mark]) -> Look:
         floor = FLOOR if panel.logarithmic else None
         goal = [GOAL_PERCENT] if panel.form is Form.LOSS else []
@@ -249,19 +257,12 @@ def fronts(panel: Panel, link: Link | None = None) -> Sketch | str:
         return Look(
             x=Extent.of([*(each.x or 0.0 for each in marks), *goal], x_bounds(marks), floor=floor),
             y=y,
-            behind=lambda plane: _goal(plane) if panel.form is Form.LOSS else _front(plane, marks, panel),
+            behind=lambda plane: behind(plane, marks),
             name=lambda each: each.label,
             faint=lambda each: panel.form is Form.FRONT and not each.on_front,
         )
 
     return drawn(panel, look, link)
-
-
-def _front(plane: Plane, marks: Sequence[Mark], panel: Panel) -> Behind:
-    corners = [plane.at(x, y) for x, y in steps(marks, panel)]
-    if len(corners) < 2:
-        return Behind()
-    return Behind((path(corners, "c-front"),), soft=tuple(along(*pair) for pair in pairwise(corners)))
 
 
 def steps(marks: Sequence[Mark], panel: Panel) -> list[tuple[float, float]]:

@@ -1,7 +1,6 @@
 """Operations per second over operations per byte, below the roofs that the machine measured, on logarithmic axes."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from optigpu.report.charts.marks import Mark, Panel, Roof
 from optigpu.report.charts.svg.axes import SMALLEST, drawable
@@ -9,7 +8,6 @@ from optigpu.report.charts.svg.markup import (
     SMALL,
     Link,
     Sketch,
-    Svg,
     group,
     line,
     path,
@@ -28,13 +26,22 @@ Line = tuple[tuple[float, float], tuple[float, float]]
 
 def roofline(panel: Panel, link: Link | None = None) -> Sketch | str:
     """A point for each mark, a slope for each bandwidth and a ceiling for each rate. `link` makes points links."""
-    roofs = [known for each in panel.roofs if (known := _known(each))]
+    roofs = [
+        Roof(
+            text=each.text,
+            gb_per_s=each.gb_per_s if _is_above(each.gb_per_s) else None,
+            gflop_per_s=each.gflop_per_s if _is_above(each.gflop_per_s) else None,
+        )
+        for each in panel.roofs
+    ]
     placed = tuple(each for each in panel.marks if _is_above(each.value) and _is_above(each.x))
+    rates = [each.gflop_per_s for each in roofs if each.gflop_per_s]
+    # FLOP/byte at which each bandwidth meets the highest rate
+    knees = [max(rates) / each.gb_per_s for each in roofs if rates and each.gb_per_s]
 
     def look(marks: Sequence[Mark]) -> Look:
         limits = [each.limit for each in marks if _is_above(each.limit)]
-        rates = [each.gflop_per_s for each in roofs if each.gflop_per_s]
-        xs = [each.x or 0.0 for each in marks] + [knee * BEYOND for knee in _knees(roofs)]
+        xs = [each.x or 0.0 for each in marks] + [knee * BEYOND for knee in knees]
         ys = [each.value for each in marks] + [each * 1.3 for each in (*limits, *rates) if each]
         return Look(
             x=Extent(tuple(xs), (), logarithmic=True),
@@ -46,32 +53,24 @@ def roofline(panel: Panel, link: Link | None = None) -> Sketch | str:
     return drawn(panel.model_copy(update={"marks": placed}), look, link)
 
 
-def _known(roof: Roof) -> Roof | None:
-    """The roof with what of it can be drawn; None where nothing can."""
-    bandwidth = roof.gb_per_s if _is_above(roof.gb_per_s) else None
-    rate = roof.gflop_per_s if _is_above(roof.gflop_per_s) else None
-    return Roof(text=roof.text, gb_per_s=bandwidth, gflop_per_s=rate) if bandwidth or rate else None
-
-
 def _is_above(value: float | None) -> bool:
     return value is not None and drawable(value) and value > SMALLEST
 
 
-def _knees(roofs: Sequence[Roof]) -> list[float]:
-    """FLOP/byte at which each bandwidth meets the highest rate."""
-    top = max((each.gflop_per_s for each in roofs if each.gflop_per_s), default=None)
-    return [top / each.gb_per_s for each in roofs if top and each.gb_per_s]
-
-
 def _roofs(plane: Plane, roofs: Sequence[Roof], marks: Sequence[Mark]) -> Behind:
     """Ceilings are named above their right end, slopes below the plot: they lie close together."""
-    parts: list[str] = [_dotted(each, plane) for each in marks if _is_above(each.limit)]
+    parts: list[str] = []
+    for each in marks:  # a line from a point up to what its roof allows
+        if each.limit is not None and _is_above(each.limit):
+            x, y = plane.at(each.x or 0.0, each.value)
+            parts.append(line(x, y, x, plane.y(each.limit), "c-limit"))
     taken: list[Box] = []
     soft: list[Box] = []
     for roof, ends in _lines(plane, roofs):
         (x1, y1), (x2, y2) = plane.at(*ends[0]), plane.at(*ends[1])
         parts.append(path(((x1, y1), (x2, y2)), "c-roof"))
-        soft += _pieces((x1, y1), (x2, y2))
+        shares = [piece / PIECES for piece in range(PIECES + 1)]  # small boxes, since it may slant
+        soft += along([(x1 + share * (x2 - x1), y1 + share * (y2 - y1)) for share in shares])
         words = shortened(roof.text, plane.x.end - plane.x.start, SMALL)
         box = Box(x2 - text_width(words, SMALL), y2 - 16, x2, y2 - 2)
         if roof.gflop_per_s and plane.box.holds(box) and not box.meets_any(taken):
@@ -80,15 +79,6 @@ def _roofs(plane: Plane, roofs: Sequence[Roof], marks: Sequence[Mark]) -> Behind
     slopes = sorted((each for each in roofs if each.gb_per_s), key=lambda each: -(each.gb_per_s or 0.0))
     below = f"Slopes, from the left: {'; '.join(each.text for each in slopes)}." if slopes else ""
     return Behind((group("c-roof", *parts),), below, tuple(taken), tuple(soft))
-
-
-def _pieces(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
-    """What a slanted line covers, as small boxes."""
-    places = [
-        (start[0] + share / PIECES * (end[0] - start[0]), start[1] + share / PIECES * (end[1] - start[1]))
-        for share in range(PIECES + 1)
-    ]
-    return [along(before, after) for before, after in pairwise(places)]
 
 
 def _lines(plane: Plane, roofs: Sequence[Roof]) -> Iterator[tuple[Roof, Line]]:
@@ -106,9 +96,3 @@ def _lines(plane: Plane, roofs: Sequence[Roof]) -> Iterator[tuple[Roof, Line]]:
             begin, end = max(left, bottom / each.gb_per_s), min(right, highest / each.gb_per_s)
             if begin < end:
                 yield each, ((begin, begin * each.gb_per_s), (end, end * each.gb_per_s))
-
-
-def _dotted(each: Mark, plane: Plane) -> Svg:
-    """From a point up to what its roof allows."""
-    x, y = plane.at(each.x or 0.0, each.value)
-    return line(x, y, x, plane.y(each.limit or 0.0), "c-limit")
