@@ -1,14 +1,13 @@
 """What a model of a folder or of the hub's cache is, by its config.json.
 
-transformers' own classes read it, for the names and the defaults of each family, and build the model without numbers.
-A process of its own does that, so that nothing else loads torch; what it found is kept in the cache folder.
+transformers builds it without numbers, in a process of its own, so that nothing else loads torch; what it found is kept
+in the cache folder.
 """
 
 import hashlib
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
 
 from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.shapes import ImageFacts, ModelFacts
@@ -51,7 +50,9 @@ def description_of(reference: ModelReference) -> Description:
     found = None if preset_of(reference) else _described(reference)
     if found is None or found.images is not None:
         raise UnsupportedError(f"{reference} classifies images; name a model that generates text.")
-    return found.decoder or _refuse(reference, found)
+    if found.decoder is None:
+        raise UnsupportedError(f"{reference} {found.refused}")
+    return found.decoder
 
 
 def decoder_facts(reference: ModelReference) -> ModelFacts:
@@ -64,14 +65,13 @@ def image_facts(reference: ModelReference) -> ImageFacts:
     found = _described(reference)
     if found.decoder is not None:
         raise UnsupportedError(f"{reference} generates text; name a model that classifies images.")
-    return found.images or _refuse(reference, found)
+    if found.images is None:
+        raise UnsupportedError(f"{reference} {found.refused}")
+    return found.images
 
 
 def decoder_shape(reference: ModelReference) -> DecoderShape:
-    """The shape of a decoder for predicting its memory.
-
-    Raises UnsupportedError as `description_of` does, and for a family whose forward passes are not known.
-    """
+    """For predicting a decoder's memory. Raises UnsupportedError also for a family whose passes are not known."""
     description = description_of(reference)
     family = description.facts.family
     passes = families.family_of(family).passes
@@ -83,40 +83,27 @@ def decoder_shape(reference: ModelReference) -> DecoderShape:
     return DecoderShape(reference, description, description.caches, passes)
 
 
-def _refuse(reference: ModelReference, found: Described) -> NoReturn:
-    raise UnsupportedError(f"{reference} {found.refused}")
-
-
 def _described(reference: ModelReference) -> Described:
     file = configuration_file(reference)
     read_configuration(file, reference)
+    digest = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}\n".encode())
+    for source in (file, *_SOURCES):
+        digest.update(source.read_bytes())
     folder = BoundedFolder(cache_dir() / "described", ".json", MOST_BYTES)
-    path = folder.path / f"{_digest(file)}.json"
+    path = folder.path / f"{digest.hexdigest()}.json"
     if path.is_file():
         return Described.model_validate_json(path.read_bytes())
-    answer = _asked(reference, file)
-    with suppress(OSError), folder.locked(_LOCK_S), folder.draft_of(path) as draft:  # else it is asked again
-        draft.write_text(answer.model_dump_json(), "utf-8")
-        folder.admit(draft)
-    return answer
-
-
-def _asked(reference: ModelReference, file: Path) -> Described:
     ended = run_program(PROGRAM, [str(file.parent)])
     if ended.status:
         why = (ended.err.strip().splitlines() or [f"status {ended.status}"])[-1].rstrip(".")
         raise UnsupportedError(
             f"The configuration of {reference} cannot be read: {why}. Check its {CONFIGURATION}."
         )
-    return Described.model_validate_json(ended.out.strip().splitlines()[-1])
-
-
-def _digest(file: Path) -> str:
-    """Changes with the configuration and with what reads it."""
-    found = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}\n".encode())
-    for path in (file, *_SOURCES):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+    answer = Described.model_validate_json(ended.out.strip().splitlines()[-1])
+    with suppress(OSError), folder.locked(_LOCK_S), folder.draft_of(path) as draft:  # else it is asked again
+        draft.write_text(answer.model_dump_json(), "utf-8")
+        folder.admit(draft)
+    return answer
 
 
 def configuration_file(reference: ModelReference) -> Path:

@@ -32,10 +32,7 @@ def facts_of(reference: ModelReference) -> ModelFacts | None:
 
 
 def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:
-    """The facts in a transformers configuration of an image classifier, given as a mapping of its attributes.
-
-    Of a size that is not square its longer side counts.
-    """
+    """By the attributes of a transformers configuration; of a size that is not square the longer side counts."""
     size = config.get("image_size") or _USUAL_SIZE
     width = config.get("depth_multiplier", 1)
     return ImageFacts(
@@ -49,7 +46,6 @@ def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFact
 
 
 PACKAGED = Path(__file__).parent / "packaged.json"
-"""By references: an object of descriptions."""
 
 
 @cache

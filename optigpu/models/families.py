@@ -1,11 +1,10 @@
-"""The families of transformers models whose parts the engine knows: the only table of them.
+"""The families of transformers models whose parts the engine knows: the only table of them. Imports no torch.
 
-To add a family, add one entry to `FAMILIES`. A part that is None is not known: techniques that need it refuse the
-family. Imports no torch: classes and modules are named here and looked up in a loaded model.
+To add a family, add one entry to `FAMILIES`. Techniques refuse a family of which a part that they need is None.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -16,11 +15,10 @@ Forwards = Literal["gpt2", "opt", "llama", "vit"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """The paths of the parts of a causal language model.
+    """The parts of a causal language model: `model`, `block` and `norm` are transformers' classes.
 
-    `model`, `block` and `norm` are transformers' classes of the whole model, of a block and of its norms. `path` leads
-    from the model to the decoder; `embedding`, `positions` (None: no learned positions), `blocks` and `final` are names
-    in the decoder. `first` and `second` are a block's names for the norms before its attention and before its MLP.
+    `path` leads from the model to the decoder; `embedding`, `positions` (None: none are learned), `blocks` and `final`
+    are names in it. `first` and `second` are a block's norms before its attention and before its MLP.
     """
 
     model: str
@@ -40,8 +38,7 @@ class Decoder:
 class AttentionParts:
     """A block's attention: transformers' class, its path from the block, and its linear layers by their names in it.
 
-    `qkv` is one layer where queries, keys and values are one matrix already. `window_in` says whose attribute
-    `sliding_window` the attention passes on, None where it has no window.
+    `qkv` is one layer where all three are one matrix. `window_in` says whose `sliding_window` it passes on, if any.
     """
 
     kind: str
@@ -53,10 +50,7 @@ class AttentionParts:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A block's MLP: transformers' class of the module that holds it, and that module's path from the block.
-
-    `gate` (None: not gated), `up`, `down` and `activation` are names in that module.
-    """
+    """A block's MLP: the class and the path of the module that holds it, and names there; `gate` None: not gated."""
 
     kind: str
     path: str
@@ -68,10 +62,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """The family's own names in its configuration.
-
-    `inner_size` is the width of the MLP (None: not known) and `activation` its function.
-    """
+    """What the family's configuration calls the width of the MLP (None: not known) and its activation."""
 
     inner_size: str | None = None
     activation: str = "hidden_act"
@@ -79,11 +70,10 @@ class ConfigKeys:
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How llama.cpp's file format has a family.
+    """How llama.cpp's file format has a family: its name there, and the field of transformers' with its norms' epsilon.
 
-    `architecture` is its name there. `epsilon` is what transformers' configuration calls the number that its norms add
-    to the variance. `rotates_neighbours`: llama.cpp rotates neighbouring rows of a head's queries and keys as a pair,
-    where transformers rotates a row of the first half with one of the second.
+    `rotates_neighbours`: llama.cpp rotates neighbouring rows of a head's queries and keys as a pair, where transformers
+    rotates a row of the first half with one of the second.
     """
 
     architecture: str
@@ -95,8 +85,7 @@ class GgufFamily:
 class Passes:
     """What a family's forward passes hold at once, for counting bytes without a model.
 
-    `rotary`: they rotate queries and keys. `inner_tensors` is how many tensors as wide as the MLP's inner layer they
-    hold. `float_scores`: eager attention takes its softmax in float32.
+    `inner_tensors` as wide as the MLP's inner layer; `float_scores`: eager attention takes its softmax in float32.
     """
 
     rotary: bool = True
@@ -106,14 +95,12 @@ class Passes:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One family. `name` is transformers' model_type, `title` what people call it.
+    """One family. `name` is transformers' model_type, `title` what people call it. What is None is not known.
 
-    `forwards` is None where nothing of its forward passes is known. `mlps` are the classes under which versions of
-    transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights are
-    [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`: an
-    image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
-    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family, and
-    `passes` where what its forward passes hold is not known.
+    `mlps` are the classes under which versions of transformers have its MLP, the newest first. `conv1d`: its linear
+    layers are transformers' Conv1D, whose weights are [inputs, outputs]. `needs_mask`: a decode step over a static
+    cache needs an attention mask. `fixed_image_size`: an image classifier with an embedding for each place.
+    `gptqmodel_activation` is the only activation with which GPTQModel's AWQ scales it correctly, None for any.
     """
 
     name: str
@@ -137,7 +124,6 @@ class ModelFamily:
 
     @property
     def learns_positions(self) -> bool:
-        """Whether it has an embedding of positions."""
         return self.decoder is not None and self.decoder.positions is not None
 
 
@@ -146,32 +132,23 @@ _SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 def _like_llama(
     name: str,
-    title: str,
     prefix: str,
     window_in: Literal["config", "attention"] | None = None,
     gguf: GgufFamily | None = None,
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
-    return ModelFamily(
-        name,
-        title,
-        forwards="llama",
-        decoder=_decoder_like_llama(prefix),
+    return replace(
+        _blocks_like_llama(name, prefix, prefix),
         attention=AttentionParts(f"{prefix}Attention", "self_attn", _SEPARATE_QKV, "o_proj", window_in),
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
         gguf=gguf,
-        passes=Passes(),
     )
 
 
-def _blocks_like_llama(name: str, title: str, prefix: str, passes: Passes) -> ModelFamily:
+def _blocks_like_llama(name: str, title: str, prefix: str, inner_tensors: int = 3) -> ModelFamily:
     """A family whose blocks and norms have Llama's names, with another attention or MLP."""
-    return ModelFamily(name, title, forwards="llama", decoder=_decoder_like_llama(prefix), passes=passes)
-
-
-def _decoder_like_llama(prefix: str) -> Decoder:
-    return Decoder(
+    decoder = Decoder(
         model=f"{prefix}ForCausalLM",
         path="model",
         embedding="embed_tokens",
@@ -184,6 +161,7 @@ def _decoder_like_llama(prefix: str) -> Decoder:
         first="input_layernorm",
         second="post_attention_layernorm",
     )
+    return ModelFamily(name, title, "llama", decoder, passes=Passes(inner_tensors=inner_tensors))
 
 
 _GPT2 = ModelFamily(
@@ -262,12 +240,12 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             _GPT2,
             _GPTJ,
             _OPT,
-            _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
-            _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
-            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
-            _blocks_like_llama("phi3", "Phi-3", "Phi3", Passes(inner_tensors=4)),
-            _blocks_like_llama("qwen3", "Qwen3", "Qwen3", Passes()),
-            _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3", Passes()),
+            _like_llama("llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
+            _like_llama("mistral", "Mistral", window_in="config"),
+            _like_llama("qwen2", "Qwen2", window_in="attention"),
+            _blocks_like_llama("phi3", "Phi-3", "Phi3", inner_tensors=4),
+            _blocks_like_llama("qwen3", "Qwen3", "Qwen3"),
+            _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3"),
             _VIT,
             ModelFamily("beit", "BEiT", fixed_image_size=True),
             ModelFamily("deit", "DeiT", fixed_image_size=True),
@@ -278,5 +256,5 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
 
 
 def family_of(name: str) -> ModelFamily:
-    """The family of that model_type; a family without known parts if the table has none."""
+    """The family of that model_type; one without known parts if the table has none."""
     return FAMILIES.get(name) or ModelFamily(name, name)

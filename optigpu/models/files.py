@@ -1,6 +1,6 @@
 """The files of a model's folder, looked at before a library reads them: an error names the file. Loads no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from safetensors import SafetensorError, safe_open
@@ -68,18 +68,13 @@ def weight_files(folder: Path, reference: ModelReference, named: str | None = No
 
     Raises FileNotFoundError if there are none, and UnsupportedError for an index that does not say which they are.
     """
-    first = next(
-        (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
-    )
-    if first is None:
+    places = (folder / name for name in (named, SINGLE, INDEX) if name)
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
         raise FileNotFoundError(f"there is no {SINGLE} and no {INDEX}")
-    if not first.name.endswith(".index.json"):
-        return [first]
-    return sorted(first.parent / name for name in _listed(read_object(first, reference), first, reference))
-
-
-def _listed(index: Mapping[str, object], path: Path, reference: ModelReference) -> set[str]:
-    files = index.get("weight_map")
+    if not path.name.endswith(".index.json"):
+        return [path]
+    files = read_object(path, reference).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
         raise UnsupportedError(
             f"{path.name} of {reference} has no weight_map of tensors to files; copy or download it again."
@@ -90,11 +85,11 @@ def _listed(index: Mapping[str, object], path: Path, reference: ModelReference) 
                 f"{path.name} of {reference} names {name!r}, which is outside of the model's folder; put the file "
                 "into the folder."
             )
-    return set(files.values())
+    return sorted({path.parent / name for name in files.values()})
 
 
 def sound_directory(reference: ModelReference) -> Path:
-    """The directory of a `path:` reference. Raises UnsupportedError if there is none, and what `require_sound` does."""
+    """The directory of a `path:` reference. Raises UnsupportedError if there is none, or as `require_sound` does."""
     folder = model_directory(reference.name)
     require_sound(folder, reference)
     return folder
@@ -128,11 +123,11 @@ def _integer_weight(path: Path, reference: ModelReference) -> str | None:
             names = (name for name in sorted(file.keys()) if name.endswith(".weight"))
             return next((name for name in names if file.get_slice(name).get_dtype() in _INTEGERS), None)
     except (SafetensorError, OSError) as error:
-        why = f"it is damaged ({error})" if isinstance(error, SafetensorError) else _reason(path, error)
+        why = "there is no such file"
+        if isinstance(error, SafetensorError):
+            why = f"it is damaged ({error})"
+        elif path.exists():
+            why = (error.strerror or "it is not a file").lower()
         raise UnsupportedError(
             f"{path.name} of {reference} cannot be read: {why}; copy or download it again."
         ) from error
-
-
-def _reason(path: Path, error: OSError) -> str:
-    return (error.strerror or "it is not a file").lower() if path.exists() else "there is no such file"

@@ -13,21 +13,13 @@ DEEPEST = 4
 MOST_FOLDERS = 1000
 """How many folders of one depth are looked at."""
 CONFIGURATION = "config.json"
-TFLITE = ".tflite"
-"""How the names of files end that the backend litert runs; a reference names the file: path:edge/model.tflite."""
-GGUF = ".gguf"
-"""As TFLITE, of files that the backends llama_cpp and ik_llama_cpp run."""
-KERAS = ".keras"
-"""As TFLITE, of files that the backend tensorflow runs."""
+TFLITE, GGUF, KERAS = ".tflite", ".gguf", ".keras"
 FILES = {TFLITE: "litert", GGUF: "llama_cpp", KERAS: "tensorflow"}
-"""The backend of each kind of file that a reference may name."""
+"""The backend of each kind of file that a reference may name, as path:edge/model.tflite; ik_llama_cpp runs GGUF too."""
 
 
 def model_directory(name: str) -> Path:
-    """The directory of a `path:` reference; the target of a link must be under the model directory as well.
-
-    Raises UnsupportedError if there is none.
-    """
+    """The directory of a `path:` reference. Raises UnsupportedError if there is none, or if a link leads out."""
     directory = _under_root(name)
     backend = FILES.get(Path(name).suffix)
     if backend and directory.is_file():
@@ -40,10 +32,7 @@ def model_directory(name: str) -> Path:
 
 
 def model_file(name: str) -> Path:
-    """The file of a `path:` reference, under the model directory as a directory must be.
-
-    Raises UnsupportedError if there is none.
-    """
+    """The file of a `path:` reference. Raises UnsupportedError as `model_directory` does."""
     file = _under_root(name)
     if not file.is_file():
         raise UnsupportedError(f"There is no file path:{name} under the model directory of this worker.")
@@ -85,39 +74,26 @@ def _folders() -> Iterator[str]:
         return
     level = [root]
     for _ in range(DEEPEST + 1):
+        within = []
         for folder in level:
             if os.access(folder / CONFIGURATION, os.R_OK):
                 yield f"path:{folder.relative_to(root)}"
-            yield from (f"path:{file.relative_to(root)}" for file in _files(folder, root))
-        level = [inner for folder in level for inner in _inner(folder, root)][:MOST_FOLDERS]
+            paths = _shown(folder, root)
+            files = [path for path in paths if path.name.endswith(tuple(FILES))][:MOST_FOLDERS]
+            readable = (path for path in files if os.path.isfile(path) and os.access(path, os.R_OK))
+            yield from (f"path:{file.relative_to(root)}" for file in readable)
+            within += [path for path in paths if os.path.isdir(path)]
+        level = within[:MOST_FOLDERS]
 
 
-def _files(folder: Path, root: Path) -> list[Path]:
-    """The files of FILES in a folder, at most MOST_FOLDERS, without hidden ones and links out of `root`."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(tuple(FILES)))
-    except OSError:
-        return []
-    shown = [folder / name for name in names if name.isprintable() and not name.startswith(".")]
-    return [
-        path
-        for path in shown[:MOST_FOLDERS]
-        if os.path.isfile(path)
-        and os.access(path, os.R_OK)
-        and Path(os.path.realpath(path)).is_relative_to(root)
-    ]
-
-
-def _inner(folder: Path, root: Path) -> list[Path]:
-    """The folders within one, without hidden ones, and without links out of `root`, which no reference may follow."""
+def _shown(folder: Path, root: Path) -> list[Path]:
+    """What lies in a folder, without what is hidden and without links out of `root`, which no reference may follow."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
         return []
     shown = (folder / name for name in names if name.isprintable() and not name.startswith("."))
-    return [
-        path for path in shown if os.path.isdir(path) and Path(os.path.realpath(path)).is_relative_to(root)
-    ]
+    return [path for path in shown if Path(os.path.realpath(path)).is_relative_to(root)]
 
 
 def _cached() -> Iterator[str]:

@@ -28,7 +28,6 @@ def why_no_hub() -> str | None:
 
 @cache
 def _require_answer(address: str) -> None:
-    """Raises UnreachableError where the hub does not answer, which is asked again the next time."""
     with http_client(address, timeout=WITHIN_S) as http:
         try:
             http.head("/").raise_for_status()

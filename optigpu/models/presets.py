@@ -1,7 +1,4 @@
-"""Presets: the architectures of well-known models as data for transformers' own configuration classes.
-
-A preset's weights are random and seeded: right for speed and memory, meaningless for quality.
-"""
+"""Presets: the architectures of known models as data for transformers' configuration classes; weights are random."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +14,7 @@ _LLAMA3_ROPE = {
 
 @dataclass(frozen=True)
 class Preset:
-    """`model_type` is transformers' name of the architecture, `config` what differs from its configuration's defaults.
-
-    `source` says where the shapes are published, `parameters` how many weights they make.
-    """
+    """transformers' architecture, where its shapes are published, its weights' number, and what is not its default."""
 
     model_type: str
     source: str
@@ -33,23 +27,10 @@ def _gpt2(size: str, parameters: int, width: int, layers: int, heads: int) -> Pr
     return Preset("gpt2", f"openai-community/{size}", parameters, shapes)
 
 
-def _llama(
-    source: str,
-    model_type: str,
-    parameters: int,
-    width: int,
-    inner: int,
-    layers: int,
-    heads: int,
-    **more: Any,
-) -> Preset:
-    shapes = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    return Preset(model_type, source, parameters, shapes | more)
+def _llama(source: str, model_type: str, parameters: int, *shapes: int, **more: Any) -> Preset:
+    """`shapes`: width, inner width of the MLP, layers, heads."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return Preset(model_type, source, parameters, dict(zip(names, shapes, strict=True)) | more)
 
 
 PRESETS: dict[str, Preset] = {

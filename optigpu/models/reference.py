@@ -3,8 +3,6 @@
 `preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model inside the package,
 `hub:ORG/NAME@REVISION` a repository of the model hub, `path:DIR` a directory under `OPTIGPU_MODELS_DIR`. A bare name is
 a hub name.
-
-`tools/train_bundled.py` makes the bundled models; each folder has a MODEL_CARD.md.
 """
 
 import json
@@ -38,29 +36,27 @@ def parse_reference(text: str) -> ModelReference:
     Raises SpecError for an unknown preset or bundled model (and lists the known ones), an invalid hub name, or a path
     that leaves the model directory.
     """
-    kind, colon, rest = text.partition(":")
-    if not colon:
-        return _hub(text)
-    readers = {"preset": _preset, "bundled": _bundled, "hub": _hub, "path": _path}
-    if kind not in readers:
+    kind, colon, name = text.partition(":")
+    if kind == "hub" or not colon:
+        return _hub(name if colon else text)
+    if kind == "preset":
+        known = PRESETS | IMAGE_PRESETS
+        if name not in known:
+            meant = did_you_mean(closest(name, known))
+            raise SpecError(f"Unknown preset {name!r}.{meant} The presets are {', '.join(known)}.")
+    elif kind == "bundled":
+        if name not in BUNDLED:
+            raise SpecError(f"Unknown bundled model {name!r}. The bundled models are {', '.join(BUNDLED)}.")
+    elif kind == "path":
+        path = PurePosixPath(name)
+        if not name or path.is_absolute() or ".." in path.parts:
+            raise SpecError(f"{name!r} must be a relative path under the model directory, without '..'.")
+        name = str(path)
+    else:
         raise SpecError(
             f"Unknown kind of model {kind!r}; write preset:NAME, bundled:NAME, hub:ORG/NAME@REVISION or path:DIR."
         )
-    return readers[kind](rest)
-
-
-def _preset(name: str) -> ModelReference:
-    known = PRESETS | IMAGE_PRESETS
-    if name not in known:
-        meant = did_you_mean(closest(name, known))
-        raise SpecError(f"Unknown preset {name!r}.{meant} The presets are {', '.join(known)}.")
-    return ModelReference(kind="preset", name=name)
-
-
-def _bundled(name: str) -> ModelReference:
-    if name not in BUNDLED:
-        raise SpecError(f"Unknown bundled model {name!r}. The bundled models are {', '.join(BUNDLED)}.")
-    return ModelReference(kind="bundled", name=name)
+    return ModelReference(kind=kind, name=name)
 
 
 def _hub(text: str) -> ModelReference:
@@ -70,20 +66,13 @@ def _hub(text: str) -> ModelReference:
     return ModelReference(kind="hub", name=name, revision=revision or None)
 
 
-def _path(text: str) -> ModelReference:
-    path = PurePosixPath(text)
-    if not text or path.is_absolute() or ".." in path.parts:
-        raise SpecError(f"{text!r} must be a relative path under the model directory, without '..'.")
-    return ModelReference(kind="path", name=str(path))
-
-
 def preset_of(reference: ModelReference) -> Preset | None:
     """The preset that a reference names, if it names one."""
     return (PRESETS | IMAGE_PRESETS)[reference.name] if reference.kind == "preset" else None
 
 
 BUNDLED: dict[str, Path] = {name: Path(__file__).parent / f"bundled_{name}" for name in ("tiny", "small")}
-"""The folder of each: config.json, model.safetensors, tokenizer.json, as a `path:` model has them."""
+"""The folder of each, as a `path:` model has one; tools/train_bundled.py makes them."""
 
 
 def bundled_config(name: str) -> dict[str, Any]:

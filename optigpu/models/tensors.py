@@ -1,7 +1,4 @@
-"""The tensors of a decoder by their shapes, with the bytes that each takes: known without loading the model, or torch.
-
-A model begins with every tensor in one dtype; techniques say what their hooks make of it.
-"""
+"""The tensors of a decoder by their shapes, with the bytes that each takes: known without a loaded model or torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,10 +34,7 @@ class MatrixShape(Frozen):
 
 
 class LayerCache(Frozen):
-    """What each of `count` equal layers keeps of a token, for each of `kv_heads`, in numbers.
-
-    `window` is how many tokens it reaches back, its own included; None: all of them.
-    """
+    """What each of `count` equal layers keeps of a token for each of `kv_heads`; `window`: tokens it reaches back."""
 
     window: int | None
     kv_heads: int
@@ -52,9 +46,8 @@ class LayerCache(Frozen):
 class Description(Frozen):
     """What a decoder is made of, in any dtype.
 
-    `numbers` are those beside the matrices in the model's dtype, such as norms; `fixed_bytes` those in a dtype of their
-    own, such as the tables of a rotary embedding. `caches` is None where a layer keeps something else than keys and
-    values, or what it keeps cannot be told without numbers.
+    `numbers` are those beside the matrices in the model's dtype (norms), `fixed_bytes` those in one of their own
+    (rotary tables). `caches` is None where a layer keeps other things than keys and values, or it cannot be told.
     """
 
     facts: ModelFacts
@@ -82,12 +75,11 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """Of one."""
         return self.outputs * self.inner
 
     @property
     def whole(self) -> int:
-        """Bytes of all of them with their biases."""
+        """Bytes of all with their biases."""
         return self.count * (self.bytes + self.bias_bytes)
 
 
@@ -95,9 +87,9 @@ class Matrix:
 class OwnPasses:
     """What an operator holds that runs whole passes in the place of transformers, with a cache of its own.
 
-    `token_bytes` are those of a token's keys and values in all blocks; there is room for multiples of `at_once` tokens.
-    `angle_bytes` are a position's sines and cosines, `made_angle_bytes` what is held of them while they are computed.
-    A prompt goes through in parts of `most_rows` tokens of all sequences, with `row_bytes` of activations each.
+    `token_bytes` of a token's keys and values in all blocks, in multiples of `at_once` tokens; `angle_bytes` of a
+    position's sines and cosines, `made_angle_bytes` while they are computed; prompts go in parts of `most_rows` tokens
+    of all sequences, with `row_bytes` of activations each.
     """
 
     token_bytes: int
@@ -112,10 +104,9 @@ class OwnPasses:
 class StoredWeights:
     """A decoder's tensors. `width` is that of the dtype that it was loaded in, `half` whether that is bfloat16.
 
-    `other_bytes` are norms, of which `norm_bytes`, and the tables of rotary embeddings. `tied` says that head and
-    embedding share a matrix. `widened_bytes` is the largest matrix that a layer widens for a product and holds beside
-    its own numbers, `sum_bytes` what it holds for each number of its output before that has its dtype. `own_passes` is
-    None where transformers runs the model.
+    `other_bytes` are norms (`norm_bytes`) and the tables of rotary embeddings; `tied`: head and embedding share a
+    matrix; `widened_bytes`: the largest matrix that a layer widens for a product; `sum_bytes`: what it holds for each
+    number of its output before that has its dtype; `own_passes`: None where transformers runs the model.
     """
 
     facts: ModelFacts
@@ -131,7 +122,6 @@ class StoredWeights:
 
     @property
     def bytes(self) -> int:
-        """All of them, what is shared once."""
         return sum(matrix.whole for matrix in self.matrices) + self.other_bytes
 
     @property
@@ -140,37 +130,25 @@ class StoredWeights:
         return tuple(matrix for matrix in self.matrices if matrix.part is Part.LINEAR)
 
     def with_bytes(
-        self,
-        of: Callable[[int, int], int],
-        *,
-        head: bool,
-        float_bias: bool = True,
+        self, of: Callable[[int, int], int], *, head: bool, float_bias: bool = True
     ) -> "StoredWeights":
-        """A copy whose linear layers, and head where that is said, take `of(outputs, inner)` bytes.
-
-        Layers that add their bias in float32 keep a copy of it.
-        """
+        """A copy whose linear layers, and head if asked, take `of(outputs, inner)` bytes; `float_bias`: of float32."""
         wanted = (Part.LINEAR, Part.HEAD) if head else (Part.LINEAR,)
-        changed = (_quantized(each, of, float_bias, self.width) if each.part in wanted else each
-                   for each in self.matrices)  # fmt: skip
+
+        def quantized(each: Matrix) -> Matrix:
+            bias = each.bias_bytes // self.width * _FLOAT if float_bias else each.bias_bytes
+            return replace(each, bytes=of(each.outputs, each.inner), bias_bytes=bias)
+
+        changed = (quantized(each) if each.part in wanted else each for each in self.matrices)
         return replace(self, matrices=tuple(changed))
 
     def but(self, **changes: Any) -> "StoredWeights":
-        """A copy with changes."""
         return replace(self, **changes)
-
-
-def _quantized(matrix: Matrix, of: Callable[[int, int], int], float_bias: bool, width: int) -> Matrix:
-    bias = matrix.bias_bytes // width * _FLOAT if float_bias else matrix.bias_bytes
-    return replace(matrix, bytes=of(matrix.outputs, matrix.inner), bias_bytes=bias)
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder as a predictor of its memory sees it.
-
-    `caches` are those of its description, and `passes` is what the table of families says of its forward passes.
-    """
+    """A decoder as a predictor of its memory sees it."""
 
     reference: ModelReference
     description: Description
@@ -179,12 +157,10 @@ class DecoderShape:
 
     @property
     def facts(self) -> ModelFacts:
-        """Its shapes."""
         return self.description.facts
 
     @property
     def learns_positions(self) -> bool:
-        """Whether it has an embedding of positions."""
         return any(matrix.part is Part.POSITIONS for matrix in self.description.matrices)
 
     @property

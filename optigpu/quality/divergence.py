@@ -23,10 +23,7 @@ def log_softmax(logits: Logits) -> Array:
 
 
 def log_likelihood(logits: Logits, target: int) -> float:
-    """Log-probability of the token `target` by `logits` [vocabulary], in nats.
-
-    Raises OptiGPUError when a logit is NaN or infinite.
-    """
+    """Log-probability of `target` by `logits` [vocabulary] in nats. Raises OptiGPUError for NaN or infinity."""
     _require_finite(logits)
     return float(log_softmax(logits)[target])
 
@@ -34,8 +31,8 @@ def log_likelihood(logits: Logits, target: int) -> float:
 def divergence(reference: Logits, logits: Logits) -> Array:
     """Kullback-Leibler divergence of `logits` from `reference`, both [..., vocabulary], in nats, [...].
 
-    D(P||Q) = sum p (log p - log q) with P the reference's distribution (Kullback and Leibler, On Information and
-    Sufficiency, 1951). What rounding leaves below zero is zero. Raises OptiGPUError when a logit is NaN or infinite.
+    D(P||Q) = sum p (log p - log q), P the reference's distribution (Kullback and Leibler, On Information and
+    Sufficiency, 1951). Raises OptiGPUError when a logit is NaN or infinite.
     """
     _require_finite(reference)
     _require_finite(logits)
@@ -45,7 +42,7 @@ def divergence(reference: Logits, logits: Logits) -> Array:
 
 @dataclass
 class Agreement:
-    """Divergence and agreement over positions; keeps 17 bytes for each position."""
+    """Divergence and agreement over positions, in the order in which they were added."""
 
     _divergences: "array[float]" = field(default_factory=lambda: array("d"))
     _agreeing: "array[int]" = field(default_factory=lambda: array("b"))
@@ -62,17 +59,15 @@ class Agreement:
 
     @property
     def divergences(self) -> Array:
-        """In nats, in the order in which positions were added."""
+        """In nats."""
         return np.array(self._divergences, dtype=np.float64)
 
     @property
     def agreeing(self) -> NDArray[np.bool_]:
-        """Whether the most likely token is the reference's, in the order of `divergences`."""
         return np.array(self._agreeing, dtype=np.bool_)
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """The positions in the order of `divergences`."""
         return np.array(self._positions, dtype=np.int64)
 
     def metrics(self) -> dict[str, float]:

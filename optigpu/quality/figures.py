@@ -53,14 +53,7 @@ class Figures:
     about: dict[str, float | None] = field(default_factory=dict)
 
     def __or__(self, other: "Figures") -> "Figures":
-        return Figures(
-            self.values | other.values,
-            self.reasons | other.reasons,
-            self.intervals | other.intervals,
-            self.without | other.without,
-            self.no_interval | other.no_interval,
-            self.about | other.about,
-        )
+        return Figures(**{name: mine | vars(other)[name] for name, mine in vars(self).items()})
 
 
 def windows_of(passages: Sequence[Passage]) -> Units:
@@ -85,10 +78,7 @@ def divergence_figures(agreement: Agreement, units: Units) -> Figures:
 
 
 def perplexity_figures(found: Array, expected: Array, units: Units) -> Figures:
-    """perplexity and perplexity_delta from log-likelihoods of a variant and of fp32, [positions] each.
-
-    Raises OptiGPUError when one is not finite.
-    """
+    """From log-likelihoods [positions] of a variant and of fp32. Raises OptiGPUError when one is not finite."""
     figures = _measured(
         {
             "perplexity": lambda kept: perplexity(found[kept]),
@@ -116,11 +106,9 @@ def answer_figures(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], asked: As
     if share == 0:
         why = f"The fp32 model answers no {asked.noun} correctly, so the accuracy loss is undefined. {asked.more}"
         return figures | Figures(reasons={"accuracy_loss_percent": why})
-
     if (ours == theirs).all():
         why = f"An interval needs an {asked.noun} that fp32 answers otherwise; there is none. {asked.more}"
-        value = Figures(values={"accuracy_loss_percent": 0.0}, no_interval={"accuracy_loss_percent": why})
-        return figures | value
+        return figures | Figures({"accuracy_loss_percent": 0.0}, no_interval={"accuracy_loss_percent": why})
 
     def loss(kept: NDArray[np.bool_]) -> float:
         right = theirs[kept].mean()
@@ -158,15 +146,13 @@ def _measured(statistics: Mapping[str, Statistic], units: Units, count: int) -> 
         except OptiGPUError as error:
             no_interval[name] = str(error)
             continue
-        bounds = (
-            share_bounds(values[name], count, left) if name in SHARES else part_bounds(values[name], left)
-        )
+        value = values[name]
+        bounds = share_bounds(value, count, left) if name in SHARES else part_bounds(value, left)
         if bounds is None:
-            no_interval[name] = _too_few(int(parts.max()) + 1)
+            no_interval[name] = (
+                f"An interval needs {FEWEST_PARTS} windows, images or items; there are {int(parts.max()) + 1}. Ask for "
+                "more quality.tokens."
+            )
         else:
             intervals[name], without[name] = bounds, left
     return Figures(values, {}, intervals, without, no_interval)
-
-
-def _too_few(parts: int) -> str:
-    return f"An interval needs {FEWEST_PARTS} windows, images or items; there are {parts}. Ask for more quality.tokens."

@@ -18,12 +18,11 @@ Encode = Callable[[str], list[int]]
 
 ENDINGS = 4
 _LINES = 2 + ENDINGS
-"""Lines of an item: the context, the index of the right ending, and the endings."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A context, four endings, and the index of the right one."""
+    """A context, four endings, and the index of the right one: the lines of the file."""
 
     context: str
     endings: tuple[str, ...]
@@ -42,16 +41,15 @@ def read_items(content: bytes) -> list[Item]:
         raise OptiGPUError(
             f"The hellaswag file has {len(lines)} lines, not a multiple of {_LINES}; replace it with a good copy."
         )
-    return [_item(lines[start : start + _LINES], start) for start in range(0, len(lines), _LINES)]
-
-
-def _item(lines: Sequence[str], start: int) -> Item:
-    context, label, *endings = lines
-    if label not in map(str, range(ENDINGS)) or not all(map(str.strip, [context, *endings])):
-        raise OptiGPUError(
-            f"The hellaswag file has no valid item at line {start + 1}; replace it with a good copy."
-        )
-    return Item(_clean(context), tuple(map(_clean, endings)), int(label))
+    items = []
+    for start in range(0, len(lines), _LINES):
+        context, label, *endings = lines[start : start + _LINES]
+        if label not in map(str, range(ENDINGS)) or not all(map(str.strip, [context, *endings])):
+            raise OptiGPUError(
+                f"The hellaswag file has no valid item at line {start + 1}; replace it with a good copy."
+            )
+        items.append(Item(_clean(context), tuple(map(_clean, endings)), int(label)))
+    return items
 
 
 def _clean(text: str) -> str:

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.quality.divergence import Agreement
-from optigpu.quality.reference import missing_reference
-from optigpu.vocabulary import Frozen, OptiGPUError
+from optigpu.quality.reference import keep_array, kept_array
+from optigpu.vocabulary import Frozen
 
 IMAGES = 64
 """The number of images that are compared, rounded up to whole batches."""
 IMAGES_RECIPE = "noise with the spectrum of photographs: amplitudes fall with the inverse of the frequency"
-_SETTING, _LOGITS = "images.json", "images.npy"
+_NAME = "images"
 
 
 class ImageSetting(Frozen):
@@ -36,13 +36,9 @@ def image_setting(
     model: str, seed: int, batch_size: int, shape: tuple[int, int, int], classes: int
 ) -> ImageSetting:
     """IMAGES images, rounded up to whole batches; `shape` is [channels, height, width]."""
+    images = -(-IMAGES // batch_size) * batch_size
     return ImageSetting(
-        model=model,
-        seed=seed,
-        images=-(-IMAGES // batch_size) * batch_size,
-        batch_size=batch_size,
-        shape=shape,
-        classes=classes,
+        model=model, seed=seed, images=images, batch_size=batch_size, shape=shape, classes=classes
     )
 
 
@@ -63,8 +59,7 @@ def write_image_reference(
     folder: Path, setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
 ) -> ImageSetting:
     """Writes the fp32 model's logits of the batches `given` into the folder; returns the setting."""
-    np.save(folder / _LOGITS, _logits(setting, classify, given))
-    (folder / _SETTING).write_text(setting.model_dump_json())
+    keep_array(folder, _NAME, setting, _logits(setting, classify, given))
     return setting
 
 
@@ -76,14 +71,9 @@ def compare_images(
     Raises OptiGPUError when there is no reference, when it was made for another setting, and when a logit is NaN or
     infinite.
     """
-    if not (folder / _SETTING).is_file():
-        raise missing_reference(folder)
-    if ImageSetting.model_validate_json((folder / _SETTING).read_bytes()) != setting:
-        raise OptiGPUError(
-            "The fp32 reference was made for other images or another model; submit this variant as a separate job."
-        )
-    agreement = Agreement()
-    reference, logits = np.load(folder / _LOGITS, allow_pickle=False), _logits(setting, classify, given)
+    differs = "The fp32 reference was made for other images or another model; submit this variant as a separate job."
+    reference = np.load(kept_array(folder, _NAME, setting, differs), allow_pickle=False)
+    agreement, logits = Agreement(), _logits(setting, classify, given)
     for expected, found in zip(reference, logits, strict=True):
         agreement.add(expected, found)
     return ComparedImages(reference, logits, agreement)
@@ -100,8 +90,7 @@ def batches(setting: ImageSetting) -> Iterator[NDArray[np.float32]]:
     """Generated images, [batch_size, channels, height, width] at a time: noise with the spectrum of photographs.
 
     Amplitudes fall with the inverse of the frequency (Field, Relations between the statistics of natural images and
-    the response properties of cortical cells, 1987). Each channel of an image has mean 0 and deviation 1, as pixels
-    that were scaled for a classifier.
+    the response properties of cortical cells, 1987). Each channel of an image has mean 0 and deviation 1.
     """
     channels, height, width = setting.shape
     source = np.random.default_rng(setting.seed)

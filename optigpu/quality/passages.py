@@ -1,8 +1,7 @@
 """Passages: runs of tokens of which the last ones are predicted, in batches of the timed size.
 
-The perplexity of a text is taken by overlapping windows. Each token but the first is predicted exactly once, from as
-many tokens before it as its window holds (Hugging Face, Perplexity of fixed-length models,
-huggingface.co/docs/transformers/perplexity).
+For perplexity windows overlap: each token but the first is predicted once, from as many tokens before it as its window
+holds (Hugging Face, Perplexity of fixed-length models, huggingface.co/docs/transformers/perplexity).
 """
 
 import hashlib
@@ -50,26 +49,21 @@ def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterat
     offset = 0
     for start in range(0, len(passages), batch):
         group = passages[start : start + batch]
-        yield from _of_group(group, batch, offset, score)
-        offset += sum(passage.positions for passage in group)
-
-
-def _of_group(group: Sequence[Passage], batch: int, offset: int, score: Score) -> Iterator[Prediction]:
-    offsets = offset + np.cumsum([0, *(passage.positions for passage in group)])
-    prefill = min(passage.first for passage in group) - 1
-    tokens = np.zeros((batch, max(len(passage.tokens) for passage in group) - 1), np.int64)
-    for row, passage in enumerate(group):
-        # The last token is predicted and predicts nothing.
-        tokens[row, : len(passage.tokens) - 1] = passage.tokens[:-1]
-    for target, logits in enumerate(score(tokens, prefill), start=prefill + 1):
+        offsets = offset + np.cumsum([0, *(passage.positions for passage in group)])
+        offset = int(offsets[-1])
+        prefill = min(passage.first for passage in group) - 1
+        tokens = np.zeros((batch, max(len(passage.tokens) for passage in group) - 1), np.int64)
         for row, passage in enumerate(group):
-            if passage.first <= target < len(passage.tokens):
-                position = int(offsets[row]) + target - passage.first
-                yield Prediction(position, int(passage.tokens[target]), logits[row])
+            # The last token is predicted and predicts nothing.
+            tokens[row, : len(passage.tokens) - 1] = passage.tokens[:-1]
+        for target, logits in enumerate(score(tokens, prefill), start=prefill + 1):
+            for row, passage in enumerate(group):
+                if passage.first <= target < len(passage.tokens):
+                    position = int(offsets[row]) + target - passage.first
+                    yield Prediction(position, int(passage.tokens[target]), logits[row])
 
 
 def pack(passages: Sequence[Passage]) -> dict[str, Ids]:
-    """The passages as arrays for `unpack`."""
     return {
         "tokens": np.concatenate([passage.tokens for passage in passages]),
         "lengths": np.array([len(passage.tokens) for passage in passages], np.int64),
@@ -78,7 +72,6 @@ def pack(passages: Sequence[Passage]) -> dict[str, Ids]:
 
 
 def unpack(arrays: Mapping[str, Ids]) -> list[Passage]:
-    """The passages of arrays of `pack`."""
     ends = np.cumsum(arrays["lengths"])
     pieces = np.split(arrays["tokens"], ends[:-1])
     return [Passage(tokens, int(first)) for tokens, first in zip(pieces, arrays["firsts"], strict=True)]
@@ -93,8 +86,7 @@ def digest_of(passages: Sequence[Passage]) -> str:
     return found.hexdigest()
 
 
-_MOST_NATS = 700.0
-"""Above this the exponential overflows float64."""
+_MOST_NATS = 700.0  # the exponential of more overflows float64
 
 
 def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:

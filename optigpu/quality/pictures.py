@@ -7,7 +7,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,10 +42,9 @@ class PictureFolder:
 
 
 def open_pictures(name: str) -> PictureFolder:
-    """The images of the folder that `name` means under the datasets folder, in the order of their names.
+    """The images of a folder under the datasets folder, in the order of their names.
 
-    Raises UnsupportedError when there is no such folder, when it leads elsewhere, when it holds no labelled image, and
-    without Pillow.
+    Raises UnsupportedError without Pillow, and for a folder that is not there, leads elsewhere or has no such image.
     """
     if find_spec("PIL") is None:
         raise UnsupportedError(
@@ -62,12 +61,21 @@ def open_pictures(name: str) -> PictureFolder:
     if not folder.is_dir():
         raise UnsupportedError(f"There is no folder {name} under {DATASETS_DIR}; put the images there.")
     found = tuple(_listed(folder) if (folder / LABELS).is_file() else _by_folder(folder))
+    for each in found:
+        if not each.path.resolve().is_relative_to(folder):
+            raise UnsupportedError(
+                f"{each.path.name} leads out of the folder of images; put the file itself there."
+            )
     if not found:
         raise UnsupportedError(
             f"{name} holds no labelled image ({', '.join(SUFFIXES)}); make one folder for each class, or write "
             f"{LABELS}."
         )
-    return PictureFolder(name, found, _digest(folder, found))
+    digest = hashlib.sha256()
+    for each in found:
+        content = hashlib.sha256(each.path.read_bytes()).hexdigest()
+        digest.update(f"{each.path.relative_to(folder).as_posix()}\0{each.label}\0{content}\n".encode())
+    return PictureFolder(name, found, digest.hexdigest())
 
 
 def check_folder(name: str) -> str:
@@ -79,9 +87,8 @@ def check_folder(name: str) -> str:
 def class_indices(labels: Sequence[str], classes: Sequence[str]) -> tuple[NDArray[np.int64], str]:
     """The model's class of each label, and how labels were read.
 
-    `classes` are the model's names, some of them synonyms with commas between. Labels are those names, or their
-    numbers; where there are as many labels as classes, they may be other words, in the order of the alphabet. Raises
-    UnsupportedError for a label that is none of them.
+    Labels are names of `classes` (some are synonyms with commas between) or their numbers; as many as there are classes
+    may be other words, in alphabetical order. Raises UnsupportedError for a label that is none of them.
     """
     known = {
         word.strip().lower(): index for index, name in enumerate(classes) for word in [name, *name.split(",")]
@@ -92,26 +99,13 @@ def class_indices(labels: Sequence[str], classes: Sequence[str]) -> tuple[NDArra
     if all(label.isdecimal() and int(label) < len(classes) for label in distinct):
         return np.array([int(label) for label in labels]), "numbers of the model's classes"
     if len(distinct) == len(classes):
-        return np.array(
-            [distinct.index(label) for label in labels]
-        ), "the model's classes in alphabetical order"
+        indices = [distinct.index(label) for label in labels]
+        return np.array(indices), "the model's classes in alphabetical order"
     odd = next(label for label in distinct if label.lower() not in known)
     raise UnsupportedError(
         f"The label {odd!r} is no class of this model; its {len(classes)} classes are {', '.join(classes[:5])}, ... "
         "Name folders by the model's classes, or by their numbers from 0."
     )
-
-
-def picture_batches(
-    folder: PictureFolder, size: int, process: Callable[[Sequence[Pixels]], Images]
-) -> Iterator[Images]:
-    """All images, `size` at a time, as `process` makes them; the last batch is filled up with its first image.
-
-    Raises UnsupportedError for a file that is no image.
-    """
-    for start in range(0, len(folder.pictures), size):
-        batch = [_pixels(each.path) for each in folder.pictures[start : start + size]]
-        yield process(batch + [batch[0]] * (size - len(batch)))
 
 
 def _pixels(path: Path) -> Pixels:
@@ -128,7 +122,7 @@ def _by_folder(folder: Path) -> Iterator[Picture]:
     for inner in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
         for path in sorted(inner.iterdir()):
             if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
-                yield Picture(_inside(folder, path), inner.name)
+                yield Picture(path, inner.name)
 
 
 def _listed(folder: Path) -> Iterator[Picture]:
@@ -142,21 +136,7 @@ def _listed(folder: Path) -> Iterator[Picture]:
         path = folder / row["file"]
         if not path.is_file():
             raise UnsupportedError(f"{LABELS} names {row['file']}, and there is no such file beside it.")
-        yield Picture(_inside(folder, path), row["label"].strip())
-
-
-def _inside(folder: Path, path: Path) -> Path:
-    if not path.resolve().is_relative_to(folder):
-        raise UnsupportedError(f"{path.name} leads out of the folder of images; put the file itself there.")
-    return path
-
-
-def _digest(folder: Path, pictures: Sequence[Picture]) -> str:
-    found = hashlib.sha256()
-    for each in pictures:
-        content = hashlib.sha256(each.path.read_bytes()).hexdigest()
-        found.update(f"{each.path.relative_to(folder).as_posix()}\0{each.label}\0{content}\n".encode())
-    return found.hexdigest()
+        yield Picture(path, row["label"].strip())
 
 
 @dataclass(frozen=True)
@@ -169,24 +149,22 @@ class ReadPictures:
     _runtime: PictureRuntime
 
     def batches(self, size: int) -> Iterator[Images]:
-        """All images once, `size` at a time, [size, channels, height, width]; the last batch is filled up.
+        """All images once, [size, channels, height, width]; the last batch is filled up with its first image.
 
         Raises UnsupportedError for a file that is no image.
         """
-        return picture_batches(self._folder, size, self._runtime.processed)
+        pictures = self._folder.pictures
+        for start in range(0, len(pictures), size):
+            batch = [_pixels(each.path) for each in pictures[start : start + size]]
+            yield self._runtime.processed(batch + [batch[0]] * (size - len(batch)))
 
     def endlessly(self, size: int) -> Iterator[Images]:
-        """The batches again and again."""
         while True:
             yield from self.batches(size)
 
 
 def read_pictures(runtime: ImageRuntime, name: str) -> ReadPictures:
-    """The labelled images of a folder under the datasets folder.
-
-    Raises UnsupportedError for a folder that cannot be read, for labels that are no classes of the model, and for an
-    engine that reads none.
-    """
+    """As `open_pictures`. Raises UnsupportedError also for labels that are no classes and for other engines."""
     if not isinstance(runtime, PictureRuntime):
         raise UnsupportedError("This engine reads no images; leave images out, or ask for the backend torch.")
     folder = open_pictures(name)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.quality.divergence import Agreement, log_likelihood
+from optigpu.quality.divergence import Agreement, Logits, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
 from optigpu.vocabulary import Frozen, OptiGPUError
 
@@ -23,10 +23,9 @@ _PASSAGES, _LIKELIHOODS, _LOGITS = "passages.npz", "likelihoods.npy", "logits.f3
 
 
 class Setting(Frozen):
-    """The setting of a reference. Only variants with the same setting can be compared with it.
+    """What only variants with the same can be compared with. `window` and `stride` are in tokens.
 
-    `window` and `stride` are in tokens; `stride` is null for texts that are no sequence of windows. `dataset_sha256` is
-    of the raw file, null for the text that the model writes itself.
+    `stride` is null for texts that are no sequence of windows; `dataset_sha256` for what the model writes itself.
     """
 
     model: str
@@ -41,10 +40,7 @@ class Setting(Frozen):
 
 
 class Manifest(Frozen):
-    """The description of a reference. The first `compared` of `positions` have logits on disk.
-
-    `origin` says where the dataset was read; `cut` counts contexts that lost their beginning to fit the window.
-    """
+    """Of a reference. The first `compared` of `positions` have logits on disk; `cut` counts contexts that were cut."""
 
     setting: Setting
     origin: str | None
@@ -119,7 +115,13 @@ def write_reference(
 
     Raises OptiGPUError when the disk has too little room, or a logit is NaN or infinite.
     """
-    _require_room(folder, manifest)
+    needed = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OptiGPUError(
+            f"The reference's logits need {needed / 1e9:.1f} GB on disk, but only {free / 1e9:.1f} GB are free; ask "
+            "for fewer quality.tokens."
+        )
     likelihoods = np.full(manifest.positions, np.nan)
     with LogitsFile(folder / _LOGITS, manifest.setting.vocabulary, new=True) as logits:
         for prediction in predictions:
@@ -149,7 +151,6 @@ def describe(
 
 
 def refuse_reference(folder: Path, reason: str) -> None:
-    """Stores the reason why there is no reference."""
     (folder / _MANIFEST).unlink(missing_ok=True)
     (folder / _REASON).write_text(reason)
 
@@ -163,7 +164,26 @@ def window_of(folder: Path) -> int | None:
 def missing_reference(folder: Path) -> OptiGPUError:
     """An error with the stored reason why there is no reference."""
     reason = folder / _REASON
-    return OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
+    why = (
+        "There is no fp32 reference to compare with: the process that makes it failed; see the worker's log."
+    )
+    return OptiGPUError(reason.read_text() if reason.is_file() else why)
+
+
+def keep_array(folder: Path, name: str, setting: Frozen, array: Logits) -> None:
+    """Writes an array and what it was made for."""
+    np.save(folder / f"{name}.npy", array)
+    (folder / f"{name}.json").write_text(setting.model_dump_json())
+
+
+def kept_array(folder: Path, name: str, setting: Frozen, differs: str) -> Path:
+    """The array's file. Raises OptiGPUError without one, and OptiGPUError(differs) for one of another setting."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise missing_reference(folder)
+    if type(setting).model_validate_json(path.read_bytes()) != setting:
+        raise OptiGPUError(differs)
+    return folder / f"{name}.npy"
 
 
 def open_reference(folder: Path, setting: Setting) -> Reference:
@@ -186,11 +206,6 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
     return Reference(manifest, passages, likelihoods, folder / _LOGITS)
 
 
-_NO_REFERENCE = (
-    "There is no fp32 reference to compare with: the process that makes it failed; see the worker's log."
-)
-
-
 def _require_same(made_for: Setting, asked: Setting) -> None:
     expected, found = made_for.model_dump(), asked.model_dump()
     different = [name for name in expected if expected[name] != found[name]]
@@ -203,14 +218,4 @@ def _require_same(made_for: Setting, asked: Setting) -> None:
         raise OptiGPUError(
             f"The fp32 reference was made for {name} {expected[name]} but this variant has {found[name]}; submit it "
             "as a separate job."
-        )
-
-
-def _require_room(folder: Path, manifest: Manifest) -> None:
-    needed = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OptiGPUError(
-            f"The reference's logits need {needed / 1e9:.1f} GB on disk, but only {free / 1e9:.1f} GB are free; ask "
-            "for fewer quality.tokens."
         )

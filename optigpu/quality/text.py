@@ -14,12 +14,7 @@ from optigpu.hub_organisations import hub_refusal
 from optigpu.vocabulary import Document, OptiGPUError
 
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
-"""The environment variable with the datasets folder."""
-
-SELF_WRITTEN = "self"
-WIKITEXT = "wikitext-2"
-HELLASWAG = "hellaswag"
-FILE_PREFIX = "file:"
+SELF_WRITTEN, WIKITEXT, HELLASWAG, FILE_PREFIX = "self", "wikitext-2", "hellaswag", "file:"
 _FILES = {WIKITEXT: "wikitext-2/test.txt", HELLASWAG: "hellaswag/hellaswag_val_full.txt.bz2"}
 
 
@@ -32,7 +27,6 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the raw bytes, in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     def words(self) -> str:
@@ -73,17 +67,13 @@ def read_source(text: str) -> Source:
     Raises OptiGPUError when it is not there, cannot be read, or leads out of the folder.
     """
     root = os.environ.get(DATASETS_DIR)
-    if root:
-        return _read_file(Path(root), _FILES.get(text, text.removeprefix(FILE_PREFIX)))
-    if text in _FILES:
-        origin, content = read_hub(text, _FILES[text])
-        return Source(origin, content)
-    raise OptiGPUError(f"{text} is read from the datasets folder; set {DATASETS_DIR} for the worker.")
-
-
-def _read_file(root: Path, name: str) -> Source:
-    path = (root / name).resolve()
-    if not path.is_relative_to(root.resolve()):
+    if not root:
+        if text not in _FILES:
+            raise OptiGPUError(f"{text} is read from the datasets folder; set {DATASETS_DIR} for the worker.")
+        return Source(*read_hub(text, _FILES[text]))
+    name = _FILES.get(text, text.removeprefix(FILE_PREFIX))
+    path = (Path(root) / name).resolve()
+    if not path.is_relative_to(Path(root).resolve()):
         raise OptiGPUError(f"{name} is outside of {DATASETS_DIR}; move the file into it.")
     try:
         return Source(name, path.read_bytes())
@@ -104,8 +94,7 @@ _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
 def read_hub(text: str, file: str) -> tuple[str, bytes]:
     """The origin of a dataset, and its rows in the format of `file`.
 
-    Raises OptiGPUError when the package `datasets` is missing, its organisation is not allowed, or the hub does not
-    answer.
+    Raises OptiGPUError without the package `datasets`, for an organisation that is not allowed, and without an answer.
     """
     name, configuration, split = _REPOSITORIES[text]
     if refusal := hub_refusal(name):

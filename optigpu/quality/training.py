@@ -1,9 +1,8 @@
 """The losses of training from the first step on, and those of the fp32 model, the reference of a job.
 
-Whether training took the same course as fp32's is judged by two curves of losses against the noise between seeds. All
-curves begin with the same weights. fp32 is trained with several seeds, that is with other samples, which shows how much
-a course depends on chance. A variant is trained on the samples of the first seed, so that the difference of its losses
-and fp32's owes nothing to the samples. docs/decisions/0027-loss-equivalence.md has the reasons.
+All curves begin with the same weights. fp32 is trained with several seeds, that is with other samples, which shows how
+much a course depends on chance; a variant is trained on the samples of the first seed.
+docs/decisions/0027-loss-equivalence.md has the reasons.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from optigpu.backends.training import TrainingBatch, TrainingRuntime
 from optigpu.documents.facts import LossQuality
-from optigpu.quality.reference import missing_reference
+from optigpu.quality.reference import keep_array, kept_array
 from optigpu.statistics.estimates import t_quantile
 from optigpu.vocabulary import Frozen, OptiGPUError
 
@@ -41,8 +40,8 @@ for up to 9 parts.
 class Band:
     """What chance makes of fp32's own curve, in nats.
 
-    `course` is how far another seed's window means may be from these, `jitter` how much the losses of two seeds jump
-    about each other from step to step, and `fall` by how much the loss fell from the first window to the last.
+    `course`: how far another seed's window means may be from these; `jitter`: how much the losses of two seeds jump
+    about each other by the step; `fall`: by how much the loss fell from the first window to the last.
     """
 
     course: float
@@ -51,7 +50,6 @@ class Band:
 
     @property
     def allowed(self) -> float:
-        """How far a variant's window means may be from fp32's."""
         return max(self.course, EQUIVALENT * self.fall)
 
 
@@ -66,8 +64,7 @@ class Deviation:
 def band_of(curves: NDArray[np.float64]) -> Band:
     """The band of fp32's curves, [seeds, steps], of at least two seeds.
 
-    Raises OptiGPUError if a loss is not finite, or if the loss fell by less than the band is wide: then no course is to
-    be seen.
+    Raises OptiGPUError if a loss is not finite, or if the loss fell by less than the band is wide.
     """
     if not np.isfinite(curves).all():
         raise OptiGPUError(
@@ -94,9 +91,10 @@ def band_of(curves: NDArray[np.float64]) -> Band:
 def deviation_of(found: Curve, expected: Curve, band: Band) -> Deviation:
     """How far a variant's finite losses are from fp32's over the same samples, [steps]."""
     apart = found - expected
+    jitter = float(jitter_of(apart))
     return Deviation(
         course=float(np.abs(window_means(apart)).max()) / band.allowed,
-        jitter=_share(float(jitter_of(apart)), JITTER * band.jitter),
+        jitter=jitter / (JITTER * band.jitter) if jitter else 0.0,  # the band may have width 0
     )
 
 
@@ -117,12 +115,7 @@ def jitter_of(curves: NDArray[np.float64]) -> NDArray[np.float64]:
     return noise
 
 
-def _share(part: float, whole: float) -> float:
-    """No jitter at all is within a band of width 0."""
-    return part / whole if part else 0.0
-
-
-_SETTING, _CURVES = "losses.json", "losses.npy"
+_NAME = "losses"
 NO_INTERVAL = "One curve of losses has no interval; facts.quality has the band that seeds make."
 
 Draw = Callable[[], TrainingBatch]
@@ -151,8 +144,7 @@ def write_loss_reference(
     seeds = range(setting.seed, setting.seed + setting.seeds)
     curves = np.stack([train(runtime, draws(seed), setting.steps) for seed in seeds])
     band_of(curves)
-    np.save(folder / _CURVES, curves)
-    (folder / _SETTING).write_text(setting.model_dump_json())
+    keep_array(folder, _NAME, setting, curves)
     return setting
 
 
@@ -164,8 +156,18 @@ def compare_losses(
     Raises OptiGPUError when there is no reference, when it was made for another setting, or where the stack trains
     other weights than fp32 does.
     """
-    _require_same_weights(runtime)
-    return quality_of(train(runtime, draws(setting.seed), setting.steps), _open(folder, setting))
+    weights = runtime.weights()
+    trained, whole = (weights.trainable, weights.parameters) if weights else (None, None)
+    if trained is not None and whole is not None and trained < whole:
+        raise OptiGPUError(
+            f"This stack trains {trained} weights and fp32 all {whole}, so that their losses are meant to differ; "
+            "compare it with a stack that trains the same weights."
+        )
+    differs = (
+        "The fp32 losses of this job are of another workload or model; submit this variant as a separate job."
+    )
+    curves = np.load(kept_array(folder, _NAME, setting, differs), allow_pickle=False)
+    return quality_of(train(runtime, draws(setting.seed), setting.steps), curves)
 
 
 def final_loss(losses: Curve) -> float:
@@ -201,25 +203,3 @@ def train(runtime: TrainingRuntime, draw: Draw, steps: int) -> Curve:
         if not np.isfinite(losses[step]):
             break
     return losses
-
-
-def _require_same_weights(runtime: TrainingRuntime) -> None:
-    weights = runtime.weights()
-    if weights is None or weights.trainable is None or weights.parameters is None:
-        return
-    if weights.trainable < weights.parameters:
-        raise OptiGPUError(
-            f"This stack trains {weights.trainable} weights and fp32 all {weights.parameters}, so that their losses "
-            "are meant to differ; compare it with a stack that trains the same weights."
-        )
-
-
-def _open(folder: Path, setting: LossSetting) -> NDArray[np.float64]:
-    if not (folder / _SETTING).is_file():
-        raise missing_reference(folder)
-    if LossSetting.model_validate_json((folder / _SETTING).read_bytes()) != setting:
-        raise OptiGPUError(
-            "The fp32 losses of this job are of another workload or model; submit this variant as a separate job."
-        )
-    curves: NDArray[np.float64] = np.load(folder / _CURVES, allow_pickle=False)
-    return curves

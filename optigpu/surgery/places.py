@@ -291,11 +291,6 @@ def weight_of(layer: torch.nn.Module) -> torch.Tensor:
     return weight.T if isinstance(layer, Conv1D) else weight
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory: the same for what is tied and for views."""
-    return tensor.untyped_storage().data_ptr()
-
-
 def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
     """The linear layers that a quantization will replace, those of experts included; all of them are checked before any
     is changed.

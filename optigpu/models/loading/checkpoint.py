@@ -11,7 +11,7 @@ from optigpu.vocabulary import UnsupportedError
 
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForImageClassification]
 _NAMED = 3
-"""So many tensors are named in an error; of the others their number is told."""
+"""So many tensors are named in an error."""
 _NOT_COMPUTED_WITH = "num_batches_tracked"
 """A counter of batch norms that old checkpoints leave out; nothing is computed with it while they have a momentum."""
 _UNCONVERTED = "automatic conversion of the weights"
@@ -24,13 +24,11 @@ _HEADS = "num_nextn_predict_layers"
 
 
 def read_whole(kind: AutoModel, name: str, source: str, **options: object) -> PreTrainedModel:
-    """What `kind` reads from the safetensors files of `source` with `options`.
+    """What `kind` reads from the safetensors files of `source` with `options`; `name` is what errors call the model.
 
-    `name` is what errors call the model. Raises UnsupportedError for what transformers only logs: a tensor of the model
-    that the files lack or that has another shape there, which would be drawn at random; and a further tensor of a layer
-    that the model has no use for (a bias, a scale), or one of a further layer, without which it is another model. What
-    is tied or not stored may be absent, and what belongs to no layer of the model may be there, such as heads that
-    predict several tokens; `unused_of` says what.
+    Raises UnsupportedError for what transformers only logs: a tensor that the files lack or that has another shape
+    there, which would be drawn at random, and a further tensor of a layer (a bias, a scale) or a further layer. What is
+    tied may be absent, and what belongs to no layer may be there: `unused_of` says what.
     """
     read: Any = kind.from_pretrained  # its type leaves out the pair that it returns here
     try:
@@ -58,10 +56,7 @@ _UNUSED: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 
 
 def unused_of(model: PreTrainedModel) -> str | None:
-    """The tensors of its checkpoint that a model has no place for, the first by their names; None if there are none.
-
-    Those that transformers leaves out of a family by design are not among them.
-    """
+    """The tensors of its checkpoint that a model has no place for, unless by transformers' design; None without any."""
     return _UNUSED.get(model)
 
 
@@ -130,7 +125,6 @@ def _counts(names: Iterable[str]) -> Mapping[str, int]:
 
 
 def _in_order(keys: Collection[str], names: Sequence[str]) -> list[str]:
-    """In the order of the model, then by name."""
     places = {key: place for place, key in enumerate(names)}
     return sorted(keys, key=lambda key: (places.get(key, len(names)), key))
 

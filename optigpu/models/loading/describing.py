@@ -1,7 +1,6 @@
 """python -m optigpu.models.loading.describing FOLDER: what the model of a folder's config.json is, as JSON.
 
-transformers builds it with shapes and no numbers, and passes two tokens through it: so it is described by what is there
-and not by what a configuration means.
+transformers builds it with shapes and no numbers, and passes two tokens through it.
 """
 
 import re
@@ -47,8 +46,10 @@ def description(config: PretrainedConfig) -> Description:
     """What the decoder of a configuration is made of."""
     wide, model = _built(config, torch.float32), _built(config, torch.bfloat16)
     inside = {id(weight) for _, layer in _layers(model) for weight in layer.parameters(recurse=False)}
+    pairs = zip(wide.parameters(), model.parameters(), strict=True)
+    twins = {id(one) for one, other in pairs if id(other) in inside}
     # What is twice as wide in float32 has the model's dtype, and the rest one of its own.
-    more, less = _bytes(wide, _twins(wide, model, inside)), _bytes(model, inside)
+    more, less = _bytes(wide, twins), _bytes(model, inside)
     numbers = (more - less) // (_WIDE - _NARROW)
     return Description(
         facts=loaded_facts(model),
@@ -113,12 +114,6 @@ def _names(family: str) -> dict[str, str]:
     return names
 
 
-def _twins(wide: PreTrainedModel, model: PreTrainedModel, inside: set[int]) -> set[int]:
-    """The same parameters of the same model in another dtype."""
-    pairs = zip(wide.parameters(), model.parameters(), strict=True)
-    return {id(one) for one, other in pairs if id(other) in inside}
-
-
 def _bytes(model: PreTrainedModel, without: set[int]) -> int:
     """Of parameters and buffers; what is shared counts once."""
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
@@ -134,9 +129,7 @@ def _caches(model: PreTrainedModel) -> tuple[LayerCache, ...] | None:
     except Exception:  # a forward pass may ask for numbers, and fails in its own way where there are none
         return None
     layers = getattr(passed.get("past_key_values"), "layers", None)
-    if layers is None or any(
-        type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
-    ):
+    if layers is None or {type(layer) for layer in layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
         return None
     return tuple(_counted(map(_kept, layers)))
 

@@ -1,13 +1,13 @@
 """Which fields of a configuration a writer of another engine's models expresses, and why it refuses all others.
 
-A writer lists the fields that it reads. Every other field must have the value that the configuration's class gives it,
-or be one of HARMLESS, so that a field that is new in transformers is refused until somebody has looked at it. A name
-that the class does not declare counts only where transformers' code for the family reads it. Imports no torch.
+Every field that a writer does not list must have its class's value or be one of HARMLESS: so one that is new in
+transformers is refused. A name that the class does not declare counts only where the family's code reads it.
+Imports no torch.
 """
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,10 +82,7 @@ _SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
 
 
 def require_expressed(config: "PretrainedConfig", fields: Fields, writer: str) -> None:
-    """Raises UnsupportedError, naming the field and its value, for what a writer does not express.
-
-    `writer` begins the sentence: "A GGUF file".
-    """
+    """Raises UnsupportedError, with the field and its value, for what a writer ("A GGUF file") does not express."""
     found = unexpressed(config, fields)
     if found:
         raise UnsupportedError(f"{writer} does not express {found}; ask for the backend torch.")
@@ -100,7 +97,10 @@ def unexpressed(config: "PretrainedConfig", fields: Fields) -> str | None:
         if name in fields:
             allowed = fields[name]
             if not _allows(allowed, value, config):
-                return f"{name} = {value!r}{_only(allowed)}"
+                words = (
+                    allowed.words if isinstance(allowed, Condition) else " or ".join(map(repr, allowed or ()))
+                )
+                return f"{name} = {value!r}, only {words}"
         elif (
             name not in HARMLESS
             and value != declared.get(name)
@@ -128,20 +128,11 @@ def _allows(allowed: Values, value: object, config: "PretrainedConfig") -> bool:
     return all(each in allowed for each in (value if isinstance(value, list) else [value]))
 
 
-def _only(allowed: Values) -> str:
-    if isinstance(allowed, tuple):
-        return f", only {' or '.join(map(repr, allowed))}"
-    return f", only {allowed.words}" if allowed else ""
-
-
 def _is_read(config: "PretrainedConfig", name: str) -> bool:
     """Whether code of transformers that computes this family's models reads a field that its class does not declare."""
     own = name.partition(".")[2] or name
     reading = re.compile(rf"config\.{re.escape(own)}\b|[\"']{re.escape(own)}[\"']")
-    return any(reading.search(path.read_text("utf-8")) for path in _code(config))
-
-
-def _code(config: "PretrainedConfig") -> Iterator[Path]:
     package = Path(str(sys.modules["transformers"].__file__)).parent
-    yield from (package / name for name in _SHARED)
-    yield from Path(str(sys.modules[type(config).__module__].__file__)).parent.glob("modeling_*.py")
+    family = Path(str(sys.modules[type(config).__module__].__file__)).parent
+    code = (*(package / shared for shared in _SHARED), *family.glob("modeling_*.py"))
+    return any(reading.search(path.read_text("utf-8")) for path in code)

@@ -1,7 +1,7 @@
 """The bytes that a step reads of a loaded model: all of its weights, but only the used rows of lookup tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module
@@ -10,14 +10,22 @@ from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
-from optigpu.models.loading.storages import address, storages
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes of each storage by its address; what is shared is there once."""
+    return {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory: the same for what is tied and for views."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
-    """The footprint of an image classifier after the stack has changed it.
+    """The footprint of an image classifier after the stack has changed it, for an image [channels, height, width].
 
-    `shape` is that of an image, [channels, height, width]. Operations are counted by torch over a model of the same
-    configuration that has shapes and no numbers.
+    torch counts the operations over a model of the same configuration without numbers.
     """
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         # Attention in separate products: the counter does not know every fused kernel.
@@ -31,9 +39,12 @@ def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
     """The footprint of a transformers decoder after the stack has changed it; `facts` are those from before."""
     tables: set[Module] = {module for module in model.modules() if isinstance(module, Embedding)}
     tables.add(model.get_input_embeddings())
-    others = (module for module in model.modules() if module not in tables)
-    streamed = storages(tensor for module in others for tensor in _tensors(module))
-    rows = [tensor for table in tables for tensor in _tensors(table) if address(tensor) not in streamed]
+
+    def own(module: Module) -> list[torch.Tensor]:
+        return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+    streamed = storages(tensor for each in model.modules() if each not in tables for tensor in own(each))
+    rows = [tensor for table in tables for tensor in own(table) if storage_of(tensor) not in streamed]
     return Footprint(
         facts=facts,
         streamed_bytes=sum(streamed.values()),
@@ -44,11 +55,8 @@ def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
 
 
 def product_dtypes(model: Module) -> tuple[str, ...]:
-    """The dtypes that layers say they multiply in `product_dtypes`: those of quantized layers with operators for it."""
-    said: set[str] = set()
-    for module in model.modules():
-        said.update(getattr(module, "product_dtypes", ()))
-    return tuple(sorted(said))
+    """What quantized layers multiply in, by their attribute `product_dtypes`."""
+    return tuple(sorted({dtype for each in model.modules() for dtype in getattr(each, "product_dtypes", ())}))
 
 
 def weight_bytes(model: Module) -> int:
@@ -70,8 +78,3 @@ def share_gone(before: Mapping[str, tuple[int, int]], model: Module, weights: in
     left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     gone = dict(found for name, found in before.items() if name not in left)
     return (sum(gone.values()) + count_packed(model)) / weights
-
-
-def _tensors(module: Module) -> list[torch.Tensor]:
-    """A module's own parameters and buffers, without those of its children."""
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]

@@ -59,19 +59,18 @@ def load_model(
     seed: int = 0,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    """A transformers causal language model on `device` in `dtype`, in evaluation mode, set to plain greedy decoding.
+    """A transformers causal language model on `device` in `dtype` (by name), in evaluation mode; it decodes greedily.
 
-    `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
-    weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
-    4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
-    Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
-    safetensors, an architecture that generates no text, layers that are packed in another way, or a checkpoint that is
-    not all of the model (`read_whole`).
+    `attention` is transformers' attn_implementation, None its default. A preset's weights are random, drawn from `seed`
+    on the device. `packed` names the method (gptq, awq) whose 4-bit layers may stay packed; without it they are
+    widened. Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
+    safetensors, no text generation, layers packed in another way, or a checkpoint that is not whole (`read_whole`).
     """
     preset = preset_of(reference)
     options = (AutoModelForCausalLM, device, dtype, attention)
     model = _create(preset, *options, seed) if preset else _read(reference, *options, packed)
-    model.generation_config = _greedy()
+    # An end token or a repetition penalty of the repository's own settings would change the figures.
+    model.generation_config = GenerationConfig(do_sample=False)
     model.eval().requires_grad_(False)
     return model
 
@@ -79,10 +78,9 @@ def load_model(
 def load_image_model(
     reference: ModelReference, *, device: str, dtype: str, attention: str | None = None, seed: int = 0
 ) -> PreTrainedModel:
-    """As `load_model`, a transformers image classifier.
+    """As `load_model`, an image classifier. A model without attention cannot be asked for one.
 
-    A preset's batch norms have the statistics of random images: with those that a new model begins with, the images
-    would fade away or grow without bounds from layer to layer. A model without attention cannot be asked for one.
+    A preset's batch norms have the statistics of random images, so that these neither fade away nor grow by the layer.
     """
     preset = preset_of(reference)
     options = (AutoModelForImageClassification, device, dtype, attention)
@@ -100,10 +98,7 @@ def load_image_model(
 
 
 def classifies_images(reference: ModelReference) -> bool:
-    """Whether a model is an image classifier, by its architecture.
-
-    Raises UnsupportedError if its configuration cannot be read here.
-    """
+    """By its architecture. Raises UnsupportedError if its configuration cannot be read here."""
     return type(config_of(reference)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
@@ -125,11 +120,7 @@ def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
 
 
 def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """The transformers tokenizer of a model.
-
-    Raises UnsupportedError for a preset, which has none, and when it cannot be had here: no network, no such repository
-    or directory, no tokenizer in it.
-    """
+    """A model's tokenizer. Raises UnsupportedError for a preset, which has none, and when it cannot be had here."""
     if reference.kind == "preset":
         raise UnsupportedError(
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
@@ -143,7 +134,6 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
-    """The facts of a loaded model."""
     head = getattr(model.get_output_embeddings(), "weight", None)
     # A layer that was quantized in its place may hold its numbers under another name.
     return replace(facts_of_config(model.config), tied_head=head is model.get_input_embeddings().weight)
@@ -158,12 +148,15 @@ def facts_of_config(config: PretrainedConfig) -> ModelFacts:
     family, heads = family_of(config.model_type), getattr(config, "num_attention_heads", 0)
     hidden, inner = config.hidden_size, family.keys.inner_size
     contexts = (getattr(config, name, None) for name in _CONTEXTS)
+    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        kv_heads = 1  # as older configurations say it
     return ModelFacts(
         family=config.model_type,
         hidden_size=hidden,
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=_kv_heads(config) or heads,
+        kv_heads=kv_heads or heads,
         vocabulary=config.vocab_size,
         context=next((context for context in contexts if context is not None), None),
         tied_head=bool(getattr(config, "tie_word_embeddings", False)),
@@ -173,13 +166,6 @@ def facts_of_config(config: PretrainedConfig) -> ModelFacts:
         gated_mlp=bool(family.mlp and family.mlp.gate) if inner else None,
         embedding_size=getattr(config, "word_embed_proj_dim", None) or hidden,
     )
-
-
-def _kv_heads(config: PretrainedConfig) -> int | None:
-    """Those that a configuration says; the older ones say whether all queries share one."""
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    return getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
 
 
 def why_no_decoder(config: PretrainedConfig) -> str | None:
@@ -194,14 +180,7 @@ def why_no_decoder(config: PretrainedConfig) -> str | None:
     return None
 
 
-def _why_no_classifier(config: PretrainedConfig) -> str | None:
-    if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return None
-    return f"is a {config.model_type} model, which classifies no images; name a model that does."
-
-
 def loaded_image_facts(model: PreTrainedModel) -> ImageFacts:
-    """The facts of a loaded image classifier."""
     labels = {"num_labels": model.config.num_labels}
     return image_facts_from_config(model.config.model_type, model.config.to_dict() | labels)
 
@@ -212,18 +191,10 @@ def count_weights(model: Module) -> int:
     return plain + count_packed(model)
 
 
-def _greedy() -> GenerationConfig:
-    """What replaces a repository's own settings: an end token or a repetition penalty would change the figures."""
-    return GenerationConfig(do_sample=False)
-
-
 def _create(
     preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int
 ) -> PreTrainedModel:
-    """Random weights in place: inside torch's device context no tensor exists elsewhere or in another dtype.
-
-    `kind` is the one of transformers' Auto classes that makes the model.
-    """
+    """Random weights in place: no tensor exists on another device or in another dtype. `kind` is an Auto class."""
     config = AutoConfig.for_model(preset.model_type, **preset.config)
     chosen = {"attn_implementation": attention} if attention else {}
     torch.manual_seed(seed)
@@ -252,7 +223,7 @@ def _settle(model: PreTrainedModel) -> None:
         return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.momentum = 1.0  # nothing of the statistics before is left
+        norm.momentum = 1.0
     side = min(model.config.image_size, _SETTLING_SIDE)
     shape = (_SETTLING_IMAGES, model.config.num_channels, side, side)
     with torch.no_grad():
@@ -272,13 +243,9 @@ def _read(
     source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
-        chosen = {
-            "config": config,
-            "dtype": dtype,
-            "attn_implementation": attention,
-            "generation_config": _greedy(),
-        }
-        model = read_whole(kind, str(reference), source, **chosen, **reading)
+        chosen = {"config": config, "dtype": dtype, "attn_implementation": attention}
+        plain = GenerationConfig(do_sample=False)
+        model = read_whole(kind, str(reference), source, **chosen, generation_config=plain, **reading)
         torch.nn.Module.to(model, device)
         return model
 
@@ -286,7 +253,9 @@ def _read(
         if reference.kind == "path":
             read_configuration(configuration_file(reference), reference)
         config = AutoConfig.from_pretrained(source, **reading)
-        reason = why_no_decoder(config) if kind is AutoModelForCausalLM else _why_no_classifier(config)
+        reason = why_no_decoder(config) if kind is AutoModelForCausalLM else None
+        if kind is not AutoModelForCausalLM and type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+            reason = f"is a {config.model_type} model, which classifies no images; name a model that does."
         if reason:
             raise UnsupportedError(f"{reference} {reason}")
         if reference.kind == "path":
@@ -328,11 +297,9 @@ def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iter
     """
     try:
         yield
-    except (OptiGPUError, MemoryError):
+    except (OptiGPUError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
-            raise
         if isinstance(error, RuntimeError) and "memory" in str(error):  # torch has no class for the host's
             raise
         if isinstance(error, SafetensorError) and reference.kind == "hub":
@@ -345,7 +312,6 @@ def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iter
 
 
 def _said(error: Exception) -> str:
-    """What an error says, in one line without a full stop."""
     text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
     if isinstance(error, KeyError) and len(text.split()) == 1:
         return f"its configuration names {text!r}, which transformers does not know"
@@ -356,7 +322,6 @@ def _said(error: Exception) -> str:
 
 
 def _advice(reference: ModelReference, files: str) -> str:
-    """What to look at, or what else may be asked for."""
     if reference.kind != "hub":
         return f"; check its {files}"
     name = reference.name.rpartition("/")[2].lower()

@@ -38,7 +38,7 @@ _QUANTIZER = "optigpu_packed"
 
 @dataclass(frozen=True)
 class Packing:
-    """How a checkpoint's layers are packed. `less_one` says that zeros are stored less one."""
+    """How layers are packed; `less_one`: zeros are stored less one."""
 
     method: str
     group_size: int
@@ -88,7 +88,16 @@ class PackedLinear(torch.nn.Module):
 
         Raises UnsupportedError when g_idx does not give each group as many inputs.
         """
-        return _order(self.g_idx, self.packing.group_size)
+        groups = self.g_idx
+        if groups is None:
+            return None
+        inputs = torch.arange(len(groups), device=groups.device, dtype=groups.dtype)
+        expected = inputs // self.packing.group_size
+        if groups.equal(expected):
+            return None
+        if not groups.sort().values.equal(expected):
+            raise UnsupportedError("A layer's g_idx has groups of different sizes; pack the model again.")
+        return groups.argsort(stable=True)
 
     def unpacked(self) -> Unpacked:
         """Its numbers. Raises UnsupportedError as `order` does."""
@@ -154,8 +163,7 @@ def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
 def widen(model: PreTrainedModel) -> None:
     """Replaces each packed layer by a plain one with its unpacked weights."""
     for path, packed in list(packed_layers(model)):
-        outputs, inputs = packed.outputs, packed.inputs
-        layer = torch.nn.Linear(inputs, outputs, packed.bias is not None, device="meta")
+        layer = torch.nn.Linear(packed.inputs, packed.outputs, packed.bias is not None, device="meta")
         layer.weight = torch.nn.Parameter(weights_of(packed.unpacked()).to(model.dtype), requires_grad=False)
         layer.register_parameter("bias", packed.bias)
         parent, _, name = path.rpartition(".")
@@ -165,9 +173,8 @@ def widen(model: PreTrainedModel) -> None:
 def weights_of(unpacked: Unpacked) -> torch.Tensor:
     """The unpacked weights, float32 [outputs, inputs], with inputs in the layer's order."""
     q, scale, zero, order = unpacked
-    outputs, groups = scale.shape
-    weights = (q.view(outputs, groups, -1).float() - zero.float()[..., None]) * scale[..., None]
-    flat = weights.view(outputs, -1)
+    numbers = q.view(*scale.shape, -1).float()
+    flat = ((numbers - zero.float()[..., None]) * scale[..., None]).flatten(1)
     return flat if order is None else torch.empty_like(flat).index_copy_(1, order, flat)
 
 
@@ -188,20 +195,9 @@ def _unpacked_awq(words: torch.Tensor) -> torch.Tensor:
     return numbers[..., places].flatten(1)
 
 
-def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
-    if groups is None:
-        return None
-    expected = torch.arange(len(groups), device=groups.device, dtype=groups.dtype) // group_size
-    if groups.equal(expected):
-        return None
-    if not groups.sort().values.equal(expected):
-        raise UnsupportedError("A layer's g_idx has groups of different sizes; pack the model again.")
-    return groups.argsort(stable=True)
-
-
 @register_quantization_config(_QUANTIZER)
 class _Config(QuantizationConfigMixin):
-    """The quantization configuration of a packed model while it is loaded."""
+    """How a packed model is quantized, while it is loaded."""
 
     def __init__(self, packing: Packing, **_: object) -> None:
         self.quant_method: Any = _QUANTIZER

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 SAMPLED_AT_ONCE = 16
-"""The default number of sequences that are sampled together: few enough for the cache of long ones to fit."""
+"""Few enough sequences for the cache of long ones to fit."""
 
 
 def sampled(
@@ -18,17 +18,14 @@ def sampled(
     Each begins with `first_token`, which is not drawn. Leaves torch's random state as it was.
     """
     generate: Any = model.generate
+    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn = []
     with forked_random(model.device):
         torch.manual_seed(seed)
         first = _first_token(model, vocabulary)
         for done in range(0, rows, at_once):
             start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
-            drawn.append(
-                generate(
-                    start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-                )
-            )
+            drawn.append(generate(start, max_new_tokens=length - 1, **plain))
     return torch.cat(drawn)
 
 
@@ -40,14 +37,12 @@ def first_token(model: PreTrainedModel, vocabulary: int, seed: int) -> int:
 
 
 def _first_token(model: PreTrainedModel, vocabulary: int) -> int:
-    tokens = (model.config.bos_token_id, model.config.eos_token_id)
-    known = [token for token in tokens if _is_id(token, vocabulary)]
-    return known[0] if known else int(torch.randint(vocabulary, (1,)))
-
-
-def _is_id(token: object, vocabulary: int) -> bool:
-    """Whether a configuration's special token is one id of the model; it may be missing, a list, or another model's."""
-    return isinstance(token, int) and 0 <= token < vocabulary
+    for token in (model.config.bos_token_id, model.config.eos_token_id):
+        if (
+            isinstance(token, int) and 0 <= token < vocabulary
+        ):  # it may be missing, a list, or another model's
+            return token
+    return int(torch.randint(vocabulary, (1,)))
 
 
 def forked_random(device: torch.device) -> AbstractContextManager[None]:

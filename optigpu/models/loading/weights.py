@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,17 +20,16 @@ def origin_of(
     """Where the weights of a model come from; `bytes` and `parameters` are left out.
 
     `name_or_path` is what was read, as transformers says it; `named` is the file that its configuration names, if any.
-
-    The hash of one file is what `sha256sum` prints; of several, the SHA-256 of the lines that `sha256sum` prints for
-    them in the order of their names. Random weights have a recipe: architecture, seed, and the libraries that draw
-    them (device and precision, which count as well, are the variant's).
-
-    The files are read once a job: `folder` is shared by a job's processes and keeps what is known of a file that has
-    not changed since. Nothing here looks at the weights in memory, so a stack may have changed them before.
+    The hash of one file is what `sha256sum` prints; of several, the SHA-256 of what it prints for them in the order of
+    their names. Random weights have a recipe: architecture, seed, and the libraries that draw them. `folder` is shared
+    by a job's processes and keeps the hashes of files that have not changed since.
     """
     preset = preset_of(reference)
     if preset:
-        return _recipe(preset, seed)
+        architecture = architecture_digest(preset)
+        libraries = {name: version(name) for name in ("torch", "transformers")}
+        recipe = {"architecture": architecture, "seed": seed, "libraries": libraries}
+        return WeightFacts(hash=_digest(recipe), hash_of="recipe", revision=architecture)
     revision, reasons = None, {"revision": _NO_REVISION[reference.kind]}
     try:
         source = _source(reference, name_or_path)
@@ -41,9 +39,9 @@ def origin_of(
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
         return WeightFacts(revision=revision, reasons=reasons | {"hash": why})
-    return WeightFacts(
-        hash=_combined(files), hash_of="files", files=files, revision=revision, reasons=reasons
-    )
+    lines = "".join(f"{found}  {name}\n" for name, found in sorted(files.items()))
+    combined = hashlib.sha256(lines.encode()).hexdigest() if len(files) > 1 else next(iter(files.values()))
+    return WeightFacts(hash=combined, hash_of="files", files=files, revision=revision, reasons=reasons)
 
 
 _NO_REVISION = {
@@ -56,13 +54,6 @@ _NO_REVISION = {
 def architecture_digest(preset: Preset) -> str:
     """The digest of what defines a preset, in hexadecimal."""
     return _digest({"model_type": preset.model_type, "config": preset.config})
-
-
-def _recipe(preset: Preset, seed: int) -> WeightFacts:
-    architecture = architecture_digest(preset)
-    libraries = {name: version(name) for name in ("torch", "transformers")}
-    recipe = {"architecture": architecture, "seed": seed, "libraries": libraries}
-    return WeightFacts(hash=_digest(recipe), hash_of="recipe", revision=architecture)
 
 
 def _source(reference: ModelReference, name_or_path: str | None) -> Path:
@@ -89,13 +80,6 @@ def hash_of(path: Path, folder: Path) -> str:
     draft.write_text(found, "ascii")
     draft.replace(note)  # whole or not at all, for the others that look
     return found
-
-
-def _combined(files: Mapping[str, str]) -> str:
-    if len(files) == 1:
-        return next(iter(files.values()))
-    lines = "".join(f"{found}  {name}\n" for name, found in sorted(files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _digest(document: object) -> str:

@@ -8,9 +8,10 @@ from torch.nn import Embedding, LayerNorm, Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from optigpu.hardware.cpu import one_cpu_of_each_core
+from optigpu.models.loading.footprint import storage_of
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, WeightKind
-from optigpu.surgery.places import storage_of, weight_of
+from optigpu.surgery.places import weight_of
 from optigpu.techniques.decoding.native_decode.layers import (
     DecodeLinear,
     DecodeTable,

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optigpu.surgery.places import storage_of
+from optigpu.models.loading.footprint import storage_of
 from optigpu.techniques.base import Notes
 
 Restore = Callable[[], torch.Tensor]
