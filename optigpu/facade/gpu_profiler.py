@@ -264,7 +264,7 @@ class GPUProfiler(Shown):
         """
         import torch
 
-        from optigpu.backends.torch.profile import profiled_passes
+        from optigpu.backends.torch.own_module import profiled_passes
 
         known = _precision(precision)
         found = profiled_passes(model, input_tensor, known, WARMUP, PASSES)

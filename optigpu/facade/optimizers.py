@@ -228,7 +228,7 @@ class MemoryOptimizer:
         problem = technique.check(probe(), kind, None)
         if problem:
             raise UnsupportedError(problem)
-        from optigpu.backends.torch.modes import mode_of
+        from optigpu.backends.torch.attention import mode_of
         from optigpu.backends.torch.stack import mode_options
 
         with mode_of(mode_options((technique,)), kind)():

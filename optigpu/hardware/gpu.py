@@ -106,7 +106,7 @@ def _accelerator(gpu: Gpu) -> Accelerator:
     )
 
 
-PROGRAM = (sys.executable, "-P", "-m", "optigpu.backends.torch.told_gpus")
+PROGRAM = (sys.executable, "-P", "-m", "optigpu.backends.torch.device")
 """Tells what torch knows of its GPUs. -P keeps files of the working directory from being taken for modules."""
 LIMIT_S = 120.0
 """Torch may have to be read from a slow disk."""

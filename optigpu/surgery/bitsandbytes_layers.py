@@ -1,7 +1,6 @@
-"""Linear layers that compute with the operators of bitsandbytes, whose weights and statistics are plain buffers.
+"""Linear layers that compute with the operators of bitsandbytes, bitwise as its own do, with all they hold in buffers.
 
-The library's own layers keep their statistics in attributes that no meter sees, that `.to()` of a whole model does not
-move and that torch.export does not know. The layers here give bitwise equal results.
+The library keeps statistics in attributes that no meter sees, `.to()` does not move and torch.export does not know.
 """
 
 from typing import Any
@@ -71,11 +70,9 @@ class Nf4Linear(torch.nn.Module):
         self.shape, self.dtype = weight.shape, weight.dtype
         self.fused = packed and _fits_fused(weight)
         self.nested = double and not self.fused
+        plain = weight.detach().contiguous()
         data, state = quantize_4bit(
-            weight.detach().contiguous(),
-            blocksize=NF4_BLOCK,
-            compress_statistics=self.nested,
-            quant_type="nf4",
+            plain, blocksize=NF4_BLOCK, compress_statistics=self.nested, quant_type="nf4"
         )
         if self.fused:
             data, state = _as_fused(data, state)
@@ -120,17 +117,11 @@ class Nf4Linear(torch.nn.Module):
 
 
 def _fits_fused(weight: torch.Tensor) -> bool:
-    """Whether the library's fused operator for CPUs takes such a layer here: AVX-512 with bfloat16, and whole tiles.
-
-    It computes in bfloat16, so it is for weights that are bfloat16 before.
-    """
+    """Whether the library's fused operator for CPUs takes it: bfloat16 weights, whole tiles, AVX-512 with bfloat16."""
     outputs, inputs = weight.shape
+    is_whole = not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS)
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return (
-        is_alike
-        and not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS)
-        and bool(has_avx512bf16())
-    )
+    return is_alike and is_whole and bool(has_avx512bf16())
 
 
 def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:

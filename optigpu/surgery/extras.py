@@ -1,6 +1,4 @@
-"""What techniques declare of the layers of this folder: packages and how they are installed, conflicts, adapters'
-parameters. Read when a job is posted: imports no torch.
-"""
+"""What techniques declare of the layers of this folder. Read when a job is posted: imports no torch."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,8 +9,6 @@ from optigpu.documents.result import Environment
 from optigpu.vocabulary import Frozen
 
 Package = Literal["bitsandbytes", "gptqmodel", "peft"]
-"""What a technique may need."""
-
 _EXTRAS = {"bitsandbytes": "quant", "torchao": "quant", "gptqmodel": "gptq", "peft": "train"}
 _ENGINES = ("llama-cpp-python", "gguf", "ai-edge-litert", "openvino", "nncf")
 OPTIONAL_PACKAGES = (*_EXTRAS, "triton", *_ENGINES)
@@ -26,12 +22,10 @@ def missing(packages: Iterable[Package], environment: Environment) -> str | None
 
 
 def how_to_install(package: Package) -> str:
-    """The error's sentence, with the command that installs the package."""
     return f"{package} is not installed; install it with: {install_command(package)}."
 
 
 def install_command(package: str) -> str:
-    """What installs a package in a checkout."""
     extra = _EXTRAS.get(package)
     return f"pip install -e '.[{extra}]'" if extra else f"pip install {package}"
 

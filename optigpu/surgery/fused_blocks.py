@@ -1,10 +1,8 @@
 """Decoder blocks of known families in which adding the residual and norming the sum are one operation.
 
-A block of a pre-norm decoder adds its attention's and its MLP's output to the residual, and each sum is normed at once:
-by its own second norm, and by the first norm of the block after it (the final norm after the last block). Here blocks
-and norms keep their modules, names and weights; they become instances of subclasses whose `forward` joins the two.
-What a block returns is the sum, as ever, so that caches, masks, hooks and the recording of hidden states see no
-difference. In training, blocks and norms compute as they did: the joined operations have no gradient.
+Each sum of a pre-norm block is normed at once: by its own second norm, and by the first norm of the block after it.
+Blocks and norms keep their modules, names and weights; they become instances of subclasses whose `forward` joins the
+two. A block returns the sum as ever. In training all compute as they did: the joined operations have no gradient.
 """
 
 from typing import Any
@@ -22,14 +20,15 @@ from optigpu.vocabulary import UnsupportedError
 def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
     """Joins each residual addition and the norm after it, in place; returns what a result says of it.
 
-    `fused_norms` counts every norm of the family's class that is ours now, `fused_additions` the residual additions
-    that are gone. Raises UnsupportedError, with the model left as it was, for a model whose blocks are not known, have
-    norms of the other kind or are not those of transformers any more, and where norms are plain torch.
+    Raises UnsupportedError, with the model left as it was, as `checked_blocks` does and where norms are plain torch.
     """
     decoder, blocks, final = checked_blocks(model, kind)
     forwards = family_of(model.config.model_type).forwards
     backend = norm_backend(model.device)
-    _require_kernel(kind, model.device, backend)
+    if backend == "torch":
+        why = "Triton is missing: install it (pip install triton)."
+        reason = native_norm_reason() if model.device.type == "cpu" else why
+        raise UnsupportedError(f"{TECHNIQUES[kind]} has no kernel here. {reason}")
     norms = [module for module in model.modules() if type(module).__name__ == decoder.norm]
     mixin: type[FusedNorm] = FusedLayerNorm if kind == "LayerNorm" else FusedRmsNorm
     for norm in norms:
@@ -45,9 +44,7 @@ def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
 
 
 class Link:
-    """Connects a block with the norm after it: the block's last sum, and the norm of that sum. The norm may use it for
-    exactly that sum only. A plain object, so that no module has another one's weights.
-    """
+    """A block's last sum and its norm, which the norm after it uses for that very sum. No module: it has no weights."""
 
     norm: "FusedNorm | None" = None
     summed: torch.Tensor | None = None
@@ -129,15 +126,8 @@ class FusedGpt2Block(FusedBlock):
         **kwargs: Any,
     ) -> Any:
         if self.training or encoder_hidden_states is not None:
-            return super().forward(
-                hidden_states,
-                past_key_values,
-                attention_mask,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                use_cache,
-                **kwargs,
-            )
+            masks = (attention_mask, encoder_hidden_states, encoder_attention_mask)
+            return super().forward(hidden_states, past_key_values, *masks, use_cache, **kwargs)
         attended, _ = self.attn(
             self.ln_1(hidden_states),
             past_key_values=past_key_values,
@@ -215,19 +205,5 @@ class FusedLlamaBlock(FusedBlock):
         return self.link.add(self.mlp(normed), summed)
 
 
-_BLOCKS: dict[Forwards | None, type[FusedBlock]] = {
-    "gpt2": FusedGpt2Block,
-    "opt": FusedOptBlock,
-    "llama": FusedLlamaBlock,
-}
-"""The class for each kind of forward function."""
-
-
-def _require_kernel(kind: NormKind, device: torch.device, backend: str) -> None:
-    """Raises UnsupportedError if norms would run as plain torch, which fuses nothing."""
-    if backend != "torch":
-        return
-    why = "Triton is missing: install it (pip install triton)."
-    raise UnsupportedError(
-        f"{TECHNIQUES[kind]} has no kernel here. {native_norm_reason() if device.type == 'cpu' else why}"
-    )
+_BLOCKS: dict[Forwards | None, type[FusedBlock]]
+_BLOCKS = {"gpt2": FusedGpt2Block, "opt": FusedOptBlock, "llama": FusedLlamaBlock}

@@ -37,9 +37,8 @@ class Int4Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer, scheme: Int4Scheme, readable: bool = False) -> Self:
-        """The quantized layer of a Linear or a Conv1D; activations are not quantized.
+        """The quantized layer of a Linear or a Conv1D; `readable`: an Int4Embedding can look rows up in it.
 
-        `readable` wants a layout that an Int4Embedding can look rows up in, also where another is faster.
         Raises ValueError when the scheme's groups do not divide the inputs or weights are not finite: ask
         `checked_places` before.
         """
@@ -124,17 +123,14 @@ ROWS_AT_ONCE = 2**12
 def int4_product(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> torch.Tensor:
     """y = x @ weight.T + bias as `int4_linear`, differentiable in x and the bias; the weights are constants.
 
-    x: floating point [..., inner]. float64, which the operator does not know, goes through float64 weights. The
-    gradient of x is a product with the dequantized weights, some outputs at a time. Raises ValueError for the layout of
-    torch's own operators, which cannot be read back.
+    x: floating point [..., inner]; float64 goes through float64 weights. The gradient of x is a product with the
+    dequantized weights, some outputs at a time. Raises ValueError for the layout of torch's own operators.
     """
     y: torch.Tensor = _Int4Product.apply(x, packed, bias)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Context(Protocol):
-    """What torch keeps between a forward and a backward pass."""
-
     packed: PackedInt4
     bias_dtype: torch.dtype | None
     needs_input_grad: tuple[bool, ...]

@@ -1,8 +1,6 @@
-"""Layers with int8 weights, which replace a model's own.
+"""Layers with int8 weights and one scale for each output (or row of a table), which replace a model's own."""
 
-All of them hold one scale for each output (or row of a table) and compute with optigpu.ops.
-"""
-
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -15,6 +13,7 @@ from optigpu.surgery.places import LinearLayer, weight_of
 class _Int8Layer(torch.nn.Module):
     """A linear layer with one int8 number for each weight, laid out by `_pack`."""
 
+    _pack: Callable[[torch.Tensor], torch.Tensor]
     holds_quantized_weights = True
     packed: torch.Tensor
     scale: torch.Tensor
@@ -32,17 +31,11 @@ class _Int8Layer(torch.nn.Module):
         """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
-    @staticmethod
-    def _pack(q: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
 
 class Int8Linear(_Int8Layer):
     """y = (x @ q.T) * scale + bias, in the dtype of x."""
 
-    @staticmethod
-    def _pack(q: torch.Tensor) -> torch.Tensor:
-        return pack(q)
+    _pack = staticmethod(pack)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int8_linear(x, self.packed, self.scale, self.bias)
@@ -57,10 +50,7 @@ class Int8DynamicLinear(_Int8Layer):
     """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
 
     product_dtypes = ("int8",)
-
-    @staticmethod
-    def _pack(q: torch.Tensor) -> torch.Tensor:
-        return pack_dynamic(q)
+    _pack = staticmethod(pack_dynamic)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int8_dynamic(x, self.packed, self.scale, self.bias)
@@ -69,9 +59,9 @@ class Int8DynamicLinear(_Int8Layer):
 class Int16Linear(torch.nn.Module):
     """y = (x @ high.T) * high_scale + (x @ low.T) * low_scale + bias, in the dtype of x.
 
-    As many bytes as bfloat16 with smaller errors: at most 1/64,000 of a row's largest weight, where bfloat16 is off by
-    up to 1/512 of each. And on a CPU faster: for one token, 768 inputs and 2304 outputs, a Zen 4 core took 190 us for
-    two products with int8 weights and 440 us for torch's one with bfloat16.
+    int8 numbers, and int8 numbers of their rounding errors: as many bytes as bfloat16 with smaller errors (at most
+    1/64,000 of a row's largest weight, bfloat16 up to 1/512 of each). Faster on a CPU: for one token, 768 inputs and
+    2304 outputs, a Zen 4 core took 190 us, and 440 us for torch's product with bfloat16.
     """
 
     holds_quantized_weights = True
@@ -93,8 +83,7 @@ class Int16Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The layer of a Linear or a Conv1D with 16 bits a weight: int8 numbers, and int8 numbers of their rounding
-        errors."""
+        """The layer of a Linear or a Conv1D with 16 bits a weight."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

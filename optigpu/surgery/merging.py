@@ -25,14 +25,19 @@ def kind_of(module: torch.nn.Module, kinds: Collection[str]) -> str:
 def require_mergeable(model: torch.nn.Module, technique: str, groups: Sequence[Sequence[Place]]) -> None:
     """Checks every group of layers that is to be merged into one, before any is changed.
 
-    Raises UnsupportedError when a layer is not a plain torch Linear, when the layers of a group differ in dtype,
-    device, inputs or in whether they have a bias, and when a parameter is shared: a merged copy of it would be a
-    second one.
+    Raises UnsupportedError for a layer that is no plain torch Linear, for layers of a group that differ in dtype,
+    device, inputs or in whether they have a bias, and for a parameter that is shared.
     """
-    shared = _shared_storages(model)
+    seen = Counter(storage_of(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    shared = {storage for storage, uses in seen.items() if uses > 1}
     for group in groups:
         for place in group:
-            _require_plain(technique, place)
+            if type(place.layer) is not torch.nn.Linear:
+                raise UnsupportedError(
+                    f"{technique} merges plain torch Linear layers, and {place.path} is a "
+                    f"{type(place.layer).__name__}; weights are merged before they are quantized or adapted, so leave "
+                    "out what changed it."
+                )
             if {storage_of(parameter) for parameter in place.layer.parameters()} & shared:
                 raise UnsupportedError(
                     f"{technique}: {place.path} shares its weights with another layer, and a merged copy would not; "
@@ -43,6 +48,11 @@ def require_mergeable(model: torch.nn.Module, technique: str, groups: Sequence[S
                 f"{technique}: {' and '.join(place.path for place in group)} differ in dtype, device, inputs or bias, "
                 "so they cannot become one matrix; leave it out of the stack."
             )
+
+
+def _likeness(layer: torch.nn.Module) -> tuple[object, ...]:
+    kinds = frozenset((parameter.dtype, parameter.device) for parameter in layer.parameters())
+    return kinds, layer.in_features, layer.bias is None
 
 
 def activation_kernels(technique: str, device: torch.device) -> str:
@@ -73,22 +83,3 @@ def linear_of(weight: torch.Tensor, bias: torch.nn.Parameter | None) -> torch.nn
     linear.weight = weight
     linear.register_parameter("bias", bias)
     return linear
-
-
-def _require_plain(technique: str, place: Place) -> None:
-    if type(place.layer) is not torch.nn.Linear:
-        raise UnsupportedError(
-            f"{technique} merges plain torch Linear layers, and {place.path} is a {type(place.layer).__name__}; "
-            "weights are merged before they are quantized or adapted, so leave out what changed it."
-        )
-
-
-def _likeness(layer: torch.nn.Module) -> tuple[object, ...]:
-    """The properties that layers must share to be merged."""
-    kinds = {(parameter.dtype, parameter.device) for parameter in layer.parameters()}
-    return (frozenset(kinds), layer.in_features, layer.bias is None)
-
-
-def _shared_storages(model: torch.nn.Module) -> set[int]:
-    seen = Counter(storage_of(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    return {storage for storage, uses in seen.items() if uses > 1}

@@ -12,7 +12,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 TECHNIQUES: dict[NormKind, str] = {"LayerNorm": "fused_layernorm", "RMSNorm": "fused_rmsnorm"}
 """The technique that fuses each kind of norm."""
@@ -36,7 +36,16 @@ def checked_blocks(
     transformers any more.
     """
     name, technique = model.config.model_type, TECHNIQUES[kind]
-    reason = _family_reason(kind, name) or _variant_reason(model.config, technique)
+    reason = _family_reason(kind, name)
+    if not getattr(model.config, "do_layer_norm_before", True):
+        reason = reason or (
+            f"{technique} needs norms before attention and MLP; this OPT model has them after (do_layer_norm_before is "
+            "false). Leave it out of the stack."
+        )
+    if getattr(model.config, "add_cross_attention", False):
+        reason = (
+            reason or f"{technique} does not support blocks with cross-attention; leave it out of the stack."
+        )
     if reason:
         raise UnsupportedError(reason)
     decoder = family_of(name).decoder
@@ -68,16 +77,4 @@ def _family_reason(kind: NormKind, name: str) -> str | None:
         return f"{technique} supports the families {known}, not {name}; leave it out of the stack."
     if decoder.norm_kind != kind:
         return f"{technique}: {name} models have no {kind}; use {TECHNIQUES[decoder.norm_kind]} instead."
-    return None
-
-
-def _variant_reason(config: "PreTrainedConfig", technique: str) -> str | None:
-    """Why this model's blocks differ from those of its family, or None."""
-    if not getattr(config, "do_layer_norm_before", True):
-        return (
-            f"{technique} needs norms before attention and MLP; this OPT model has them after (do_layer_norm_before is "
-            "false). Leave it out of the stack."
-        )
-    if getattr(config, "add_cross_attention", False):
-        return f"{technique} does not support blocks with cross-attention; leave it out of the stack."
     return None

@@ -1,7 +1,7 @@
 """The parts of a loaded model, as the techniques that replace them find, check and exchange them.
 
-The experts of a mixture are linear layers too: transformers holds all of a kind as one tensor, [experts, outputs,
-inner]. They are known by the shapes of these tensors and by what their `forward` takes, not by a family's name.
+The experts of a mixture are linear layers too. transformers holds all of a kind as one tensor, [experts, outputs,
+inner]: they are known by its shape and by what their `forward` takes.
 """
 
 import copy
@@ -27,17 +27,19 @@ FLAT = ("w1", "v1", "w2")
 
 
 class OpenedExperts(Module):
-    """Experts whose matrices are linear layers, in a list under the name of transformers' tensor.
+    """Experts whose matrices are linear layers, in a list under the name of transformers' tensor, and views of it.
 
-    Until a layer is replaced its weight is a view of that tensor. `rest` is transformers' own module without matrices:
-    its activation, its limits, its norm.
+    `rest` is transformers' own module without matrices: its activation, its limits, its norm.
     """
 
     def __init__(self, experts: Module) -> None:
         super().__init__()
         for name, stack in _stacks(experts).items():
             self.add_module(name, _layers(stack, getattr(experts, f"{name}_bias", None)))
-        self.rest: Any = _without_matrices(_holder(experts))
+        holder = _holder(experts)
+        gone = {name for stack in (*UP, *GATED, *FLAT, LONE) for name in (stack, f"{stack}_bias")}
+        self.rest: Any = copy.copy(holder)
+        self.rest._parameters = {name: own for name, own in holder._parameters.items() if name not in gone}
         self.train(experts.training)
 
     def lists(self) -> list[tuple[str, ModuleList]]:
@@ -54,20 +56,17 @@ class OpenedExperts(Module):
 
     def _inner(self, *products: torch.Tensor) -> torch.Tensor:
         """The gated products, [tokens, inner], of one matrix or of a gate's and another one."""
-        if len(products) == 1:
-            return self._activated(*products)
-        gate, up = products
-        activation = self.rest.act_fn if hasattr(self.rest, "act_fn") else self.rest.activation_fn
-        activated: torch.Tensor = activation(gate) * up
-        return activated
-
-    def _activated(self, inner: torch.Tensor) -> torch.Tensor:
-        if not getattr(self.rest, "has_gate", True):
-            activated: torch.Tensor = self.rest.act_fn(inner)
+        activated: torch.Tensor
+        if len(products) == 2:
+            gate, up = products
+            activation = self.rest.act_fn if hasattr(self.rest, "act_fn") else self.rest.activation_fn
+            activated = activation(gate) * up
+        elif not getattr(self.rest, "has_gate", True):
+            activated = self.rest.act_fn(*products)
         elif hasattr(self.rest, "_apply_gate"):
-            activated = self.rest._apply_gate(inner)
+            activated = self.rest._apply_gate(*products)
         else:
-            gate, up = inner.chunk(2, dim=-1)
+            gate, up = products[0].chunk(2, dim=-1)
             activated = self.rest.act_fn(gate) * up
         return activated
 
@@ -84,7 +83,10 @@ class RoutedExperts(OpenedExperts):
 
     def _routed(self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """As `forward`, x: [tokens, width]."""
-        if _is_recorded(x):  # no shape may depend on the indices, so every expert computes every token
+        traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        recorded = torch.compiler.is_compiling() or traced
+        if recorded or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            # No shape may depend on the indices, so every expert computes every token.
             share = torch.where(indices == 0, weights, 0).sum(dim=-1, keepdim=True)
             total = self.expert(0, x) * share
             for number in range(1, len(self.lists()[0][1])):
@@ -155,9 +157,8 @@ def _holder(module: Module) -> Module:
 
 
 def _stacks(module: Module) -> Mapping[str, torch.Tensor]:
-    """All experts' matrices by transformers' names, as views [experts, outputs, inner]: the last one is that after the
-    activation. Empty where the module has none, or one of three dimensions that is not known here.
-    """
+    """All experts' matrices by transformers' names, as views [experts, outputs, inner], the one after the activation
+    last. Empty where the module has none, or one that is not known here."""
     holder = _holder(module)
     own = dict(holder.named_parameters(recurse=False))
     if holder is not module:
@@ -168,18 +169,12 @@ def _stacks(module: Module) -> Mapping[str, torch.Tensor]:
     if set(names) not in ({LONE}, set(GATED), *({up, DOWN} for up in UP)):
         return {}
     ordered = [name for name in (*UP[:1], *GATED, LONE) if name in names]
-    turned = _is_transposed(module, own[ordered[0]], own[ordered[-1]])
+    first, last = own[ordered[0]], own[ordered[-1]]
+    turned = bool(getattr(module, "is_transposed", False))  # [experts, inner, outputs]
+    if not hasattr(module, "is_transposed") and first is not last:
+        # The width of tokens tells where the first tensor has a gate's outputs; without them nothing is transposed.
+        turned = first.shape[1] == last.shape[2] and first.shape[2] != last.shape[1]
     return {name: own[name].mT if turned else own[name] for name in ordered}
-
-
-def _is_transposed(module: Module, first: Parameter, last: Parameter) -> bool:
-    """Whether the tensors are [experts, inner, outputs]; where the module does not say so, by the width of tokens.
-
-    That tells where the first tensor has a gate's outputs as well; without them the library does not transpose.
-    """
-    if hasattr(module, "is_transposed") or first is last:
-        return bool(getattr(module, "is_transposed", False))
-    return first.shape[1] == last.shape[2] and first.shape[2] != last.shape[1]
 
 
 def _layers(stack: torch.Tensor, biases: torch.Tensor | None) -> ModuleList:
@@ -195,30 +190,13 @@ def _layers(stack: torch.Tensor, biases: torch.Tensor | None) -> ModuleList:
     return found
 
 
-def _without_matrices(module: Module) -> Module:
-    """A copy of a module that shares all it has with it, but for the matrices and biases of experts."""
-    rest = copy.copy(module)
-    gone = {name for stack in (*UP, *GATED, *FLAT, LONE) for name in (stack, f"{stack}_bias")}
-    rest._parameters = {name: own for name, own in module._parameters.items() if name not in gone}
-    return rest
-
-
-def _is_recorded(x: torch.Tensor) -> bool:
-    """Whether operations are being compiled, exported, traced, or captured as a CUDA graph."""
-    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if torch.compiler.is_compiling() or traced:
-        return True
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 LinearLayer = torch.nn.Linear | Conv1D
 Mixin = TypeVar("Mixin", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a layer: its path from the model ("transformer.h.0.mlp.c_fc"), its parent, its name in the
-    parent."""
+    """The place of a layer: its path from the model ("transformer.h.0.mlp.c_fc"), its parent, its name there."""
 
     path: str
     parent: torch.nn.Module
@@ -226,20 +204,18 @@ class Place:
 
     @property
     def layer(self) -> LinearLayer:
-        """The module at this place; a linear layer unless another kind was searched for."""
         found: LinearLayer = getattr(self.parent, self.name)
         return found
 
     def put(self, layer: torch.nn.Module) -> None:
-        """Replaces the module; the new one gets the old one's state (training or not)."""
+        """Replaces the module; the new one trains or not as the old one did."""
         setattr(self.parent, self.name, layer.train(self.layer.training))
 
 
 @dataclass(frozen=True)
 class ExpertPlace(Place):
-    """The place of an expert's matrix. The model keeps its own module at `within` until a first layer is put here; then
-    that becomes `experts`, whose other layers are views of what the model had.
-    """
+    """The place of an expert's matrix. The first layer that is put here puts `experts` in the place of the model's own
+    module at `within`."""
 
     within: Place
     experts: OpenedExperts
@@ -263,10 +239,7 @@ def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool])
 
 
 def linear_places(model: torch.nn.Module) -> list[Place]:
-    """Every torch Linear and every Conv1D of transformers, the head included.
-
-    Layers that a library has quantized already are subclasses of Linear and are not among them.
-    """
+    """Every torch Linear and every Conv1D of transformers, the head included; no subclasses (quantized layers)."""
     return places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
 
 
@@ -283,25 +256,24 @@ def expert_places(model: torch.nn.Module) -> list[Place]:
 
 
 def weight_of(layer: torch.nn.Module) -> torch.Tensor:
-    """The weight of a Linear, an Embedding or a Conv1D as [outputs, inner]; a view, so that a tied head stays
-    recognisable.
-    """
+    """The weight of a Linear, an Embedding or a Conv1D as [outputs, inner]; a view, so that a tied head is known."""
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
     return weight.T if isinstance(layer, Conv1D) else weight
 
 
 def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """The linear layers that a quantization will replace, those of experts included; all of them are checked before any
-    is changed.
+    """The linear layers that a quantization will replace, those of experts included, checked before any is changed.
 
-    Those whose weights the model reads by itself are not among them (`read_layers`). `group` is what the number of
-    inputs of each must be a multiple of. Raises UnsupportedError, with the model left as it was, when there is none,
-    when the model is quantized already, when a weight is NaN or infinite, and when a layer's inputs are not a multiple
-    of the group.
+    Those whose weights the model reads by itself are not among them (`read_layers`). Raises UnsupportedError, with the
+    model left as it was, when there is none, when the model is quantized already, when a weight is NaN or infinite, and
+    when a layer's inputs are not a multiple of `group`.
     """
     require_unquantized(model, technique)
-    places = _replaceable(model, [*expert_places(model), *linear_places(model)])
+    places = [*expert_places(model), *linear_places(model)]
+    if places:
+        kept = read_layers(model, [_exchanged(place) for place in places])
+        places = [place for place in places if _exchanged(place) not in kept]
     if not places:
         raise UnsupportedError(f"{technique} found no linear layer in this model; leave it out of the stack.")
     for place in places:
@@ -316,24 +288,15 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
     return places
 
 
-def _replaceable(model: PreTrainedModel, places: list[Place]) -> list[Place]:
-    """The places without those of layers, or of experts, that the model reads more of than what they compute."""
-    if not places:
-        return places
-    kept = read_layers(model, [_exchanged(place) for place in places])
-    return [place for place in places if _exchanged(place) not in kept]
-
-
 def _exchanged(place: Place) -> torch.nn.Module:
     """The model's own module that something else will stand for."""
     return place.within.layer if isinstance(place, ExpertPlace) else place.layer
 
 
 def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """The linear layers but the head, as transformers chooses what bitsandbytes quantizes.
+    """As transformers chooses what bitsandbytes quantizes; a model without a head keeps its last linear layer.
 
-    A model without a language model's head keeps its last linear layer. Raises UnsupportedError as `checked_places`
-    does, and when there is no layer but the head.
+    Raises UnsupportedError as `checked_places` does, and when there is no layer but the head.
     """
     places = checked_places(model, technique, group)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -348,7 +311,6 @@ def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) 
 
 
 def damaged(technique: str, path: str) -> str:
-    """The error's sentence for a layer with weights that are NaN or infinite."""
     return f"{technique}: {path} has weights that are NaN or infinite; the model's files are damaged."
 
 
@@ -375,24 +337,18 @@ def exchange(places: Iterable[Place], make: Callable[[LinearLayer], torch.nn.Mod
 
 
 def become(module: torch.nn.Module, mixin: type[Mixin], **about: Hashable) -> Mixin:
-    """Makes a module an instance of its own class with `mixin` before it, whose methods then come first.
+    """Makes a module an instance of its own class with `mixin`, whose methods come first, before it.
 
-    It stays an instance of its class, by which transformers finds the parts of a model, and keeps its weights. `about`
-    are attributes of the new class.
+    So transformers still knows it by its class. `about` are attributes of the new class.
     """
-    module.__class__ = _mixed(mixin, type(module), about)
+    kind = type(module)
+    key = (mixin, kind, *about.items())
+    if key not in _MIXED:
+        _MIXED[key] = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), dict(about))
+    module.__class__ = _MIXED[key]
     assert isinstance(module, mixin)
     return module
 
 
 _MIXED: dict[tuple[object, ...], type[torch.nn.Module]] = {}
 """One class for each pair, so that torch.compile finds the code of a class again."""
-
-
-def _mixed(
-    mixin: type[torch.nn.Module], kind: type[torch.nn.Module], about: Mapping[str, Hashable]
-) -> type[torch.nn.Module]:
-    key = (mixin, kind, *about.items())
-    if key not in _MIXED:
-        _MIXED[key] = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), dict(about))
-    return _MIXED[key]

@@ -12,7 +12,6 @@ from optigpu.models.facts import image_facts_from_config
 from optigpu.models.loading.self_written import forked_random
 
 TOKENS, NEW_TOKENS = 2, 2
-"""Of the text whose passes are watched: a prompt, and a step through the cache that it left."""
 
 
 class _Watched(Module):
@@ -36,11 +35,10 @@ class _Watched(Module):
 
 
 def read_layers(model: Module, layers: Collection[Module]) -> set[Module]:
-    """Those of the layers that cannot be replaced by others that compute the same, since the model reads their
-    attributes.
+    """Those of the layers whose attributes the model reads, so that no other layer can stand for them.
 
-    Runs the model on a short text, or on an image, and leaves it and torch's random state as they were. Of a model that
-    is not transformers', or that takes something else (sound), nothing is known, and the answer is empty.
+    Runs the model on a short text or an image, and leaves it and torch's random state as they were. Empty for a model
+    that is not transformers', or that takes something else (sound).
     """
     if not isinstance(model, PreTrainedModel):
         return set()
@@ -62,7 +60,6 @@ def read_layers(model: Module, layers: Collection[Module]) -> set[Module]:
 
 @contextmanager
 def _watched(model: Module, layers: set[Module]) -> Iterator[list[_Watched]]:
-    """Puts a module that watches in the place of each layer, and takes it away again."""
     places = [
         (parent, name, child)
         for parent in list(model.modules())

@@ -24,18 +24,14 @@ def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.
     """Logits after texts and each of a few tokens, float32 [texts * (STEPS + 1), vocabulary], through caches.
 
     `new_cache` makes an empty one, for at least as many tokens as it is told. Where attention has a window, one text
-    ends just before it is full, so that a step passes it, and one behind.
+    ends just before it is full, so that a step passes it, and one behind, if the model's positions allow it.
     """
-    return torch.cat([_decoded(model, new_cache(text + STEPS), text) for text in _texts(model)])
-
-
-def _texts(model: PreTrainedModel) -> list[int]:
-    """How many tokens each text has: as many as the model's positions allow."""
     config = model.config.get_text_config(decoder=True)
     short = [window for window in windows_of(model) if window <= LONGEST]
     lengths = {length for window in short for length in (window - 1, window + 1)}
     most = (getattr(config, "max_position_embeddings", None) or LONGEST + TEXT) - STEPS
-    return [TEXT, *(length for length in sorted(lengths) if 0 < length <= most)]
+    texts = [TEXT, *(length for length in sorted(lengths) if 0 < length <= most)]
+    return torch.cat([_decoded(model, new_cache(text + STEPS), text) for text in texts])
 
 
 def windows_of(model: PreTrainedModel) -> list[int]:

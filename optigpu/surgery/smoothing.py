@@ -1,11 +1,8 @@
 """Smoothing: outliers of activations move into the weights that multiply them, and outputs stay the same.
 
 Where a norm feeds linear layers, channel j of the norm's output is divided by s_j and column j of the weights is
-multiplied by it, s_j = max |x_j|^alpha / max |w_j|^(1 - alpha) (Xiao et al., SmoothQuant, 2022, arXiv:2211.10438). That
-lowers the error of quantized activations where some channels are much larger than others, and evens out nothing where
-none are. With activations as they are only the rounding of the weights changes: finer for channels with outliers,
-coarser for the others. Each s_j is rounded to a power of two here, so that every product and sum stays what it was to
-the last bit.
+multiplied by it, s_j = max |x_j|^alpha / max |w_j|^(1 - alpha) (Xiao et al., SmoothQuant, 2022, arXiv:2211.10438).
+Each s_j is rounded to a power of two here, so that every product and sum stays what it was to the last bit.
 """
 
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from optigpu.surgery.places import linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 OWN_ROWS, OWN_LENGTH = 4, 64
-"""The text that a model generates for its own calibration: sequences, and tokens of each."""
+"""Sequences that a model generates for its own calibration, and tokens of each."""
 _OWN_SEED = 0
 Followers = dict[torch.nn.Module, tuple[torch.Tensor, list[torch.nn.Module]]]
 """For each norm its output, and the linear layers that got this tensor."""
@@ -43,15 +40,18 @@ def smooth(model: PreTrainedModel, calibration_ids: torch.Tensor, alpha: float =
     """Smooths every pair of a norm and the linear layers directly after it, in place; returns the number of norms.
 
     calibration_ids: int64 [sequences, length] of the model's ids, on its device; `alpha`, from 0 to 1, says how much of
-    the difficulty moves into the weights. Everything is checked before anything is changed.
-    Raises ValueError when the ids or alpha do not fit, and UnsupportedError, with the model left as it was, when no
-    linear layer follows a norm directly or when the outputs would change.
+    the difficulty moves into the weights. Raises ValueError when the ids or alpha do not fit, and UnsupportedError,
+    with the model left as it was, when no linear layer follows a norm directly or when the outputs would change.
     """
     _check(model, calibration_ids, alpha)
     with torch.no_grad():
         with _watched(model) as outputs:
             before = _logits(model, calibration_ids)
-        pairs = _pairs(outputs)
+        pairs = [
+            _Pair(norm, tuple(layers), output.abs().flatten(0, -2).amax(dim=0).float())
+            for norm, (output, layers) in outputs.items()
+            if layers
+        ]
         if not pairs:
             raise UnsupportedError(
                 "smoothing needs a linear layer directly after a norm, and this model has none; leave smoothing out."
@@ -71,10 +71,6 @@ def smooth(model: PreTrainedModel, calibration_ids: torch.Tensor, alpha: float =
 
 
 def own_text(model: PreTrainedModel) -> torch.Tensor:
-    """Ids that the model itself draws, int64 [OWN_ROWS, up to OWN_LENGTH], for its calibration.
-
-    Raises UnsupportedError for a model that generates no text.
-    """
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is None or not hasattr(model, "generate"):
         raise UnsupportedError(
@@ -122,37 +118,23 @@ def _watched(model: PreTrainedModel) -> Iterator[Followers]:
             if inputs and inputs[0] is output:
                 layers.append(layer)
 
-    norms = [module for module in model.modules() if _is_norm(module)]
-    handles = [norm.register_forward_hook(left_norm) for norm in norms]
+    def is_norm(module: torch.nn.Module) -> bool:
+        """Whether it has a vector of weights; whether it multiplies by them, `smooth` sees by the outputs."""
+        weight = getattr(module, "weight", None)
+        return weight is not None and getattr(weight, "dim", lambda: 0)() == 1 and not list(module.children())
+
+    handles = [norm.register_forward_hook(left_norm) for norm in model.modules() if is_norm(norm)]
+    table = model.get_input_embeddings().weight  # whose columns are not a tied head's own to scale
     handles += [
         place.layer.register_forward_pre_hook(entered_linear)
         for place in linear_places(model)
-        if not _shared(model, place.layer)
+        if place.layer.weight is not table
     ]
     try:
         yield outputs
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_norm(module: torch.nn.Module) -> bool:
-    """Whether it has a vector of weights as norms do; whether it multiplies by them, `smooth` sees by the outputs."""
-    weight = getattr(module, "weight", None)
-    return weight is not None and getattr(weight, "dim", lambda: 0)() == 1 and not list(module.children())
-
-
-def _shared(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
-    """Whether a layer's weight is the embedding's as well, so that its columns are not its own to scale."""
-    return layer.weight is model.get_input_embeddings().weight
-
-
-def _pairs(outputs: Followers) -> list[_Pair]:
-    return [
-        _Pair(norm, tuple(layers), output.abs().flatten(0, -2).amax(dim=0).float())
-        for norm, (output, layers) in outputs.items()
-        if layers
-    ]
 
 
 def _factors(pair: _Pair, alpha: float) -> torch.Tensor:

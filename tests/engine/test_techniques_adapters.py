@@ -8,10 +8,9 @@ import torch
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery.adapters import add_factors
+from optigpu.surgery.adapters import FrozenLinear, WideningLayer, add_factors
 from optigpu.surgery.bitsandbytes_layers import Nf4Linear
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.surgery.frozen_layers import FrozenLinear, WideningLayer
 from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Linear
 from optigpu.surgery.places import Place, linear_places, weight_of

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
-from optigpu.backends.torch.prepare import prepare
+from optigpu.backends.torch import TorchBackend
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
 from optigpu.documents.shapes import ImageFacts
@@ -38,7 +38,7 @@ def trained(
         folder=Path("unused"),
         environment=here(),
     )
-    runtime = prepare(order, model, ignore)
+    runtime = TorchBackend().prepare(order, ignore)
     assert isinstance(runtime, TorchTrainingRuntime)
     return runtime
 

@@ -14,7 +14,7 @@ from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, Task
 from optigpu.workloads.base import Workload
 
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator")
@@ -33,32 +33,41 @@ class TorchBackend:
         return None
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
-        """Everything."""
         return None
 
     def start(self, *, model: bool) -> None:
-        """torch alone for operators, transformers too for models: most of a process's first seconds.
-
-        What is imported stays, and a collector would look through all of it again and again.
-        """
+        """torch alone for operators, transformers too for models. What is imported stays: no collector looks at it."""
         collects = gc.isenabled()
         gc.disable()
         try:
-            import_module(f"{__name__}.{'prepare' if model else 'operators'}")
+            import_module(f"{__name__}.{'training.runtime' if model else 'operators'}")
         finally:
             if collects:
                 gc.enable()
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Loads the model for the workload's task and applies the stack; without a model, the bare device."""
+        """The model, loaded for the workload's task, with the stack applied; without a model, the bare device.
+
+        Raises UnsupportedError when this machine or this model cannot do it.
+        """
         self.start(model=order.model is not None)
         if order.model is None:
             from optigpu.backends.torch.operators import TorchOperatorRuntime  # loads no transformers
 
             return TorchOperatorRuntime(order.device, order.seed)
-        from optigpu.backends.torch.prepare import prepare
+        from optigpu.backends.torch.applied import DecodingModel
+        from optigpu.backends.torch.passes import PassModel
+        from optigpu.backends.torch.runtime import TorchDecodingRuntime, TorchPassRuntime
+        from optigpu.backends.torch.training.model import TrainableModel
+        from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 
-        return prepare(order, order.model, progress)
+        task, rule = order.workload.task, order.workload.update_rule
+        given = (order.model, order.stack, order.device, order.seed, progress)
+        if task is Task.DECODING:
+            return TorchDecodingRuntime(DecodingModel(*given), order.folder)
+        if rule is not None:
+            return TorchTrainingRuntime(TrainableModel(rule, *given), order.folder)
+        return TorchPassRuntime(PassModel(task, *given), order.folder)
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """Less than ten seconds of reading, copying and multiplying."""
@@ -67,11 +76,9 @@ class TorchBackend:
         return measured_peaks(device, threads)
 
     def use_threads(self, count: int) -> None:
-        """Sets the size of torch's thread pool. OpenMP reads the variable when torch is loaded.
+        """Sets the size of torch's thread pool; OpenMP reads the variable when torch is loaded.
 
-        OpenMP's wait policy stays at its default: GNU's threads spin for some milliseconds after a parallel region,
-        which bridges the gap to the next one, and sleep after that, so that a child that waits for a command holds no
-        core.
+        OpenMP's wait policy stays at its default: threads spin for milliseconds after a parallel region, then sleep.
         """
         os.environ["OMP_NUM_THREADS"] = str(count)
         import torch

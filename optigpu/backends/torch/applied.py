@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.serving import Slots
-from optigpu.backends.torch.attention import activities_of, attention_names, require_kernel
+from optigpu.backends.torch.attention import activities_of, attention_names, mode_of, require_kernel, within
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
-from optigpu.backends.torch.modes import mode_of, within
 from optigpu.backends.torch.slots import ServingLoop, TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.hardware.device_kinds import KINDS, torch_name

@@ -1,5 +1,4 @@
-"""Restricts the attention kernels, and finds out which ones ran from a profile that is taken apart from timed
-requests."""
+"""The contexts of forward passes: autograd, autocast and attention kernels; and which of these ran, by a profile."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -9,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from optigpu.hardware.device_kinds import KINDS
-from optigpu.techniques.base import AttentionKernel
+from optigpu.hardware.device_kinds import KINDS, torch_name
+from optigpu.techniques.base import AttentionKernel, ModeOptions
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _KERNEL = re.compile(r"scaled_dot_product|flash_fwd|flash_attn|fmha|attention|softmax", re.IGNORECASE)
@@ -105,3 +104,34 @@ def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
             f"fused_attention asked for the {asked} kernel, but {' and '.join(sorted(ran)) or 'none'} ran; ask for "
             "another kernel or leave the choice to torch."
         )
+
+
+Mode = Callable[[], AbstractContextManager[None]]
+"""Makes the context of forward passes; called once for each `with`."""
+
+
+def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
+    """The mode that a stack asks for. A technique of one test or a whole request may run within one `with` of it."""
+    autograd = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
+
+    @contextmanager
+    def mode() -> Iterator[None]:
+        dtype = getattr(torch, options.autocast) if options.autocast else None
+        with (
+            autograd[options.autograd](),
+            torch.autocast(torch_name(device), dtype=dtype, enabled=dtype is not None),
+            only_kernel(options.attention_kernel),
+        ):
+            yield
+
+    return mode
+
+
+def within(mode: Mode, steps: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same steps, each made in the mode, which is left before the caller gets to see it."""
+    while True:
+        with mode():
+            made = next(steps, None)
+        if made is None:
+            return
+        yield made

@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from optigpu.backends.runtime import Sampling
+from optigpu.backends.torch.attention import Mode
 from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.kv_caches import cache_argument, new_cache
-from optigpu.backends.torch.modes import Mode
 from optigpu.models.families import family_of
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError

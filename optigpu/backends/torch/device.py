@@ -1,5 +1,11 @@
-"""A torch device with its clock, and how torch reaches each kind."""
+"""A torch device with its clock, and how torch reaches each kind.
 
+python -m optigpu.backends.torch.device KIND: what torch tells of its GPUs of a kind, as a JSON list on stdout. Its
+entries have the properties that optigpu.hardware.gpu reads; it is empty where torch cannot use such a GPU.
+"""
+
+import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +15,7 @@ from numpy.typing import NDArray
 from optigpu.backends.torch.clock import clock_for
 from optigpu.hardware.device_kinds import KINDS, torch_name
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError, UnsupportedError
 
 
 class TorchDevice:
@@ -73,3 +79,48 @@ def require(device: DeviceKind) -> None:
         f"torch {torch.__version__} (built for {version or f'no {device.upper()}'}) finds no {device.upper()} device; "
         f"install a {device.upper()} build of torch and its driver, or ask for device cpu."
     )
+
+
+SIDE, LARGEST = 64, 7
+"""Products of whole numbers this small are exact in every precision that a GPU multiplies in."""
+
+
+def multiply(device: DeviceKind) -> None:
+    """Multiplies a matrix of small whole numbers with itself: what a device must get right before it is given jobs.
+
+    Raises what torch raises if it cannot use the device, and OptiGPUError if the product is wrong.
+    """
+    products = []
+    for place in (torch_name(device), "cpu"):
+        every = torch.arange(SIDE * SIDE, device=place, dtype=torch.float32)
+        numbers = every.remainder(LARGEST + 1).reshape(SIDE, SIDE)
+        products.append((numbers @ numbers).cpu())
+    if not torch.equal(*products):
+        raise OptiGPUError("the product of two matrices of small whole numbers is wrong")
+
+
+PROPERTIES = ("name", "total_memory", "gcnArchName", "uuid", "driver_version")
+
+
+def told(device: DeviceKind) -> list[dict[str, Any]]:
+    """torch.mps has no properties: its entry is empty."""
+    if not is_there(device):
+        return []
+    if device is DeviceKind.MPS:
+        return [{}]
+    module = module_of(device)
+    return [described(module.get_device_properties(number)) for number in range(module.device_count())]
+
+
+def described(properties: object) -> dict[str, Any]:
+    """Those of a GPU that it has, as JSON. A UUID may be bytes (torch.xpu) or an object of its own."""
+    found = {name: getattr(properties, name, None) for name in PROPERTIES}
+    return {
+        name: value.hex() if isinstance(value, bytes) else value if isinstance(value, int) else str(value)
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(told(DeviceKind(sys.argv[1]))))

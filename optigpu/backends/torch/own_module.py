@@ -1,18 +1,24 @@
-"""A module that the caller has made, as a runtime and as a request, for the same rounds and meters as any other."""
+"""What the facade measures with torch: a module that the caller has made, its kernels, and products in 4 bits."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import Module
 from torch.utils.flop_counter import FlopCounterMode
 
-from optigpu.backends.torch.device import TorchDevice
-from optigpu.backends.torch.device_runtime import TorchRuntime
-from optigpu.backends.torch.memory import held_bytes
+from optigpu.backends.torch.clock import calls_s
+from optigpu.backends.torch.device import TorchDevice, kind_of
+from optigpu.backends.torch.memory import held_bytes, peaks_of
+from optigpu.backends.torch.profile import Recording, TorchRuntime
 from optigpu.documents.facts import WeightFacts
+from optigpu.hardware.intensity import Kernel
 from optigpu.models.loading.footprint import product_dtypes, weight_bytes
 from optigpu.models.loading.load import count_weights
+from optigpu.ops.four_bits.quantize import quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.linear.int4_linear import int4_linear, int4_linear_backend, int4_rows, pack_int4
 from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError
 from optigpu.workloads.base import Check
 
@@ -94,14 +100,9 @@ class TimedCalls:
 
     def check(self) -> Check:
         """One call, and whether its output holds NaN or infinity."""
-        output = self._work(self._prepare())
-        wrong = _not_finite(output)
-        problem = (
-            f"The model's output has {wrong} values that are NaN or infinite; check its weights."
-            if wrong
-            else None
-        )
-        return Check(self.run()["latency_s"], problem)
+        wrong = _not_finite(self._work(self._prepare()))
+        problem = f"The model's output has {wrong} values that are NaN or infinite; check its weights."
+        return Check(self.run()["latency_s"], problem if wrong else None)
 
     def observe(self) -> None:
         """Nothing is noted of a caller's module."""
@@ -159,3 +160,106 @@ def _not_finite(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(_not_finite, value.values()))
     return sum(map(_not_finite, value)) if isinstance(value, list | tuple) else 0
+
+
+Inputs = torch.Tensor | Mapping[str, torch.Tensor]
+"""What a module is called with: one tensor, or keyword arguments as a tokenizer returns them."""
+CASTS: dict[str, torch.dtype] = {"FP16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class PassesProfile:
+    """`latencies_s` of passes without the profiler; `kernels` of as many with it; `dtype` of the module's weights.
+
+    `peak_bytes` is what was allocated on the GPU at most, None on a CPU, where torch does not count.
+    """
+
+    device: DeviceKind
+    dtype: str
+    latencies_s: tuple[float, ...]
+    kernels: tuple[Kernel, ...]
+    weight_bytes: int
+    peak_bytes: int | None
+
+
+def profiled_passes(
+    model: torch.nn.Module, inputs: Inputs, precision: str, warmup: int, passes: int
+) -> PassesProfile:
+    """Profiles a module where its weights are, without gradients and in evaluation mode, which it leaves as it was.
+
+    With FP16 and BF16 a module of float32 weights runs under torch.autocast; every other runs as it is.
+    """
+    weights = [*model.parameters(), *model.buffers()]
+    where = next(iter(weights)).device if weights else torch.device("cpu")
+    place = TorchDevice(kind_of(where), seed=0)
+    floating = [tensor for tensor in weights if tensor.is_floating_point()]
+    dtype = floating[0].dtype if floating else torch.float32
+    run = _pass(model, inputs, where, CASTS.get(precision) if dtype is torch.float32 else None)
+    was_training = model.training
+    latencies: list[float] = []
+    recording = Recording(place.clock, place.device, steps=0)
+    try:
+        with torch.no_grad():
+            model.eval()
+            calls_s(run, warmup, place.clock)
+            peaks = peaks_of(
+                lambda: latencies.extend(calls_s(run, 1, place.clock) for _ in range(passes)), place.device
+            )
+            recording.start()
+            for _ in range(passes):
+                run()
+            recording.stop()
+    finally:
+        model.train(was_training)
+    return PassesProfile(
+        device=place.device,
+        dtype=str(dtype).removeprefix("torch."),
+        latencies_s=tuple(latencies),
+        kernels=tuple(recording.kernels()),
+        weight_bytes=sum({tensor.data_ptr(): tensor.nbytes for tensor in weights}.values()),
+        peak_bytes=peaks.allocated_bytes,
+    )
+
+
+def _pass(
+    model: torch.nn.Module, inputs: Inputs, where: torch.device, cast: torch.dtype | None
+) -> Callable[[], object]:
+    inputs = (
+        {name: tensor.to(where) for name, tensor in inputs.items()}
+        if isinstance(inputs, Mapping)
+        else inputs.to(where)
+    )
+
+    def run() -> object:
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+    def run_cast() -> object:
+        with torch.autocast(where.type, dtype=cast):
+            return run()
+
+    return run if cast is None else run_cast
+
+
+TURNS, CALLS = 7, 20
+"""Works take turns; each figure is the median turn's, of so many calls."""
+
+
+def int4_product_seconds(
+    device: DeviceKind, rows: int, inputs: int, outputs: int, group_size: int
+) -> tuple[float, float]:
+    """Seconds of x [rows, inputs] times 4-bit weights [outputs, inputs] in bfloat16: fused, and widened before."""
+    place = TorchDevice(device, seed=0)
+    generator = torch.Generator().manual_seed(place.seed)
+    drawn = [torch.randn(shape, generator=generator) for shape in ((rows, inputs), (outputs, inputs))]
+    x, weight = (tensor.to(place.name, torch.bfloat16) for tensor in drawn)
+    numbers = quantize_groups(weight, Int4Scheme(group_size, solver="min_max"))
+    fused = pack_int4(numbers, int4_linear_backend(x.device, x.dtype))
+    readable, every = pack_int4(numbers, "torch-dequantize"), torch.arange(outputs, device=x.device)
+    works = (
+        lambda: int4_linear(x, fused),
+        lambda: torch.nn.functional.linear(x, int4_rows(readable, every).to(x.dtype)),
+    )
+    turns = [[calls_s(work, CALLS, place.clock) / CALLS for work in works] for _ in range(TURNS + 1)]
+    first_left_out = torch.tensor(turns[1:], dtype=torch.float64)
+    fused_s, widened_s = first_left_out.median(dim=0).values.tolist()
+    return fused_s, widened_s

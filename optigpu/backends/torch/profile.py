@@ -1,21 +1,25 @@
-"""The kernels of one request, from torch's profiler."""
+"""What every runtime of the torch backend has, and the kernels of one request, from torch's profiler.
+
+Loads no transformers, which takes seconds and operators do not need.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import profile, record_function
 
-from optigpu.backends.runtime import Profile
+from optigpu.backends.runtime import MemoryPeaks, Profile
 from optigpu.backends.torch.attention import activities_of
-from optigpu.backends.torch.clock import Clock, calls_s
-from optigpu.backends.torch.device import TorchDevice, kind_of, module_of
+from optigpu.backends.torch.clock import Clock
+from optigpu.backends.torch.device import TorchDevice, module_of
 from optigpu.backends.torch.memory import peaks_of
+from optigpu.documents.facts import WeightFacts
 from optigpu.documents.peaks import Bound
+from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.intensity import GLUE, Kernel, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -38,26 +42,6 @@ _ITEM_BYTES = {
     "c10::Float8_e5m2": 1,
 }
 """Bytes of an element by the profiler's names of types (the compiler's, demangled)."""
-
-
-def profiled(place: TorchDevice, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-    """Runs `run`, one request, under the profiler; writes the trace to `trace` if any kernel was seen.
-
-    Of a request that decodes, the first token and `steps` steps are recorded; of another one all of it.
-    """
-    clock = place.clock
-    recording = Recording(clock, place.device, steps)
-    place.clock = recording
-    try:
-        recording.start()
-        run()
-    finally:
-        place.clock = clock
-        recording.stop()
-    kernels = recording.kernels()
-    if kernels:
-        recording.export(trace)
-    return Profile(tuple(kernels), recording.steps, recording.recorded_steps)
 
 
 class Recording:
@@ -213,92 +197,51 @@ def _operator(event: Any) -> Operator:
     )
 
 
-Inputs = torch.Tensor | Mapping[str, torch.Tensor]
-"""What a module is called with: one tensor, or keyword arguments as a tokenizer returns them."""
-CASTS: dict[str, torch.dtype] = {"FP16": torch.float16, "BF16": torch.bfloat16}
+class TorchRuntime:
+    """The methods of every runtime, which need no model. `place` is the device; a profiler replaces its clock."""
+
+    def __init__(self, place: TorchDevice) -> None:
+        self._place = place
+        self.device = place.device
+        self.seed = place.seed
+        self.notes = place.notes
+
+    def weights(self) -> WeightFacts | None:
+        return None
+
+    def footprint(self) -> Footprint | ImageFootprint | None:
+        return None
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        return peaks_of(run, self.device)
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """Of a request that decodes, the first token and `steps` steps are recorded; of another one all of it."""
+        clock = self._place.clock
+        self._place.clock = recording = Recording(clock, self.device, steps)
+        try:
+            recording.start()
+            run()
+        finally:
+            self._place.clock = clock
+            recording.stop()
+        kernels = recording.kernels()
+        if kernels:
+            recording.export(trace)
+        return Profile(tuple(kernels), recording.steps, recording.recorded_steps)
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        return nvtx_range(name, self.device)
 
 
-@dataclass(frozen=True)
-class PassesProfile:
-    """`latencies_s` of passes without the profiler; `kernels` of as many with it; `dtype` of the module's weights.
-
-    `peak_bytes` is what was allocated on the GPU at most, None on a CPU, where torch does not count.
-    """
-
-    device: DeviceKind
-    dtype: str
-    latencies_s: tuple[float, ...]
-    kernels: tuple[Kernel, ...]
-    weight_bytes: int
-    peak_bytes: int | None
-
-
-def profiled_passes(
-    model: torch.nn.Module, inputs: Inputs, precision: str, warmup: int, passes: int
-) -> PassesProfile:
-    """Profiles a module where its weights are, without gradients and in evaluation mode, which it leaves as it was.
-
-    With FP16 and BF16 a module of float32 weights runs under torch.autocast; every other runs as it is.
-    """
-    weights = [*model.parameters(), *model.buffers()]
-    where = next(iter(weights)).device if weights else torch.device("cpu")
-    place = TorchDevice(kind_of(where), seed=0)
-    floating = [tensor for tensor in weights if tensor.is_floating_point()]
-    dtype = floating[0].dtype if floating else torch.float32
-    run = _pass(model, _moved(inputs, where), CASTS.get(precision) if dtype is torch.float32 else None)
-    was_training = model.training
+@contextmanager
+def nvtx_range(name: str, device: DeviceKind) -> Iterator[None]:
+    """Names what happens within on CUDA's time line (NVTX), for an external profiler such as Nsight Systems."""
+    if device is not DeviceKind.CUDA:
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
     try:
-        with torch.no_grad():
-            model.eval()
-            for _ in repeat(None, warmup):
-                run()
-            return _measured(place, run, passes, dtype, weights)
+        yield
     finally:
-        model.train(was_training)
-
-
-def _measured(
-    place: TorchDevice,
-    run: Callable[[], object],
-    passes: int,
-    dtype: torch.dtype,
-    weights: list[torch.Tensor],
-) -> PassesProfile:
-    latencies: list[float] = []
-    peaks = peaks_of(
-        lambda: latencies.extend(calls_s(run, 1, place.clock) for _ in range(passes)), place.device
-    )
-    recording = Recording(place.clock, place.device, steps=0)
-    recording.start()
-    for _ in range(passes):
-        run()
-    recording.stop()
-    return PassesProfile(
-        device=place.device,
-        dtype=str(dtype).removeprefix("torch."),
-        latencies_s=tuple(latencies),
-        kernels=tuple(recording.kernels()),
-        weight_bytes=sum({tensor.data_ptr(): tensor.nbytes for tensor in weights}.values()),
-        peak_bytes=peaks.allocated_bytes,
-    )
-
-
-def _pass(model: torch.nn.Module, inputs: Inputs, cast: torch.dtype | None) -> Callable[[], object]:
-    def run() -> object:
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-
-    def run_cast() -> object:
-        with torch.autocast(_device_of(inputs).type, dtype=cast):
-            return run()
-
-    return run if cast is None else run_cast
-
-
-def _moved(inputs: Inputs, where: torch.device) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {name: tensor.to(where) for name, tensor in inputs.items()}
-    return inputs.to(where)
-
-
-def _device_of(inputs: Inputs) -> torch.device:
-    return next(iter(inputs.values())).device if isinstance(inputs, Mapping) else inputs.device
+        torch.cuda.nvtx.range_pop()

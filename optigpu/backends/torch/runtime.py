@@ -22,8 +22,8 @@ from optigpu.backends.runtime import (
 )
 from optigpu.backends.serving import Slots
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
-from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.files import PROCESSOR, require_objects

@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from optigpu.backends.serving import Slots
-from optigpu.backends.torch.modes import Mode
+from optigpu.backends.torch.attention import Mode
 from optigpu.vocabulary import UnsupportedError
 
 ATTENTIONS = ("sdpa", "eager")

@@ -1,7 +1,6 @@
 """Linear layers with 4-bit numbers chosen by GPTQ or AWQ: from a ready checkpoint, or made here by GPTQModel.
 
-Both are computed by our own layers (optigpu.ops), without another library. GPTQModel runs in a separate process and its
-result is kept in the cache folder for later processes with the same weights.
+Our own layers compute with both. GPTQModel runs in a separate process; its result is kept in the cache folder.
 """
 
 import copy
@@ -19,11 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from optigpu.models.families import family_of
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
+from optigpu.models.loading.self_written import sampled
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.linear.int4_linear import int4_linear_backend
@@ -45,41 +51,32 @@ def compute_in_four_bits(model: PreTrainedModel, recipe: Recipe, notes: Notes) -
 
     Raises UnsupportedError, with the model left as it was, when it can do neither.
     """
-
+    backend = int4_linear_backend(model.device, model.dtype)
     packed = dict(packed_layers(model))
     if packed:
         _require_readable(packed)
-        packing = next(iter(packed.values())).packing
+        group = next(iter(packed.values())).packing.group_size
         _exchange(model, packed, {path: layer.bias for path, layer in packed.items()})
-        _record(
-            model,
-            notes,
-            int4_layers=len(packed),
-            int4_group_size=packing.group_size,
-            int4_source="checkpoint",
-        )
+        facts = {"int4_layers": len(packed), "int4_group_size": group, "int4_source": "checkpoint"}
+        notes.record(int4_backend=backend, **facts)
         return
     started = time.perf_counter()
     require_quantizable(model, recipe)
     ids = calibration_ids(model, recipe.calibration, recipe.method)
     folder, is_new = _quantized(model, recipe, ids)
     count = _take_over(model, recipe, folder)
-    _record(
-        model,
-        notes,
+    notes.record(
+        int4_backend=backend,
         int4_layers=count,
         int4_group_size=recipe.group_size,
         int4_source=f"gptqmodel {version(LIBRARY)}" + ("" if is_new else ", quantized before"),
-        calibration=asdict(recipe.calibration) | {"tokens_sha256": digest_of(ids)},
+        calibration=asdict(recipe.calibration)
+        | {"tokens_sha256": hashlib.sha256(repr(ids).encode()).hexdigest()},
         quantization_s=time.perf_counter() - started,
     )
 
 
-def _record(model: PreTrainedModel, notes: Notes, **facts: object) -> None:
-    notes.record(int4_backend=int4_linear_backend(model.device, model.dtype), **facts)
-
-
-def int4_weights_of(unpacked: "Unpacked") -> Int4Weights:
+def int4_weights_of(unpacked: Unpacked) -> Int4Weights:
     """The numbers with scales and offsets in bfloat16, as our operator takes them.
 
     That moves no weight by more than 1/16 of a step: scale and offset by 1/256 of at most eight steps each.
@@ -110,12 +107,14 @@ def _quantized(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> 
         return target, False
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="draft-") as name:
-        draft = Path(name)
+        draft, dtype = Path(name), str(model.dtype).removeprefix("torch.")
         request = QuantizationRequest(
             method=recipe.method,
             group_size=recipe.group_size,
             device=str(model.device),
-            dtype=_dtype(model, recipe.method),
+            dtype="float16"
+            if recipe.method == "awq" and dtype == "float32"
+            else dtype,  # AWQ has 16 bits alone
             threads=torch.get_num_threads(),
         )
         (draft / REQUEST).write_text(request.model_dump_json(), "utf-8")
@@ -123,9 +122,7 @@ def _quantized(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> 
         model.save_pretrained(draft / PLAIN)
         _run(draft, recipe.method)
         try:
-            os.replace(
-                draft / QUANTIZED, target
-            )  # renamed, so that other processes never see a partial folder
+            os.replace(draft / QUANTIZED, target)  # other processes never see a partial folder
         except OSError:
             if not target.is_dir():  # unless another process was first
                 raise
@@ -149,36 +146,20 @@ def _run(folder: Path, method: str) -> None:
         )
 
 
-def _dtype(model: PreTrainedModel, method: str) -> str:
-    """The dtype of the library's computation: the model's, except for AWQ, which supports 16 bits only."""
-    name = str(model.dtype).removeprefix("torch.")
-    return "float16" if method == "awq" and name == "float32" else name
-
-
 def _take_over(model: PreTrainedModel, recipe: Recipe, folder: Path) -> int:
-    """Puts what GPTQModel made into the model, and returns how many layers.
-
-    AWQ has also scaled the modules before the layers (norms, biases); GPTQ has left all else as it was.
-    """
+    """Puts what GPTQModel made into the model; returns how many layers. AWQ has also scaled the modules before them."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-
     packing = packing_of(config)
     if packing is None:
         raise UnsupportedError(
             f"GPTQModel wrote {folder} without packed layers; remove that folder and measure again."
         )
-    twin = read_packed(
-        packing,
-        config,
-        lambda known: read_whole(
-            AutoModelForCausalLM,
-            "What GPTQModel wrote",
-            str(folder),
-            config=known,
-            dtype=model.dtype,
-            local_files_only=True,
-        ),
-    )
+
+    def read(config: PretrainedConfig) -> PreTrainedModel:
+        options = {"config": config, "dtype": model.dtype, "local_files_only": True}
+        return read_whole(AutoModelForCausalLM, "What GPTQModel wrote", str(folder), **options)
+
+    twin = read_packed(packing, config, read)
     torch.nn.Module.to(twin, model.device)
     packed = dict(packed_layers(twin))
     _require_readable(packed)
@@ -232,11 +213,7 @@ class Reordered(torch.nn.Module):
 
 
 def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique: str) -> list[list[int]]:
-    """The sequences of ids, all of one length.
-
-    Raises UnsupportedError when the sequences are longer than the model's context, when the text is too short or
-    missing, and when the model has no tokenizer or one whose ids are out of its range.
-    """
+    """The sequences of ids, all of one length. Raises UnsupportedError where text, tokenizer or model do not fit."""
     config = model.config.get_text_config(decoder=True)
     if calibration.length > config.max_position_embeddings:
         raise UnsupportedError(
@@ -244,17 +221,18 @@ def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique:
             f"of {config.max_position_embeddings}; choose a smaller length."
         )
     if calibration.text == SELF_WRITTEN:
-        from optigpu.models.loading.self_written import sampled
-
         drawn = sampled(model, config.vocab_size, calibration.samples, calibration.length, calibration.seed)
         ids: list[list[int]] = drawn.tolist()
         return ids
-    return _cut(_encoded(model, config.vocab_size, calibration.text, technique), calibration, technique)
-
-
-def digest_of(ids: list[list[int]]) -> str:
-    """SHA-256 of the sequences, in hexadecimal."""
-    return hashlib.sha256(repr(ids).encode()).hexdigest()
+    tokens = _encoded(model, config.vocab_size, calibration.text, technique)
+    samples, length = calibration.samples, calibration.length
+    if len(tokens) < samples * length:
+        raise UnsupportedError(
+            f"{technique}: {samples} calibration sequences of {length} tokens need {samples * length} tokens, and "
+            f"{calibration.text} has {len(tokens)}; choose fewer samples or a longer text."
+        )
+    step = len(tokens) // samples  # they do not overlap, and are spread evenly over the text
+    return [tokens[start : start + length] for start in range(0, samples * step, step)]
 
 
 def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str) -> list[int]:
@@ -281,18 +259,6 @@ def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str)
     return ids
 
 
-def _cut(ids: list[int], calibration: Calibration, technique: str) -> list[list[int]]:
-    """Sequences that do not overlap, spread evenly over the text."""
-    samples, length = calibration.samples, calibration.length
-    if len(ids) < samples * length:
-        raise UnsupportedError(
-            f"{technique}: {samples} calibration sequences of {length} tokens need {samples * length} tokens, and "
-            f"{calibration.text} has {len(ids)}; choose fewer samples or a longer text."
-        )
-    step = len(ids) // samples
-    return [ids[start : start + length] for start in range(0, samples * step, step)]
-
-
 LIBRARY: Package = "gptqmodel"
 AWQ_OUTPUTS = 64
 """The number of outputs that the library processes together when it searches for clipping limits."""
@@ -312,7 +278,14 @@ def require_quantizable(model: PreTrainedModel, recipe: Recipe) -> None:
                 f"GPTQModel's AWQ needs layers whose outputs are a multiple of {AWQ_OUTPUTS}; {place.path} has "
                 f"{outputs}. Use gptq instead."
             )
-    _require_own_parameters(model, recipe.method)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
+    changed = {name for name, _ in plain.named_parameters()} ^ {name for name, _ in model.named_parameters()}
+    if changed:
+        raise UnsupportedError(
+            f"{recipe.method} quantizes a model with the parameters of its family, and {min(changed)} was removed or "
+            "added before; leave out the technique that did so."
+        )
 
 
 def _require_known_to_awq(model: PreTrainedModel) -> None:
@@ -327,16 +300,4 @@ def _require_known_to_awq(model: PreTrainedModel) -> None:
         raise UnsupportedError(
             f"GPTQModel's AWQ supports {family.title} models with the activation {known}; this one has {activation}. "
             "Use gptq instead."
-        )
-
-
-def _require_own_parameters(model: PreTrainedModel, technique: str) -> None:
-    """GPTQModel knows each family's own layers, so none of them may have been merged or moved before."""
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
-    names = [{name for name, _ in each.named_parameters()} for each in (plain, model)]
-    if names[0] != names[1]:
-        raise UnsupportedError(
-            f"{technique} quantizes a model with the parameters of its family, and {min(names[0] ^ names[1])} was "
-            "removed or added before; leave out the technique that did so."
         )

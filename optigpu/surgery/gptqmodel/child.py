@@ -1,8 +1,8 @@
 """python -m optigpu.surgery.gptqmodel.child FOLDER: quantizes a saved model with GPTQModel.
 
-The library patches torch and transformers when it is imported, and keeps threads and memory: so it runs in a separate
-process. FOLDER holds `request.json`, `calibration.json` and the model in `plain`; the result comes to `quantized`. The
-process ends when its stdin does, since then its parent has gone.
+The library patches torch and transformers when it is imported, and keeps threads and memory. FOLDER holds
+`request.json`, `calibration.json` and the model in `plain`; the result comes to `quantized`. The process ends when its
+stdin does, since then its parent has gone.
 """
 
 import json
@@ -31,7 +31,6 @@ class QuantizationRequest(Frozen):
 
 
 def main(folder: Path) -> None:
-    """Quantizes the model in the folder."""
     request = QuantizationRequest.model_validate_json((folder / REQUEST).read_text("utf-8"))
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     # Read by the library, which wants two workers and more, and by transformers when they are imported.

@@ -48,7 +48,6 @@ class RecipeParameters(Frozen):
         return check_name(calibration)
 
     def recipe(self, method: str) -> Recipe:
-        """What is to be done, by "gptq" or "awq"."""
         text = Calibration(self.calibration, self.samples, self.length, self.seed)
         return Recipe(method, self.group_size, text)
 
@@ -56,6 +55,5 @@ class RecipeParameters(Frozen):
 def conv1d_reason(family: str) -> str | None:
     """Why GPTQModel's AWQ cannot quantize a family's linear layers, or None."""
     known = family_of(family)
-    if not known.conv1d:
-        return None
-    return f"GPTQModel's AWQ does not support the Conv1D layers of {known.title}; use gptq instead."
+    reason = f"GPTQModel's AWQ does not support the Conv1D layers of {known.title}; use gptq instead."
+    return reason if known.conv1d else None

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.surgery.parallel.messages import receive, send
+from optigpu.surgery.parallel.rank import receive, send
 from optigpu.surgery.parallel.ranks import Divisible, Ranks, divisible
 from optigpu.vocabulary import UnsupportedError
 
@@ -49,26 +49,18 @@ def divide(model: PreTrainedModel, ways: int) -> Ranks:
     Raises UnsupportedError, with the model left as it was, when there are fewer blocks than ranks.
     """
     whole = divisible(model, TECHNIQUE)
-    stages = _stages(whole.blocks, ways)
-    parts = TemporaryDirectory(prefix="optigpu-ranks-")
-    _save_others(whole, stages, Path(parts.name))
-    setattr(whole.core, whole.decoder.blocks, torch.nn.ModuleList([*stages[0], OtherBlocks(ways)]))
-    ranks = Ranks("pipeline", parts, ways)
-    ranks.belong_to(whole.core)
-    return ranks
-
-
-def _stages(blocks: Sequence[torch.nn.Module], ways: int) -> list[Sequence[torch.nn.Module]]:
-    """As even as can be; the first ranks have one more."""
+    blocks = whole.blocks
     if len(blocks) < ways:
         raise UnsupportedError(
             f"{TECHNIQUE} needs a block for each of {ways} processes; this model has {len(blocks)}. Choose fewer ways."
         )
-    each, more = divmod(len(blocks), ways)
-    ends = [0]
-    for rank in range(ways):
-        ends.append(ends[-1] + each + (rank < more))
-    return [blocks[first:last] for first, last in pairwise(ends)]
+    each, more = divmod(len(blocks), ways)  # the first ranks have one more
+    ends = [rank * each + min(rank, more) for rank in range(ways + 1)]
+    stages = [blocks[first:last] for first, last in pairwise(ends)]
+    parts = TemporaryDirectory(prefix="optigpu-ranks-")
+    _save_others(whole, stages, Path(parts.name))
+    setattr(whole.core, whole.decoder.blocks, torch.nn.ModuleList([*stages[0], OtherBlocks(ways)]))
+    return Ranks("pipeline", parts, ways, whole.core)
 
 
 def _save_others(whole: Divisible, stages: Sequence[Sequence[torch.nn.Module]], folder: Path) -> None:
@@ -82,9 +74,8 @@ def _save_others(whole: Divisible, stages: Sequence[Sequence[torch.nn.Module]], 
     if decoder.positions:
         setattr(core, decoder.positions, _NoPositions(core.config.hidden_size, core.dtype))
     for rank, stage in enumerate(stages[1:], 1):
-        for index, block in enumerate(stage):
-            places = {"layer_idx": index}  # in the rank's own cache
-            block.get_submodule(whole.attention.path).__dict__.update(places)
+        for index, block in enumerate(stage):  # of the rank's own cache
+            block.get_submodule(whole.attention.path).__dict__["layer_idx"] = index
         setattr(core, decoder.blocks, torch.nn.ModuleList(stage))
         torch.save(core, folder / f"{rank}.pt")
     for name, module in changed.items():

@@ -5,7 +5,6 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import Cache, PreTrainedModel
 
 from optigpu.models.families import AttentionParts, Decoder, Mlp, family_of
 from optigpu.surgery.parallel import rank as program
-from optigpu.surgery.parallel.messages import Announcement, meet, share
+from optigpu.surgery.parallel.rank import Announcement, meet, share
 from optigpu.surgery.places import require_unquantized
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -29,10 +28,13 @@ Kind = Literal["tensor", "pipeline"]
 class Ranks:
     """The other processes of a divided decoder. They end with `end`, with this process, and when it breaks off."""
 
-    def __init__(self, kind: Kind, parts: TemporaryDirectory[str], ways: int) -> None:
+    def __init__(
+        self, kind: Kind, parts: TemporaryDirectory[str], ways: int, decoder: PreTrainedModel
+    ) -> None:
         """`parts` has the part of each other rank as RANK.pt, and is removed once they are read.
 
-        CPU threads are divided evenly. Raises OptiGPUError when the others do not start.
+        They run with each pass of `decoder`, and end when nobody holds it any more. CPU threads are divided evenly.
+        Raises OptiGPUError when the others do not start.
         """
         if dist.is_initialized():
             gc.collect()  # a model that nobody holds any more ends its ranks
@@ -43,7 +45,11 @@ class Ranks:
         self._threads = torch.get_num_threads()
         threads = max(1, self._threads // ways)
         meeting = Path(parts.name) / "meeting"
-        self._others = [_started(kind, parts.name, each, ways, threads) for each in range(1, ways)]
+        command = (sys.executable, "-P", "-m", program.__name__, kind, parts.name)
+        self._others = []
+        for rank in range(1, ways):
+            numbers = ("--rank", str(rank), "--ways", str(ways), "--threads", str(threads))
+            self._others.append(subprocess.Popen((*command, *numbers), stdin=subprocess.DEVNULL))
         try:
             meet(meeting, 0, ways)
         except RuntimeError as error:
@@ -52,9 +58,6 @@ class Ranks:
         torch.set_num_threads(threads)
         parts.cleanup()
         atexit.register(self.end)
-
-    def belong_to(self, decoder: PreTrainedModel) -> None:
-        """Runs with each of its passes, and ends when nobody holds it any more."""
         decoder.register_forward_pre_hook(self.announce, with_kwargs=True)
         weakref.finalize(decoder, self.end)
 
@@ -102,12 +105,6 @@ class Ranks:
             other.wait()
 
 
-def _started(kind: Kind, folder: str, rank: int, ways: int, threads: int) -> subprocess.Popen[bytes]:
-    numbers = ("--rank", str(rank), "--ways", str(ways), "--threads", str(threads))
-    command: Sequence[str] = (sys.executable, "-P", "-m", program.__name__, kind, folder, *numbers)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
-
-
 @dataclass(frozen=True)
 class Divisible:
     """A loaded model whose parts are all known. `core` is the decoder without the head."""
@@ -119,7 +116,6 @@ class Divisible:
 
     @property
     def blocks(self) -> list[torch.nn.Module]:
-        """The decoder's layers, first to last."""
         return list(getattr(self.core, self.decoder.blocks))
 
 

@@ -13,6 +13,7 @@ from optigpu.vocabulary import DeviceKind, Layer, Task
 
 _QUANTIZED = "awq fp8 gptq int4_weight_only int8_dynamic int8_hybrid int8_weight_only llm_int8 nf4"
 _REPLACED = "fused_gelu fused_layernorm fused_qkv fused_rmsnorm fused_swiglu magnitude_pruning"
+_CACHES = "int8_kv_cache sliding_kv_cache static_kv_cache"
 _RECORDED = "cuda_graphs export_aot native_decode speculative_decoding torch_compile"
 
 
@@ -29,10 +30,7 @@ class ModelParallel(Technique):
             **dict.fromkeys(_QUANTIZED.split(), "weights are divided as plain numbers"),
             **dict.fromkeys(_REPLACED.split(), "blocks are divided as the library made them"),
             **dict.fromkeys(_RECORDED.split(), "what is recorded or compiled runs in one process"),
-            **dict.fromkeys(
-                ("int8_kv_cache", "sliding_kv_cache", "static_kv_cache"),
-                "the other processes keep all keys and values as they come",
-            ),
+            **dict.fromkeys(_CACHES.split(), "the other processes keep all keys and values as they come"),
             **dict.fromkeys(
                 ("autocast", "grad_enabled"),
                 "the other processes compute in the weights' numbers, without gradients",

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.surgery.parallel.messages import add_up
 from optigpu.surgery.parallel.ranks import Divisible, Ranks, divisible
 from optigpu.surgery.places import Place, weight_of
 from optigpu.vocabulary import UnsupportedError
@@ -30,7 +30,10 @@ class Summed(torch.nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """inputs: [..., this rank's inputs]; returns [..., outputs], the same on all ranks."""
-        total = add_up(torch.nn.functional.linear(inputs, self.weight))
+        partial = torch.nn.functional.linear(inputs, self.weight)
+        total = partial.float()
+        dist.all_reduce(total)
+        total = total.to(partial.dtype)
         return total if self.bias is None else total + self.bias
 
 
@@ -68,7 +71,10 @@ def divide(model: PreTrainedModel, ways: int) -> Ranks:
     parts = TemporaryDirectory(prefix="optigpu-ranks-")
     embedding = whole.core.get_input_embeddings()
     for block in whole.blocks:
-        _narrow(block.get_submodule(whole.attention.path), ways)
+        heads = block.get_submodule(whole.attention.path)
+        for name in ("split_size", "num_heads"):  # of GPT-2; Llama's width follows from its layers
+            if hasattr(heads, name):
+                setattr(heads, name, getattr(heads, name) // ways)
     whole.core.set_input_embeddings(torch.nn.Identity())  # only rank 0 looks tokens up
     for rank in (*range(1, ways), 0):
         for cut, layer in zip(cuts, layers, strict=True):
@@ -76,9 +82,7 @@ def divide(model: PreTrainedModel, ways: int) -> Ranks:
         if rank:
             torch.save(whole.core, Path(parts.name) / f"{rank}.pt")
     whole.core.set_input_embeddings(embedding)
-    ranks = Ranks("tensor", parts, ways)
-    ranks.belong_to(whole.core)
-    return ranks
+    return Ranks("tensor", parts, ways, whole.core)
 
 
 def _cuts(whole: Divisible) -> Iterator[_Cut]:
@@ -96,12 +100,9 @@ def _cuts(whole: Divisible) -> Iterator[_Cut]:
 
 
 def _check(model: PreTrainedModel, cuts: list[_Cut], ways: int) -> None:
-    config = model.config
-    heads = config.num_attention_heads
-    for title, count in (
-        ("attention heads", heads),
-        ("key-value heads", getattr(config, "num_key_value_heads", None) or heads),
-    ):
+    heads = model.config.num_attention_heads
+    kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
+    for title, count in (("attention heads", heads), ("key-value heads", kv_heads)):
         if count % ways:
             raise UnsupportedError(
                 f"{TECHNIQUE} needs {title} that {ways} processes can share evenly; this model has {count}. Choose "
@@ -120,10 +121,3 @@ def _check(model: PreTrainedModel, cuts: list[_Cut], ways: int) -> None:
                 f"{TECHNIQUE} cannot divide the {divided} features of {cut.place.path} among {ways} processes; choose "
                 "another number of ways."
             )
-
-
-def _narrow(attention: torch.nn.Module, ways: int) -> None:
-    """What GPT-2's attention knows of its own width; Llama's follows from its layers."""
-    for name in ("split_size", "num_heads"):
-        if hasattr(attention, name):
-            setattr(attention, name, getattr(attention, name) // ways)

@@ -44,8 +44,7 @@ class Int8Finetune(AdapterParameters, Technique):
         already, or has weights that are NaN or infinite.
         """
         from optigpu.ops.linear.int8_linear import int8_linear_backend
-        from optigpu.surgery.adapters import add_factors, chosen_places
-        from optigpu.surgery.frozen_layers import FrozenLinear
+        from optigpu.surgery.adapters import FrozenLinear, add_factors, chosen_places
         from optigpu.surgery.int8_layers import Int8Linear
         from optigpu.surgery.places import exchange, places_but_the_head
 

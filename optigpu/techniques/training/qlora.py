@@ -62,8 +62,7 @@ class Qlora(AdapterParameters, Technique):
         already, has weights that are NaN or infinite, or inputs that the groups of "int4" do not divide.
         """
         from optigpu.ops.four_bits.scheme import Int4Scheme
-        from optigpu.surgery.adapters import add_factors, chosen_places
-        from optigpu.surgery.frozen_layers import FrozenLinear, WideningLayer
+        from optigpu.surgery.adapters import FrozenLinear, WideningLayer, add_factors, chosen_places
         from optigpu.surgery.int4_layers import Int4Linear
         from optigpu.surgery.places import LinearLayer, exchange, places_but_the_head, weight_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo.exc import Unsupported
 
-from optigpu.surgery.compile_times import MadeFor, compile_times, made_for, require_same
+from optigpu.surgery.compile_times import MadeFor, compile_facts, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
@@ -60,7 +60,7 @@ class Compiled:
         return self._compiled(*arguments)
 
     def _first_call(self, *arguments: Any) -> Any:
-        before = compile_times()
+        before = compile_facts()
         try:
             result = self._compiled(*arguments)
         except Unsupported as error:
@@ -68,13 +68,14 @@ class Compiled:
             raise UnsupportedError(
                 f"torch_compile cannot make one graph of this model ({why}); set fullgraph to false."
             ) from error
-        times = compile_times().since(before)
-        if times.graphs == 0 or (self._technique.fullgraph and times.graphs != 1):
+        facts = compile_facts(before)
+        graphs = facts["compiled_graphs"]
+        if graphs == 0 or (self._technique.fullgraph and graphs != 1):
             raise UnsupportedError(
-                f"torch.compile made {times.graphs} graphs instead of one; check whether the environment disables it."
+                f"torch.compile made {graphs} graphs instead of one; check whether the environment disables it."
             )
         self._made_for = made_for(*arguments)
-        self._notes.record(**times.facts())
+        self._notes.record(**facts)
         return result
 
 

@@ -6,7 +6,7 @@ import torch
 from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
 
 from optigpu.backends.training import LossOf, MicroBatch
-from optigpu.surgery.compile_times import compile_times
+from optigpu.surgery.compile_times import compile_facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
@@ -22,7 +22,7 @@ class CompiledLoss:
 
     def __init__(self, technique: "CompileTraining", loss: LossOf, notes: Notes) -> None:
         self._fullgraph, self._notes = technique.fullgraph, notes
-        self._before = compile_times()
+        self._before = compile_facts()
         self._calls = 0
         is_inductor = technique.backend == "inductor"
         self._compiled = cast(
@@ -44,7 +44,7 @@ class CompiledLoss:
         return self._compiled(micro)
 
     def _first_call(self, micro: MicroBatch) -> torch.Tensor:
-        self._before = compile_times()
+        self._before = compile_facts()
         try:
             loss = self._compiled(micro)
         except Unsupported as error:
@@ -62,11 +62,11 @@ class CompiledLoss:
             )
         return loss
 
-    def _record(self) -> int:
+    def _record(self) -> float:
         """Notes what was compiled since the first call; returns the number of graphs."""
-        times = compile_times().since(self._before)
-        self._notes.record(**times.facts())
-        return times.graphs
+        facts = compile_facts(self._before)
+        self._notes.record(**facts)
+        return facts["compiled_graphs"]
 
 
 def _first_line(error: Exception) -> str:
