@@ -16,7 +16,7 @@ _AUTOTUNING = ("autotun", "tuning", "benchmark")
 def compile_facts(since: Mapping[str, float] | None = None) -> dict[str, int | float]:
     """A result's details of compiling: counts and seconds of this process by torch's own counters, less those `since`.
 
-    `compile_trace_s` is TorchDynamo's part, `compile_backend_s` what comes after it (AOTAutograd, TorchInductor); of that
+    `compile_trace_s` is TorchDynamo's, `compile_backend_s` what comes after it (AOTAutograd, TorchInductor); of that
     `compile_build_s` is waiting for kernels. They are part of `compile_s` and of no request that is timed.
     """
     seconds = calculate_time_spent()

@@ -1,7 +1,6 @@
 """A decoder with the whole stack applied, with torch tensors as arguments and results.
 
-What a run really did comes from a profile that is taken apart from timed requests: attention kernels, the numbers that
-matrices were multiplied in, and whether the device computed at all.
+What a run really did comes from a profile that is taken apart from timed requests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.serving import Slots
 from optigpu.backends.torch.attention import activities_of, attention_names, mode_of, require_kernel, within
-from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.decoding import LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.slots import ServingLoop, TorchSlots
@@ -31,12 +30,10 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
 class AppliedModel(TorchDevice):
-    """The base class of models with an applied stack.
+    """A model with an applied stack.
 
-    `reference` is the job's model, None for one that the caller had already loaded; `instead` is the one that a stack
-    loaded in its place, if it did; `model` is the transformers model with the attributes of its family; `weights`
-    counts its weights before the stack changed them; `quantized` is the share of them that it quantized, None without
-    a technique that does.
+    `reference` is None for a model that the caller had loaded; `instead` is what a stack loaded in its place, if it
+    did; `weights` counts the weights before the stack changed them; `quantized` is the share that it quantized.
     """
 
     reference: ModelReference | None
@@ -47,15 +44,29 @@ class AppliedModel(TorchDevice):
     quantized: float | None = None
 
     def attention_kernels(self, run: Callable[[], object]) -> list[str]:
-        """Which attention kernels `run` executes; slow, and so never within a timed request. Also notes the numbers
-        that matrices were multiplied in, and whether the device ran anything.
+        """Which attention kernels `run` executes; slow, and so never within a timed request.
 
-        Raises UnsupportedError when the kernels are not the one that the stack asks for.
+        Notes the dtypes of operands of torch's matrix products, and whether a GPU computed. Within compiled code only
+        what Inductor left as an operator call is visible. Raises UnsupportedError when the kernels are not the one that
+        the stack asks for.
         """
-        found = observed(run, self.device)
-        require_kernel(self.modes.attention_kernel, found.attention)
-        self.notes.record(product_dtypes=found.product_dtypes, device_kernels=found.device_kernels)
-        return found.attention
+        with profile(activities=activities_of(self.device), record_shapes=True) as profiler:
+            run()
+        results = profiler.profiler.kineto_results if profiler.profiler else None
+        events = results.events() if results else []
+        attention = attention_names({event.key for event in profiler.key_averages()})
+        require_kernel(self.modes.attention_kernel, attention)
+        products = [
+            _DTYPES.get(dtype) for each in events if each.name() in _PRODUCTS for dtype in each.dtypes()
+        ]
+        there = None
+        if KINDS[self.device].activity:
+            there = computed_there(
+                any(event.device_type().name != "CPU" for event in events),
+                [bool(event.kernels) for event in profiler.events() or [] if event.name in _LAUNCHING],
+            )
+        self.notes.record(product_dtypes=sorted({*filter(None, products)}), device_kernels=there)
+        return attention
 
     def _change_model(self, stack: tuple[Technique, ...]) -> None:
         """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""
@@ -82,18 +93,13 @@ def load_decoder(
 ) -> PreTrainedModel:
     """A decoder loaded as a stack asks for."""
     return load_model(
-        instead_of(options) or reference,
+        parse_reference(options.instead) if options.instead else reference,
         device=torch_name(place_of(options, device)),
         dtype=options.dtype,
         attention=options.attention,
         seed=seed,
         packed=options.packed,
     )
-
-
-def instead_of(options: LoadOptions) -> ModelReference | None:
-    """What a stack loads in the place of the job's model, if it does."""
-    return parse_reference(options.instead) if options.instead else None
 
 
 def place_of(options: LoadOptions, device: DeviceKind) -> DeviceKind:
@@ -126,9 +132,10 @@ class DecodingModel(AppliedModel):
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
         if isinstance(model, str):
-            self.reference, self.instead = parse_reference(model), instead_of(options)
+            self.reference = parse_reference(model)
             self.model = load_decoder(self.reference, options, device, seed)
-            if self.instead:
+            if options.instead:
+                self.instead = parse_reference(options.instead)
                 self.notes.record(loaded_instead={"model": str(self.instead)})
         else:
             self.reference, self.model = None, model
@@ -140,10 +147,16 @@ class DecodingModel(AppliedModel):
         require_cacheable(self.model, cache)
         self._change_model(stack)
         self._decoder = self._make_decoder(stack, cache)
-        self._decode = self._loop(stack)
+        self._decode: Loop = self._decoder.decode
+        for technique in stack:
+            self._decode = technique.loop(self._decode, self.model, self.notes)
         self._replacing = overriding(stack, "loop")
         self._record_options(options)
-        self._record_decoding(cache)
+        self.notes.record(
+            attn_implementation=self.model.config._attn_implementation,
+            decode_loop=self._decoder.name,
+            **cache_facts(cache, self.facts),
+        )
         self.decoded: tuple[int, int] | None = None
         self._places: TorchSlots | None = None
 
@@ -164,38 +177,27 @@ class DecodingModel(AppliedModel):
                 f"{' + '.join(self._replacing)} replaces the decode loop by a greedy one; leave it out, or leave "
                 "temperature and top_p out."
             )
-        with (
-            forked_random(torch.device(torch_name(self.device))),
-            self._mode(),
-        ):
+        with forked_random(torch.device(torch_name(self.device))), self._mode():
             torch.manual_seed(sampling.seed)
             tokens, marks = self._decoder.decode(prompt, new_tokens, self.clock, sampling)
         self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
         return Decoded(tokens, self.clock.seconds(marks))
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits after `tokens` through the timed path, float32 [batch, vocabulary].
-
-        Raises UnsupportedError as `score` does.
-        """
+        """Logits after `tokens`, float32 [batch, vocabulary]; raises UnsupportedError as `score` does."""
         return next(self._scored(tokens, tokens.shape[1] - 1))
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
 
-        The first `prefill` tokens are a prompt, the others go one by one through the step that is timed. Where a
-        technique replaced the decode loop, the new one's own `score` is asked. Raises UnsupportedError when there is
-        none.
+        The first `prefill` tokens are a prompt, the others go one by one through the step that is timed. Raises
+        UnsupportedError where a technique replaced the decode loop by one without a `score` of its own.
         """
         self._remember(tokens.shape[0], tokens.shape[1] + 1)
         return self._scored(tokens, prefill)
 
     def slots(self, count: int, length: int, block_tokens: int) -> Slots:
-        """Places for sequences that join and leave.
-
-        Where a technique replaced the decode loop, the new one's own `slots` is asked. Raises UnsupportedError when
-        there is none.
-        """
+        """Places for sequences that join and leave; raises UnsupportedError where a loop of a technique has none."""
         loop: object = self._decode
         if self._replacing and not isinstance(loop, ServingLoop):
             raise UnsupportedError(
@@ -216,34 +218,31 @@ class DecodingModel(AppliedModel):
         return whole_passes(self.model, tokens, first, self._mode)
 
     def sample(self, rows: int, length: int) -> torch.Tensor:
-        """Sequences drawn from the model at temperature 1 with the seed, int64 [rows, length].
-
-        Each begins with the model's start token, which is not drawn; or with its end token, or with any.
-        """
+        """Sequences drawn from the model at temperature 1 with the seed, int64 [rows, length]."""
         return sampled(self.model, self.facts.vocabulary, rows, length, self.seed)
 
     def observe(self, prompt: torch.Tensor) -> None:
-        """Records which attention kernels run for this prompt; slow, and so never within a timed request."""
+        """Records which attention kernels run for this prompt."""
         self.notes.record(attention_kernels=self.attention_kernels(lambda: self.generate(prompt, 2)))
 
     def _scored(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         if not self._replacing:
             return self._decoder.score(tokens, prefill)
-        score: Callable[[torch.Tensor, int], Iterator[torch.Tensor]] | None = getattr(
-            self._decode, "score", None
-        )
-        if score is None:
+        loop: Any = self._decode
+        if not hasattr(loop, "score"):
             raise UnsupportedError(
                 f"{' + '.join(self._replacing)} replaces the decode loop by one that gives no logits; leave it out to "
                 "have them checked and quality measured."
             )
-        return within(self._mode, score(tokens, prefill))
+        return within(self._mode, loop.score(tokens, prefill))
 
     def _remember(self, batch: int, length: int) -> None:
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
             self.decoded = (batch, length)
 
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
+    def _make_decoder(
+        self, stack: tuple[Technique, ...], cache: CacheOptions
+    ) -> LibraryDecoder | LeanDecoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)
@@ -253,44 +252,22 @@ class DecodingModel(AppliedModel):
             return LeanDecoder(self.model, cache, wrap, self._mode)
         return LibraryDecoder(self.model, cache, self.modes, self._mode)
 
-    def _loop(self, stack: tuple[Technique, ...]) -> Loop:
-        loop: Loop = self._decoder.decode
-        for technique in stack:
-            loop = technique.loop(loop, self.model, self.notes)
-        return loop
 
-    def _record_decoding(self, cache: CacheOptions) -> None:
-        self.notes.record(
-            attn_implementation=self.model.config._attn_implementation,
-            decode_loop=self._decoder.name,
-            **cache_facts(cache, self.facts),
-        )
-
-
-_PRODUCTS = frozenset(
-    {
-        *(
-            "aten::mm",
-            "aten::addmm",
-            "aten::bmm",
-            "aten::baddbmm",
-            "aten::mv",
-            "aten::addmv",
-            "aten::convolution",
-        ),
-        *(
-            "aten::linear",
-            "mkldnn::_linear_pointwise",
-            "mkl::_mkl_linear",
-            "aten::_scaled_dot_product_attention_math",
-        ),
-        *("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention"),
-        *("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_cudnn_attention"),
-    }
-)
-"""Operators that multiply matrices. Kernels of our own and of other libraries are not among them."""
 _LAUNCHING = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
-"""Those of them that launch their kernels themselves on a GPU."""
+"""Operators that multiply matrices and launch their kernels themselves on a GPU."""
+_ATTENTIONS = (
+    "attention_math",
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+)
+_PRODUCTS = {
+    *("aten::mv", "aten::addmv", "aten::convolution", "aten::linear"),
+    *("mkldnn::_linear_pointwise", "mkl::_mkl_linear", *_LAUNCHING),
+    *(f"aten::_scaled_dot_product_{name}" for name in _ATTENTIONS),
+}
+"""All operators of torch that multiply matrices."""
 _DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -300,40 +277,6 @@ _DTYPES = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 """The profiler's names of floating-point dtypes, and torch's."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What one run did. `device_kernels` says whether a GPU computed; None on a CPU, and without a profile of it.
-
-    `product_dtypes` are those of the operands of matrix products, sorted; empty where no operator of torch made any.
-    """
-
-    attention: list[str]
-    product_dtypes: list[str]
-    device_kernels: bool | None
-
-
-def observed(run: Callable[[], object], device: DeviceKind) -> Observed:
-    """Runs it once, slowly. Within compiled code only what Inductor left as an operator call is visible."""
-    with profile(activities=activities_of(device), record_shapes=True) as profiler:
-        run()
-    results = profiler.profiler.kineto_results if profiler.profiler else None
-    events = results.events() if results else []
-    products = {
-        _DTYPES.get(dtype) for event in events if event.name() in _PRODUCTS for dtype in event.dtypes()
-    }
-    names = {event.key for event in profiler.key_averages()}
-    return Observed(
-        attention=attention_names(names),
-        product_dtypes=sorted(filter(None, products)),
-        device_kernels=computed_there(
-            any(event.device_type().name != "CPU" for event in events),
-            [bool(event.kernels) for event in profiler.events() or [] if event.name in _LAUNCHING],
-        )
-        if KINDS[device].activity
-        else None,
-    )
 
 
 def computed_there(ran_kernels: bool, products: Sequence[bool]) -> bool:

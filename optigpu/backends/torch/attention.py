@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -42,10 +42,7 @@ def activities_of(device: DeviceKind) -> list[ProfilerActivity]:
 
 
 def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str]:
-    """Names of the attention operators and device kernels that `run` executes, sorted.
-
-    Within compiled code only what Inductor left as an operator call is visible.
-    """
+    """Names of the attention operators and device kernels that `run` executes, sorted."""
     with profile(activities=activities_of(device)) as profiler:
         run()
     return attention_names({event.key for event in profiler.key_averages()})
@@ -56,17 +53,16 @@ def attention_names(names: Collection[str]) -> list[str]:
     return sorted(name for name in names if _KERNEL.search(name) and name not in _WRAPPERS)
 
 
-def only_kernel(kernel: AttentionKernel) -> AbstractContextManager[None]:
+@contextmanager
+def only_kernel(kernel: AttentionKernel) -> Iterator[None]:
     """Has scaled_dot_product_attention run one kernel alone, also in what is compiled meanwhile; "auto" allows all.
 
     Raises UnsupportedError when that one cannot run. torch's cache of compiled code does not know which kernels are
     allowed (2.13), so a tag distinguishes code that is compiled here.
     """
-    return nullcontext() if kernel == "auto" else _only(kernel)
-
-
-@contextmanager
-def _only(kernel: AttentionKernel) -> Iterator[None]:
+    if kernel == "auto":
+        yield
+        return
     tag = f"{torch.compiler.config.cache_key_tag}+{kernel}"
     refusal = (
         f"torch cannot run its {kernel} attention kernel for this model's dtype, heads and mask (on CUDA flash takes "
@@ -92,10 +88,7 @@ def one_of_kernels(kernels: list[SDPBackend], refusal: str) -> Iterator[None]:
 
 
 def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
-    """Raises UnsupportedError when another attention kernel ran than the one that was asked for, or none.
-
-    `names` are what `attention_kernels` found.
-    """
+    """Raises UnsupportedError when another kernel ran than was asked for, or none; `names`: of `attention_kernels`."""
     ran = {_OPERATORS[name] for name in names if name in _OPERATORS}
     if "flash_3" in ran:
         ran.discard("flash")

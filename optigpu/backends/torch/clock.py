@@ -25,41 +25,30 @@ class CpuClock:
     """perf_counter_ns: operators on a CPU are done when they return."""
 
     def mark(self) -> int:
-        """The moment in nanoseconds."""
         return time.perf_counter_ns()
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        """Seconds between successive marks."""
         return [(later - earlier) / 1e9 for earlier, later in pairwise(marks)]
 
 
 class EventClock:
-    """Events of a GPU: it notes the moment when it gets there, and the host does not wait for it.
-
-    torch.cuda, torch.xpu and torch.mps each have a class for them, with the same methods and in milliseconds.
-    """
+    """Events of a GPU, of torch.cuda, torch.xpu or torch.mps: it notes the moment when it gets there."""
 
     def __init__(self, device: DeviceKind) -> None:
         self._device = torch.get_device_module(torch_name(device))
 
     def mark(self) -> Any:
-        """An event, recorded in the current stream."""
         event = self._device.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds between successive events, after the one synchronization of a request.
-
-        It waits for all streams: work that was left on another one ends within the request, whose time by the host's
-        clock then contradicts these.
-        """
+        """After the one synchronization of a request, which waits for all streams."""
         self._device.synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
 
 
 def clock_for(device: DeviceKind) -> Clock:
-    """The clock of a device."""
     return CpuClock() if device is DeviceKind.CPU else EventClock(device)
 
 

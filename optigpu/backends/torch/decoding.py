@@ -6,9 +6,8 @@ each token.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -31,28 +30,6 @@ LOGITS_A_PASS = 2**24
 """How many logits one pass over a whole sequence may return: 64 MiB of float32."""
 
 
-class Decoder(Protocol):
-    """One way to decode."""
-
-    name: str
-
-    def decode(
-        self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
-    ) -> tuple[torch.Tensor, list[Any]]:
-        """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids.
-
-        Without `sampling` each token is the most likely one; with it tokens are drawn with torch's random numbers,
-        which the caller has seeded. The caller has entered the stack's mode.
-        """
-
-    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
-        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
-
-        The first `prefill` tokens (0 and more) are a prompt; each other is decoded as a timed token is, and not chosen.
-        Nothing else may be decoded before the iteration has ended.
-        """
-
-
 class LibraryDecoder:
     """transformers' own `generate` with its defaults but for the choice of tokens, the cache, and no end token."""
 
@@ -70,14 +47,25 @@ class LibraryDecoder:
     def decode(
         self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
     ) -> tuple[torch.Tensor, list[Any]]:
-        """Marks where a streamer receives a token, which is when a user would."""
+        """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids.
+
+        Without `sampling` each token is the most likely one; with it tokens are drawn with torch's random numbers,
+        which the caller has seeded. The caller has entered the stack's mode.
+        """
         streamer = _MarkingStreamer(clock)
-        options = self._options(prompt.shape[1] + new_tokens) | _choosing(sampling)
+        options = self._options(prompt.shape[1] + new_tokens) | {"do_sample": False}
+        if sampling:  # its own top_k of 50 would be a limit that nobody set
+            options |= {"do_sample": True, "top_k": 0}
+            options |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         tokens = self._generate(prompt, max_new_tokens=new_tokens, streamer=streamer, **options)
         return tokens[:, prompt.shape[1] :], streamer.marks
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
-        """One forward pass for each token, or passes over the whole sequence so far where there is no cache."""
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
+
+        The first `prefill` tokens (0 and more) are a prompt; each other is decoded as a timed token is, and not chosen.
+        Nothing else may be decoded before the iteration has ended.
+        """
         if self._cache.kind == "none":
             return whole_passes(self._model, tokens, prefill, self._mode)
         step = DecodeStep(self._model)
@@ -96,18 +84,8 @@ class LibraryDecoder:
         return {"past_key_values": new_cache(self._model, self._cache, length), "disable_compile": True}
 
 
-def _choosing(sampling: Sampling | None) -> dict[str, Any]:
-    """The options of `generate` for the choice of tokens; its own top_k of 50 would be a limit that nobody set."""
-    if sampling is None:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-
-
 class _MarkingStreamer:
-    """Receives the prompt, then each token, from `generate`.
-
-    The start is marked at construction, and the prompt's arrival is not a moment of interest.
-    """
+    """Marks the start, and each token that it receives from `generate`, which hands it the prompt first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -165,11 +143,6 @@ Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The next tokens [batch, 1] from the most likely ones [batch, 1] and the logits [batch, vocabulary] of a step."""
 
 
-def _most_likely(tokens: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    # A CUDA graph writes its result where the last one stood.
-    return tokens.clone()
-
-
 def drawing(sampling: Sampling) -> Choose:
     """Draws tokens by the operations of transformers' `generate` in their order, so that both loops draw the same."""
     warpers = LogitsProcessorList()
@@ -207,13 +180,14 @@ class LeanDecoder:
         self._mode = mode
         self._plain = DecodeStep(model)
         self._step = wrap(self._plain)
-        self._kept: _Kept | None = None
+        self._kept: tuple[Cache, int, int] | None = None
 
     def decode(
         self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
     ) -> tuple[torch.Tensor, list[Any]]:
-        """The loop; reset and prefill belong to the time to the first token."""
-        choose = drawing(sampling) if sampling else _most_likely
+        """As LibraryDecoder's; reset and prefill belong to the time to the first token."""
+        # Cloned, since a CUDA graph writes its result where the last one stood.
+        choose: Choose = drawing(sampling) if sampling else lambda tokens, _: tokens.clone()
         marks = [clock.mark()]
         cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
         token = choose(*self._plain.prefill(prompt, cache))
@@ -228,7 +202,7 @@ class LeanDecoder:
         return torch.cat(tokens, dim=1), marks
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
-        """The very step that is timed, with the cache that it is timed with."""
+        """As LibraryDecoder's, by the very step that is timed, with the cache that it is timed with."""
         with self._mode():
             cache = self._cache(*tokens.shape)
         return _forced(self._plain, self._step, cache, tokens, prefill, self._mode)
@@ -236,18 +210,11 @@ class LeanDecoder:
     def _cache(self, batch: int, length: int) -> Cache:
         if self._options.kind != "static":
             return new_cache(self._model, self._options, length)
-        if self._kept is None or self._kept.batch != batch or self._kept.length < length:
-            self._kept = _Kept(new_cache(self._model, self._options, length), batch, length)
+        if self._kept is None or self._kept[1] != batch or self._kept[2] < length:
+            self._kept = new_cache(self._model, self._options, length), batch, length
         else:
-            self._kept.cache.reset()
-        return self._kept.cache
-
-
-@dataclass(frozen=True)
-class _Kept:
-    cache: Cache
-    batch: int
-    length: int
+            self._kept[0].reset()
+        return self._kept[0]
 
 
 def whole_passes(

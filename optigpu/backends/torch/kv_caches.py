@@ -1,14 +1,12 @@
 """The key-value caches of the techniques, as transformers caches with layers of our own.
 
-What a layer stores may be int8, and may be a window of the sequence. What is attended is what is stored, so that it
-makes no difference whether a token came with a prompt or by a step. Of a window (Xiao et al., StreamingLLM, 2023,
-arXiv:2309.17453) the first `sinks` tokens and the last `window` ones are kept, the current one among them. Tokens that
-come together, a prompt, attend to each other wholly and causally, and to what was kept before them; what falls out of
-the window is dropped after them. Positions stay those of the sequence.
+What a layer stores may be int8, and may be a window of the sequence; what is attended is what is stored. Of a window
+(Xiao et al., StreamingLLM, 2023, arXiv:2309.17453) the first `sinks` tokens and the last `window` ones are kept, the
+current one among them. Tokens that come together, a prompt, attend to each other wholly and causally, and to what was
+kept before them; what falls out of the window is dropped after them. Positions stay those of the sequence.
 
-`int8_kv_cache` keeps keys and values as int8 with one scale for each token and head. A scale for each channel suits
-keys better below 8 bits (Liu et al., KIVI, 2024, arXiv:2402.02750), but needs groups of tokens that are held back until
-they are full; with 8 bits one for each token loses little and can be stored at once.
+`int8_kv_cache` has one scale for each token and head: those for each channel (Liu et al., KIVI, 2024, arXiv:2402.02750)
+suit keys better below 8 bits alone, and need groups of tokens that are held back until they are full.
 """
 
 import functools
@@ -48,7 +46,7 @@ class GrowingLayer(DynamicLayer):
         new = _packed(key_states, value_states, self.options.int8)
         # Joined to nothing it is a copy: a view would keep the queries that it was made with.
         old = self.parts if self.is_initialized else _mapped(_none_of, new)
-        joined = _mapped(_together, old, new)
+        joined = _mapped(lambda *parts: torch.cat(parts, dim=-2), old, new)
         kept = _mapped(functools.partial(_in_window, options=self.options), joined)
         self.cumulative_length += key_states.shape[-2]
         self._keep(kept)
@@ -69,14 +67,11 @@ class GrowingLayer(DynamicLayer):
         return length, self.cumulative_length + query_length - length
 
     def get_seq_length(self) -> int:
-        """Tokens of the sequence so far, those that were dropped included."""
+        """Those that were dropped included."""
         return self.cumulative_length
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Takes back the last tokens, as many as the negative number says.
-
-        Raises UnsupportedError for a window, which has dropped what that would need.
-        """
+        """Takes back the last tokens, as many as the negative number says. Raises UnsupportedError for a window."""
         if not self.is_croppable:
             raise UnsupportedError("A sliding cache cannot remove tokens; leave sliding_kv_cache out.")
         if tokens_to_remove < 0 and self.is_initialized:
@@ -97,7 +92,8 @@ class FixedLayer(StaticLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch_size, self.num_heads = key_states.shape[:2]
         empty = _packed(_none_of(key_states), _none_of(value_states), self.options.int8)
-        self.parts = _mapped(lambda part: _zeros(part, self.max_cache_len), empty)
+        room = self.max_cache_len
+        self.parts = _mapped(lambda part: part.new_zeros((*part.shape[:2], room, part.shape[3])), empty)
         self.keys, self.values = self.parts[:2]
         self.cumulative_length = self.cumulative_length.to(self.device)
         if not torch.compiler.is_compiling():
@@ -109,11 +105,7 @@ class FixedLayer(StaticLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to.
-
-        Raises UnsupportedError for several tokens at once that a window is given after others: a ring has no room for
-        them beside what it keeps.
-        """
+        """As GrowingLayer's. Raises UnsupportedError for a second prompt: a ring has no room for it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         tokens = key_states.shape[-2]
@@ -131,9 +123,14 @@ class FixedLayer(StaticLayer):
         if positions.shape[0] > self.max_cache_len:
             new = _mapped(functools.partial(_in_window, options=self.options), new)
             positions = _in_window(positions[:, None], self.options)[:, 0]
-        slots = _slots(positions, self.options)
+        if (
+            self.options.window is not None
+        ):  # the sinks at their own places, the others around a ring behind them
+            sinks = self.options.sinks
+            around = sinks + (positions - sinks) % self.options.window
+            positions = torch.where(positions < sinks, positions, around)
         for part, states in zip(self.parts, new, strict=True):
-            part.index_copy_(2, slots, states)
+            part.index_copy_(2, positions, states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many tokens attention is given, and the position of the first."""
@@ -167,14 +164,6 @@ def _none_of(part: torch.Tensor) -> torch.Tensor:
     return part[:, :, :0]
 
 
-def _together(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    return torch.cat([old, new], dim=-2)
-
-
-def _zeros(part: torch.Tensor, length: int) -> torch.Tensor:
-    return part.new_zeros((*part.shape[:2], length, part.shape[3]))
-
-
 def _room(options: CacheOptions) -> int | None:
     """Tokens that a window keeps; None without one."""
     return None if options.window is None else options.sinks + options.window
@@ -187,24 +176,15 @@ def _in_window(part: torch.Tensor, options: CacheOptions) -> torch.Tensor:
     return torch.cat([part[..., : options.sinks, :], part[..., part.shape[-2] - options.window :, :]], dim=-2)
 
 
-def _slots(positions: torch.Tensor, options: CacheOptions) -> torch.Tensor:
-    """Where a fixed layer keeps each position: the sinks at their own, the others around a ring behind them."""
-    if options.window is None:
-        return positions
-    around = options.sinks + (positions - options.sinks) % options.window
-    return torch.where(positions < options.sinks, positions, around)
-
-
 def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cache:
-    """An empty transformers cache; a static one has room for `length` tokens.
-
-    The library's own, unless its layers cannot hold what is asked for: then those are exchanged for ours.
-    """
+    """An empty transformers cache, with layers of ours if it needs them; a static one has room for `length` tokens."""
     cache: Cache
     if options.kind == "static":
         cache = StaticCache(config=model.config, max_cache_len=length)
         if _is_own(options) or options.mixed:
-            cache.layers = [_exchanged(layer, FixedLayer(options, length)) for layer in cache.layers]
+            for index, layer in enumerate(cache.layers):
+                if type(layer) is StaticLayer:  # of full attention
+                    cache.layers[index] = FixedLayer(options, length)
         return cache
     cache = DynamicCache(config=model.config)
     if _is_own(options):
@@ -230,28 +210,30 @@ def cache_argument(model: PreTrainedModel) -> str:
 def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
     """Raises UnsupportedError for a model that computes something else with such a cache.
 
-    A static cache must give what the growing one gives; a cache of ours needs layers that all keep the keys and values
-    of the whole sequence.
+    A cache of ours needs layers that all keep the keys and values of the whole sequence.
     """
     if options.kind == "static":
         _require_static(model)
     if not _is_own(options):
         return
-    others = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
-        DynamicLayer.__name__
-    }
-    if others:
+    if others := layers_beside_whole_attention(model):
         raise UnsupportedError(
             f"int8_kv_cache and sliding_kv_cache need layers that attend to the whole sequence; this model also has "
-            f"{', '.join(sorted(others))}. Leave them out of the stack."
+            f"{others}. Leave them out of the stack."
         )
+
+
+def layers_beside_whole_attention(model: PreTrainedModel) -> str:
+    """The kinds of layers of its cache that do not keep the keys and values of the whole sequence, or ""."""
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    return ", ".join(sorted(kinds - {DynamicLayer.__name__}))
 
 
 def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
     """The cache's facts for the result; the bytes of a token are those of one sequence, over all layers."""
     facts: dict[str, Any] = {"kv_cache": options.kind}
     if options.int8:
-        token_bytes = int8_token_bytes(model.layers, model.kv_heads, model.head_size)
+        token_bytes = 2 * model.layers * model.kv_heads * (model.head_size + KV_SCALE_BYTES)
         facts |= {"kv_cache_dtype": "int8", "kv_cache_bytes_per_token": token_bytes}
     if options.window is not None:
         facts |= {"kv_cache_tokens": options.sinks + options.window, "kv_cache_sinks": options.sinks}
@@ -261,7 +243,10 @@ def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
 def _require_static(model: PreTrainedModel) -> None:
     """Asks the model itself: transformers' mark says whether a step can be one graph, and little of position biases."""
     family = model.config.model_type
-    if not (model._can_compile_fullgraph or _is_told_by_a_text(model)):
+    takes_one = "past_key_values" in signature(model.forward).parameters
+    # A short text shows all that a cache may change.
+    is_told_by_a_text = takes_one and all(window <= LONGEST for window in windows_of(model))
+    if not (model._can_compile_fullgraph or is_told_by_a_text):
         raise UnsupportedError(
             f"transformers marks {family} models as unfit for a static cache; leave out static_kv_cache and what needs "
             "it."
@@ -280,20 +265,8 @@ def _require_static(model: PreTrainedModel) -> None:
     require_same("static_kv_cache", model, wanted, found)
 
 
-def _is_told_by_a_text(model: PreTrainedModel) -> bool:
-    """Whether a short text shows all that a cache may change: the model takes one, and no window is longer."""
-    taken = signature(model.forward).parameters
-    return "past_key_values" in taken and all(window <= LONGEST for window in windows_of(model))
-
-
 def _is_own(options: CacheOptions) -> bool:
-    """Whether a stack needs layers that the library does not have."""
     return options.int8 or options.window is not None
-
-
-def _exchanged(layer: Any, own: FixedLayer) -> Any:
-    """Replaces the library's layers for full attention by ours; other layers stay as they are."""
-    return own if type(layer) is StaticLayer else layer
 
 
 INT8_LARGEST = 127
@@ -304,8 +277,7 @@ def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric int8 numbers and their scales (absmax / 127, round to nearest).
 
     states: floating point [batch, heads, tokens, head_size]. Returns int8 of the same shape and float32
-    [batch, heads, tokens, 1]; a state is about `q * scale`, wrong by at most half a scale. NaN and infinity stay
-    visible: the scale of such a token is no number either.
+    [batch, heads, tokens, 1]; a state is wrong by at most half a scale. NaN and infinity stay visible in the scale.
     """
     wide = states.float()
     scale = (wide.abs().amax(dim=-1, keepdim=True) / INT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
@@ -315,8 +287,3 @@ def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantize_tokens(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The states in `dtype`, [batch, heads, tokens, head_size]."""
     return (q * scale).to(dtype)
-
-
-def int8_token_bytes(layers: int, kv_heads: int, head_size: int) -> int:
-    """Bytes that one token of one sequence takes, its keys and values with their scales over all layers."""
-    return 2 * layers * kv_heads * (head_size + KV_SCALE_BYTES)

@@ -19,10 +19,7 @@ NO_ACCELERATOR = KINDS[DeviceKind.CPU].lacks[Ability.MEMORY_PEAKS]
 
 
 def free_bytes(device: DeviceKind) -> int:
-    """Free memory of the GPU, or of the host within the process's own limit.
-
-    Of an Apple GPU it is what Metal advises to hold at most, less what it holds.
-    """
+    """Of the GPU (an Apple GPU's is what Metal advises to hold), or of the host within the process's own limit."""
     if device is DeviceKind.CPU:
         return free_host_bytes()
     if device is DeviceKind.MPS:
@@ -62,10 +59,7 @@ def last_gpu_cache_bytes(device: DeviceKind) -> int:
 
 
 def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) -> MemoryPeaks:
-    """The most bytes that the tensors of one call on a CPU take at once: `held` ones, and all that it allocates.
-
-    torch's profiler records each allocation of torch; memory that a library allocates itself is not counted.
-    """
+    """The most bytes that the tensors of one call on a CPU take at once: `held` ones, and all that torch allocates."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     results = profiler.profiler.kineto_results if profiler.profiler else None
@@ -86,11 +80,7 @@ def limit_memory(device: DeviceKind, more_bytes: int) -> None:
         whole = module.recommended_max_memory() if is_apple else module.mem_get_info()[1]
         module.set_per_process_memory_fraction(min(1.0, more_bytes / whole))
         return
-    taken = _private_bytes() + more_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-def _private_bytes() -> int:
-    """What RLIMIT_DATA counts: VmData of the kernel's status."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    counted = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (counted + more_bytes, hard))

@@ -51,7 +51,6 @@ class TorchOperator(ABC):
         """The tensors that each request draws anew."""
 
     def seconds(self, calls: int) -> float:
-        """Seconds of that many calls, one after the other."""
         return calls_s(self.call, calls, self.place.clock)
 
     def redraw(self, seed: int) -> None:
@@ -72,28 +71,11 @@ def standard_attention(
     scale: float,
     hidden: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention by its definition, which keeps every score in memory: [..., length, head_size] each.
-
-    `hidden` marks the pairs that do not count.
-    """
+    """Attention by its definition, [..., length, head_size] each; `hidden` marks the pairs that do not count."""
     scores = torch.matmul(query, key.transpose(-2, -1)) * scale
     if hidden is not None:
         scores.masked_fill_(hidden, float("-inf"))
     return torch.matmul(scores.softmax(dim=-1), value)
-
-
-def fused_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    causal: bool = False,
-    grouped: bool = False,
-) -> torch.Tensor:
-    """torch's scaled_dot_product_attention, which is one kernel where there is one for these tensors."""
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=causal, enable_gqa=grouped
-    )
 
 
 class TorchAttention(TorchOperator):
@@ -112,19 +94,25 @@ class TorchAttention(TorchOperator):
         if shape.causal and not shape.fused:
             full = torch.ones(shape.length, shape.length, dtype=torch.bool, device=place.name)
             self._hidden = full.triu(1)
-        if shape.fused:
-            self._require_kernel()
+        if (
+            shape.fused
+        ):  # torch falls back to its definition in silence, so it is asked once for a kernel alone
+            refusal = (
+                f"PyTorch has no fused attention kernel for {shape.dtype} with heads of {shape.head_size}"
+                f"{' in groups' if shape.group > 1 else ''} on this {place.device}; ask for float16 or bfloat16, or "
+                "for other heads."
+            )
+            with one_of_kernels(_FUSED, refusal):
+                self._fused()
 
     def call(self) -> torch.Tensor:
         """[batch, heads, length, head_size]."""
         return self._fused() if self._shape.fused else self._standard()
 
     def held(self) -> Sequence[torch.Tensor]:
-        """Queries, keys, values, and the mask where there is one."""
         return self.drawn() if self._hidden is None else (*self.drawn(), self._hidden)
 
     def drawn(self) -> Sequence[torch.Tensor]:
-        """Queries, keys and values."""
         return self._query, self._key, self._value
 
     def kernels(self) -> list[str]:
@@ -151,25 +139,13 @@ class TorchAttention(TorchOperator):
         return standard_attention(self._query, key, value, self._shape.scale, self._hidden)
 
     def _fused(self) -> torch.Tensor:
-        shape = self._shape
-        return fused_attention(
-            self._query, self._key, self._value, causal=shape.causal, grouped=shape.group > 1
+        shape, given = self._shape, (self._query, self._key, self._value)
+        return torch.nn.functional.scaled_dot_product_attention(
+            *given, is_causal=shape.causal, enable_gqa=shape.group > 1
         )
-
-    def _require_kernel(self) -> None:
-        """torch falls back to its definition in silence, so it is asked once for a kernel alone."""
-        shape = self._shape
-        refusal = (
-            f"PyTorch has no fused attention kernel for {shape.dtype} with heads of {shape.head_size}"
-            f"{' in groups' if shape.group > 1 else ''} on this {self.place.device}; ask for float16 or bfloat16, or "
-            "for other heads."
-        )
-        with one_of_kernels(_FUSED, refusal):
-            self._fused()
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype that a workload names."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -199,16 +175,13 @@ class TorchNorm(TorchOperator):
         self._apply = self._fused() if shape.fused else self._standard()
 
     def call(self) -> Applied:
-        """The norm and the sum."""
         return self._apply()
 
     def held(self) -> Sequence[torch.Tensor]:
-        """The inputs."""
         tensors = (self._rows, self._residual, self._weight, self._bias)
         return [tensor for tensor in tensors if tensor is not None]
 
     def drawn(self) -> Sequence[torch.Tensor]:
-        """The rows and the residual."""
         return [tensor for tensor in (self._rows, self._residual) if tensor is not None]
 
     def rows(self, places: Sequence[int]) -> NormRows:
@@ -264,15 +237,12 @@ class TorchMatmul(TorchOperator):
         self._c = torch.empty_like(self._a)
 
     def call(self) -> None:
-        """One product."""
         torch.mm(self._a, self._b, out=self._c)
 
     def held(self) -> Sequence[torch.Tensor]:
-        """Both operands and the product."""
         return self._a, self._b, self._c
 
     def drawn(self) -> Sequence[torch.Tensor]:
-        """Both operands."""
         return self._a, self._b
 
     def block(self, places: Sequence[int]) -> MatmulBlock:
@@ -289,21 +259,17 @@ class TorchOperatorRuntime(TorchRuntime):
         self._made: TorchOperator | None = None
 
     def free_bytes(self) -> int:
-        """The GPU's, or the host's."""
         return free_bytes(self.device)
 
     def matmul(self, size: int, dtype: str) -> TorchMatmul:
-        """C = A B by torch.mm."""
         self._made = made = TorchMatmul(self._place, size, dtype)
         return made
 
     def attention(self, shape: AttentionShape) -> TorchAttention:
-        """scaled_dot_product_attention, or its definition in separate operators."""
         self._made = made = TorchAttention(self._place, shape)
         return made
 
     def norm(self, shape: NormShape) -> TorchNorm:
-        """torch's own norm, or optigpu's fused one."""
         self._made = made = TorchNorm(self._place, shape)
         return made
 

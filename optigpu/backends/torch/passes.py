@@ -58,15 +58,19 @@ class PassModel(AppliedModel):
         progress("applying")
         self._mode = mode_of(self.modes, device)
         self.facts: Facts
-        plain: Forward
         if task is Task.IMAGES:
-            self.facts, plain = loaded_image_facts(self.model), ImagePass(self.model)
+            self.facts = loaded_image_facts(self.model)
+            self._forward: Forward = ImagePass(self.model)
         else:
-            self.facts, plain = loaded_facts(self.model), self._prefill(cache_options(stack))
+            cache, self.facts = cache_options(stack), loaded_facts(self.model)
+            require_cacheable(self.model, cache)
+            self.notes.record(**cache_facts(cache, self.facts))
+            self._forward = PrefillPass(self.model, cache)
         self._change_model(stack)
-        self._forward = self._wrapped(stack, plain)
+        for technique in stack:
+            self._forward = technique.forward(self._forward, self.notes)
         self._record_options(options)
-        self.notes.record(**self._arithmetic())
+        self.notes.record(**arithmetic_of(self.model, device))
 
     def forward(self, inputs: torch.Tensor) -> Passed:
         """One pass over ids [batch, length] with an empty cache, or over images [batch, channels, height, width].
@@ -81,27 +85,15 @@ class PassModel(AppliedModel):
         return Passed(logits, chosen, self.clock.seconds(marks)[0])
 
     def observe(self, inputs: torch.Tensor) -> None:
-        """Records which attention kernels run for these inputs; slow, and so never within a timed request."""
+        """Records which attention kernels run for these inputs."""
         self.notes.record(attention_kernels=self.attention_kernels(lambda: self.forward(inputs)))
 
-    def _prefill(self, cache: CacheOptions) -> Forward:
-        require_cacheable(self.model, cache)
-        self.notes.record(**cache_facts(cache, loaded_facts(self.model)))
-        return PrefillPass(self.model, cache)
 
-    def _wrapped(self, stack: tuple[Technique, ...], forward: Forward) -> Forward:
-        for technique in stack:
-            forward = technique.forward(forward, self.notes)
-        return forward
-
-    def _arithmetic(self) -> dict[str, Any]:
-        """The attention implementation; for a model without attention, cuDNN's precision of float32 convolutions."""
-        config = self.model.config
-        if hasattr(config, "num_attention_heads"):
-            return {"attn_implementation": config._attn_implementation}
-        if self.device is DeviceKind.CUDA:
-            return {"cudnn_tf32": torch.backends.cudnn.allow_tf32}
-        return {}
+def arithmetic_of(model: PreTrainedModel, device: DeviceKind) -> dict[str, Any]:
+    """The attention implementation; for a model without attention, cuDNN's precision of float32 convolutions."""
+    if hasattr(model.config, "num_attention_heads"):
+        return {"attn_implementation": model.config._attn_implementation}
+    return {"cudnn_tf32": torch.backends.cudnn.allow_tf32} if device is DeviceKind.CUDA else {}
 
 
 class PrefillPass:
@@ -114,9 +106,8 @@ class PrefillPass:
 
     def __call__(self, prompt: torch.Tensor) -> torch.Tensor:
         """Logits [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
-        held = {}
-        if self._cache is not None:
-            held = {self._cache: new_cache(self.model, self._options, prompt.shape[1])}
+        length = prompt.shape[1]
+        held = {self._cache: new_cache(self.model, self._options, length)} if self._cache else {}
         outputs = self.model(input_ids=prompt, use_cache=bool(held), logits_to_keep=1, **held)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits

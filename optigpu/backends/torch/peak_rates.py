@@ -1,16 +1,14 @@
 """The machine's peak rates: the fastest that it is found to read, copy and multiply.
 
 A peak is the best of repetitions, as STREAM's figures are (McCalpin, Memory Bandwidth and Machine Balance, 1995), and
-the best of several ways: torch's operators, and on a CPU the loops of `ops/rates`, which wait for nothing else. So
-whatever a variant computes with, the roof that it is held against was measured by something that is at least as fast.
-Arrays are read in all sizes from those of a core's own cache to at least four times the last cache; bytes count once
-for each read and write that the program asks for.
+the best of several ways: torch's operators, and on a CPU the loops of `ops/rates`. Arrays are read in all sizes from
+those of a core's own cache to at least four times the last cache; bytes count once for each read and write.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
@@ -29,16 +27,12 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError, utc_now
 SWEEPS = 3
 """Everything is measured so many times, one after the other: what disturbs a machine for a while spoils one sweep."""
 OPERATOR_SAMPLE_S, LOOP_SAMPLE_S = 0.004, 0.0005
-"""A sample repeats the work for at least this long: an operator until the cost of the clock and of launches is
-negligible; a loop of ours has none, and a short sample more often has all cores for itself."""
+"""A sample repeats the work for at least this long: an operator until the cost of launches is negligible."""
 READ_S, COPY_S, MATMUL_S, LOOP_S = 0.005, 0.005, 0.03, 0.03
-"""Time to spend in a sweep on each array size and way, on torch's products of each side, and on each loop of products.
-At least one sample is taken."""
+"""Time to spend in a sweep on each array size and way, on torch's products of each side, and on each loop's."""
 LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**28, 2**31
-"""Bounds of the largest array's bytes."""
 SMALLEST_TORCH_BYTES, SMALLEST_THREAD_BYTES = 2**20, 2**14
-"""Bytes of the smallest array that torch reads, and of a thread's part of the smallest that the loops read: half of
-most first caches."""
+"""Of the smallest array that torch reads, and of a thread's part of the smallest that the loops read."""
 LARGEST_MEMORY_SHARE = 0.25
 """The largest array takes at most this share of the free memory."""
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
@@ -64,7 +58,11 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
     """
     clock = TorchDevice(device, seed=0).clock
     loops = _loops(device, threads)
-    array = _array(device)
+    count = _largest_bytes(device) // 4
+    if device is DeviceKind.CPU:  # in huge pages, as a decoder's weights are
+        array = Arena(4 * count).take((count,), torch.float32).fill_(1)
+    else:
+        array = torch.ones(count, dtype=torch.float32, device=torch_name(device))
     reads, copies = read_rates(array, clock, loops), copy_rates(array, clock, loops)
     del array
     rates, ways, reasons = matmul_rates(device, loops)
@@ -84,25 +82,22 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
 
 def read_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
     """How fast the first bytes of a float32 array are read. torch reads it by a sum: one pass, nothing written."""
-    trials: dict[int, list[Trial]] = {}
-    for size in _sizes(array.nbytes, loops):
+
+    def works(size: int) -> Works:
         part = array[: size // 4]
-        trials[size] = [_of_loop(partial(loops.read_s, part, way=way)) for way in WAYS] if loops else []
-        if size >= SMALLEST_TORCH_BYTES:
-            trials[size].append(_of_operator(part.sum, clock))
-    return _rates(trials, READ_S)
+        return part.sum, partial(loops.read_s, part) if loops else None
+
+    return _rates(array.nbytes, clock, loops, works, READ_S)
 
 
 def copy_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
     """How fast one half of the first bytes of an array is copied to the other."""
-    trials: dict[int, list[Trial]] = {}
-    for size in _sizes(array.nbytes, loops):
+
+    def works(size: int) -> Works:
         target, source = array[: size // 8], array[size // 8 : size // 4]
-        both = (target, source)
-        trials[size] = [_of_loop(partial(loops.copy_s, *both, way=way)) for way in WAYS] if loops else []
-        if size >= SMALLEST_TORCH_BYTES:
-            trials[size].append(_of_operator(partial(target.copy_, source), clock))
-    return _rates(trials, COPY_S)
+        return partial(target.copy_, source), partial(loops.copy_s, target, source) if loops else None
+
+    return _rates(array.nbytes, clock, loops, works, COPY_S)
 
 
 def matmul_rates(
@@ -125,7 +120,9 @@ def matmul_rates(
                 continue
             if rate > rates.get(dtype, 0.0):
                 rates[dtype], ways[dtype] = rate, "torch"
-        for way, dtype, rate in _loop_rates(loops, products):
+        for way, trial in products.items():
+            operations = loops.operations(way) if loops else 0  # 0: this CPU lacks the instructions
+            dtype, rate = PRODUCTS[way][0], operations / trial.go_on(LOOP_S) if operations else 0.0
             if rate > rates.get(dtype, 0.0):
                 rates[dtype], ways[dtype] = rate, f"loop: {way}"
     for dtype in NARROW:
@@ -135,10 +132,7 @@ def matmul_rates(
 
 
 class Trial:
-    """The best of all samples of one work.
-
-    `sample` returns the seconds of so many calls, one after the other; a sample lasts `least_s` or longer.
-    """
+    """The best of all samples of one work: the seconds of so many calls, `least_s` or longer."""
 
     def __init__(self, sample: Callable[[int], float], least_s: float) -> None:
         self.best_s = math.inf
@@ -166,8 +160,20 @@ def _of_operator(work: Callable[[], object], clock: Clock) -> Trial:
     return Trial(lambda calls: calls_s(work, calls, clock), OPERATOR_SAMPLE_S)
 
 
-def _rates(trials: Mapping[int, Sequence[Trial]], seconds: float) -> tuple[ReadRate, ...]:
+Works = tuple[Callable[[], object], Callable[..., float] | None]
+"""torch's operator, and the loop that does the same in one of WAYS, if there is one."""
+
+
+def _rates(
+    largest: int, clock: Clock, loops: RateLoops | None, works: Callable[[int], Works], seconds: float
+) -> tuple[ReadRate, ...]:
     """The best rate of each size of array; `seconds` are those of a trial in a sweep."""
+    trials: dict[int, list[Trial]] = {}
+    for size in _sizes(largest, loops):
+        operator, loop = works(size)
+        trials[size] = [_of_loop(partial(loop, way=way)) for way in WAYS] if loop else []
+        if size >= SMALLEST_TORCH_BYTES:
+            trials[size].append(_of_operator(operator, clock))
     for _ in range(SWEEPS):
         for trial in chain(*trials.values()):
             trial.go_on(seconds)
@@ -185,14 +191,6 @@ def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
         if product_s > LONG_S:
             break
     return max(rates)
-
-
-def _loop_rates(loops: RateLoops | None, products: Mapping[str, Trial]) -> Iterator[tuple[str, str, float]]:
-    """The name of each loop that this CPU has the instructions for, what it multiplies, and its rate."""
-    for name, trial in products.items():
-        operations = loops.operations(name) if loops else 0
-        if operations:
-            yield name, PRODUCTS[name][0], operations / trial.go_on(LOOP_S)
 
 
 def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
@@ -221,14 +219,6 @@ def _loops(device: DeviceKind, threads: int) -> RateLoops | None:
     except UnsupportedError as error:
         _log.warning("peak rates are measured by torch's operators alone: %s", error)
         return None
-
-
-def _array(device: DeviceKind) -> torch.Tensor:
-    """A float32 array of ones, on a CPU in huge pages as a decoder's weights are."""
-    count = _largest_bytes(device) // 4
-    if device is not DeviceKind.CPU:
-        return torch.ones(count, dtype=torch.float32, device=torch_name(device))
-    return Arena(4 * count).take((count,), torch.float32).fill_(1)
 
 
 def _sizes(largest: int, loops: RateLoops | None) -> list[int]:

@@ -28,27 +28,18 @@ _FIRST, _STEPS = "optigpu.first", "optigpu.steps"
 _COMPILED = "## Call CompiledFxGraph"
 
 _ITEM_BYTES = {
-    "double": 8,
-    "long int": 8,
-    "float": 4,
-    "int": 4,
-    "short int": 2,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
+    **dict.fromkeys(("double", "long int"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("short int", "c10::Half", "c10::BFloat16"), 2),
+    **dict.fromkeys(("signed char", "unsigned char", "bool", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
 }
 """Bytes of an element by the profiler's names of types (the compiler's, demangled)."""
 
 
 class Recording:
-    """A profiler, and the clock that tells it where the first token ends and when enough steps are recorded.
+    """A profiler in the place of a clock, which a request marks at its start and after each token.
 
-    A request marks its clock at its start and after each token, so an object that replaces the clock knows where the
-    request is.
+    So it knows where the first token ends and when enough steps are recorded.
     """
 
     def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
@@ -71,11 +62,9 @@ class Recording:
 
     @property
     def recorded_steps(self) -> int:
-        """Those that were recorded."""
         return min(self.steps, self._wanted)
 
     def start(self) -> None:
-        """Begins to record."""
         self._profiler.start()
         self._running = True
 
@@ -89,10 +78,8 @@ class Recording:
     def mark(self) -> Any:
         """The clock's own mark, after the phase was changed."""
         self._marks += 1
-        if self._running and self._marks == 1:
-            self._enter(_FIRST)
-        elif self._running and self._marks == 2:
-            self._enter(_STEPS)
+        if self._running and self._marks <= 2:
+            self._enter(_FIRST if self._marks == 1 else _STEPS)
         elif self._marks == 2 + self._wanted:
             self.stop()
         return self._clock.mark()
@@ -103,7 +90,6 @@ class Recording:
         return self._clock.seconds(marks)
 
     def export(self, path: Path) -> None:
-        """Writes the trace in Chrome's format, compressed."""
         self._profiler.export_chrome_trace(str(path))
 
     def kernels(self) -> list[Kernel]:
@@ -189,12 +175,8 @@ def _operator(event: Any) -> Operator:
         for shape, kind in zip(shapes, types, strict=True)
         if shape or kind in _ITEM_BYTES
     ]
-    return Operator(
-        event.name,
-        tuple(shape for shape, _ in tensors),
-        tuple(size for _, size in tensors),
-        int(event.flops or 0),
-    )
+    shapes, sizes = (tuple(each) for each in zip(*tensors, strict=True)) if tensors else ((), ())
+    return Operator(event.name, shapes, sizes, int(event.flops or 0))
 
 
 class TorchRuntime:

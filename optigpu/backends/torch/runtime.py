@@ -4,22 +4,14 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoImageProcessor, PreTrainedTokenizerBase
 
-from optigpu.backends.runtime import (
-    Generation,
-    Ids,
-    Images,
-    Logits,
-    Pass,
-    Pixels,
-    Sampling,
-)
+from optigpu.backends.runtime import Generation, Ids, Images, Logits, Pass, Pixels, Sampling
 from optigpu.backends.serving import Slots
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.passes import PassModel
@@ -41,17 +33,8 @@ IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SETTINGS = ("size", "crop_size", "resample", "do_center_crop", "rescale_factor", "image_mean", "image_std")
 
 
-class PictureProcessor(Protocol):
-    """Makes a model's input of one picture; `description` says how."""
-
-    description: str
-
-    def __call__(self, picture: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """[1, channels, height, width] of a `picture` [height, width, 3] in RGB."""
-
-
 class OwnProcessor:
-    """A transformers image processor."""
+    """A transformers image processor: makes [1, channels, height, width] of a picture [height, width, 3] in RGB."""
 
     def __init__(self, processor: Any) -> None:
         settings = {name: value for name, value in processor.to_dict().items() if name in _SETTINGS}
@@ -91,7 +74,7 @@ class UsualProcessor:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None], np.float32)
 
 
-def load_processor(reference: ModelReference, side: int, channels: int) -> PictureProcessor:
+def load_processor(reference: ModelReference, side: int, channels: int) -> OwnProcessor | UsualProcessor:
     """The processor beside the model's files; where there is none, the usual one for squares of `side` pixels.
 
     Raises UnsupportedError where images of so many channels have no usual one, and for a damaged file.
@@ -105,9 +88,6 @@ def load_processor(reference: ModelReference, side: int, channels: int) -> Pictu
     return OwnProcessor(own)
 
 
-_CALLERS_OWN = "The caller loaded the model."
-
-
 class TorchModelRuntime(TorchRuntime):
     """The methods for weights, which every model has."""
 
@@ -117,10 +97,9 @@ class TorchModelRuntime(TorchRuntime):
         self._applied, self._folder = applied, folder
 
     def weights(self) -> WeightFacts:
-        """The origin of the job's model, and the bytes that the weights take now."""
         applied = self._applied
         if applied.reference is None:
-            origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), _CALLERS_OWN))
+            origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), "The caller loaded the model."))
         else:
             named = getattr(applied.model.config, "transformers_weights", None)
             source = source_of(applied.reference)
@@ -155,11 +134,9 @@ class TorchDecodingRuntime(TorchModelRuntime):
 
     @property
     def decoded(self) -> tuple[int, int] | None:
-        """The batch and the length of the longest decoding so far."""
         return self.decoding.decoded
 
     def footprint(self) -> Footprint:
-        """The bytes that a step reads of the model in its current state."""
         return footprint_of(self.decoding.model, self.facts)
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
@@ -168,16 +145,13 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return Generation(_ids(made.tokens), made.gaps_s)
 
     def draw(self, prompt: Ids, new_tokens: int, sampling: Sampling) -> Generation:
-        """Copies as `generate` does."""
         made = self.decoding.draw(self._place.tensor(prompt), new_tokens, sampling)
         return Generation(_ids(made.tokens), made.gaps_s)
 
     def logits(self, tokens: Ids) -> Logits:
-        """The timed path's."""
         return _logits(self.decoding.logits(self._place.tensor(tokens)))
 
     def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
-        """The timed path's, one copy for each position."""
         return map(_logits, self.decoding.score(self._place.tensor(tokens), prefill))
 
     def scoring_s(self, tokens: Ids, prefill: int) -> float:
@@ -189,20 +163,16 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return clock.seconds([begin, clock.mark()])[0]
 
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
-        """By passes over whole sequences."""
         return map(_logits, self.decoding.whole(self._place.tensor(tokens), first))
 
     def sample(self, rows: int, length: int) -> Ids:
-        """Drawn by the model with the runtime's seed."""
         return _ids(self.decoding.sample(rows, length))
 
     def encode(self, text: str) -> list[int]:
-        """Uses the tokenizer in the model's folder or repository."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Uses the tokenizer in the model's folder or repository, with its special tokens."""
         ids: list[int] = self._tokenizer.encode(text)
         if not ids or max(ids) >= self.facts.vocabulary:
             what = f"the id {max(ids)}, and the model has {self.facts.vocabulary}" if ids else "no token"
@@ -213,16 +183,13 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return ids
 
     def text_of(self, tokens: Ids) -> list[str]:
-        """Without special tokens."""
         texts: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return texts
 
     def slots(self, count: int, length: int, block_tokens: int) -> Slots:
-        """Of the model's own modules, or of a technique's loop that serves."""
         return self.decoding.slots(count, length, block_tokens)
 
     def observe(self, prompt: Ids) -> None:
-        """Records which attention kernels run."""
         self.decoding.observe(self._place.tensor(prompt))
 
 
@@ -235,8 +202,7 @@ class TorchPassRuntime(TorchModelRuntime):
         self.facts = applied.facts
 
     def footprint(self) -> Footprint | ImageFootprint:
-        """The bytes that a pass reads of the model; for a classifier also the operations for an image of the workload's
-        shape."""
+        """For a classifier also the operations for an image of the workload's shape."""
         if isinstance(self.facts, ImageFacts):
             return image_footprint_of(self.passing.model, self.facts, self.notes.facts["image_shape"])
         return footprint_of(self.passing.model, self.facts)
@@ -247,7 +213,6 @@ class TorchPassRuntime(TorchModelRuntime):
         return Pass(_logits(done.logits), _ids(done.chosen), done.seconds)
 
     def observe(self, inputs: Ids | Images) -> None:
-        """Records which attention kernels run."""
         self.passing.observe(self._given(inputs))
 
     def compute_exactly(self) -> None:
@@ -255,15 +220,11 @@ class TorchPassRuntime(TorchModelRuntime):
         torch.backends.cudnn.allow_tf32 = False
 
     def class_names(self) -> tuple[str, ...]:
-        """Those of the model's configuration."""
         names = self.passing.model.config.id2label
         return tuple(names[index] for index in sorted(names))
 
     def processed(self, pictures: Sequence[Pixels]) -> Images:
-        """By the processor in the model's folder or repository, or the usual one where it has none.
-
-        Raises UnsupportedError where that gives several sizes, or another number of channels than the model takes.
-        """
+        """Raises UnsupportedError where that gives several sizes, or other channels than the model takes."""
         made = [self._processor(each) for each in pictures]
         shapes = {each.shape[1:] for each in made}
         if len(shapes) > 1 or made[0].shape[1] != self.passing.model.config.num_channels:
@@ -274,11 +235,10 @@ class TorchPassRuntime(TorchModelRuntime):
         return np.concatenate(made)
 
     def preprocessing(self) -> str:
-        """The processor and its settings."""
         return self._processor.description
 
     @cached_property
-    def _processor(self) -> PictureProcessor:
+    def _processor(self) -> OwnProcessor | UsualProcessor:
         reference, facts = self.passing.reference, self.facts
         if reference is None or not isinstance(facts, ImageFacts):
             raise UnsupportedError(

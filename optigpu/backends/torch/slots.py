@@ -1,8 +1,7 @@
 """Sequences that join and leave between decode steps, by the model's own modules over a cache in blocks.
 
-In such a key-value cache sequences of different lengths share one pool, and a table says whose a block is. Source: Kwon
-et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180.
-Keys and values are gathered for each pass, so that any attention can read them.
+Sequences share one pool, and a table says whose a block is (Kwon et al., Efficient Memory Management for Large Language
+Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180). Keys and values are gathered for each pass.
 """
 
 from collections.abc import Sequence
@@ -10,10 +9,11 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin
 
 from optigpu.backends.serving import Slots
 from optigpu.backends.torch.attention import Mode
+from optigpu.backends.torch.kv_caches import layers_beside_whole_attention
 from optigpu.vocabulary import UnsupportedError
 
 ATTENTIONS = ("sdpa", "eager")
@@ -76,23 +76,18 @@ class TorchSlots:
         return tokens
 
     def leave(self, slot: int) -> None:
-        """Its blocks may be taken by the next."""
         self._table.give_back(slot)
 
     def emptied(self, count: int, length: int, block_tokens: int) -> bool:
         """Ends all sequences and keeps the memory, if these are such places; else False."""
-        if (self.count, self.length, self.block_tokens) != (
-            count,
-            length,
-            block_tokens,
-        ) or not self._cache.layers:
+        kept = (self.count, self.length, self.block_tokens) == (count, length, block_tokens)
+        if not kept or not self._cache.layers:
             return False
         for slot in range(count):
             self._table.give_back(slot)
         return True
 
     def close(self) -> None:
-        """Drops the pools."""
         self._cache.layers = []
 
     def _mask(self, attended: torch.Tensor) -> torch.Tensor:
@@ -101,20 +96,16 @@ class TorchSlots:
         if self._model.config._attn_implementation == "sdpa":
             return wanted
         dtype = self._model.dtype
-        return torch.zeros(wanted.shape, dtype=dtype, device=wanted.device).masked_fill(
-            ~wanted, torch.finfo(dtype).min
-        )
+        added = torch.zeros(wanted.shape, dtype=dtype, device=wanted.device)
+        return added.masked_fill(~wanted, torch.finfo(dtype).min)
 
 
 def require_pageable(model: PreTrainedModel) -> None:
     """Raises UnsupportedError for layers that a cache in blocks cannot hold, or an attention that takes no mask."""
-    others = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
-        DynamicLayer.__name__
-    }
-    if others:
+    if others := layers_beside_whole_attention(model):
         raise UnsupportedError(
-            "serve needs layers that attend to the whole sequence; this model also has "
-            f"{', '.join(sorted(others))}. Measure generate, or another model."
+            f"serve needs layers that attend to the whole sequence; this model also has {others}. Measure generate, or "
+            "another model."
         )
     attention = model.config._attn_implementation
     if attention not in ATTENTIONS:
@@ -158,7 +149,6 @@ class BlockTable:
         return torch.arange(self.read.shape[1], device=self.device) < lengths[:, None]
 
     def give_back(self, slot: int) -> None:
-        """The place's blocks are free."""
         self._free += self._blocks[slot]
         self._blocks[slot], self.lengths[slot] = [], 0
 
@@ -200,8 +190,9 @@ class PagedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        _write(self.keys, self.table.written, key_states)
-        _write(self.values, self.table.written, value_states)
+        for pool, states in ((self.keys, key_states), (self.values, value_states)):
+            rows = states.transpose(1, 2).flatten(0, 1).to(pool.dtype)
+            pool.index_copy_(0, self.table.written, rows)
         if self.table.read is None:
             return key_states, value_states
         return self.keys[self.table.read].transpose(1, 2), self.values[self.table.read].transpose(1, 2)
@@ -215,10 +206,4 @@ class PagedLayer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
-        """The pool's."""
         return self.table.pool_tokens
-
-
-def _write(pool: torch.Tensor, indices: torch.Tensor, states: torch.Tensor) -> None:
-    """`states` [batch, heads, tokens, head_size] to the pool's rows `indices` [batch * tokens]."""
-    pool.index_copy_(0, indices, states.transpose(1, 2).flatten(0, 1).to(pool.dtype))

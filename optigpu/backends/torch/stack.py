@@ -1,30 +1,23 @@
 """The options of a resolved stack, collected from its techniques in the order of the phases."""
 
+from functools import reduce
+
 from optigpu.techniques.base import CacheOptions, LoadOptions, ModeOptions, Technique
 
 
 def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
     """How the weights of the stack are loaded."""
-    options = LoadOptions()
-    for technique in stack:
-        options = technique.load(options)
-    return options
+    return reduce(lambda options, technique: technique.load(options), stack, LoadOptions())
 
 
 def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
     """The key-value cache of the stack."""
-    options = CacheOptions()
-    for technique in stack:
-        options = technique.cache(options)
-    return options
+    return reduce(lambda options, technique: technique.cache(options), stack, CacheOptions())
 
 
 def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
     """The contexts in which the stack's forward passes run."""
-    options = ModeOptions()
-    for technique in stack:
-        options = technique.execution(options)
-    return options
+    return reduce(lambda options, technique: technique.execution(options), stack, ModeOptions())
 
 
 def overriding(stack: tuple[Technique, ...], *hooks: str) -> list[str]:

@@ -1,12 +1,10 @@
 """A model with the whole stack applied, ready to be trained.
 
-It arranges the samples of a step on the device and computes their losses. Dropout is off, so that the losses of two
-stacks differ by what the stacks change alone.
+Dropout is off, so that the losses of two stacks differ by what the stacks change alone.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +16,9 @@ from transformers import PreTrainedModel
 from optigpu.backends.torch.applied import AppliedModel
 from optigpu.backends.torch.attention import only_kernel
 from optigpu.backends.torch.clock import clock_for
-from optigpu.backends.torch.passes import load_for
+from optigpu.backends.torch.passes import arithmetic_of, load_for
 from optigpu.backends.torch.stack import load_options, mode_options
-from optigpu.backends.torch.training.step import Trainer, optimizer_of
+from optigpu.backends.torch.training.step import Trainer, implementation_of, optimizer_of
 from optigpu.backends.training import (
     NO_TARGET,
     Arrange,
@@ -134,45 +132,29 @@ class TrainableModel(AppliedModel):
         return parts
 
     def _record_training(self, rule: UpdateRule, dropout: dict[str, float]) -> None:
-        attention: dict[str, Any] = {}
-        if hasattr(self.model.config, "num_attention_heads"):
-            attention["attn_implementation"] = self.model.config._attn_implementation
-        elif self.device is DeviceKind.CUDA:
-            attention["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
+        how = implementation_of(self.trainer.optimizers[0])
+        why = "A training step reads the weights several times; its operations are counted."
         self.notes.record(
-            optimizer={
-                "name": rule.name,
-                "learning_rate": rule.learning_rate,
-                "implementation": self.trainer.implementation,
-            },
+            optimizer={"name": rule.name, "learning_rate": rule.learning_rate, "implementation": how},
             dropout={"now": 0.0, "of the model": dropout},
-            reasons={
-                "footprint": "A training step reads the weights several times; its operations are counted."
-            },
-            **attention,
+            reasons={"footprint": why},
+            **arithmetic_of(self.model, self.device),
         )
 
 
 def turn_off_dropout(model: Module) -> dict[str, float]:
     """Sets every probability of dropout to 0; returns what they were, as "GPT2Attention.dropout": 0.1.
 
-    transformers keeps them in dropout layers and in numbers whose names contain "drop", for attention, whole layers and
-    paths alike.
+    transformers keeps them in dropout layers and in numbers whose names contain "drop".
     """
     found: dict[str, float] = {}
     for module in model.modules():
-        for name in list(_probabilities(module)):
-            found[f"{type(module).__name__}.{name}"] = getattr(module, name)
-            setattr(module, name, 0.0)
+        for name, value in list(vars(module).items()):
+            is_one = "drop" in name or (name == "p" and isinstance(module, _DropoutNd))
+            if is_one and isinstance(value, float) and value > 0:
+                found[f"{type(module).__name__}.{name}"] = value
+                setattr(module, name, 0.0)
     return found
-
-
-def _probabilities(module: Module) -> Iterator[str]:
-    """The attributes of a module that are probabilities of dropout above 0."""
-    for name, value in vars(module).items():
-        is_one = "drop" in name or (name == "p" and isinstance(module, _DropoutNd))
-        if is_one and isinstance(value, float) and value > 0:
-            yield name
 
 
 def arranging_on(device: torch.device, dtype: torch.dtype) -> Arrange:
@@ -180,26 +162,19 @@ def arranging_on(device: torch.device, dtype: torch.dtype) -> Arrange:
 
     def arrange(batch: TrainingBatch) -> list[MicroBatch]:
         if isinstance(batch, LabelledImages):
-            images = torch.from_numpy(batch.images).to(device, dtype)
-            return [
-                MicroBatch(
-                    {"pixel_values": images}, torch.from_numpy(batch.labels).to(device), len(batch.labels)
-                )
-            ]
-        ids, labels = padded_rows(batch)
-        targets = int((labels != NO_TARGET).sum())
-        inputs = {"input_ids": torch.from_numpy(ids).to(device)}
+            inputs = {"pixel_values": torch.from_numpy(batch.images).to(device, dtype)}
+            labels, targets = batch.labels, len(batch.labels)
+        else:
+            ids, labels = padded_rows(batch)
+            inputs = {"input_ids": torch.from_numpy(ids).to(device)}
+            targets = int((labels != NO_TARGET).sum())
         return [MicroBatch(inputs, torch.from_numpy(labels).to(device), targets)]
 
     return arrange
 
 
 def padded_rows(texts: Texts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and labels, both [documents, length]: a row for each document, padded on the right.
-
-    The label of a place is the next token. Attention looks back alone, so that no token sees the padding behind it, and
-    no mask is needed.
-    """
+    """Ids and labels (the next tokens), [documents, length] each, padded on the right, so that no mask is needed."""
     shape = (len(texts.documents), texts.length)
     ids, labels = np.zeros(shape, np.int64), np.full(shape, NO_TARGET, np.int64)
     for row, document in enumerate(texts.documents):

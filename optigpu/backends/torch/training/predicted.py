@@ -1,24 +1,21 @@
 """Predicts the peak of a step of training: the very step runs, on tensors that have shapes and no numbers.
 
-torch's FakeTensorMode gives each operator's outputs their shapes, dtypes and device and allocates nothing; a mode
-around it adds up the storages that are alive, and what a convolution holds while it runs. So whatever a technique does
-to a step is in the prediction, recomputation and narrower types included, and a model that fits no memory can be
-predicted.
-
-What a convolution holds on a CPU is told from shapes: oneDNN computes on copies in a layout of its own. That layout has
-blocks of as many channels as a vector register has float32 numbers, the last block padded. Few channels are read as
-they are, the gradient to the input of a strided convolution is made with its channels last, and a weight's gradient in
-bfloat16 is summed in float32. What a thread has for itself is not counted.
+torch's FakeTensorMode allocates nothing; a mode around it adds up the storages that are alive, and what a convolution
+holds while it runs. On a CPU oneDNN convolves copies in blocks of as many channels as a vector register has float32
+numbers, the last block padded. Few channels are read as they are, the gradient to the input of a strided convolution
+is made with its channels last, and a weight's gradient in bfloat16 is summed in float32. What a thread has for itself
+is not counted.
 """
 
 import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -35,7 +32,6 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 _DRAWN_AGAIN = "trunc_normal_"
 """torch draws such weights until all are within bounds."""
 _PACKED = "find_packed_sequence_indices"
-_EXCHANGE = "_apply"
 BatchOf = Callable[[Any], TrainingBatch]
 """Draws the samples of a step for a model's facts."""
 IMAGE_CHANNELS = 3
@@ -79,17 +75,17 @@ class LiveBytes(TorchDispatchMode):
         if key in self._sizes:
             return
         self._sizes[key] = 0 if is_lent else storage.nbytes()
-        weakref.finalize(storage, self._free, key)
         self.now += self._sizes[key]
         self.peak = max(self.peak, self.now)
 
-    def _free(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
+        def free() -> None:
+            self.now -= self._sizes.pop(key)
+
+        weakref.finalize(storage, free)
 
 
 class NumbersAsExpected(TorchDispatchMode):
-    """Answers who reads a number: true for a condition, such as whether weights are finite, 0 for a size, such as
-    how far two outputs differ."""
+    """Answers who reads a number: true for a condition (weights are finite), 0 for a size (how far outputs differ)."""
 
     def __torch_dispatch__(
         self,
@@ -122,7 +118,7 @@ def predicted_need(
     )
     try:
         with _shapes_alone():
-            trained = TrainableModel(rule, model, stack, DeviceKind.CPU, 0, _ignore)
+            trained = TrainableModel(rule, model, stack, DeviceKind.CPU, 0, lambda _doing: None)
             if trained.trainer.parts.loss_scaling:
                 raise UnsupportedError(refusal)
             _step(trained, batches[0])
@@ -138,7 +134,8 @@ def _need(trained: TrainableModel, batch: BatchOf) -> TrainingNeed:
     held = live.now
     with live:
         _step(trained, batch)
-    weights = {id(tensor.untyped_storage()): tensor for tensor in _weights(trained)}
+    every = chain(trained.model.parameters(), trained.model.buffers())
+    weights = {id(tensor.untyped_storage()): tensor for tensor in every}
     weight_bytes = sum(tensor.untyped_storage().nbytes() for tensor in weights.values())
     return TrainingNeed(weight_bytes=weight_bytes, held_bytes=held, peak_bytes=live.peak)
 
@@ -153,11 +150,6 @@ def _step(trained: TrainableModel, batch: BatchOf) -> None:
     trainer.update()
 
 
-def _weights(trained: TrainableModel) -> Iterator[torch.Tensor]:
-    yield from trained.model.parameters()
-    yield from trained.model.buffers()
-
-
 @contextmanager
 def _shapes_alone() -> Iterator[None]:
     """Without what reads numbers: one way to draw weights, and transformers' search for packed sequences.
@@ -165,25 +157,7 @@ def _shapes_alone() -> Iterator[None]:
     torch exchanges a module's tensors for converted ones unless somebody refers to them weakly, which FakeTensorMode
     does; ones that are converted already stay.
     """
-    with ExitStack() as contexts:
-        contexts.callback(TORCH_INIT_FUNCTIONS.update, {_DRAWN_AGAIN: TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN]})
-        TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN] = _as_it_is
-        contexts.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        contexts.enter_context(NumbersAsExpected())  # type: ignore[no-untyped-call]
-        contexts.callback(setattr, masking_utils, _PACKED, getattr(masking_utils, _PACKED))
-        setattr(masking_utils, _PACKED, _not_packed)
-        contexts.callback(_forget_tables)
-        contexts.callback(setattr, torch.nn.Module, _EXCHANGE, getattr(torch.nn.Module, _EXCHANGE))
-        setattr(torch.nn.Module, _EXCHANGE, _exchanged_if_changed(getattr(torch.nn.Module, _EXCHANGE)))
-        yield
-
-
-def _as_it_is(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    return tensor
-
-
-def _exchanged_if_changed(exchanged: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
-    """In place of torch's own way, which it goes where a tensor changes."""
+    exchanged = torch.nn.Module._apply
 
     def applied(
         module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
@@ -192,22 +166,19 @@ def _exchanged_if_changed(exchanged: Callable[..., torch.nn.Module]) -> Callable
         is_converted = all(convert(tensor) is tensor for tensor in held)
         return module if is_converted else exchanged(module, convert, recurse)
 
-    return applied
-
-
-def _forget_tables() -> None:
-    """bitsandbytes keeps the table of levels that its first call makes, which had no numbers here."""
-    library = sys.modules.get("bitsandbytes.functional")
-    if library is not None:
-        library.name2qmap.clear()
-
-
-def _not_packed(position_ids: torch.Tensor) -> None:
-    """In place of transformers' search for packed sequences."""
-
-
-def _ignore(doing: str) -> None:
-    """Progress is not shown."""
+    with (
+        patch.dict(TORCH_INIT_FUNCTIONS, {_DRAWN_AGAIN: lambda tensor, *_, **__: tensor}),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        NumbersAsExpected(),  # type: ignore[no-untyped-call]
+        patch.object(masking_utils, _PACKED, lambda *_, **__: None),
+        patch.object(torch.nn.Module, "_apply", applied),
+    ):
+        try:
+            yield
+        finally:
+            # bitsandbytes keeps the table of levels that its first call makes, which had no numbers here.
+            if library := sys.modules.get("bitsandbytes.functional"):
+                library.name2qmap.clear()
 
 
 def bytes_within(function: object, args: Sequence[object], made: object) -> int:
@@ -224,7 +195,10 @@ def bytes_within(function: object, args: Sequence[object], made: object) -> int:
     backend = torch._C._select_conv_backend(given, weight, None, *rest)
     if backend == _BACKENDS.Slow2d:
         makes = output.nbytes if function is _FORWARD else to_input * given.nbytes + to_weight * weight.nbytes
-        return makes + _columns(given, weight, output)
+        if weight[0, 0].numel() == 1:  # a 1x1 convolution reads the input itself
+            return makes
+        patches = given.shape[0] * given.shape[1] * weight[0, 0].numel() * output[0, 0].numel()
+        return makes + patches * given.element_size()  # as the columns of a matrix
     if backend != _BACKENDS.Mkldnn:
         return 0
     convolution = _Convolution(given, weight, output, math.prod(cast(Sequence[int], rest[0])) > 1)
@@ -261,19 +235,15 @@ class _Convolution:
         """Of the weight's gradient."""
         narrower = self.weight.element_size() < FLOAT
         sums = self._weight() * FLOAT // self.weight.element_size() if narrower else 0
-        return max(sum(self._read()) + self._weight() + sums, 2 * self.weight.nbytes)
-
-    def _read(self) -> tuple[int, int]:
-        """Copies of the input and of the output's gradient, from which the weight's is computed."""
-        if self._is_narrow and self.given.shape[1] > IMAGE_CHANNELS:
-            return _blocked(self.given, NARROW), _blocked(self.output, NARROW)
-        return 0 if self._is_narrow else _blocked(self.given), _blocked(self.output)
+        # Copies of the input and of the output's gradient, from which the weight's is computed.
+        block = NARROW if self._is_narrow and self.given.shape[1] > IMAGE_CHANNELS else None
+        given = 0 if self._is_narrow and block is None else _blocked(self.given, block)
+        read = given + _blocked(self.output, block)
+        return max(read + self._weight() + sums, 2 * self.weight.nbytes)
 
     def _weight(self) -> int:
-        outputs = _blocked(self.weight, dimension=0)
-        return (
-            outputs if self._is_grouped else outputs * _padded(self.weight.shape[1]) // self.weight.shape[1]
-        )
+        outputs, inner = _blocked(self.weight, dimension=0), self.weight.shape[1]
+        return outputs if self._is_grouped else outputs * _padded(inner) // inner
 
     @property
     def _is_grouped(self) -> bool:
@@ -283,14 +253,6 @@ class _Convolution:
     def _is_narrow(self) -> bool:
         is_pointwise = self.weight[0, 0].numel() == 1
         return self.given.shape[1] < _register() and not is_pointwise and not self._is_grouped
-
-
-def _columns(given: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> int:
-    """The patches of the input as the columns of a matrix; a 1x1 convolution reads the input itself."""
-    if weight[0, 0].numel() == 1:
-        return 0
-    rows, channels = given.shape[:2]
-    return rows * channels * weight[0, 0].numel() * output[0, 0].numel() * given.element_size()
 
 
 def _blocked(tensor: torch.Tensor, block: int | None = None, dimension: int = 1) -> int:

@@ -1,11 +1,8 @@
-"""The TrainingRuntime of a transformers model.
-
-It counts the operations of a step: those of the model, and those that were executed.
-"""
+"""The TrainingRuntime of a transformers model, which counts the operations of a step: the model's, and all executed."""
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +45,18 @@ class TorchTrainingRuntime(TorchModelRuntime):
         """None: the operations of a step are counted instead."""
 
     def step(self, batch: TrainingBatch) -> TrainedStep:
-        """One timed step."""
         return self.training.step(batch)
 
     def restart(self) -> None:
-        """As before the first step."""
         self.training.restart()
 
     def gradient_norm(self, batch: TrainingBatch) -> float:
-        """Of the mean loss."""
         return self.training.gradient_norm(batch)
 
     def step_flops(self, batch: TrainingBatch) -> StepFlops:
-        """Counted operator by operator, forward and backward."""
         return flops_of(self.training.trainer, batch)
 
     def observe(self, batch: TrainingBatch) -> None:
-        """Records which attention kernels run."""
         self.training.observe(batch)
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
@@ -77,7 +69,8 @@ class TorchTrainingRuntime(TorchModelRuntime):
 def flops_of(trainer: Trainer, batch: TrainingBatch) -> StepFlops:
     """The operations of a step's losses and gradients; no weight changes. What is compiled runs uncompiled here."""
     counted = _Operations()
-    with _uncompiled(), counted:
+    compiles = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiles else nullcontext(), counted:
         trainer.with_gradients(batch, lambda: 0.0)
     return StepFlops(model=counted.all - counted.again, hardware=counted.all)
 
@@ -98,7 +91,6 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs the operator and counts it."""
         given = kwargs or {}
         out = func(*args, **given)
         operator = getattr(func, "_overloadpacket", func)
@@ -107,40 +99,21 @@ class _Operations(TorchDispatchMode):
             return out
         flops = formula(*args, **given, out_val=out)
         self.all += flops
-        if _in_backward() and torch.is_grad_enabled():
+        # A backward pass runs in this thread; torch.utils.checkpoint asks the same way.
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
             self.again += flops
         elif operator in _FUSED_BACKWARD:
-            self.again += _scores_flops(*args[1:3])
+            queries, keys = args[1:3]  # [batch, heads, length, head size] each
+            self.again += 2.0 * queries.numel() * keys.shape[-2]
         return out
 
 
-def _attention_on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _attention_backward_on_cpu(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
-
-
 _OF_CPU: dict[Any, Callable[..., int]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_on_cpu,
+    _aten._scaled_dot_product_flash_attention_for_cpu: lambda *args, **_: sdpa_flop_count(
+        *(each.shape for each in args[:3])
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *args, **_: sdpa_backward_flop_count(
+        *(each.shape for each in args[:4])
+    ),
 }
 """torch's registry has the fused attention of GPUs alone."""
-
-
-def _scores_flops(query: torch.Tensor, key: torch.Tensor) -> float:
-    """Of the products of queries and keys, [batch, heads, length, head size] each."""
-    return 2.0 * query.numel() * key.shape[-2]
-
-
-def _in_backward() -> bool:
-    """Whether a backward pass runs in this thread; torch.utils.checkpoint asks the same way."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """A mode that looks at operators cannot see into compiled code; without Dynamo there is none."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,9 +1,7 @@
 """A step of training: arranges, computes losses and gradients, and changes the weights, each part timed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -44,7 +42,8 @@ class Trainer:
                 "Loss scaling and clipping need the whole gradient, and updates within the backward pass free it "
                 "piece by piece; leave optimizer_in_backward out."
             )
-        changing = [*self.weights, *_running_statistics(model)]
+        norms = (module for module in model.modules() if isinstance(module, _NormBase))
+        changing = [*self.weights, *(buffer for norm in norms for buffer in norm.buffers(recurse=False))]
         self._kept = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in changing]
         self._in_backward: UpdatesInBackward | None = None
         self._begin()
@@ -53,11 +52,6 @@ class Trainer:
     def optimizers(self) -> list[Optimizer]:
         """The one of all weights, or those of each."""
         return self._in_backward.optimizers if self._in_backward else [self._optimizer]
-
-    @property
-    def implementation(self) -> str:
-        """How the optimizer updates weights."""
-        return implementation_of(self.optimizers[0])
 
     @property
     def loss_scale(self) -> float:
@@ -74,19 +68,26 @@ class Trainer:
 
     def step(self, batch: TrainingBatch, clock: Clock) -> TrainedStep:
         """One timed step. Its loss is read after the last mark, since that waits for the device."""
-        times = _PartTimes(clock)
-        times.enter("data")
+        parts, marks = ["data"], [clock.mark()]
+
+        def enter(part: str) -> None:
+            parts.append(part)
+            marks.append(clock.mark())
+
         rows = self.parts.arrange(batch)
-        targets, losses = _targets(rows), []
+        targets, losses = sum(each.targets for each in rows), []
         for each in rows:
-            times.enter("forward")
+            enter("forward")
             loss = self.forward(each)
-            times.enter("backward")
+            enter("backward")
             self._scaler.scale(loss / targets).backward()
             losses.append(loss.detach())
-        times.enter("optimizer")
+        enter("optimizer")
         self.update()
-        seconds = times.seconds()
+        marks.append(clock.mark())
+        seconds = dict.fromkeys(parts, 0.0)
+        for part, took in zip(parts, clock.seconds(marks), strict=True):
+            seconds[part] += took
         return TrainedStep(
             loss=float(sum(losses)) / targets,
             data_s=seconds["data"],
@@ -107,9 +108,14 @@ class Trainer:
 
     def gradient_norm(self, batch: TrainingBatch) -> float:
         """The 2-norm of the gradient of the mean loss; with scaling, at the largest scale at which it is finite."""
+
+        def read() -> float:
+            gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+            return float(get_total_norm(gradients))
+
         scale = self.loss_scale
         for _ in range(_HALVINGS):
-            norm = self.with_gradients(batch, self._norm, scale) / scale
+            norm = self.with_gradients(batch, read, scale) / scale
             if norm < float("inf") or not self.parts.loss_scaling:
                 return norm
             scale /= 2
@@ -121,7 +127,7 @@ class Trainer:
             self._in_backward.paused = True
         try:
             rows = self.parts.arrange(batch)
-            targets = _targets(rows)
+            targets = sum(each.targets for each in rows)
             for each in rows:
                 (self.forward(each) * (scale / targets)).backward()
             return read()
@@ -151,45 +157,9 @@ class Trainer:
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _norm(self) -> float:
-        return float(get_total_norm([weight.grad for weight in self.weights if weight.grad is not None]))
-
     def _free_gradients(self) -> None:
         for weight in self.weights:
             weight.grad = None
-
-
-@dataclass
-class _PartTimes:
-    """Adds up the seconds of the parts of a step."""
-
-    clock: Clock
-    _marks: list[Any] = field(default_factory=list)
-    _parts: list[str] = field(default_factory=list)
-
-    def enter(self, part: str) -> None:
-        """A part begins, and with it ends the one before."""
-        self._parts.append(part)
-        self._marks.append(self.clock.mark())
-
-    def seconds(self) -> dict[str, float]:
-        """The last part ends; waits for the device."""
-        self._marks.append(self.clock.mark())
-        found = dict.fromkeys(self._parts, 0.0)
-        for part, seconds in zip(self._parts, self.clock.seconds(self._marks), strict=True):
-            found[part] += seconds
-        return found
-
-
-def _running_statistics(model: Module) -> Iterator[torch.Tensor]:
-    """The buffers that batch norms change while a model trains."""
-    for module in model.modules():
-        if isinstance(module, _NormBase):
-            yield from module.buffers(recurse=False)
-
-
-def _targets(rows: Sequence[MicroBatch]) -> int:
-    return sum(each.targets for each in rows)
 
 
 FOREACH = ("cuda", "xpu")
@@ -207,11 +177,7 @@ def optimizer_of(rule: UpdateRule) -> MakeOptimizer:
 
 
 def implementation_of(optimizer: Optimizer) -> str:
-    """How torch's optimizer updates its weights: "fused", "foreach", or "for-loop" over one weight after the other.
-
-    Without a choice torch takes foreach for weights on the devices of FOREACH, and the loop elsewhere. Another
-    library's optimizer has the name of its module.
-    """
+    """ "fused", "foreach", or "for-loop" over one weight after the other; the module of another library's optimizer."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return type(optimizer).__module__
     (group, *_) = optimizer.param_groups
@@ -237,7 +203,6 @@ class UpdatesInBackward:
         ]
 
     def remove(self) -> None:
-        """Takes the hooks off the weights."""
         for hook in self._hooks:
             hook.remove()
 
