@@ -40,10 +40,8 @@ class Described(Frozen):
 
 
 def description_of(reference: ModelReference) -> Description:
-    """Of a model that generates text: a preset, a bundled model, a folder, or what the hub's cache holds.
-
-    Raises UnsupportedError for one that does not, and where its configuration is not on this machine or cannot be read.
-    """
+    """Of a model that generates text. Raises UnsupportedError for another, and for a configuration that cannot be
+    read here."""
     known = packaged().get(str(reference))
     if known is not None:
         return known

@@ -26,7 +26,7 @@ def known_facts(reference: ModelReference) -> Facts | None:
 
 
 def facts_of(reference: ModelReference) -> ModelFacts | None:
-    """As `known_facts`, of decoders alone: None for an image classifier as well."""
+    """As `known_facts`; None for an image classifier as well."""
     known = packaged().get(str(reference))
     return known.facts if known else None
 
@@ -50,6 +50,5 @@ PACKAGED = Path(__file__).parent / "packaged.json"
 
 @cache
 def packaged() -> Mapping[str, Description]:
-    """Of each preset and bundled model that generates text, by its reference."""
     found = json.loads(PACKAGED.read_text("utf-8"))
     return {reference: Description.model_validate(about) for reference, about in found.items()}

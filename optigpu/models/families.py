@@ -83,10 +83,8 @@ class GgufFamily:
 
 @dataclass(frozen=True)
 class Passes:
-    """What a family's forward passes hold at once, for counting bytes without a model.
-
-    `inner_tensors` as wide as the MLP's inner layer; `float_scores`: eager attention takes its softmax in float32.
-    """
+    """What forward passes hold at once: tensors as wide as the MLP's inner layer, eager attention's scores in
+    float32."""
 
     rotary: bool = True
     inner_tensors: int = 3
@@ -119,7 +117,6 @@ class ModelFamily:
 
     @property
     def mlp(self) -> Mlp | None:
-        """The MLP as transformers has it now; None where it is not known."""
         return self.mlps[0] if self.mlps else None
 
     @property

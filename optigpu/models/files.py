@@ -96,11 +96,8 @@ def sound_directory(reference: ModelReference) -> Path:
 
 
 def require_sound(folder: Path, reference: ModelReference) -> None:
-    """Raises UnsupportedError where a folder's configuration or files of weights are missing or damaged.
-
-    Of safetensors the header is read and held against the file's size. Integers are no weights, unless the
-    configuration says how they were quantized.
-    """
+    """Raises UnsupportedError for a configuration or files of weights that are missing, damaged, or of unexplained
+    integers."""
     config = read_configuration(folder / CONFIGURATION, reference)
     named = config.get("transformers_weights")
     try:

@@ -50,10 +50,7 @@ def _under_root(name: str) -> Path:
 
 
 def held_models() -> tuple[str, ...]:
-    """References to the models that can be loaded here without a network, besides presets and bundled models.
-
-    Of the hub's cache only where nothing may be downloaded: elsewhere every model of the hub can be loaded.
-    """
+    """References to loadable models on this machine; of the hub's cache only where nothing may be downloaded."""
     return (*_folders(), *sorted(() if may_download() else _cached()))
 
 

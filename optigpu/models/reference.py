@@ -31,11 +31,8 @@ class ModelReference(Frozen):
 
 
 def parse_reference(text: str) -> ModelReference:
-    """Reads a reference.
-
-    Raises SpecError for an unknown preset or bundled model (and lists the known ones), an invalid hub name, or a path
-    that leaves the model directory.
-    """
+    """Raises SpecError for an unknown preset or bundled model, an invalid hub name, or a path that leaves the
+    directory."""
     kind, colon, name = text.partition(":")
     if kind == "hub" or not colon:
         return _hub(name if colon else text)
@@ -67,7 +64,6 @@ def _hub(text: str) -> ModelReference:
 
 
 def preset_of(reference: ModelReference) -> Preset | None:
-    """The preset that a reference names, if it names one."""
     return (PRESETS | IMAGE_PRESETS)[reference.name] if reference.kind == "preset" else None
 
 
@@ -76,7 +72,6 @@ BUNDLED: dict[str, Path] = {name: Path(__file__).parent / f"bundled_{name}" for 
 
 
 def bundled_config(name: str) -> dict[str, Any]:
-    """The transformers configuration of a bundled model."""
     config: dict[str, Any] = json.loads((BUNDLED[name] / "config.json").read_text("utf-8"))
     return config
 

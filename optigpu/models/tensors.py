@@ -60,10 +60,7 @@ class Description(Frozen):
 
 @dataclass(frozen=True)
 class Matrix:
-    """`count` equal matrices [outputs, inner]; `bytes` and `bias_bytes` are those of one as it is stored.
-
-    A head that is tied to the embedding takes no bytes of its own until a technique makes a copy of it.
-    """
+    """As MatrixShape, with the bytes of one as it is stored: 0 for a tied head until a technique copies it."""
 
     name: str
     part: Part
@@ -148,8 +145,6 @@ class StoredWeights:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder as a predictor of its memory sees it."""
-
     reference: ModelReference
     description: Description
     caches: tuple[LayerCache, ...]
@@ -170,21 +165,19 @@ class DecoderShape:
         return self.facts.inner_size or max(linear)
 
     def stored(self, width: int, *, half: bool = False) -> StoredWeights:
-        """The weights as they are loaded, in a dtype of `width` bytes."""
         found, tied = self.description, self.facts.tied_head
+
+        def loaded(shape: MatrixShape) -> Matrix:
+            own = 0 if shape.part is Part.HEAD and tied else width * shape.outputs * shape.inner
+            bias = width * shape.outputs if shape.bias else 0
+            return Matrix(shape.name, shape.part, shape.outputs, shape.inner, shape.count, own, bias)
+
         return StoredWeights(
             facts=found.facts,
-            matrices=tuple(_loaded(matrix, width, tied) for matrix in found.matrices),
+            matrices=tuple(loaded(matrix) for matrix in found.matrices),
             other_bytes=width * found.numbers + found.fixed_bytes,
             norm_bytes=width * found.numbers,
             width=width,
             half=half,
             tied=tied,
         )
-
-
-def _loaded(matrix: MatrixShape, width: int, tied: bool) -> Matrix:
-    """A tied head's numbers are the embedding's."""
-    own = 0 if matrix.part is Part.HEAD and tied else width * matrix.outputs * matrix.inner
-    bias = width * matrix.outputs if matrix.bias else 0
-    return Matrix(matrix.name, matrix.part, matrix.outputs, matrix.inner, matrix.count, own, bias)

@@ -17,7 +17,6 @@ Logits = NDArray[np.floating[Any]]
 
 
 def log_softmax(logits: Logits) -> Array:
-    """Log-probabilities of `logits` [..., vocabulary], in nats."""
     shifted = logits.astype(np.float64) - np.max(logits, axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
@@ -59,7 +58,6 @@ class Agreement:
 
     @property
     def divergences(self) -> Array:
-        """In nats."""
         return np.array(self._divergences, dtype=np.float64)
 
     @property

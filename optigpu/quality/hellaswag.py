@@ -59,10 +59,7 @@ def _clean(text: str) -> str:
 
 
 def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[list[Passage], int]:
-    """A passage for each ending of each item, and the number of contexts that were cut to fit `window`.
-
-    Raises OptiGPUError when an ending with one token before it does not fit.
-    """
+    """One for each ending of each item, and how many contexts were cut. Raises OptiGPUError for too long an ending."""
     passages, cut = [], 0
     for item in items:
         context = encode(item.context)

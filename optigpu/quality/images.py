@@ -58,7 +58,6 @@ class ComparedImages:
 def write_image_reference(
     folder: Path, setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
 ) -> ImageSetting:
-    """Writes the fp32 model's logits of the batches `given` into the folder; returns the setting."""
     keep_array(folder, _NAME, setting, _logits(setting, classify, given))
     return setting
 
@@ -66,11 +65,8 @@ def write_image_reference(
 def compare_images(
     folder: Path, setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
 ) -> ComparedImages:
-    """How far the logits of `classify` are from the reference; `given` are the same batches.
-
-    Raises OptiGPUError when there is no reference, when it was made for another setting, and when a logit is NaN or
-    infinite.
-    """
+    """Logits of `classify` and the reference's. Raises OptiGPUError without one for this setting, and for NaN or
+    infinity."""
     differs = "The fp32 reference was made for other images or another model; submit this variant as a separate job."
     reference = np.load(kept_array(folder, _NAME, setting, differs), allow_pickle=False)
     agreement, logits = Agreement(), _logits(setting, classify, given)

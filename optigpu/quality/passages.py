@@ -29,7 +29,6 @@ class Passage:
 
     @property
     def positions(self) -> int:
-        """The number of predicted tokens."""
         return len(self.tokens) - self.first
 
 
@@ -42,10 +41,7 @@ class Prediction(NamedTuple):
 
 
 def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterator[Prediction]:
-    """Every prediction of the passages, `batch` passages at a time, in the order in which they are computed.
-
-    Shorter passages of a batch and missing ones are filled with zeros behind, which nothing before them sees.
-    """
+    """Of `batch` passages at a time, in the order of computation; shorter ones are filled with zeros behind."""
     offset = 0
     for start in range(0, len(passages), batch):
         group = passages[start : start + batch]
@@ -90,10 +86,8 @@ _MOST_NATS = 700.0  # the exponential of more overflows float64
 
 
 def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:
-    """Windows of up to `window` tokens over a text's `tokens` [length], `stride` (less than `window`) apart.
-
-    Raises OptiGPUError when the text is shorter than one window.
-    """
+    """Windows over `tokens` [length], `stride` (less than `window`) apart. Raises OptiGPUError for less than one
+    window."""
     if len(tokens) < window:
         raise OptiGPUError(
             f"The text has {len(tokens)} tokens, fewer than one window of {window}; choose a longer text, or a smaller "

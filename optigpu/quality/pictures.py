@@ -26,8 +26,6 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 
 @dataclass(frozen=True)
 class Picture:
-    """One file, and its class as it is written."""
-
     path: Path
     label: str
 
@@ -149,10 +147,8 @@ class ReadPictures:
     _runtime: PictureRuntime
 
     def batches(self, size: int) -> Iterator[Images]:
-        """All images once, [size, channels, height, width]; the last batch is filled up with its first image.
-
-        Raises UnsupportedError for a file that is no image.
-        """
+        """All once, the last batch filled up with its first image. Raises UnsupportedError for a file that is no
+        image."""
         pictures = self._folder.pictures
         for start in range(0, len(pictures), size):
             batch = [_pixels(each.path) for each in pictures[start : start + size]]

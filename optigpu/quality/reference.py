@@ -94,10 +94,8 @@ class Reference:
     _logits: Path
 
     def judge(self, predictions: Iterable[Prediction]) -> tuple[Agreement, NDArray[np.float64]]:
-        """Divergence from this reference, and the log-likelihood of each predicted token [positions].
-
-        `predictions` are of all of its passages. Raises OptiGPUError when a logit is NaN or infinite.
-        """
+        """Divergence, and log-likelihoods [positions], of all passages' predictions. Raises OptiGPUError for NaN or
+        infinity."""
         agreement, likelihoods = Agreement(), np.full(self.manifest.positions, np.nan)
         with LogitsFile(self._logits, self.manifest.setting.vocabulary) as logits:
             for prediction in predictions:
@@ -111,10 +109,7 @@ class Reference:
 def write_reference(
     folder: Path, manifest: Manifest, passages: list[Passage], predictions: Iterable[Prediction]
 ) -> None:
-    """Writes the files of `open_reference`. The manifest is written last, so that a partial reference is not used.
-
-    Raises OptiGPUError when the disk has too little room, or a logit is NaN or infinite.
-    """
+    """The files of `open_reference`, the manifest last. Raises OptiGPUError for too little room, NaN or infinity."""
     needed = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -171,7 +166,6 @@ def missing_reference(folder: Path) -> OptiGPUError:
 
 
 def keep_array(folder: Path, name: str, setting: Frozen, array: Logits) -> None:
-    """Writes an array and what it was made for."""
     np.save(folder / f"{name}.npy", array)
     (folder / f"{name}.json").write_text(setting.model_dump_json())
 
@@ -187,11 +181,8 @@ def kept_array(folder: Path, name: str, setting: Frozen, differs: str) -> Path:
 
 
 def open_reference(folder: Path, setting: Setting) -> Reference:
-    """Opens the reference in `folder`.
-
-    Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
-    setting, or when its passages were changed.
-    """
+    """Raises OptiGPUError when there is none, when it was made for another setting, or when its passages were
+    changed."""
     if not (folder / _MANIFEST).is_file():
         raise missing_reference(folder)
     manifest = Manifest.model_validate_json((folder / _MANIFEST).read_bytes())

@@ -62,10 +62,8 @@ def comes_from_hub(text: str) -> bool:
 
 
 def read_source(text: str) -> Source:
-    """The dataset that `text` names, from the datasets folder, or from the hub if no folder is set.
-
-    Raises OptiGPUError when it is not there, cannot be read, or leads out of the folder.
-    """
+    """From the datasets folder, or the hub without one. Raises OptiGPUError when it is not there or leads out of the
+    folder."""
     root = os.environ.get(DATASETS_DIR)
     if not root:
         if text not in _FILES:
@@ -92,10 +90,8 @@ _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
 
 
 def read_hub(text: str, file: str) -> tuple[str, bytes]:
-    """The origin of a dataset, and its rows in the format of `file`.
-
-    Raises OptiGPUError without the package `datasets`, for an organisation that is not allowed, and without an answer.
-    """
+    """A dataset's origin, and its rows as `file` has them. Raises OptiGPUError without `datasets`, permission or
+    answer."""
     name, configuration, split = _REPOSITORIES[text]
     if refusal := hub_refusal(name):
         raise OptiGPUError(f"{refusal} Or set OPTIGPU_DATASETS_DIR to a folder that holds {file}.")
@@ -115,7 +111,6 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
 
 
 def wikitext_file(rows: Iterable[Document]) -> bytes:
-    """The rows of Salesforce/wikitext as one text."""
     return "".join(row["text"] for row in rows).encode()
 
 

@@ -62,10 +62,8 @@ class Deviation:
 
 
 def band_of(curves: NDArray[np.float64]) -> Band:
-    """The band of fp32's curves, [seeds, steps], of at least two seeds.
-
-    Raises OptiGPUError if a loss is not finite, or if the loss fell by less than the band is wide.
-    """
+    """Of fp32's curves [seeds >= 2, steps]. Raises OptiGPUError for a loss that is not finite, or fell by less than
+    the band."""
     if not np.isfinite(curves).all():
         raise OptiGPUError(
             "The fp32 model's own loss is not finite after a few steps; ask for a lower learning_rate."
@@ -137,10 +135,8 @@ class LossSetting(Frozen):
 def write_loss_reference(
     folder: Path, setting: LossSetting, runtime: TrainingRuntime, draws: DrawOf
 ) -> LossSetting:
-    """Trains the fp32 model from its first weights with each seed, and writes the losses; returns the setting.
-
-    Raises OptiGPUError if a loss is not finite, or if chance moves the losses more than training does.
-    """
+    """Trains fp32 with each seed from its first weights. Raises OptiGPUError for losses that tell nothing
+    (`band_of`)."""
     seeds = range(setting.seed, setting.seed + setting.seeds)
     curves = np.stack([train(runtime, draws(seed), setting.steps) for seed in seeds])
     band_of(curves)
@@ -151,11 +147,8 @@ def write_loss_reference(
 def compare_losses(
     folder: Path, setting: LossSetting, runtime: TrainingRuntime, draws: DrawOf
 ) -> LossQuality:
-    """Trains over the samples of the reference's first seed, and compares the losses.
-
-    Raises OptiGPUError when there is no reference, when it was made for another setting, or where the stack trains
-    other weights than fp32 does.
-    """
+    """Trains over the first seed's samples. Raises OptiGPUError without a reference for this setting, or for other
+    weights."""
     weights = runtime.weights()
     trained, whole = (weights.trainable, weights.parameters) if weights else (None, None)
     if trained is not None and whole is not None and trained < whole:
@@ -171,7 +164,6 @@ def compare_losses(
 
 
 def final_loss(losses: Curve) -> float:
-    """The mean of the last window."""
     return float(window_means(losses)[-1])
 
 

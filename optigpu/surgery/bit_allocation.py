@@ -38,8 +38,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class BitDecision:
-    """The level that a layer gets, and the reason."""
-
     path: str
     level: Level
     reason: str
@@ -55,7 +53,6 @@ _NO_MORE_BITS = "more bits than this are not offered"
 
 
 def least_bytes(candidates: Iterable[Candidate]) -> int:
-    """Bytes when every layer has the fewest bits."""
     return sum(candidate.levels[0].stored_bytes for candidate in candidates)
 
 
@@ -64,9 +61,8 @@ def total_bytes(decisions: Iterable[BitDecision]) -> int:
 
 
 def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
-    """One decision for each candidate, in their order; together at most `budget` bytes where that is enough for all at
-    their fewest bits, else all at those.
-    """
+    """One decision for each candidate, of at most `budget` bytes together; all at the fewest bits where that is too
+    little."""
     chosen = dict.fromkeys((candidate.path for candidate in candidates), 0)
     left = budget - least_bytes(candidates)
     steps = [(candidate, level) for candidate in candidates for level in range(1, len(candidate.levels))]

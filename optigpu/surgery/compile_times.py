@@ -42,7 +42,6 @@ MadeFor = tuple[object, ...]
 
 
 def made_for(*arguments: object) -> MadeFor:
-    """The shapes and arguments for which a first call makes a function."""
     return tuple(getattr(argument, "shape", argument) for argument in arguments)
 
 
@@ -62,5 +61,4 @@ def cache_tensors(cache: Cache) -> list[torch.Tensor]:
 
 
 def is_filled(cache: Cache) -> bool:
-    """Whether a cache has allocated its tensors; the library does so at the first token."""
     return all(getattr(layer, "is_initialized", False) for layer in cache.layers)

@@ -18,10 +18,8 @@ from optigpu.vocabulary import UnsupportedError
 
 
 def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
-    """Joins each residual addition and the norm after it, in place; returns what a result says of it.
-
-    Raises UnsupportedError, with the model left as it was, as `checked_blocks` does and where norms are plain torch.
-    """
+    """In place; returns what a result says of it. Raises UnsupportedError as `checked_blocks` does, and for plain
+    torch."""
     decoder, blocks, final = checked_blocks(model, kind)
     forwards = family_of(model.config.model_type).forwards
     backend = norm_backend(model.device)
@@ -83,8 +81,6 @@ class FusedNorm(torch.nn.Module):
 
 
 class FusedLayerNorm(FusedNorm):
-    """Mixed into torch's LayerNorm."""
-
     bias: torch.Tensor | None
     eps: float
 
@@ -93,8 +89,6 @@ class FusedLayerNorm(FusedNorm):
 
 
 class FusedRmsNorm(FusedNorm):
-    """Mixed into the RMSNorm of a family."""
-
     variance_epsilon: float
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,8 +96,6 @@ class FusedRmsNorm(FusedNorm):
 
 
 class FusedBlock(torch.nn.Module):
-    """Mixed into a block's class: it hands its sums to the norms."""
-
     link: Link
 
 

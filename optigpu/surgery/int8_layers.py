@@ -28,7 +28,6 @@ class _Int8Layer(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
 
@@ -83,7 +82,6 @@ class Int16Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The layer of a Linear or a Conv1D with 16 bits a weight."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,10 +90,8 @@ class Int16Linear(torch.nn.Module):
 
 
 class Int8Embedding(torch.nn.Module):
-    """row i = table[i] * scale[i], in `dtype`.
-
-    The table is int8 [rows, inner], or what `pack` made of it for a head: [tiles, inner, TILE].
-    """
+    """row i = table[i] * scale[i], in `dtype`; the table is int8 [rows, inner], or packed as a head's: [tiles, inner,
+    TILE]."""
 
     holds_quantized_weights = True
     table: torch.Tensor
@@ -110,7 +106,6 @@ class Int8Embedding(torch.nn.Module):
 
     @classmethod
     def of(cls, embedding: torch.nn.Module) -> Self:
-        """The quantized layer of a torch Embedding, with its own table."""
         weight = weight_of(embedding)
         return cls(*quantize_rows(weight), weight.dtype)
 

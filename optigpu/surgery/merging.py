@@ -56,9 +56,7 @@ def _likeness(layer: torch.nn.Module) -> tuple[object, ...]:
 
 
 def activation_kernels(technique: str, device: torch.device) -> str:
-    """The backend of fused activations on `device`. Raises UnsupportedError if that is plain torch, which fuses
-    nothing.
-    """
+    """The backend of fused activations on `device`. Raises UnsupportedError if that is plain torch."""
     reason = activation_reason(device)
     if reason is not None:
         raise UnsupportedError(f"{technique} has no kernel here. {reason}")

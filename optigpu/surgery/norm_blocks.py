@@ -30,11 +30,8 @@ def norm_reason(
 def checked_blocks(
     model: "PreTrainedModel", kind: NormKind
 ) -> tuple[Decoder, "list[torch.nn.Module]", "torch.nn.Module | None"]:
-    """The family's parts, the blocks, and the final norm (None if the model has none).
-
-    Raises UnsupportedError for a model whose blocks are not known, have norms of the other kind, or are not those of
-    transformers any more.
-    """
+    """The family's parts, blocks and final norm. Raises UnsupportedError for unknown, changed or differently normed
+    blocks."""
     name, technique = model.config.model_type, TECHNIQUES[kind]
     reason = _family_reason(kind, name)
     if not getattr(model.config, "do_layer_norm_before", True):

@@ -27,10 +27,7 @@ FLAT = ("w1", "v1", "w2")
 
 
 class OpenedExperts(Module):
-    """Experts whose matrices are linear layers, in a list under the name of transformers' tensor, and views of it.
-
-    `rest` is transformers' own module without matrices: its activation, its limits, its norm.
-    """
+    """In lists under transformers' names, as views; `rest` is its module without matrices: activation, limits, norm."""
 
     def __init__(self, experts: Module) -> None:
         super().__init__()
@@ -105,10 +102,7 @@ class SharedExperts(OpenedExperts):
     """Experts that all compute every token."""
 
     def forward(self, x: torch.Tensor, gammas: torch.Tensor) -> torch.Tensor:
-        """The sum over the experts of gamma * expert(x), [..., width], in float32 and then in the dtype of x.
-
-        x: [..., width]; gammas: [tokens, experts].
-        """
+        """The sum of gamma * expert(x) in float32, in the dtype of x. x: [..., width]; gammas: [tokens, experts]."""
         shares = gammas.reshape(*x.shape[:-1], -1, 1)
         *before, down = (layers for _, layers in self.lists())
         inner = (self._inner(*(layers[number](x) for layers in before)) for number in range(len(down)))
@@ -221,7 +215,6 @@ class ExpertPlace(Place):
     experts: OpenedExperts
 
     def put(self, layer: torch.nn.Module) -> None:
-        """Replaces the layer."""
         super().put(layer)
         current: torch.nn.Module = self.within.layer
         if current is not self.experts:
@@ -294,10 +287,8 @@ def _exchanged(place: Place) -> torch.nn.Module:
 
 
 def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """As transformers chooses what bitsandbytes quantizes; a model without a head keeps its last linear layer.
-
-    Raises UnsupportedError as `checked_places` does, and when there is no layer but the head.
-    """
+    """As transformers chooses for bitsandbytes; without a head all but the last. Raises as `checked_places`, and if
+    none is left."""
     places = checked_places(model, technique, group)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     kept = places[-1].layer if head is None else head
@@ -337,10 +328,7 @@ def exchange(places: Iterable[Place], make: Callable[[LinearLayer], torch.nn.Mod
 
 
 def become(module: torch.nn.Module, mixin: type[Mixin], **about: Hashable) -> Mixin:
-    """Makes a module an instance of its own class with `mixin`, whose methods come first, before it.
-
-    So transformers still knows it by its class. `about` are attributes of the new class.
-    """
+    """Makes a module an instance of its own class with `mixin`, whose methods come first, and attributes `about`."""
     kind = type(module)
     key = (mixin, kind, *about.items())
     if key not in _MIXED:

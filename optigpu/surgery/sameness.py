@@ -55,10 +55,8 @@ def _decoded(model: PreTrainedModel, cache: Cache, text: int) -> torch.Tensor:
 
 
 def require_same_attention(technique: str, model: PreTrainedModel) -> None:
-    """Raises UnsupportedError if a decoder's attention computes something else than transformers' fused one does.
-
-    A model without a fused one has nothing to be compared with, and packed layers compute nothing yet.
-    """
+    """Raises UnsupportedError if attention computes otherwise than transformers' fused one, where there is one and no
+    packed layer."""
     if not (model.can_generate() and model._supports_sdpa) or count_packed(model):
         return
 

@@ -107,7 +107,6 @@ def _logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _watched(model: PreTrainedModel) -> Iterator[Followers]:
-    """For each norm, once a forward pass has run within: its output, and the linear layers that got this tensor."""
     outputs: Followers = {}
 
     def left_norm(norm: torch.nn.Module, _: object, output: torch.Tensor) -> None:

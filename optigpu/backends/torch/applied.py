@@ -91,7 +91,6 @@ class AppliedModel(TorchDevice):
 def load_decoder(
     reference: ModelReference, options: LoadOptions, device: DeviceKind, seed: int
 ) -> PreTrainedModel:
-    """A decoder loaded as a stack asks for."""
     return load_model(
         parse_reference(options.instead) if options.instead else reference,
         device=torch_name(place_of(options, device)),
@@ -126,8 +125,7 @@ class DecodingModel(AppliedModel):
         seed: int,
         progress: Callable[[str], None],
     ) -> None:
-        """`model` is a reference, or a model that is loaded and on the device: what a stack changes of loading then
-        has no effect."""
+        """`model`: a reference, or a loaded model on the device, of which a stack no longer changes the loading."""
         super().__init__(device, seed)
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
@@ -168,10 +166,8 @@ class DecodingModel(AppliedModel):
         return Decoded(tokens, self.clock.seconds(marks))
 
     def draw(self, prompt: torch.Tensor, new_tokens: int, sampling: Sampling) -> Decoded:
-        """As `generate`, with tokens drawn by chance; leaves torch's random state as it was.
-
-        Raises UnsupportedError where a technique replaced the decode loop, whose own one is greedy.
-        """
+        """As `generate`, drawn by chance; leaves torch's random state. Raises UnsupportedError for a loop of a
+        technique."""
         if self._replacing:
             raise UnsupportedError(
                 f"{' + '.join(self._replacing)} replaces the decode loop by a greedy one; leave it out, or leave "
@@ -222,7 +218,6 @@ class DecodingModel(AppliedModel):
         return sampled(self.model, self.facts.vocabulary, rows, length, self.seed)
 
     def observe(self, prompt: torch.Tensor) -> None:
-        """Records which attention kernels run for this prompt."""
         self.notes.record(attention_kernels=self.attention_kernels(lambda: self.generate(prompt, 2)))
 
     def _scored(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
@@ -280,8 +275,6 @@ _DTYPES = {
 
 
 def computed_there(ran_kernels: bool, products: Sequence[bool]) -> bool:
-    """Whether a device computed that ran kernels, or none. products: for each matrix product whether it launched one.
-
-    A model that falls back to the CPU still copies to the device and chooses tokens on it.
-    """
+    """By whether kernels ran, and each matrix product launched one; a fallback to the CPU still copies and chooses
+    there."""
     return ran_kernels and sum(products) >= len(products) / 2

@@ -53,7 +53,6 @@ def clock_for(device: DeviceKind) -> Clock:
 
 
 def calls_s(call: Callable[[], object], count: int, clock: Clock) -> float:
-    """Seconds of `count` calls, one after the other."""
     begin = clock.mark()
     for _ in range(count):
         call()

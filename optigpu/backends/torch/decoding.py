@@ -73,7 +73,6 @@ class LibraryDecoder:
         return _forced(step, step, cache, tokens, prefill, self._mode)
 
     def _options(self, length: int) -> dict[str, Any]:
-        """The cache options of `generate`; our own cache is new for each request."""
         if self._cache.kind == "none":
             return {"use_cache": False}
         if self._cache == CacheOptions(kind="static"):
@@ -170,7 +169,6 @@ class LeanDecoder:
     def __init__(
         self, model: PreTrainedModel, cache: CacheOptions, wrap: Callable[[Step], Step], mode: Mode
     ) -> None:
-        """`mode` is what `score` enters."""
         if cache.kind == "none":
             raise UnsupportedError(
                 "A technique that replaces the decode step needs a key-value cache; leave no_kv_cache out."
@@ -220,10 +218,8 @@ class LeanDecoder:
 def whole_passes(
     model: PreTrainedModel, tokens: torch.Tensor, first: int, mode: Mode
 ) -> Iterator[torch.Tensor]:
-    """Logits after each of `tokens` ([batch, length]) from index `first` on, float32 [batch, vocabulary], uncached.
-
-    A pass over the whole sequence so far serves as many positions as LOGITS_A_PASS allows.
-    """
+    """As `score`, by passes over the whole sequence so far, uncached, each for as many positions as LOGITS_A_PASS
+    allows."""
     batch, length = tokens.shape
     at_once = max(1, LOGITS_A_PASS // (batch * model.config.get_text_config(decoder=True).vocab_size))
     for start in range(first, length, at_once):

@@ -19,13 +19,9 @@ from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError, UnsupportedE
 
 
 class TorchDevice:
-    """A device, the clock that times it, the seed that its numbers are drawn from, and what is noted on the way.
-
-    A profiler takes the place of `clock` for as long as it records.
-    """
+    """A device, the clock that times it (a profiler may take its place), the seed of its numbers, and what is noted."""
 
     def __init__(self, device: DeviceKind, seed: int) -> None:
-        """Raises UnsupportedError when torch finds no such device."""
         require(device)
         self.device = device
         self.name = torch_name(device)
@@ -35,10 +31,7 @@ class TorchDevice:
         self._moved: tuple[NDArray[Any], torch.Tensor] | None = None
 
     def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The array on the device.
-
-        The last one is remembered, so that a request that is repeated does not copy its inputs again.
-        """
+        """The array on the device; the last one is remembered, so that a repeated request copies nothing."""
         if self._moved is None or self._moved[0] is not array:
             made = torch.from_numpy(np.ascontiguousarray(array)).to(self.name, dtype)
             self._moved = (array, made)
@@ -46,15 +39,11 @@ class TorchDevice:
 
 
 def module_of(device: DeviceKind) -> Any:
-    """torch.cuda, torch.xpu or torch.mps: what torch has for that kind."""
     return torch.get_device_module(torch_name(device))
 
 
 def kind_of(device: torch.device) -> DeviceKind:
-    """The kind of a device of torch, whose "cuda" may be an AMD GPU.
-
-    Raises SpecError for one that no variant runs on.
-    """
+    """Of a device of torch, whose "cuda" may be an AMD GPU. Raises SpecError for one that no variant runs on."""
     if device.type == "cuda" and torch.version.hip:
         return DeviceKind.ROCM
     if device.type not in set(DeviceKind):
@@ -63,7 +52,6 @@ def kind_of(device: torch.device) -> DeviceKind:
 
 
 def is_there(device: DeviceKind) -> bool:
-    """Whether torch can use such a device."""
     if device is DeviceKind.CPU:
         return True
     return bool(module_of(device).is_available()) and kind_of(torch.device(torch_name(device))) is device
@@ -86,10 +74,8 @@ SIDE, LARGEST = 64, 7
 
 
 def multiply(device: DeviceKind) -> None:
-    """Multiplies a matrix of small whole numbers with itself: what a device must get right before it is given jobs.
-
-    Raises what torch raises if it cannot use the device, and OptiGPUError if the product is wrong.
-    """
+    """What a device must get right before it is given jobs. Raises as torch does, and OptiGPUError for a wrong
+    product."""
     products = []
     for place in (torch_name(device), "cpu"):
         every = torch.arange(SIDE * SIDE, device=place, dtype=torch.float32)

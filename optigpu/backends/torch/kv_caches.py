@@ -67,7 +67,6 @@ class GrowingLayer(DynamicLayer):
         return length, self.cumulative_length + query_length - length
 
     def get_seq_length(self) -> int:
-        """Those that were dropped included."""
         return self.cumulative_length
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -88,7 +87,6 @@ class FixedLayer(StaticLayer):
         self.parts: Parts = ()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocates for states like these."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch_size, self.num_heads = key_states.shape[:2]
         empty = _packed(_none_of(key_states), _none_of(value_states), self.options.int8)
@@ -139,7 +137,6 @@ class FixedLayer(StaticLayer):
 
 
 def _packed(keys: torch.Tensor, values: torch.Tensor, int8: bool) -> Parts:
-    """The stored form of new states."""
     if not int8:
         return keys, values
     (q_keys, key_scales), (q_values, value_scales) = quantize_tokens(keys), quantize_tokens(values)
@@ -149,7 +146,6 @@ def _packed(keys: torch.Tensor, values: torch.Tensor, int8: bool) -> Parts:
 def _unpacked(
     parts: Parts, key_dtype: torch.dtype, value_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values as attention takes them."""
     keys, values, *scales = parts
     if not scales:
         return keys, values
@@ -193,10 +189,7 @@ def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cac
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """What the model's `forward` calls the cache: those without attention have a name of their own.
-
-    Raises UnsupportedError for one that takes no cache.
-    """
+    """What the model's `forward` calls the cache. Raises UnsupportedError for one that takes no cache."""
     taken = signature(model.forward).parameters
     for name in ("past_key_values", "cache_params"):
         if name in taken:
@@ -208,10 +201,8 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
-    """Raises UnsupportedError for a model that computes something else with such a cache.
-
-    A cache of ours needs layers that all keep the keys and values of the whole sequence.
-    """
+    """Raises UnsupportedError for a model that computes otherwise with such a cache, or has layers that ours cannot
+    hold."""
     if options.kind == "static":
         _require_static(model)
     if not _is_own(options):
@@ -285,5 +276,4 @@ def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize_tokens(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The states in `dtype`, [batch, heads, tokens, head_size]."""
     return (q * scale).to(dtype)

@@ -50,7 +50,6 @@ def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
 
 
 def last_gpu_cache_bytes(device: DeviceKind) -> int:
-    """The last cache of the GPU; 0 where torch does not tell it."""
     if device is DeviceKind.MPS:
         return 0
     properties = module_of(device).get_device_properties(0)
@@ -70,10 +69,8 @@ def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) 
 
 
 def limit_memory(device: DeviceKind, more_bytes: int) -> None:
-    """From now on this process may take `more_bytes` more: of the GPU's memory, or of private memory of the host.
-
-    What goes beyond raises torch's own error for memory that ran out, from which a caller can go on.
-    """
+    """This process may take `more_bytes` more of the GPU's, or of private host memory; beyond it torch raises its own
+    error."""
     if device is not DeviceKind.CPU:
         module = module_of(device)
         is_apple = device is DeviceKind.MPS

@@ -60,7 +60,6 @@ class TorchOperator(ABC):
             tensor.normal_(generator=self._source)
 
     def normal(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor of random normal numbers."""
         return torch.randn(shape, generator=self._source, device=self.place.name, dtype=dtype)
 
 
@@ -79,8 +78,6 @@ def standard_attention(
 
 
 class TorchAttention(TorchOperator):
-    """Attention over random queries, keys and values."""
-
     def __init__(self, place: TorchDevice, shape: AttentionShape) -> None:
         """Raises UnsupportedError where no fused kernel takes these shapes on this device."""
         super().__init__(place)
@@ -106,7 +103,6 @@ class TorchAttention(TorchOperator):
                 self._fused()
 
     def call(self) -> torch.Tensor:
-        """[batch, heads, length, head_size]."""
         return self._fused() if self._shape.fused else self._standard()
 
     def held(self) -> Sequence[torch.Tensor]:
@@ -116,7 +112,6 @@ class TorchAttention(TorchOperator):
         return self._query, self._key, self._value
 
     def kernels(self) -> list[str]:
-        """The names of the attention operators and kernels that a call runs."""
         return attention_kernels(self.call, self.place.device)
 
     def rows(self, places: Sequence[AttentionPlace]) -> Iterator[AttentionRow]:
@@ -164,7 +159,6 @@ class TorchNorm(TorchOperator):
     """The norm of random rows, of the sum with a residual where there is one."""
 
     def __init__(self, place: TorchDevice, shape: NormShape) -> None:
-        """Raises UnsupportedError where there is no fused kernel."""
         super().__init__(place)
         self._shape = shape
         dtype = dtype_of(shape.dtype)
@@ -252,8 +246,6 @@ class TorchMatmul(TorchOperator):
 
 
 class TorchOperatorRuntime(TorchRuntime):
-    """An OperatorRuntime on the bare device."""
-
     def __init__(self, device: DeviceKind, seed: int) -> None:
         super().__init__(TorchDevice(device, seed))
         self._made: TorchOperator | None = None

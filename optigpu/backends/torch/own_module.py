@@ -34,7 +34,6 @@ class ModuleRuntime(TorchRuntime):
         self.module = module
 
     def weights(self) -> WeightFacts:
-        """Their bytes and their number."""
         return WeightFacts(
             bytes=weight_bytes(self.module),
             parameters=count_weights(self.module),
@@ -52,20 +51,15 @@ class ModuleRuntime(TorchRuntime):
         return value
 
     def call(self, inputs: object) -> object:
-        """The module's output for inputs that are on the device."""
         if isinstance(inputs, Mapping):
             return self.module(**inputs)
         return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """What the GPU's allocator has given out and reserved now; None on a CPU."""
         return held_bytes(self.device)
 
     def flops(self, inputs: object) -> int | None:
-        """Operations of matrix products and convolutions of one call, as torch counts them.
-
-        None where layers compute with operators that torch does not know: its count would be too low.
-        """
+        """As torch counts one call's; None where layers compute with operators that torch does not know."""
         if product_dtypes(self.module):
             return None
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -74,8 +68,7 @@ class ModuleRuntime(TorchRuntime):
 
 
 class TimedCalls:
-    """A request that calls `work` with what `prepare` makes. Only `work` is timed; `check_output` may look at its
-    result afterwards. A Request of optigpu.workloads."""
+    """A Request that times `work` with what `prepare` makes; `check_output` looks at its result afterwards."""
 
     def __init__(
         self,
@@ -88,7 +81,6 @@ class TimedCalls:
         self._check_output = check_output
 
     def run(self) -> Mapping[str, float]:
-        """The seconds of one call by the device's clock."""
         inputs, clock = self._prepare(), self._runtime.place.clock
         marks = [clock.mark()]
         output = self._work(inputs)
@@ -99,7 +91,6 @@ class TimedCalls:
         return {"latency_s": seconds}
 
     def check(self) -> Check:
-        """One call, and whether its output holds NaN or infinity."""
         wrong = _not_finite(self._work(self._prepare()))
         problem = f"The model's output has {wrong} values that are NaN or infinite; check its weights."
         return Check(self.run()["latency_s"], problem if wrong else None)
@@ -108,11 +99,9 @@ class TimedCalls:
         """Nothing is noted of a caller's module."""
 
     def described(self) -> Mapping[str, Sequence[float]]:
-        """A call has no parts."""
         return {}
 
     def fresh(self, seed: int) -> "TimedCalls":
-        """`prepare` makes inputs anew for each call."""
         return self
 
 
@@ -127,10 +116,7 @@ def training_steps(
     loss_fn: Callable[..., torch.Tensor],
     input_fn: Callable[[], object],
 ) -> TimedCalls:
-    """Steps over the inputs and labels that `input_fn` makes: zero the gradients, forward, backward, update.
-
-    A step raises OptiGPUError when its loss is NaN or infinite.
-    """
+    """Zero the gradients, forward, backward, update. A step raises OptiGPUError when its loss is NaN or infinite."""
     count = itertools.count(1)
 
     def step(batch: object) -> torch.Tensor:
@@ -169,10 +155,7 @@ CASTS: dict[str, torch.dtype] = {"FP16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class PassesProfile:
-    """`latencies_s` of passes without the profiler; `kernels` of as many with it; `dtype` of the module's weights.
-
-    `peak_bytes` is what was allocated on the GPU at most, None on a CPU, where torch does not count.
-    """
+    """Of passes without the profiler and as many with it; `peak_bytes`: the most on the GPU, None on a CPU."""
 
     device: DeviceKind
     dtype: str

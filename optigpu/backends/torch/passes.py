@@ -34,10 +34,7 @@ class Passed:
 
 
 class PassModel(AppliedModel):
-    """A model with a resolved stack applied, hook by hook in the order of the phases.
-
-    `dtype` is the name of the one that its weights came in.
-    """
+    """As DecodingModel, for single passes; `dtype` is the name of the one that its weights came in."""
 
     def __init__(
         self,
@@ -73,10 +70,8 @@ class PassModel(AppliedModel):
         self.notes.record(**arithmetic_of(self.model, device))
 
     def forward(self, inputs: torch.Tensor) -> Passed:
-        """One pass over ids [batch, length] with an empty cache, or over images [batch, channels, height, width].
-
-        Its time ends when the most likely token or class of each row is chosen.
-        """
+        """Over ids [batch, length] with an empty cache, or images; timed until the best token or class of each row is
+        chosen."""
         with self._mode():
             marks = [self.clock.mark()]
             logits = self._forward(inputs)
@@ -85,7 +80,6 @@ class PassModel(AppliedModel):
         return Passed(logits, chosen, self.clock.seconds(marks)[0])
 
     def observe(self, inputs: torch.Tensor) -> None:
-        """Records which attention kernels run for these inputs."""
         self.notes.record(attention_kernels=self.attention_kernels(lambda: self.forward(inputs)))
 
 
@@ -114,8 +108,6 @@ class PrefillPass:
 
 
 class ImagePass:
-    """The pass that techniques wrap: images through a classifier."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 

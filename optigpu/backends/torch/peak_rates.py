@@ -52,10 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
-    """All peak rates. `threads` is the number of threads that torch uses.
-
-    Raises UnsupportedError when there is no such device.
-    """
+    """All peak rates; `threads` are torch's. Raises UnsupportedError when there is no such device."""
     clock = TorchDevice(device, seed=0).clock
     loops = _loops(device, threads)
     count = _largest_bytes(device) // 4
@@ -194,7 +191,6 @@ def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
 
 
 def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
-    """A product of two square matrices of that side, ready to be called again and again."""
     shape, place = (side, side), torch_name(device)
     if dtype == "int8":
         a, b = (torch.randint(-127, 128, shape, dtype=torch.int8, device=place) for _ in range(2))

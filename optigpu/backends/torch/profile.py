@@ -37,10 +37,7 @@ _ITEM_BYTES = {
 
 
 class Recording:
-    """A profiler in the place of a clock, which a request marks at its start and after each token.
-
-    So it knows where the first token ends and when enough steps are recorded.
-    """
+    """In the place of a clock, which a request marks at its start and after each token: when to record what."""
 
     def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
         """Raises UnsupportedError for a device whose kernels torch's profiler does not see."""
@@ -57,7 +54,6 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Decode steps of the request: its tokens after the first."""
         return max(0, self._marks - 2)
 
     @property
@@ -93,7 +89,6 @@ class Recording:
         self._profiler.export_chrome_trace(str(path))
 
     def kernels(self) -> list[Kernel]:
-        """Every kernel that was recorded."""
         events = self._profiler.events() or []
         starts = [event.time_range.start for event in events if event.name == _STEPS]
         steps_from = min(starts, default=float("inf"))

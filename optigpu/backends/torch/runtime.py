@@ -75,10 +75,8 @@ class UsualProcessor:
 
 
 def load_processor(reference: ModelReference, side: int, channels: int) -> OwnProcessor | UsualProcessor:
-    """The processor beside the model's files; where there is none, the usual one for squares of `side` pixels.
-
-    Raises UnsupportedError where images of so many channels have no usual one, and for a damaged file.
-    """
+    """The one beside the model's files, or the usual one. Raises UnsupportedError for a damaged file, or other
+    channels."""
     if reference.kind == "path":
         require_objects(Path(source_of(reference)), (PROCESSOR,), reference)
     try:
@@ -89,8 +87,6 @@ def load_processor(reference: ModelReference, side: int, channels: int) -> OwnPr
 
 
 class TorchModelRuntime(TorchRuntime):
-    """The methods for weights, which every model has."""
-
     def __init__(self, applied: AppliedModel, folder: Path) -> None:
         """`folder` keeps what is known of the model's files for the whole job."""
         super().__init__(applied)
@@ -155,7 +151,6 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return map(_logits, self.decoding.score(self._place.tensor(tokens), prefill))
 
     def scoring_s(self, tokens: Ids, prefill: int) -> float:
-        """The logits stay on the device."""
         given, clock = self._place.tensor(tokens), self._place.clock
         begin = clock.mark()
         for _ in self.decoding.score(given, prefill):
@@ -202,7 +197,6 @@ class TorchPassRuntime(TorchModelRuntime):
         self.facts = applied.facts
 
     def footprint(self) -> Footprint | ImageFootprint:
-        """For a classifier also the operations for an image of the workload's shape."""
         if isinstance(self.facts, ImageFacts):
             return image_footprint_of(self.passing.model, self.facts, self.notes.facts["image_shape"])
         return footprint_of(self.passing.model, self.facts)

@@ -29,8 +29,6 @@ class ServingLoop(Protocol):
 
 
 class TorchSlots:
-    """Slots of a transformers model."""
-
     def __init__(
         self, model: PreTrainedModel, mode: Mode, count: int, length: int, block_tokens: int
     ) -> None:
@@ -134,7 +132,6 @@ class BlockTable:
         self.read: torch.Tensor | None = None
 
     def place(self, slot: int, tokens: int) -> None:
-        """A prompt of so many tokens goes to an empty place."""
         self._grow(slot, tokens)
         self.written = self._indices([slot])[0, :tokens]
         self.read = None
@@ -175,7 +172,6 @@ class PagedLayer(CacheLayerMixin):
         self.table = table
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocates for states like these, [batch, heads, tokens, head_size] each."""
         self.keys, self.values = (
             states.new_zeros(self.table.pool_tokens, states.shape[1], states.shape[3])
             for states in (key_states, value_states)
@@ -185,7 +181,6 @@ class PagedLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores new states where the table says, and returns what they attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None

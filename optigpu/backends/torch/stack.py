@@ -6,17 +6,14 @@ from optigpu.techniques.base import CacheOptions, LoadOptions, ModeOptions, Tech
 
 
 def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
-    """How the weights of the stack are loaded."""
     return reduce(lambda options, technique: technique.load(options), stack, LoadOptions())
 
 
 def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
-    """The key-value cache of the stack."""
     return reduce(lambda options, technique: technique.cache(options), stack, CacheOptions())
 
 
 def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
-    """The contexts in which the stack's forward passes run."""
     return reduce(lambda options, technique: technique.execution(options), stack, ModeOptions())
 
 

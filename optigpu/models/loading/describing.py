@@ -34,7 +34,6 @@ _Shape = TypeVar("_Shape", MatrixShape, LayerCache)
 
 
 def described(config: PretrainedConfig) -> Described:
-    """The shapes of a decoder or an image classifier, or why it is neither."""
     if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         values = config.to_dict() | {"num_labels": config.num_labels}
         return Described(images=image_facts_from_config(config.model_type, values))
@@ -43,7 +42,6 @@ def described(config: PretrainedConfig) -> Described:
 
 
 def description(config: PretrainedConfig) -> Description:
-    """What the decoder of a configuration is made of."""
     wide, model = _built(config, torch.float32), _built(config, torch.bfloat16)
     inside = {id(weight) for _, layer in _layers(model) for weight in layer.parameters(recurse=False)}
     pairs = zip(wide.parameters(), model.parameters(), strict=True)
@@ -76,7 +74,6 @@ def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Module]]:
 
 
 def _matrices(model: PreTrainedModel) -> Iterator[MatrixShape]:
-    """Each of them, under the same name in every block."""
     names = _names(model.config.get_text_config(decoder=True).model_type)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for path, layer in _layers(model):
@@ -93,7 +90,6 @@ def _matrices(model: PreTrainedModel) -> Iterator[MatrixShape]:
 
 
 def _counted(shapes: Iterable[_Shape]) -> Iterator[_Shape]:
-    """Each of them once, in the order in which they come."""
     for shape, count in Counter(shapes).items():
         yield shape.model_copy(update={"count": count})
 

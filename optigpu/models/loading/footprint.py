@@ -13,7 +13,6 @@ from optigpu.models.loading.packed_checkpoints import count_packed
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes of each storage by its address; what is shared is there once."""
     return {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
@@ -23,10 +22,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
-    """The footprint of an image classifier after the stack has changed it, for an image [channels, height, width].
-
-    torch counts the operations over a model of the same configuration without numbers.
-    """
+    """Of an image [channels, height, width]; torch counts the operations over a model of that configuration without
+    numbers."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         # Attention in separate products: the counter does not know every fused kernel.
         plain = AutoModelForImageClassification.from_config(model.config, attn_implementation="eager")
@@ -71,10 +68,7 @@ def parameters_of(model: Module) -> dict[str, tuple[int, int]]:
 
 
 def share_gone(before: Mapping[str, tuple[int, int]], model: Module, weights: int) -> float:
-    """The share of a model's `weights` that are no parameters any more under one of their names, or came packed.
-
-    A layer that quantizes its weights holds them as buffers. A tied table counts where one end is quantized.
-    """
+    """Of a model's `weights`, those that came packed or are no parameters any more under one of their names."""
     left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     gone = dict(found for name, found in before.items() if name not in left)
     return (sum(gone.values()) + count_packed(model)) / weights

@@ -98,7 +98,6 @@ def load_image_model(
 
 
 def classifies_images(reference: ModelReference) -> bool:
-    """By its architecture. Raises UnsupportedError if its configuration cannot be read here."""
     return type(config_of(reference)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
@@ -140,10 +139,8 @@ def loaded_facts(model: PreTrainedModel) -> ModelFacts:
 
 
 def facts_of_config(config: PretrainedConfig) -> ModelFacts:
-    """The facts in a configuration, by the names that all of transformers shares and the defaults of its class.
-
-    A model without attention has no heads, and one whose positions have no end no context.
-    """
+    """By the names that all of transformers shares; no heads without attention, no context where positions have no
+    end."""
     config = config.get_text_config(decoder=True)
     family, heads = family_of(config.model_type), getattr(config, "num_attention_heads", 0)
     hidden, inner = config.hidden_size, family.keys.inner_size
@@ -291,10 +288,7 @@ def reading_of(reference: ModelReference) -> dict[str, Any]:
 
 @contextmanager
 def _one_sentence(reference: ModelReference, files: str = CONFIGURATION) -> Iterator[None]:
-    """The library's errors as one sentence with advice: whatever it raises, the model's files are not what it reads.
-
-    `files` are those to look at. An error of memory or of a device says nothing of the files, and stays as it is.
-    """
+    """The library's errors as one sentence with advice on `files`; errors of memory or of a device stay as they are."""
     try:
         yield
     except (OptiGPUError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):

@@ -84,10 +84,8 @@ class PackedLinear(torch.nn.Module):
         return torch.empty(self.outputs, self.inputs, device="meta")
 
     def order(self) -> torch.Tensor | None:
-        """Its inputs sorted by their groups, int64; None if they are sorted already.
-
-        Raises UnsupportedError when g_idx does not give each group as many inputs.
-        """
+        """Its inputs sorted by their groups, int64; None if they are. Raises UnsupportedError for groups of several
+        sizes."""
         groups = self.g_idx
         if groups is None:
             return None
@@ -113,10 +111,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def packing_of(config: PretrainedConfig) -> Packing | None:
-    """How the model of a transformers configuration is packed; None for a model that GPTQ or AWQ did not write.
-
-    Raises UnsupportedError for what cannot be read: other than 4 bits, other groups, another layout.
-    """
+    """None for a model that GPTQ or AWQ did not write. Raises UnsupportedError for other bits, groups or layouts."""
     facts = getattr(config, "quantization_config", None)
     if facts is None:
         return None
@@ -146,17 +141,13 @@ def packing_of(config: PretrainedConfig) -> Packing | None:
 def read_packed(
     packing: Packing, config: PretrainedConfig, read: Callable[[PretrainedConfig], PreTrainedModel]
 ) -> PreTrainedModel:
-    """A model with packed layers where the checkpoint has them; `read(config)` calls from_pretrained.
-
-    The library's own way to quantized models (HfQuantizer) is taken, with a quantizer of ours in the place of the one
-    that the configuration names: its shards, names and tied weights are then read as those of any model.
-    """
+    """What `read(config)`, from_pretrained, gives with packed layers, by the library's HfQuantizer and a quantizer of
+    ours."""
     config.quantization_config = {"quant_method": _QUANTIZER, "packing": packing}
     return read(config)
 
 
 def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
-    """The packed layers of a model with their paths."""
     return ((path, module) for path, module in model.named_modules() if isinstance(module, PackedLinear))
 
 
@@ -179,7 +170,6 @@ def weights_of(unpacked: Unpacked) -> torch.Tensor:
 
 
 def count_packed(model: torch.nn.Module) -> int:
-    """Number of weights in packed layers."""
     return sum(layer.outputs * layer.inputs for _, layer in packed_layers(model))
 
 
@@ -221,7 +211,6 @@ class _Quantizer(HfQuantizer):
 
 
 def _make_room(model: PreTrainedModel, packing: Packing, files: list[str]) -> None:
-    """Puts an empty packed layer where the files have one. Raises UnsupportedError when its tensors do not fit."""
     for path, headers in _headers(files).items():
         parent, _, name = path.rpartition(".")
         place = model.get_submodule(parent)

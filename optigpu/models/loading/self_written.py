@@ -13,10 +13,8 @@ SAMPLED_AT_ONCE = 16
 def sampled(
     model: PreTrainedModel, vocabulary: int, rows: int, length: int, seed: int, at_once: int = SAMPLED_AT_ONCE
 ) -> torch.Tensor:
-    """Sequences drawn from a causal model at temperature 1, int64 [rows, length] on its device.
-
-    Each begins with `first_token`, which is not drawn. Leaves torch's random state as it was.
-    """
+    """Sequences drawn at temperature 1 after `first_token`, int64 [rows, length]; leaves torch's random state as it
+    was."""
     generate: Any = model.generate
     plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn = []

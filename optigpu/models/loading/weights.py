@@ -52,7 +52,6 @@ _NO_REVISION = {
 
 
 def architecture_digest(preset: Preset) -> str:
-    """The digest of what defines a preset, in hexadecimal."""
     return _digest({"model_type": preset.model_type, "config": preset.config})
 
 

@@ -47,10 +47,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def compute_in_four_bits(model: PreTrainedModel, recipe: Recipe, notes: Notes) -> None:
-    """Exchanges the packed layers of a ready checkpoint, or quantizes the model by the recipe; records what it did.
-
-    Raises UnsupportedError, with the model left as it was, when it can do neither.
-    """
+    """By a ready checkpoint's packed layers or the recipe. Raises UnsupportedError, the model as it was, if it
+    cannot."""
     backend = int4_linear_backend(model.device, model.dtype)
     packed = dict(packed_layers(model))
     if packed:
@@ -186,7 +184,6 @@ def _require_readable(packed: dict[str, Any]) -> None:
 
 
 def _exchange(model: PreTrainedModel, packed: dict[str, Any], biases: dict[str, Any]) -> None:
-    """Replaces each packed layer of a model by one of ours, one after the other."""
     for path, layer in packed.items():
         parent, _, name = path.rpartition(".")
         unpacked = layer.unpacked()

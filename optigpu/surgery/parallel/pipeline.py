@@ -44,10 +44,8 @@ class _NoPositions(torch.nn.Module):
 
 
 def divide(model: PreTrainedModel, ways: int) -> Ranks:
-    """Leaves the embedding, the first blocks and the head in the model, and starts the other ranks with theirs.
-
-    Raises UnsupportedError, with the model left as it was, when there are fewer blocks than ranks.
-    """
+    """Leaves the first blocks, and starts the other ranks with theirs. Raises UnsupportedError for fewer blocks than
+    ranks."""
     whole = divisible(model, TECHNIQUE)
     blocks = whole.blocks
     if len(blocks) < ways:

@@ -20,17 +20,14 @@ START_S = 120.0
 
 @dataclass(frozen=True)
 class Announcement:
-    """The next pass: over `length` tokens of each of `rows` sequences, after `past` tokens that are in the cache.
-
-    With `rows` 0 there is none, and the other ranks end.
-    """
+    """The next pass: `length` tokens of each of `rows` sequences, after `past` cached ones; with `rows` 0 the ranks
+    end."""
 
     rows: int = 0
     length: int = 0
     past: int = 0
 
     def tell(self) -> None:
-        """From rank 0 to all others."""
         dist.broadcast(torch.tensor(astuple(self)), 0)
 
     @classmethod
@@ -55,7 +52,6 @@ def meet(meeting: Path, rank: int, ways: int) -> None:
 
 
 def share(states: torch.Tensor) -> None:
-    """From rank 0 to all others, in place."""
     dist.broadcast(states.view(torch.uint8), 0)
 
 
@@ -71,7 +67,6 @@ def receive(states: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def main() -> int:
-    """Reads its part, and runs one pass for each announcement."""
     parser = argparse.ArgumentParser(prog="python -m optigpu.surgery.parallel.rank", description=__doc__)
     parser.add_argument("kind", choices=("tensor", "pipeline"))
     parser.add_argument("folder", type=Path, help="with the part RANK.pt, and where the ranks meet")

@@ -64,10 +64,7 @@ class Ranks:
     def announce(
         self, decoder: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]
     ) -> tuple[tuple[()], dict[str, object]]:
-        """The hook before the decoder's forward pass: its inputs, with ids looked up in the embedding already.
-
-        Raises UnsupportedError for padded sequences, which the other ranks know nothing of.
-        """
+        """The hook before a forward pass, which gives it embedded ids. Raises UnsupportedError for padded sequences."""
         assert isinstance(decoder, PreTrainedModel)
         ids = given[0] if given else named.pop("input_ids", None)
         states = named.get("inputs_embeds") if ids is None else decoder.get_input_embeddings()(ids)

@@ -45,7 +45,6 @@ class _Cut:
     joined: int
 
     def part(self, layer: torch.nn.Linear | Conv1D, rank: int, ways: int) -> torch.nn.Module:
-        """The layer of one rank."""
         weight = weight_of(layer)  # [outputs, inputs]
         bias: torch.Tensor | None = layer.bias
         if not self.joined:
@@ -60,10 +59,8 @@ class _Cut:
 
 
 def divide(model: PreTrainedModel, ways: int) -> Ranks:
-    """Leaves rank 0's part in the model, and starts the other ranks with theirs.
-
-    Raises UnsupportedError, with the model left as it was, when heads or inner features cannot be divided evenly.
-    """
+    """Leaves rank 0's part, and starts the other ranks. Raises UnsupportedError for heads or features that ways do
+    not divide."""
     whole = divisible(model, TECHNIQUE)
     cuts = list(_cuts(whole))
     _check(model, cuts, ways)
@@ -86,7 +83,6 @@ def divide(model: PreTrainedModel, ways: int) -> Ranks:
 
 
 def _cuts(whole: Divisible) -> Iterator[_Cut]:
-    """The linear layers of all blocks."""
     attention, mlp = whole.attention, whole.mlp
     for block in whole.blocks:
         heads, inner = block.get_submodule(attention.path), block.get_submodule(mlp.path)

@@ -43,10 +43,7 @@ _NOT_OF_ATTENTION = re.compile(r"log_?soft_?max|^autograd::|Backward\d$", re.IGN
 
 
 class TrainableModel(AppliedModel):
-    """A decoder or an image classifier with a resolved stack applied, hook by hook in the order of the phases.
-
-    All its weights require gradients when techniques' `modules` are called, which may freeze some.
-    """
+    """A decoder or an image classifier with a stack applied; techniques' `modules` may freeze some of its weights."""
 
     def __init__(
         self,
@@ -81,7 +78,6 @@ class TrainableModel(AppliedModel):
 
     @property
     def trainable(self) -> int:
-        """The number of weights that training changes."""
         return sum(weight.numel() for weight in self.trainer.weights)
 
     def step(self, batch: TrainingBatch) -> TrainedStep:
@@ -99,12 +95,10 @@ class TrainableModel(AppliedModel):
         torch.manual_seed(self.seed)
 
     def gradient_norm(self, batch: TrainingBatch) -> float:
-        """Of the mean loss."""
         with only_kernel(self.modes.attention_kernel):
             return self.trainer.gradient_norm(batch)
 
     def observe(self, batch: TrainingBatch) -> None:
-        """Records which attention kernels run, forward and backward, for these samples."""
         names = self.attention_kernels(lambda: self.gradient_norm(batch))
         self.notes.record(attention_kernels=[name for name in names if not _NOT_OF_ATTENTION.search(name)])
 
@@ -120,7 +114,6 @@ class TrainableModel(AppliedModel):
                 yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
     def _parts(self, rule: UpdateRule, stack: tuple[Technique, ...], dtype: str) -> TrainingParts:
-        """The parts of a plain step, as the stack changes them."""
         parts = TrainingParts(
             arrange=arranging_on(self.model.device, getattr(torch, dtype)),
             loss=loss_of(self.model),
@@ -143,10 +136,8 @@ class TrainableModel(AppliedModel):
 
 
 def turn_off_dropout(model: Module) -> dict[str, float]:
-    """Sets every probability of dropout to 0; returns what they were, as "GPT2Attention.dropout": 0.1.
-
-    transformers keeps them in dropout layers and in numbers whose names contain "drop".
-    """
+    """Sets all probabilities, in numbers whose names contain "drop" too, to 0; returns {"GPT2Attention.dropout":
+    0.1}."""
     found: dict[str, float] = {}
     for module in model.modules():
         for name, value in list(vars(module).items()):

@@ -69,7 +69,6 @@ class LiveBytes(TorchDispatchMode):
         return made
 
     def count(self, tensor: torch.Tensor, *, is_lent: bool = False) -> None:
-        """Adds a tensor's storage, if it was not counted yet; memory that is lent takes no bytes."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._sizes:
@@ -107,10 +106,8 @@ class NumbersAsExpected(TorchDispatchMode):
 def predicted_need(
     rule: UpdateRule, model: str, stack: tuple[Technique, ...], batches: tuple[BatchOf, ...]
 ) -> tuple[TrainingNeed, ...]:
-    """What steps with these batches need, each after a first one that has made the optimizer's states.
-
-    Raises UnsupportedError for a stack whose step depends on numbers: loss scaling, or a library's own operators.
-    """
+    """Of steps with these batches, after a first one. Raises UnsupportedError for a stack whose step depends on
+    numbers."""
     names = " + ".join(technique.name for technique in stack) or "a plain step"
     refusal = (
         f"The memory of training with {names} cannot be told from shapes alone; measure it with the workload "
@@ -232,7 +229,6 @@ class _Convolution:
         return max(_blocked(self.output) + self._weight() + given, given + own)
 
     def to_weight_bytes(self) -> int:
-        """Of the weight's gradient."""
         narrower = self.weight.element_size() < FLOAT
         sums = self._weight() * FLOAT // self.weight.element_size() if narrower else 0
         # Copies of the input and of the output's gradient, from which the weight's is computed.
@@ -256,7 +252,6 @@ class _Convolution:
 
 
 def _blocked(tensor: torch.Tensor, block: int | None = None, dimension: int = 1) -> int:
-    """Bytes of a copy whose channels are padded to whole blocks."""
     channels = tensor.shape[dimension]
     return tensor.nbytes // channels * _padded(channels, block)
 

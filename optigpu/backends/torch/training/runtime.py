@@ -30,15 +30,12 @@ _FUSED_BACKWARD = {
 
 
 class TorchTrainingRuntime(TorchModelRuntime):
-    """Steps of training of a transformers model."""
-
     def __init__(self, applied: TrainableModel, folder: Path) -> None:
         super().__init__(applied, folder)
         self.training = applied
         self.facts = applied.facts
 
     def weights(self) -> WeightFacts:
-        """As of every model, and how many weights are trained."""
         return super().weights().model_copy(update={"trainable": self.training.trainable})
 
     def footprint(self) -> None:

@@ -50,12 +50,10 @@ class Trainer:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The one of all weights, or those of each."""
         return self._in_backward.optimizers if self._in_backward else [self._optimizer]
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied with now; 1 without loss scaling."""
         return float(self._scaler.get_scale())
 
     def restart(self) -> None:
@@ -100,7 +98,6 @@ class Trainer:
         )
 
     def forward(self, rows: MicroBatch) -> torch.Tensor:
-        """The summed loss of a micro-batch, within the contexts of the stack."""
         with ExitStack() as contexts:
             for around in self.parts.around:
                 contexts.enter_context(around())
@@ -137,7 +134,6 @@ class Trainer:
                 self._in_backward.paused = False
 
     def _begin(self) -> None:
-        """A new optimizer and a new loss scale."""
         if self._in_backward:
             self._in_backward.remove()
         self._scaler = GradScaler(self._device, enabled=self.parts.loss_scaling)
@@ -147,7 +143,6 @@ class Trainer:
             self._optimizer = self.parts.optimizer(self.weights)
 
     def update(self) -> None:
-        """Changes the weights by their gradients, and frees these."""
         if self._in_backward:
             return
         if self.parts.clip_norm is not None:
@@ -168,8 +163,6 @@ _CLASSES: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
 
 
 def optimizer_of(rule: UpdateRule) -> MakeOptimizer:
-    """torch's own optimizer, which chooses between its implementations."""
-
     def make(weights: Sequence[Parameter]) -> Optimizer:
         return _CLASSES[rule.name](weights, lr=rule.learning_rate)
 
@@ -189,10 +182,7 @@ def implementation_of(optimizer: Optimizer) -> str:
 
 
 class UpdatesInBackward:
-    """An optimizer for each weight, which runs as soon as the weight's gradient is complete, and frees that.
-
-    While `paused`, gradients are kept and no weight changes.
-    """
+    """One for each weight, run once its gradient is complete, which it frees; none while `paused`."""
 
     def __init__(self, weights: Sequence[Parameter], make: MakeOptimizer) -> None:
         self.optimizers = [make([weight]) for weight in weights]
