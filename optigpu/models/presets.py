@@ -33,6 +33,11 @@ def _llama(source: str, model_type: str, parameters: int, *shapes: int, **more: 
     return Preset(model_type, source, parameters, dict(zip(names, shapes, strict=True)) | more)
 
 
+def _image(model_type: str, source: str, parameters: int, side: int, classes: int, **more: Any) -> Preset:
+    return Preset(model_type, source, parameters, {"num_labels": classes, "image_size": side} | more)
+
+
+_OURS = "made for this project's tests"
 PRESETS: dict[str, Preset] = {
     "gpt2": _gpt2("gpt2", 124_439_808, 768, 12, 12),
     "gpt2-medium": _gpt2("gpt2-medium", 354_823_168, 1024, 24, 16),
@@ -99,61 +104,42 @@ PRESETS: dict[str, Preset] = {
     ),
     "tiny-gpt2-test": Preset(
         "gpt2",
-        "made for this project's tests",
+        _OURS,
         527_872,
         {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 512},
     ),
     "tiny-qwen-test": _llama(
-        "made for this project's tests", "qwen2", 361_600, 128, 256, 2, 4,
+        _OURS, "qwen2", 361_600, 128, 256, 2, 4,
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
         use_sliding_window=False,
     ),
     "tiny-llama-test": _llama(
-        "made for this project's tests", "llama", 361_088, 128, 256, 2, 4,
+        _OURS, "llama", 361_088, 128, 256, 2, 4,
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
     ),
 }  # fmt: skip
 """Every preset that generates text, by its name."""
 
 IMAGE_PRESETS: dict[str, Preset] = {
-    "resnet-50": Preset("resnet", "microsoft/resnet-50", 25_557_032, {"num_labels": 1000, "image_size": 224}),
-    "mobilenet-v2": Preset(
-        "mobilenet_v2", "google/mobilenet_v2_1.0_224", 3_506_153, {"num_labels": 1001, "image_size": 224}
-    ),
+    "resnet-50": _image("resnet", "microsoft/resnet-50", 25_557_032, 224, 1000),
+    "mobilenet-v2": _image("mobilenet_v2", "google/mobilenet_v2_1.0_224", 3_506_153, 224, 1001),
     # The sizes that microcontrollers run, with ImageNet's 1000 classes as Keras's models have them.
-    "mobilenet-v2-0.35-96": Preset(
-        "mobilenet_v2",
-        "google/mobilenet_v2_0.35_96",
-        1_677_128,
-        {"depth_multiplier": 0.35, "num_labels": 1000, "image_size": 96},
+    "mobilenet-v2-0.35-96": _image(
+        "mobilenet_v2", "google/mobilenet_v2_0.35_96", 1_677_128, 96, 1000, depth_multiplier=0.35
     ),
-    "mobilenet-v2-1.0-224": Preset(
-        "mobilenet_v2",
-        "keras.applications.MobileNetV2",
-        3_504_872,
-        {"depth_multiplier": 1.0, "num_labels": 1000, "image_size": 224},
+    "mobilenet-v2-1.0-224": _image(
+        "mobilenet_v2", "keras.applications.MobileNetV2", 3_504_872, 224, 1000, depth_multiplier=1.0
     ),
-    "vit-base": Preset(
-        "vit", "google/vit-base-patch16-224", 86_567_656, {"num_labels": 1000, "image_size": 224}
+    "vit-base": _image("vit", "google/vit-base-patch16-224", 86_567_656, 224, 1000),
+    "tiny-resnet-test": _image(
+        "resnet", _OURS, 4_786, 32, 10, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2]
     ),
-    "tiny-resnet-test": Preset(
-        "resnet",
-        "made for this project's tests",
-        4_786,
-        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10, "image_size": 32},
+    "tiny-mobilenet-test": _image(
+        "mobilenet_v2", _OURS, 48_202, 32, 10, depth_multiplier=0.1, finegrained_output=False
     ),
-    "tiny-mobilenet-test": Preset(
-        "mobilenet_v2",
-        "made for this project's tests",
-        48_202,
-        {"depth_multiplier": 0.1, "finegrained_output": False, "num_labels": 10, "image_size": 32},
+    "tiny-vit-test": _image(
+        "vit", _OURS, 24_234, 32, 10,
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, patch_size=8,
     ),
-    "tiny-vit-test": Preset(
-        "vit",
-        "made for this project's tests",
-        24_234,
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        | {"patch_size": 8, "num_labels": 10, "image_size": 32},
-    ),
-}
+}  # fmt: skip
 """Every preset that classifies images, by its name. `image_size` is the side in pixels that it was trained with."""

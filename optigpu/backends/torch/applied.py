@@ -18,7 +18,7 @@ from optigpu.backends.torch.attention import activities_of, attention_names, mod
 from optigpu.backends.torch.decoding import LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
-from optigpu.backends.torch.slots import ServingLoop, TorchSlots
+from optigpu.backends.torch.slots import TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.hardware.device_kinds import KINDS, torch_name
 from optigpu.models.loading.footprint import parameters_of, share_gone
@@ -194,8 +194,9 @@ class DecodingModel(AppliedModel):
 
     def slots(self, count: int, length: int, block_tokens: int) -> Slots:
         """Places for sequences that join and leave; raises UnsupportedError where a loop of a technique has none."""
-        loop: object = self._decode
-        if self._replacing and not isinstance(loop, ServingLoop):
+        loop: Any = self._decode
+        serves = hasattr(loop, "slots")
+        if self._replacing and not serves:
             raise UnsupportedError(
                 f"{' + '.join(self._replacing)} replaces the decode loop by one of whole batches; leave it out, or "
                 "measure generate."
@@ -203,8 +204,9 @@ class DecodingModel(AppliedModel):
         self.notes.record(
             kv_cache="paged", kv_cache_block_tokens=block_tokens, decode_loop="continuous batching"
         )
-        if isinstance(loop, ServingLoop):
-            return loop.slots(count, length, block_tokens)
+        if serves:  # a technique's loop; it enters the stack's mode itself
+            places: Slots = loop.slots(count, length, block_tokens)
+            return places
         if self._places is None or not self._places.emptied(count, length, block_tokens):
             self._places = TorchSlots(self.model, self._mode, count, length, block_tokens)
         return self._places

@@ -13,12 +13,7 @@ from optigpu.backends.torch.kv_caches import cache_argument, cache_facts, new_ca
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.facts import Facts
-from optigpu.models.loading.load import (
-    count_weights,
-    load_image_model,
-    loaded_facts,
-    loaded_image_facts,
-)
+from optigpu.models.loading.load import count_weights, load_image_model, loaded_facts, loaded_image_facts
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, Technique
 from optigpu.vocabulary import DeviceKind, Task

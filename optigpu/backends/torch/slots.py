@@ -5,27 +5,17 @@ Model Serving with PagedAttention, SOSP 2023, arXiv:2309.06180). Keys and values
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from optigpu.backends.serving import Slots
 from optigpu.backends.torch.attention import Mode
 from optigpu.backends.torch.kv_caches import layers_beside_whole_attention
 from optigpu.vocabulary import UnsupportedError
 
 ATTENTIONS = ("sdpa", "eager")
 """transformers' attentions that take any mask."""
-
-
-@runtime_checkable
-class ServingLoop(Protocol):
-    """A technique's decode loop that also serves."""
-
-    def slots(self, count: int, length: int, block_tokens: int) -> Slots:
-        """Free places, as ServingRuntime.slots has them; the caller has not entered the stack's mode."""
 
 
 class TorchSlots:

@@ -10,12 +10,8 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optigpu.vocabulary import Frozen
-
-if TYPE_CHECKING:
-    from gptqmodel import QuantizeConfig
 
 REQUEST, IDS, PLAIN, QUANTIZED = "request.json", "calibration.json", "plain", "quantized"
 
@@ -36,11 +32,22 @@ def main(folder: Path) -> None:
     # Read by the library, which wants two workers and more, and by transformers when they are imported.
     os.environ.update(GPTQMODEL_CPU_WORKERS=str(max(2, request.threads)), HF_HUB_OFFLINE="1")
     import torch
-    from gptqmodel import GPTQModel
+    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel.quantization import FORMAT, METHOD
 
     torch.set_num_threads(request.threads)
     _write_tokenizer(folder / PLAIN)
-    model = GPTQModel.load(str(folder / PLAIN), _config(request), dtype=getattr(torch, request.dtype))
+    # AWQ has zero points, as its paper does; GPTQ is symmetric, which is the library's default.
+    kind = {"gptq": {}, "awq": {"method": METHOD.AWQ, "format": FORMAT.GEMM, "sym": False}}[request.method]
+    config = QuantizeConfig(
+        bits=4,
+        group_size=request.group_size,
+        device=request.device,
+        offload_to_disk=False,
+        pack_impl="original",  # the others compile an extension first, which takes longer than packing
+        **kind,
+    )
+    model = GPTQModel.load(str(folder / PLAIN), config, dtype=getattr(torch, request.dtype))
     ids = json.loads((folder / IDS).read_text("utf-8"))
     rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
     model.quantize(rows, batch_size=1)
@@ -57,22 +64,6 @@ def _write_tokenizer(folder: Path) -> None:
     words = WordLevel({str(number): number for number in range(vocabulary)}, unk_token="0")
     special = {"unk_token": "0", "pad_token": "0", "bos_token": "0", "eos_token": "0"}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), **special).save_pretrained(folder)
-
-
-def _config(request: QuantizationRequest) -> "QuantizeConfig":
-    """AWQ has zero points, as its paper does; GPTQ is symmetric, which is the library's default."""
-    from gptqmodel import QuantizeConfig
-    from gptqmodel.quantization import FORMAT, METHOD
-
-    kind = {"gptq": {}, "awq": {"method": METHOD.AWQ, "format": FORMAT.GEMM, "sym": False}}[request.method]
-    return QuantizeConfig(
-        bits=4,
-        group_size=request.group_size,
-        device=request.device,
-        offload_to_disk=False,
-        pack_impl="original",  # the others compile an extension first, which takes longer than packing
-        **kind,
-    )
 
 
 def _end_with_stdin() -> None:
