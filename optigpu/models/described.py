@@ -40,8 +40,7 @@ class Described(Frozen):
 
 
 def description_of(reference: ModelReference) -> Description:
-    """Of a model that generates text. Raises UnsupportedError for another, and for a configuration that cannot be
-    read here."""
+    """What a model that generates text is made of. Raises UnsupportedError for another or without configuration."""
     known = packaged().get(str(reference))
     if known is not None:
         return known

@@ -31,8 +31,8 @@ class ModelReference(Frozen):
 
 
 def parse_reference(text: str) -> ModelReference:
-    """Raises SpecError for an unknown preset or bundled model, an invalid hub name, or a path that leaves the
-    directory."""
+    """Reads a reference. Raises SpecError for unknown presets and bundled models, invalid hub names and outside
+    paths."""
     kind, colon, name = text.partition(":")
     if kind == "hub" or not colon:
         return _hub(name if colon else text)

@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 
 
 def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterator[Prediction]:
-    """Of `batch` passages at a time, in the order of computation; shorter ones are filled with zeros behind."""
+    """All predictions, of `batch` passages at a time; shorter passages are filled with zeros behind."""
     offset = 0
     for start in range(0, len(passages), batch):
         group = passages[start : start + batch]
@@ -86,7 +86,7 @@ _MOST_NATS = 700.0  # the exponential of more overflows float64
 
 
 def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:
-    """Windows over `tokens` [length], `stride` (less than `window`) apart. Raises OptiGPUError for less than one
+    """Passages of up to `window` of the `tokens`, `stride` (fewer) apart. Raises OptiGPUError for less than one
     window."""
     if len(tokens) < window:
         raise OptiGPUError(

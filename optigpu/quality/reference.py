@@ -94,8 +94,7 @@ class Reference:
     _logits: Path
 
     def judge(self, predictions: Iterable[Prediction]) -> tuple[Agreement, NDArray[np.float64]]:
-        """Divergence, and log-likelihoods [positions], of all passages' predictions. Raises OptiGPUError for NaN or
-        infinity."""
+        """The divergence and log-likelihoods [positions] of predictions. Raises OptiGPUError for NaN or infinity."""
         agreement, likelihoods = Agreement(), np.full(self.manifest.positions, np.nan)
         with LogitsFile(self._logits, self.manifest.setting.vocabulary) as logits:
             for prediction in predictions:
@@ -109,7 +108,8 @@ class Reference:
 def write_reference(
     folder: Path, manifest: Manifest, passages: list[Passage], predictions: Iterable[Prediction]
 ) -> None:
-    """The files of `open_reference`, the manifest last. Raises OptiGPUError for too little room, NaN or infinity."""
+    """Writes the files of `open_reference`, the manifest last. Raises OptiGPUError for too little room, NaN or
+    infinity."""
     needed = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
     free = shutil.disk_usage(folder).free
     if needed > free:

@@ -62,8 +62,8 @@ def comes_from_hub(text: str) -> bool:
 
 
 def read_source(text: str) -> Source:
-    """From the datasets folder, or the hub without one. Raises OptiGPUError when it is not there or leads out of the
-    folder."""
+    """Reads from the datasets folder, or the hub without one. Raises OptiGPUError for what is missing or leads
+    outside."""
     root = os.environ.get(DATASETS_DIR)
     if not root:
         if text not in _FILES:

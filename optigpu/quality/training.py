@@ -62,8 +62,8 @@ class Deviation:
 
 
 def band_of(curves: NDArray[np.float64]) -> Band:
-    """Of fp32's curves [seeds >= 2, steps]. Raises OptiGPUError for a loss that is not finite, or fell by less than
-    the band."""
+    """The band of fp32's curves [2 or more seeds, steps]. Raises OptiGPUError if a loss is infinite or fell by less
+    than it."""
     if not np.isfinite(curves).all():
         raise OptiGPUError(
             "The fp32 model's own loss is not finite after a few steps; ask for a lower learning_rate."

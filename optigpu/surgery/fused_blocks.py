@@ -18,8 +18,7 @@ from optigpu.vocabulary import UnsupportedError
 
 
 def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
-    """In place; returns what a result says of it. Raises UnsupportedError as `checked_blocks` does, and for plain
-    torch."""
+    """Joins additions and norms in place; returns what a result says. Raises UnsupportedError if it cannot."""
     decoder, blocks, final = checked_blocks(model, kind)
     forwards = family_of(model.config.model_type).forwards
     backend = norm_backend(model.device)

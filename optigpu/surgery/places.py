@@ -27,7 +27,7 @@ FLAT = ("w1", "v1", "w2")
 
 
 class OpenedExperts(Module):
-    """In lists under transformers' names, as views; `rest` is its module without matrices: activation, limits, norm."""
+    """Experts as linear layers: lists of views under transformers' names, and `rest`, its module without matrices."""
 
     def __init__(self, experts: Module) -> None:
         super().__init__()
@@ -287,8 +287,8 @@ def _exchanged(place: Place) -> torch.nn.Module:
 
 
 def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """As transformers chooses for bitsandbytes; without a head all but the last. Raises as `checked_places`, and if
-    none is left."""
+    """All linear layers but the head, or but the last. Raises UnsupportedError as `checked_places` does, or if none
+    is left."""
     places = checked_places(model, technique, group)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     kept = places[-1].layer if head is None else head

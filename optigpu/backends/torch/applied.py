@@ -277,6 +277,6 @@ _DTYPES = {
 
 
 def computed_there(ran_kernels: bool, products: Sequence[bool]) -> bool:
-    """By whether kernels ran, and each matrix product launched one; a fallback to the CPU still copies and chooses
+    """Whether a device ran kernels, and half of the matrix products launched one: a fallback to the CPU runs copies
     there."""
     return ran_kernels and sum(products) >= len(products) / 2

@@ -43,7 +43,7 @@ def module_of(device: DeviceKind) -> Any:
 
 
 def kind_of(device: torch.device) -> DeviceKind:
-    """Of a device of torch, whose "cuda" may be an AMD GPU. Raises SpecError for one that no variant runs on."""
+    """The kind of a torch device, whose "cuda" may be an AMD GPU. Raises SpecError for one that no variant runs on."""
     if device.type == "cuda" and torch.version.hip:
         return DeviceKind.ROCM
     if device.type not in set(DeviceKind):

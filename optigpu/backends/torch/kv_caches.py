@@ -121,10 +121,8 @@ class FixedLayer(StaticLayer):
         if positions.shape[0] > self.max_cache_len:
             new = _mapped(functools.partial(_in_window, options=self.options), new)
             positions = _in_window(positions[:, None], self.options)[:, 0]
-        if (
-            self.options.window is not None
-        ):  # the sinks at their own places, the others around a ring behind them
-            sinks = self.options.sinks
+        if self.options.window is not None:
+            sinks = self.options.sinks  # at their own places, the others around a ring behind them
             around = sinks + (positions - sinks) % self.options.window
             positions = torch.where(positions < sinks, positions, around)
         for part, states in zip(self.parts, new, strict=True):
@@ -201,7 +199,7 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
-    """Raises UnsupportedError for a model that computes otherwise with such a cache, or has layers that ours cannot
+    """Raises UnsupportedError for a model that computes otherwise with such a cache, or whose layers ours cannot
     hold."""
     if options.kind == "static":
         _require_static(model)

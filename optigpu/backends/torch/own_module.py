@@ -59,7 +59,7 @@ class ModuleRuntime(TorchRuntime):
         return held_bytes(self.device)
 
     def flops(self, inputs: object) -> int | None:
-        """As torch counts one call's; None where layers compute with operators that torch does not know."""
+        """The operations of one call as torch counts them; None where it does not know a layer's operators."""
         if product_dtypes(self.module):
             return None
         with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -65,8 +65,7 @@ class PassModel(AppliedModel):
         self.notes.record(**arithmetic_of(self.model, device))
 
     def forward(self, inputs: torch.Tensor) -> Passed:
-        """Over ids [batch, length] with an empty cache, or images; timed until the best token or class of each row is
-        chosen."""
+        """One pass over ids [batch, length] with an empty cache, or images; timed until each row's best is chosen."""
         with self._mode():
             marks = [self.clock.mark()]
             logits = self._forward(inputs)

@@ -37,7 +37,7 @@ _ITEM_BYTES = {
 
 
 class Recording:
-    """In the place of a clock, which a request marks at its start and after each token: when to record what."""
+    """A profiler in the place of a clock: a request's marks, at its start and after each token, say what to record."""
 
     def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
         """Raises UnsupportedError for a device whose kernels torch's profiler does not see."""

@@ -75,7 +75,7 @@ class UsualProcessor:
 
 
 def load_processor(reference: ModelReference, side: int, channels: int) -> OwnProcessor | UsualProcessor:
-    """The one beside the model's files, or the usual one. Raises UnsupportedError for a damaged file, or other
+    """The processor beside the model's files, or the usual one. Raises UnsupportedError for a damaged file or other
     channels."""
     if reference.kind == "path":
         require_objects(Path(source_of(reference)), (PROCESSOR,), reference)

@@ -22,8 +22,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
-    """Of an image [channels, height, width]; torch counts the operations over a model of that configuration without
-    numbers."""
+    """An image classifier's footprint for an image [channels, height, width]; torch counts operations over its
+    shapes."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         # Attention in separate products: the counter does not know every fused kernel.
         plain = AutoModelForImageClassification.from_config(model.config, attn_implementation="eager")

@@ -111,7 +111,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def packing_of(config: PretrainedConfig) -> Packing | None:
-    """None for a model that GPTQ or AWQ did not write. Raises UnsupportedError for other bits, groups or layouts."""
+    """How a model is packed; None if not by GPTQ or AWQ. Raises UnsupportedError for other bits, groups or layouts."""
     facts = getattr(config, "quantization_config", None)
     if facts is None:
         return None
@@ -141,8 +141,7 @@ def packing_of(config: PretrainedConfig) -> Packing | None:
 def read_packed(
     packing: Packing, config: PretrainedConfig, read: Callable[[PretrainedConfig], PreTrainedModel]
 ) -> PreTrainedModel:
-    """What `read(config)`, from_pretrained, gives with packed layers, by the library's HfQuantizer and a quantizer of
-    ours."""
+    """Calls `read(config)`, which is from_pretrained, with a quantizer of ours, so that layers come in packed."""
     config.quantization_config = {"quant_method": _QUANTIZER, "packing": packing}
     return read(config)
 

@@ -41,7 +41,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def compute_in_four_bits(model: PreTrainedModel, recipe: Recipe, notes: Notes) -> None:
-    """By a ready checkpoint's packed layers or the recipe. Raises UnsupportedError, the model as it was, if it
+    """Exchanges packed layers, or quantizes by the recipe. Raises UnsupportedError, with the model as it was, if it
     cannot."""
     backend = int4_linear_backend(model.device, model.dtype)
     packed = dict(packed_layers(model))

@@ -106,8 +106,7 @@ class NumbersAsExpected(TorchDispatchMode):
 def predicted_need(
     rule: UpdateRule, model: str, stack: tuple[Technique, ...], batches: tuple[BatchOf, ...]
 ) -> tuple[TrainingNeed, ...]:
-    """Of steps with these batches, after a first one. Raises UnsupportedError for a stack whose step depends on
-    numbers."""
+    """What steps need after a first one. Raises UnsupportedError for a stack whose step depends on numbers."""
     names = " + ".join(technique.name for technique in stack) or "a plain step"
     refusal = (
         f"The memory of training with {names} cannot be told from shapes alone; measure it with the workload "
@@ -154,7 +153,7 @@ def _shapes_alone() -> Iterator[None]:
     torch exchanges a module's tensors for converted ones unless somebody refers to them weakly, which FakeTensorMode
     does; ones that are converted already stay.
     """
-    exchanged = torch.nn.Module._apply
+    exchanged: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 
     def applied(
         module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
