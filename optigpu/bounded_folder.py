@@ -87,10 +87,8 @@ class BoundedFolder:
             remove(draft)
 
     def admit(self, draft: Path) -> None:
-        """Gives a whole file its name, in place of an earlier one, once others have made room for it.
-
-        A file that is larger than the bound is admitted too, as the only one.
-        """
+        """Gives a whole file its name, in place of an earlier one, once others have made room for it. A file that is
+        larger than the bound is admitted too, as the only one."""
         path = draft.with_suffix(self.suffix)
         self._make_room(path, self.most - bytes_of(draft))
         if path.is_dir():

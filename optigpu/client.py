@@ -11,7 +11,6 @@ that only a newer service knows.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -68,16 +67,16 @@ class Client:
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {_key(api_key)}"} if api_key else {}
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise SpecError("The API key has characters that no key has; copy it again.")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.base_url = _address(base_url)
         self._http = http_client(self.base_url, headers=headers, timeout=TIMEOUT)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -85,10 +84,8 @@ class Client:
         self._http.close()
 
     def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
-        """Posts a job. The same key again gives the same job; without one, the client makes its own.
-
-        Raises ServiceError, whose `problem` names each field that is wrong.
-        """
+        """Posts a job. The same key again gives the same job; without one, the client makes its own. Raises
+        ServiceError, whose `problem` names each field that is wrong."""
         body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
         headers = {"Idempotency-Key": idempotency_key or new_id()}
         return _view(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
@@ -99,7 +96,7 @@ class Client:
 
     def job(self, job_id: str) -> JobView:
         """One job with its attempts and variants."""
-        return _view(JobView, self._call("GET", _path("jobs", job_id)))
+        return self._get(JobView, "jobs", job_id)
 
     def jobs(
         self,
@@ -110,18 +107,15 @@ class Client:
         cursor: str | None = None,
     ) -> JobPage:
         """A page of jobs, newest first."""
-        asked = _given(state=state, tag=tag, limit=limit, cursor=cursor)
-        return _view(JobPage, self._call("GET", "/v1/jobs", params=asked))
+        return self._get(JobPage, "jobs", state=state, tag=tag, limit=limit, cursor=cursor)
 
     def cancel(self, job_id: str) -> JobView:
         """Asks for a job to stop; changes nothing if it has ended."""
         return _view(JobView, self._call("POST", _path("jobs", job_id, "cancel")))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[EventView]:
-        """The job's events from sequence `after` + 1 on, as they happen, until the job has ended.
-
-        A broken connection is made again, and resumes behind the last event that came.
-        """
+        """The job's events from sequence `after` + 1 on, as they happen, until the job has ended. A broken connection
+        is made again, and resumes behind the last event that came."""
         while True:
             ended = self.job(job_id).state.is_final
             try:
@@ -144,11 +138,9 @@ class Client:
         return self.job(job_id)
 
     def report(self, job_id: str) -> dict[str, Any]:
-        """`{"spec", "results", "attribution"}`, the object that `optigpu run --format json` prints.
-
-        It holds the results so far; the attribution is null until the job has ended.
-        """
-        return self._document(_path("jobs", job_id, "results"))
+        """`{"spec", "results", "attribution"}`, the object that `optigpu run --format json` prints. It holds the
+        results so far; the attribution is null until the job has ended."""
+        return self._get(_Document, "jobs", job_id, "results").root
 
     def results(self, job_id: str) -> list[dict[str, Any]]:
         """The results of a job's variants so far."""
@@ -157,15 +149,15 @@ class Client:
 
     def result(self, result_id: str) -> dict[str, Any]:
         """One result."""
-        return self._document(_path("results", result_id))
+        return self._get(_Document, "results", result_id).root
 
     def samples(self, result_id: str) -> SamplesView:
         """The raw samples of a result."""
-        return _view(SamplesView, self._call("GET", _path("results", result_id, "samples")))
+        return self._get(SamplesView, "results", result_id, "samples")
 
     def artifacts(self, result_id: str) -> ArtifactsView:
         """The files that were kept with a result."""
-        return _view(ArtifactsView, self._call("GET", _path("results", result_id, "artifacts")))
+        return self._get(ArtifactsView, "results", result_id, "artifacts")
 
     def artifact(self, result_id: str, name: str) -> bytes:
         """One of these files."""
@@ -173,8 +165,7 @@ class Client:
 
     def compare(self, baseline: str, candidate: str, *, anyway: bool = False) -> Comparison:
         """One result against another, each by its id. With `anyway` also where workload or hardware differ."""
-        query = {"baseline": baseline, "candidate": candidate, "anyway": anyway}
-        return _view(Comparison, self._call("GET", "/v1/compare", params=query))
+        return self._get(Comparison, "compare", baseline=baseline, candidate=candidate, anyway=anyway)
 
     def leaderboard(self, **query: str | float | bool | None) -> LeaderboardPage:
         """A page of boards with their rows; `workload` with a board's digest gives all of its rows.
@@ -182,7 +173,7 @@ class Client:
         `query`: metric, workload, model, hardware, technique, backend, min_top1, max_kld, clean, include_invalid,
         include_history, source, limit, cursor.
         """
-        return _view(LeaderboardPage, self._call("GET", "/v1/leaderboard", params=_given(**query)))
+        return self._get(LeaderboardPage, "leaderboard", **query)
 
     def leaderboard_rows(self, **query: str | float | bool | None) -> Iterator[LeaderboardRow]:
         """Every row of every board, page by page; `query` as for `leaderboard`, without limit and cursor."""
@@ -200,7 +191,7 @@ class Client:
         `query`: metric, model, board, input, runner, include_unranked, price, price_per_kwh, lifetime_years, limit,
         cursor.
         """
-        return _view(EdgePage, self._call("GET", "/v1/edge/leaderboard", params=_given(**query)))
+        return self._get(EdgePage, "edge", "leaderboard", **query)
 
     def edge_boards(self, **query: str | float | bool | None) -> Iterator[EdgeBoard]:
         """Every board, page by page, each with its first rows; `query` as for `edge_leaderboard`, without cursor."""
@@ -222,7 +213,7 @@ class Client:
 
     def workers(self) -> list[WorkerView]:
         """The workers and what they can run."""
-        return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
+        return list(self._get(_Workers, "workers").workers)
 
     def add_edge_model(self, manifest: Mapping[str, Any]) -> EdgeModelView:
         """Enters the manifest of a model for edge devices; the same one again changes nothing."""
@@ -232,10 +223,8 @@ class Client:
         """Every stored report of an edge device, the newest first."""
         cursor: str | None = None
         while True:
-            asked = _given(limit=LARGEST_PAGE, cursor=cursor)
-            page = _view(
-                DeviceReportPage, self._call("GET", _path("devices", device_id, "reports"), params=asked)
-            )
+            path = ("devices", device_id, "reports")
+            page = self._get(DeviceReportPage, *path, limit=LARGEST_PAGE, cursor=cursor)
             yield from page.reports
             cursor = page.next_cursor
             if cursor is None:
@@ -244,8 +233,9 @@ class Client:
     def _withdraw(self, path: str, reason: str) -> WithdrawalView:
         return _view(WithdrawalView, self._call("DELETE", path, params={"reason": reason}))
 
-    def _document(self, path: str) -> dict[str, Any]:
-        return _view(_Document, self._call("GET", path)).root
+    def _get(self, kind: type[View], *parts: str, **query: str | float | bool | None) -> View:
+        asked = {name: value for name, value in query.items() if value is not None}
+        return _view(kind, self._call("GET", _path(*parts), params=asked))
 
     def _stream(self, job_id: str, after: int) -> Iterator[EventView]:
         headers = {"Last-Event-ID": str(after)} if after else {}
@@ -261,12 +251,9 @@ class Client:
     def _call(self, method: str, path: str, **request: Any) -> httpx.Response:
         """Sends a request that may safely be sent again."""
         try:
-            return _RETRY(self._send, method, path, **request)
+            return _RETRY(lambda: self._http.request(method, path, **request).raise_for_status())
         except (httpx.HTTPStatusError, httpx.TransportError) as error:
             raise _as_ours(error, self.base_url) from error
-
-    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        return self._http.request(method, path, **request).raise_for_status()
 
 
 def _address(text: str) -> str:
@@ -278,12 +265,6 @@ def _address(text: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host or any(map(str.isspace, text)):
         raise SpecError(f"{text!r} is not the address of a service; write it as http://HOST:PORT.")
     return url
-
-
-def _key(text: str) -> str:
-    if not (text.isascii() and text.isprintable()):
-        raise SpecError("The API key has characters that no key has; copy it again.")
-    return text
 
 
 def _worth_another_try(error: Exception) -> bool:
@@ -335,7 +316,3 @@ def _view(kind: type[View], response: httpx.Response) -> View:
 
 def _path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
-
-
-def _given(**query: Any) -> dict[str, Any]:
-    return {name: value for name, value in query.items() if value is not None}

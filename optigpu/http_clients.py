@@ -24,9 +24,7 @@ def http_client(
     url: str, *, headers: Mapping[str, str] = NO_HEADERS, timeout: httpx.Timeout | float | None
 ) -> httpx.Client:
     """Calls what is under `url`, by the proxy that the environment names for its host; redirects are not followed.
-
-    Raises UnsupportedError for a proxy or certificates of the environment that cannot be used.
-    """
+    Raises UnsupportedError for a proxy or certificates of the environment that cannot be used."""
     host = httpx.URL(url)
     proxy = proxy_to(host.scheme, host.host, host.port)
     trusted = trusted_for(url)
@@ -38,14 +36,15 @@ def http_client(
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         if proxy is None:
             raise
-        raise UnsupportedError(_why_not(proxy, error)) from None
+        why = f"is {proxy.shown!r}, which is not the address of a proxy; write http://HOST:PORT."
+        if isinstance(error, ImportError):
+            why = "names a SOCKS proxy, which needs a package: pip install 'httpx[socks]'."
+        raise UnsupportedError(f"{proxy.variable} {why}") from None
 
 
 def proxy_at_fault(url: str, error: httpx.HTTPError) -> str | None:
-    """What a client of `url` may say where the proxy on the way to it is what failed; None where it is not.
-
-    `error` is one of the transport's or of an answer's status.
-    """
+    """What a client of `url` may say where the proxy on the way to it is what failed; None where it is not. `error` is
+    one of the transport's or of an answer's status."""
     host = httpx.URL(url)
     proxy = proxy_to(host.scheme, host.host, host.port)
     if proxy is None:
@@ -91,9 +90,7 @@ def trusted_for(url: str) -> ssl.SSLContext:
 
 def certificates(otherwise: Callable[[], ssl.SSLContext] = httpx.create_ssl_context) -> ssl.SSLContext:
     """The authorities of SSL_CERT_FILE, else of SSL_CERT_DIR, else those that `otherwise` makes: by default certifi's.
-
-    Raises UnsupportedError for a file or folder that cannot be read.
-    """
+    Raises UnsupportedError for a file or folder that cannot be read."""
     named = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
     if named is None:
         return otherwise()
@@ -119,11 +116,3 @@ def _usable(proxy: Proxy) -> httpx.Proxy:
     if not made.url.host or (made.url.port or 0) > MOST_PORT:
         raise ValueError(proxy.url)
     return made
-
-
-def _why_not(proxy: Proxy, error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return f"{proxy.variable} names a SOCKS proxy, which needs a package: pip install 'httpx[socks]'."
-    return (
-        f"{proxy.variable} is {proxy.shown!r}, which is not the address of a proxy; write http://HOST:PORT."
-    )

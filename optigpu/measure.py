@@ -136,7 +136,16 @@ def run(
     ended = _measured(opening, todo, outcomes, on_event)
     attribution = attribute(spec, variants, outcomes, ended.again)
     on_event(Finished(attribution=attribution))
-    return _report(spec, outcomes, attribution, ended)
+    found = tuple(outcomes[index] for index in sorted(outcomes))
+    return Report(
+        spec=spec,
+        results=tuple(outcome.result for outcome in found if outcome.result),
+        outcomes=found,
+        attribution=attribution,
+        stopped=f"{ended.stop} {_kept(found)}" if ended.stop else None,
+        cancelled=isinstance(ended.stop, CancelledError),
+        spent=dict(ended.spent),
+    )
 
 
 def _measured(
@@ -158,17 +167,21 @@ def _measured(
     except StoppedError as stop:
         for variant in todo:
             if variant.index not in outcomes:
-                outcomes[variant.index] = _unmeasured(variant.index, stop)
+                outcomes[variant.index] = Outcome(
+                    index=variant.index,
+                    status=VariantStatus.CANCELLED
+                    if isinstance(stop, CancelledError)
+                    else VariantStatus.FAILED,
+                    reason=f"{stop} No replicate of this variant was whole by then.",
+                )
                 on_event(VariantFinished(outcome=outcomes[variant.index]))
         return _Ended(stop, again, spent)
     return _Ended(None, again, spent)
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
-    """Adds each outcome as soon as it is known. Raises StoppedError when the job must stop.
-
-    Returns what the baseline measured again at the end if the variants were not all side by side.
-    """
+    """Adds each outcome as soon as it is known. Raises StoppedError when the job must stop. Returns what the baseline
+    measured again at the end if the variants were not all side by side."""
     with session.progress.within(PREPARE):
         preparation = prepare(session, todo)
     # of several models or workloads the first one's, which attribution compares with itself
@@ -197,29 +210,6 @@ _MEASURES: Mapping[PlanName, Callable[[Session, Sequence[Variant], dict[int, Out
     PlanName.BATCH_SCALING: scale_batches,
 }
 """How the variants of a plan are measured, where not as most are."""
-
-
-def _unmeasured(index: int, stop: StoppedError) -> Outcome:
-    cancelled = isinstance(stop, CancelledError)
-    status = VariantStatus.CANCELLED if cancelled else VariantStatus.FAILED
-    return Outcome(
-        index=index, status=status, reason=f"{stop} No replicate of this variant was whole by then."
-    )
-
-
-def _report(
-    spec: JobSpec, outcomes: Mapping[int, Outcome], attribution: Attribution, ended: _Ended
-) -> Report:
-    found = tuple(outcomes[index] for index in sorted(outcomes))
-    return Report(
-        spec=spec,
-        results=tuple(outcome.result for outcome in found if outcome.result),
-        outcomes=found,
-        attribution=attribution,
-        stopped=f"{ended.stop} {_kept(found)}" if ended.stop else None,
-        cancelled=isinstance(ended.stop, CancelledError),
-        spent=dict(ended.spent),
-    )
 
 
 def _kept(outcomes: Sequence[Outcome]) -> str:
@@ -257,16 +247,15 @@ def _problems(spec: JobSpec, environment: Environment) -> Iterator[str]:
             f"target.min_vram_bytes: this machine's GPU has {gpu.memory_bytes} bytes, fewer than "
             f"{target.min_vram_bytes}; ask for less, or submit the job."
         )
-    torch = environment.software.get("torch")
-    if torch and built and built not in environment.software and "torch" in _backends(spec):
+    torch, backends = (
+        environment.software.get("torch"),
+        {spec.backend, *(each.backend for each in spec.beside)},
+    )
+    if torch and built and built not in environment.software and "torch" in backends:
         yield (
             f"device: torch {torch} here was not built for {spec.device.upper()}; install one that was, or set device "
             f"to cpu{OTHERWISE}."
         )
-
-
-def _backends(spec: JobSpec) -> set[str]:
-    return {spec.backend, *(each.backend for each in spec.beside)}
 
 
 LOOK_S = 1.0
@@ -283,9 +272,7 @@ WORTH_NAMING = 0.2
 
 def wait_for_quiet(session: Session) -> None:
     """Returns as soon as a look shows that other processes rest, and after `limits.wait_for_quiet_s` in any case.
-
-    Raises what `progress.check` raises.
-    """
+    Raises what `progress.check` raises."""
     wait_s = session.spec.limits.wait_for_quiet_s
     if wait_s == 0:
         return
@@ -320,7 +307,8 @@ def at_work(device: DeviceKind, sample: HostSample) -> str | None:
         return (
             f"{sample.gpu_foreign} other processes use the GPU" if several else "Another process uses the GPU"
         )
-    if sample.foreign_s is None or (device is not DeviceKind.CPU and _has_free_cores(sample)):
+    has_free_cores = sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s
+    if sample.foreign_s is None or (device is not DeviceKind.CPU and has_free_cores):
         return None
     named = {name: seconds for name, seconds in sample.named.items() if name != SERVICE}
     others_s = sample.foreign_s - sample.named.get(SERVICE, 0.0)
@@ -331,7 +319,3 @@ def at_work(device: DeviceKind, sample: HostSample) -> str | None:
     names = sorted(worth_naming, key=lambda name: -named[name])
     who = f"{' and '.join(names)} {'uses' if len(names) == 1 else 'use'}" if names else "Other processes use"
     return f"{who} {cores:.1f} of {sample.cpus} core{'s' if sample.cpus > 1 else ''}"
-
-
-def _has_free_cores(sample: HostSample) -> bool:
-    return sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s

@@ -20,10 +20,8 @@ _ENDS = r"\s:;,=\"'"
 
 
 def data_dir() -> Path:
-    """OPTIGPU_DATA_DIR, else $XDG_DATA_HOME/optigpu, else ~/.local/share/optigpu. It may not exist yet.
-
-    Raises UnsupportedError where there is neither a variable nor a home folder that can hold it.
-    """
+    """OPTIGPU_DATA_DIR, else $XDG_DATA_HOME/optigpu, else ~/.local/share/optigpu. It may not exist yet. Raises
+    UnsupportedError where there is neither a variable nor a home folder that can hold it."""
     chosen = os.environ.get(DATA_DIR)
     if chosen:
         return expanded(chosen, DATA_DIR)
@@ -39,10 +37,8 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: files that can be created again. It may not exist yet.
-
-    Raises UnsupportedError where there is neither a home folder nor a data folder.
-    """
+    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: files that can be created again. It may not exist yet. Raises
+    UnsupportedError where there is neither a home folder nor a data folder."""
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else home_dir() / ".cache") / "optigpu"
 
@@ -113,12 +109,11 @@ def _home() -> Path | None:
 def _usable_home(folder: str) -> Path | None:
     """The home folder, if it has this folder or this user may make it there."""
     home = _home()
-    return home if home and _is_or_can_be(home / folder) else None
-
-
-def _is_or_can_be(folder: Path) -> bool:
-    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
-    return there == folder or (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK))
+    if home is None:
+        return None
+    there = next(each for each in (home / folder, *(home / folder).parents) if os.path.exists(each))
+    can_be = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    return home if there == home / folder or can_be else None
 
 
 def _folder_of_links() -> Path:

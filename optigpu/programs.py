@@ -49,7 +49,9 @@ class ResidentProgram:
 
     def run(self, program: str, arguments: Sequence[str]) -> Ended:
         """With the environment variables that this process has now."""
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or subprocess.Popen(
+            [*_INTERPRETER, __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):  # it died after the last program
@@ -67,12 +69,6 @@ class ResidentProgram:
         if process is not None:
             process.kill()
             process.communicate()
-
-    @staticmethod
-    def _started() -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [*_INTERPRETER, __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
 
 
 _RUN: ContextVar[Run] = ContextVar("_RUN", default=run_alone)

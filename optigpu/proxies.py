@@ -58,14 +58,13 @@ def is_loopback(host: str) -> bool:
 
 
 def common_exceptions(variables: Mapping[str, str]) -> dict[str, str]:
-    """NO_PROXY as every library reads it, with this machine itself; nothing where `variables` name no proxy.
-
-    httpx, by which models are downloaded, raises an error for networks of IPv6.
-    """
+    """NO_PROXY as every library reads it, with this machine itself; nothing where `variables` name no proxy. httpx, by
+    which models are downloaded, raises an error for networks of IPv6."""
     if not VARIABLES & {name.lower() for name in variables}:
         return {}
     listed = _entries(variables.get("no_proxy") or variables.get("NO_PROXY", ""))
-    understood = ",".join(dict.fromkeys((*LOOPBACK, *filter(_is_common, listed))))
+    common = [each for each in listed if _COMMON_ENTRY.fullmatch(each) or _address(each) is not None]
+    understood = ",".join(dict.fromkeys((*LOOPBACK, *common)))
     return {"no_proxy": understood, "NO_PROXY": understood}
 
 
@@ -90,7 +89,10 @@ def _excepts(entry: str, host: str, port: int | None) -> bool:
         return False
     named, address = parts["host"].strip("[]"), _address(host)
     if address is not None:
-        return _holds(named, address)
+        try:
+            return address in ip_network(named, strict=False)
+        except ValueError:
+            return False
     name = named.lstrip("*").lstrip(".")
     return bool(name) and (host == name or host.endswith(f".{name}"))
 
@@ -102,14 +104,3 @@ def _address(host: str) -> Address | None:
     except ValueError:
         return None
     return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
-
-
-def _holds(network: str, address: Address) -> bool:
-    try:
-        return address in ip_network(network, strict=False)
-    except ValueError:
-        return False
-
-
-def _is_common(entry: str) -> bool:
-    return _COMMON_ENTRY.fullmatch(entry) is not None or _address(entry) is not None

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -122,7 +122,30 @@ class Keeper:
 
     def keep(self, report: Report) -> KeptRun:
         """Writes the report with its raw samples, whole or not at all. Raises OptiGPUError if that is not possible."""
-        return keep(report, self.id)
+        outcomes = (
+            KeptOutcome(index=each.index, status=each.status, reason=each.reason, samples=each.samples)
+            for each in report.outcomes
+        )
+        run = RunDocument(
+            id=self.id,
+            created_at=utc_now(),
+            spec=report.spec.model_dump(mode="json"),
+            results=report.results,
+            attribution=report.attribution,
+            outcomes=tuple(outcomes),
+            stopped=report.stopped,
+        )
+        document = run.model_dump(mode="json")
+        path = folder() / f"{self.id}.json"
+        unfinished = path.with_suffix(".part")
+        with _writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                unfinished.write_text(json.dumps(document), encoding="utf-8")
+                os.replace(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        return KeptRun(path, document)
 
 
 def files_of(run_id: str) -> Path:
@@ -141,35 +164,6 @@ def _writing(place: Path) -> Iterator[None]:
         ) from error
 
 
-def keep(report: Report, run_id: str) -> KeptRun:
-    """Writes a report as the run of that id. Raises OptiGPUError."""
-    outcomes = [
-        KeptOutcome(index=each.index, status=each.status, reason=each.reason, samples=each.samples)
-        for each in report.outcomes
-    ]
-    run = RunDocument(
-        id=run_id,
-        created_at=utc_now(),
-        spec=report.spec.model_dump(mode="json"),
-        results=report.results,
-        attribution=report.attribution,
-        outcomes=tuple(outcomes),
-        stopped=report.stopped,
-    )
-    document = run.model_dump(mode="json")
-    path = folder() / f"{run_id}.json"
-    unfinished = path.with_suffix(".part")
-    with _writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_text(json.dumps(document), encoding="utf-8")
-            os.replace(unfinished, path)
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
-    return KeptRun(path, document)
-
-
 def kept_runs() -> Iterator[KeptRun]:
     """Every kept run, the newest first. A file that is no run is passed over."""
     for path in sorted(folder().glob("*.json"), reverse=True):  # ids begin with the time
@@ -180,17 +174,16 @@ def kept_runs() -> Iterator[KeptRun]:
 
 
 def find(name: str) -> KeptRun:
-    """The run of that id, or of one that ends so, or in that file; "last" is the newest.
-
-    Raises SpecError where there is none, or several.
-    """
+    """The run of that id, or of one that ends so, or in that file; "last" is the newest. Raises SpecError where there
+    is none, or several."""
     path = Path(name)
     if path.suffix == ".json" or path.is_file():
         return read(path)
     if name == LAST:
         found = sorted(folder().glob("*.json"))[-1:]
     else:
-        found = sorted(folder().glob(f"*{name}.json")) if _may_be_id(name) else []
+        may_be_id = len(name) >= FEWEST_CHARACTERS and set(name) <= set("0123456789abcdef-")
+        found = sorted(folder().glob(f"*{name}.json")) if may_be_id else []
     if len(found) == 1:
         return read(found[0])
     if found:
@@ -212,18 +205,14 @@ def read(path: Path) -> KeptRun:
             f"{path} was written by a later version of OptiGPU (format {document['format']}, this one reads up to "
             f"{RUN_FORMAT}); update OptiGPU."
         )
-    return KeptRun(path, {**_around(document, path.stem), **document})
-
-
-def _around(report: Document, name: str) -> Document:
-    """What a kept run has besides a report that was printed as JSON, which tells no raw samples."""
-    rows: list[Document] = report["attribution"]["rows"]
-    return {
+    rows: list[Document] = document["attribution"]["rows"]
+    usual = {  # what a report that was printed as JSON lacks; it tells no raw samples
         "format": RUN_FORMAT,
-        "id": name,
-        "created_at": max((result.get("created_at", "") for result in report["results"]), default=""),
+        "id": path.stem,
+        "created_at": max((result.get("created_at", "") for result in document["results"]), default=""),
         "outcomes": [{name: row.get(name) for name in ("index", "status", "reason")} for row in rows],
     }
+    return KeptRun(path, {**usual, **document})
 
 
 def _is_attribution(document: object) -> bool:
@@ -232,7 +221,3 @@ def _is_attribution(document: object) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _may_be_id(name: str) -> bool:
-    return len(name) >= FEWEST_CHARACTERS and all(each in "0123456789abcdef-" for each in name)

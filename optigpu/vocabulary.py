@@ -1,30 +1,4 @@
-"""The ground floor: base models, enumerations, units, identifiers and errors. Imports nothing of ours.
-
-Errors, as a tree::
-
-    OptiGPUError
-    ├── SpecError               a job that can never run: wrong from the moment it is posted
-    │   └── ...                 with an entry for each wrong field: optigpu.documents.fields
-    ├── UnsupportedError        this machine or this model cannot do it; the variant ends `unsupported`
-    ├── ReplicateError          a measuring process failed; the variant ends `failed`
-    │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
-    │   │   └── HostMemoryError ... because the kernel ended it: the host had no memory left
-    │   ├── CrashError          ... because it crashed: a signal that a fault of its own raises
-    │   │   └── DamagedModelError ... on a converted model that was kept, and has been removed
-    │   └── OverdueError        ... because it took more than its share of the job's time
-    ├── StoppedError            the job stops before everything is measured; what is finished is kept
-    │   ├── CancelledError      ... because somebody asked for it
-    │   └── DeadlineError       ... because its time limit was reached
-    ├── AttemptEndedError       this worker cannot go on with the job; what is unfinished is left to the next attempt
-    ├── LeaseLostError          another worker holds the job now; nothing may be written for it any more
-    ├── StoreError              the results database refused
-    │   ├── NotFoundError       no such job, result, worker
-    │   ├── ConflictError       the request and what is stored contradict each other
-    │   ├── DocumentError       a document that a database cannot hold (NaN, infinity, NUL)
-    │   └── ...                 what only the store raises: optigpu.store.errors
-    ├── ServiceError            the service answered a client with a problem document
-    └── UnreachableError        no service answers a client
-"""
+"""The ground floor: base models, enumerations, units, identifiers and errors. Imports nothing of ours."""
 
 import json
 import math
@@ -275,134 +249,107 @@ class Metric(NamedTuple):
     meaning: str
 
 
+def _more(unit: str, meaning: str) -> Metric:
+    return Metric(unit, Better.HIGHER, meaning)
+
+
+def _less(unit: str, meaning: str) -> Metric:
+    return Metric(unit, Better.LOWER, meaning)
+
+
 METRICS: dict[str, Metric] = {
-    "tokens_per_s": Metric(
-        "1/s", Better.HIGHER, "tokens decoded per second: after the first token, under load all"
+    "tokens_per_s": _more("1/s", "tokens decoded per second: after the first token, under load all"),
+    "requests_per_s": _more("1/s", "whole requests per second"),
+    "goodput_per_s": _more("1/s", "requests per second that were answered within the limits"),
+    "queue_length": _less("1", "mean number of requests without a first token, under load"),
+    "highest_rate_per_s": _more(
+        "1/s", "the highest rate of arrivals at which the limits are kept and the queue does not grow"
     ),
-    "requests_per_s": Metric("1/s", Better.HIGHER, "whole requests per second"),
-    "goodput_per_s": Metric("1/s", Better.HIGHER, "requests per second that were answered within the limits"),
-    "queue_length": Metric("1", Better.LOWER, "mean number of requests without a first token, under load"),
-    "highest_rate_per_s": Metric(
-        "1/s",
-        Better.HIGHER,
-        "the highest rate of arrivals at which the limits are kept and the queue does not grow",
-    ),
-    "prefill_tokens_per_s": Metric(
-        "1/s", Better.HIGHER, "prompt tokens per second, up to the first new token"
-    ),
-    "scored_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens of a given text predicted per second"),
-    "images_per_s": Metric("1/s", Better.HIGHER, "images classified, or trained on, per second"),
-    "samples_per_s": Metric("1/s", Better.HIGHER, "training samples (documents or images) per second"),
-    "trained_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens trained on per second, without padding"),
-    "padded_tokens_per_s": Metric(
-        "1/s", Better.HIGHER, "tokens computed per second while training, padding included"
-    ),
-    "step_s": Metric("s", Better.LOWER, "one training step: data, forward, backward and optimizer"),
-    "data_s": Metric("s", Better.LOWER, "part of a training step in which its batch is arranged and copied"),
-    "forward_s": Metric("s", Better.LOWER, "part of a training step in which losses are computed"),
-    "backward_s": Metric("s", Better.LOWER, "part of a training step in which gradients are computed"),
-    "optimizer_s": Metric("s", Better.LOWER, "part of a training step in which weights are updated"),
-    "ttft_s": Metric(
+    "prefill_tokens_per_s": _more("1/s", "prompt tokens per second, up to the first new token"),
+    "scored_tokens_per_s": _more("1/s", "tokens of a given text predicted per second"),
+    "images_per_s": _more("1/s", "images classified, or trained on, per second"),
+    "samples_per_s": _more("1/s", "training samples (documents or images) per second"),
+    "trained_tokens_per_s": _more("1/s", "tokens trained on per second, without padding"),
+    "padded_tokens_per_s": _more("1/s", "tokens computed per second while training, padding included"),
+    "step_s": _less("s", "one training step: data, forward, backward and optimizer"),
+    "data_s": _less("s", "part of a training step in which its batch is arranged and copied"),
+    "forward_s": _less("s", "part of a training step in which losses are computed"),
+    "backward_s": _less("s", "part of a training step in which gradients are computed"),
+    "optimizer_s": _less("s", "part of a training step in which weights are updated"),
+    "ttft_s": _less(
         "s",
-        Better.LOWER,
         "time to first token: from the request's start, under load the moment at which it was to be sent, until its "
         "first token is chosen",
     ),
-    "tpot_s": Metric("s", Better.LOWER, "time per output token after the first"),
-    "latency_s": Metric("s", Better.LOWER, "one whole request or operation, end to end"),
-    "tflops": Metric("TFLOP/s", Better.HIGHER, "floating-point operations per second"),
-    "gb_per_s": Metric("GB/s", Better.HIGHER, "bytes that an operation has to read and write, per second"),
-    "peak_bytes": Metric(
+    "tpot_s": _less("s", "time per output token after the first"),
+    "latency_s": _less("s", "one whole request or operation, end to end"),
+    "tflops": _more("TFLOP/s", "floating-point operations per second"),
+    "gb_per_s": _more("GB/s", "bytes that an operation has to read and write, per second"),
+    "peak_bytes": _less(
         "B",
-        Better.LOWER,
         "peak memory allocated on the accelerator; for an operator or a training step on a CPU, peak bytes of its "
         "tensors",
     ),
-    "peak_reserved_bytes": Metric(
-        "B", Better.LOWER, "peak memory that the allocator reserved on the accelerator"
+    "peak_reserved_bytes": _less("B", "peak memory that the allocator reserved on the accelerator"),
+    "weight_bytes": _less("B", "bytes of parameters and buffers; shared ones count once"),
+    "host_peak_bytes": _less("B", "peak resident memory of the measuring process"),
+    "params_total": _less("1", "number of the model's weights, before the stack is applied"),
+    "params_trainable": _less("1", "number of weights that training changes, with the stack applied"),
+    "bytes_per_param": _less("B", "weight_bytes divided by params_total"),
+    "quantized_share": _more(
+        "1", "share of the model's weights that the stack's technique of weights quantized"
     ),
-    "weight_bytes": Metric("B", Better.LOWER, "bytes of parameters and buffers; shared ones count once"),
-    "host_peak_bytes": Metric("B", Better.LOWER, "peak resident memory of the measuring process"),
-    "params_total": Metric("1", Better.LOWER, "number of the model's weights, before the stack is applied"),
-    "params_trainable": Metric(
-        "1", Better.LOWER, "number of weights that training changes, with the stack applied"
-    ),
-    "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),
-    "quantized_share": Metric(
-        "1", Better.HIGHER, "share of the model's weights that the stack's technique of weights quantized"
-    ),
-    "energy_j": Metric("J", Better.LOWER, "energy of one request above that of the idle device"),
-    "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle power included"),
-    "j_per_token": Metric("J", Better.LOWER, "energy above idle per generated token"),
-    "j_per_image": Metric("J", Better.LOWER, "energy above idle per image, classified or trained on"),
-    "j_per_1000_tokens": Metric(
-        "J", Better.LOWER, "energy above idle per 1,000 tokens trained on, without padding"
-    ),
-    "gpu_utilization": Metric("1", Better.HIGHER, "share of time in which a kernel ran on the GPU"),
-    "kld_mean": Metric(
+    "energy_j": _less("J", "energy of one request above that of the idle device"),
+    "power_w": _less("W", "mean power while requests run, idle power included"),
+    "j_per_token": _less("J", "energy above idle per generated token"),
+    "j_per_image": _less("J", "energy above idle per image, classified or trained on"),
+    "j_per_1000_tokens": _less("J", "energy above idle per 1,000 tokens trained on, without padding"),
+    "gpu_utilization": _more("1", "share of time in which a kernel ran on the GPU"),
+    "kld_mean": _less(
         "nat",
-        Better.LOWER,
         "mean Kullback-Leibler divergence from fp32's distribution of the next token, or of an image's class",
     ),
-    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of the divergence over positions or images"),
-    "top1_agreement": Metric(
+    "kld_p99": _less("nat", "99th percentile of the divergence over positions or images"),
+    "top1_agreement": _more(
+        "1", "share of positions (images) where the most likely token (class) is the same as fp32's"
+    ),
+    "alone_agreement": _more(
+        "1", "share of the tokens decoded under load that are exactly those of decoding each request alone"
+    ),
+    "perplexity": _less("1", "exponential of the mean negative log-likelihood of a text's tokens"),
+    "perplexity_delta": _less("1", "perplexity minus that of the fp32 model on the same text"),
+    "accuracy": _more(
+        "1", "share of a multiple-choice test's items, or of labelled images, answered correctly"
+    ),
+    "accuracy_loss_percent": _less("%", "accuracy lost, in percent of the fp32 model's"),
+    "loss_final": _less("nat", "mean loss over the last quarter of the steps that are compared with fp32's"),
+    "loss_deviation": _less(
         "1",
-        Better.HIGHER,
-        "share of positions (images) where the most likely token (class) is the same as fp32's",
-    ),
-    "alone_agreement": Metric(
-        "1",
-        Better.HIGHER,
-        "share of the tokens decoded under load that are exactly those of decoding each request alone",
-    ),
-    "perplexity": Metric(
-        "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
-    ),
-    "perplexity_delta": Metric("1", Better.LOWER, "perplexity minus that of the fp32 model on the same text"),
-    "accuracy": Metric(
-        "1",
-        Better.HIGHER,
-        "share of a multiple-choice test's items, or of labelled images, answered correctly",
-    ),
-    "accuracy_loss_percent": Metric("%", Better.LOWER, "accuracy lost, in percent of the fp32 model's"),
-    "loss_final": Metric(
-        "nat", Better.LOWER, "mean loss over the last quarter of the steps that are compared with fp32's"
-    ),
-    "loss_deviation": Metric(
-        "1",
-        Better.LOWER,
         "distance of the losses of training from fp32's on the same samples, as a share of the band of seed noise; "
         "above 1 is outside",
     ),
-    "gradient_norm": Metric(
-        "1", Better.LOWER, "2-norm of the gradient of the mean loss at the first step, before clipping"
-    ),
-    "mbu": Metric(
+    "gradient_norm": _less("1", "2-norm of the gradient of the mean loss at the first step, before clipping"),
+    "mbu": _more(
         "1",
-        Better.HIGHER,
         "model bandwidth utilization: share of the measured memory bandwidth that the model's own bytes use",
     ),
-    "mfu": Metric(
+    "mfu": _more(
         "1",
-        Better.HIGHER,
         "model FLOPs utilization: share of the measured matrix-product rate that the model's own operations use",
     ),
-    "hfu": Metric(
+    "hfu": _more(
         "1",
-        Better.HIGHER,
         "hardware FLOPs utilization: as mfu, of all operations that were executed, recomputed ones included",
     ),
-    "largest_batch": Metric(
-        "1", Better.HIGHER, "samples of the largest batch that found enough memory under the job's limit"
+    "largest_batch": _more(
+        "1", "samples of the largest batch that found enough memory under the job's limit"
     ),
-    "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows the variant to be"),
-    "memory_bound_share": Metric("1", Better.LOWER, "share of kernel time in memory-bound kernels"),
-    "compute_bound_share": Metric("1", Better.HIGHER, "share of kernel time in compute-bound kernels"),
-    "launches_per_step": Metric(
-        "1", Better.LOWER, "kernels (on a CPU: operators) that run for one decode step"
-    ),
-    "compile_s": Metric("s", Better.LOWER, "extra time of the first requests, compared with a steady one"),
-    "load_s": Metric("s", Better.LOWER, "time to create or read the model and to apply the stack"),
+    "headroom": _less("1", "how many times faster the roofline allows the variant to be"),
+    "memory_bound_share": _less("1", "share of kernel time in memory-bound kernels"),
+    "compute_bound_share": _more("1", "share of kernel time in compute-bound kernels"),
+    "launches_per_step": _less("1", "kernels (on a CPU: operators) that run for one decode step"),
+    "compile_s": _less("s", "extra time of the first requests, compared with a steady one"),
+    "load_s": _less("s", "time to create or read the model and to apply the stack"),
 }
 """Every metric name with its unit and direction."""
 
@@ -443,19 +390,15 @@ def harmless(text: str) -> str:
 
 
 def canonical_json(document: object) -> str:
-    """The one JSON text of a document: sorted keys, no spaces; what digests are taken of.
-
-    Raises DocumentError for NaN, infinity, or a NUL character, which not every database can hold.
-    """
+    """The one JSON text of a document: sorted keys, no spaces; what digests are taken of. Raises DocumentError for NaN,
+    infinity, or a NUL character, which not every database can hold."""
     check_document(document)
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def check_document(document: object) -> None:
-    """Refuses what JSON or PostgreSQL cannot hold.
-
-    Raises DocumentError that names the place of a NaN, an infinity, a NUL character or a lone surrogate.
-    """
+    """Refuses what JSON or PostgreSQL cannot hold. Raises DocumentError that names the place of a NaN, an infinity, a
+    NUL character or a lone surrogate."""
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         sound = "\\u0000" not in text and bool(text.encode())

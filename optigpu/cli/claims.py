@@ -66,10 +66,8 @@ def claims(
 
 
 def read_report(path: Path) -> Document:
-    """The report of a job from a file.
-
-    Raises SpecError if the file cannot be read or is not the output of `optigpu run --format json`.
-    """
+    """The report of a job from a file. Raises SpecError if the file cannot be read or is not the output of `optigpu run
+    --format json`."""
     from optigpu.claims import from_results, gap_of
 
     try:

@@ -1,6 +1,5 @@
 """The commands `compare` and `replay`."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -11,6 +10,7 @@ from optigpu.cli.flagged import Given
 from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
+from optigpu.documents.files import read_json
 from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:
@@ -95,31 +95,28 @@ def replay(
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
     """The result that an id or a file names. Raises SpecError if a file holds none, and ServiceError."""
     if not is_id(place):
-        return _from_file(place)
+        name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
+        return _from_file(name, label)
     with connect(url, api_key) as client:
         result = client.result(place)
         job_id = result.get("job_id")
         return Stored(result, client.job(job_id).spec if job_id else None)
 
 
-def _from_file(place: str) -> Stored:
-    try:
-        name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
-        document = json.loads(Path(name).read_text())
-    except OSError as error:
-        raise SpecError(
-            f"{place} is neither the id of a result nor a readable file: {error.strerror}."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{place} is not JSON: {error}.") from error
-    if not isinstance(document, dict):
+def _from_file(name: str, label: str) -> Stored:
+    """The result with that label, or the only one."""
+    if not Path(name).is_file():
+        raise SpecError(f"{name} is neither the id of a result nor a file that is there.")
+    document = read_json(Path(name))
+    results = document.get("results", [document]) if isinstance(document, dict) else []
+    if not isinstance(results, list) or not results or not all(map(_is_result, results)):
         raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")
-    results = document.get("results", [document])
-    if not isinstance(results, list) or not all(map(_is_result, results)):
-        raise SpecError(
-            f"{name} holds something that is not a result; give a file that `optigpu run --format json` wrote."
-        )
-    return Stored(_labelled(results, label, name), document.get("spec"))
+    labels = [result["variant"]["label"] for result in results]
+    chosen = [result for result in results if label in ("", result["variant"]["label"])]
+    if len(chosen) != 1:
+        found = f"{len(chosen)} results labelled {label!r}" if label else f"{len(chosen)} results"
+        raise SpecError(f"{name} holds {found}; choose one with {name}#LABEL: {', '.join(labels)}.")
+    return Stored(chosen[0], document.get("spec") if isinstance(document, dict) else None)
 
 
 def _is_result(document: object) -> bool:
@@ -128,18 +125,6 @@ def _is_result(document: object) -> bool:
         return False
     parts = {"label", "workload", "model", "backend", "device", "stack", "variant_digest"}
     return {"seed", "schema_version"} <= document.keys() and parts <= document["variant"].keys()
-
-
-def _labelled(results: list[Document], label: str, name: str) -> Document:
-    """The result with that label, or the only one."""
-    labels = [result["variant"]["label"] for result in results]
-    chosen = [result for result in results if label in ("", result["variant"]["label"])]
-    if not labels:
-        raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")
-    if len(chosen) != 1:
-        found = f"{len(chosen)} results labelled {label!r}" if label else f"{len(chosen)} results"
-        raise SpecError(f"{name} holds {found}; choose one with {name}#LABEL: {', '.join(labels)}.")
-    return chosen[0]
 
 
 def _request(stored: Stored, changes: Mapping[str, Document]) -> "JobSpec":

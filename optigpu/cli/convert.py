@@ -90,7 +90,7 @@ def convert(
     from optigpu.edge.convert.request import ConversionRequest
     from optigpu.edge.fit import fit as judge
     from optigpu.report import console
-    from optigpu.report.edge import ConversionProgress, fit_grid, fit_records, manifest_grid
+    from optigpu.report.edge import conversion_progress, fit_grid, fit_records, manifest_grid
 
     with refusing(ConversionRequest):
         request = ConversionRequest(
@@ -107,9 +107,9 @@ def convert(
         )
     with (
         ended_when_stopped("The conversion was stopped, and nothing was written.") as stop,
-        ConversionProgress(console(stderr=True)) as progress,
+        conversion_progress(console(stderr=True)) as doing,
     ):
-        converted = run(request, progress.doing, stop)
+        converted = run(request, doing, stop)
     found = judge(converted.manifest)
     files = [str(converted.folder / each) for each in converted.files]
     document = {

@@ -56,9 +56,7 @@ def fit(
         str | None, typer.Option(help="Only this stack, for example bf16,nf4. Default: the usual ones.")
     ] = None,
     plan: Annotated[FitPlan, typer.Option(help="Which stacks to try.")] = FitPlan.USUAL,
-    reserve: Annotated[
-        str | None, typer.Option(help="Memory that is kept free, such as 1GB. Default: 768MiB.")
-    ] = None,
+    reserve: Annotated[str, typer.Option(help="Memory that is kept free, such as 1GB.")] = "768MiB",
     train: Annotated[
         bool, typer.Option("--train", help="Predict steps of training: --batch rows of --context tokens.")
     ] = False,
@@ -85,27 +83,26 @@ def fit(
         raise SpecError(
             "Give --model and --gpu for a GPU, or the MANIFEST of a converted network for boards."
         )
-    from optigpu.fit.fitting import RESERVE_BYTES, Asked
+    from optigpu.fit.fitting import Asked
     from optigpu.fit.fitting import fit as fitted
     from optigpu.hardware.catalog import gpu_of
     from optigpu.models.described import decoder_shape
     from optigpu.models.reference import parse_reference
     from optigpu.report.fit import fit_grid
 
+    kept_free = int(read_quantity(reserve, SIZE, "reserve"))
     if train:
-        _show_training(model, gpu, batch, context, stack, reserve, form)
+        _show_training(model, gpu, batch, context, stack, kept_free, form)
         return
     reference, card = parse_reference(model), gpu_of(gpu, "gpu")
     shape = decoder_shape(reference)
-    kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
     if plan is FitPlan.SEVERAL_GPUS:
         _show_several(shape, card, stack, asked, link, form)
         return
     if link is not None:
         raise SpecError("link: it is about several GPUs; add --plan several-gpus.")
-    stacks = _stacks(stack, plan, card, shape.facts)
-    found = fitted(shape, card, stacks, asked)
+    found = fitted(shape, card, _stacks(stack, plan, card, shape.facts), asked)
     document = found.model_dump(mode="json")
     show_list(fit_grid(found), document["stacks"], document, form)
 
@@ -134,11 +131,10 @@ def _show_training(
     batch: int,
     tokens: int | None,
     stack: str | None,
-    reserve: str | None,
+    kept_free: int,
     form: OutputFormat,
 ) -> None:
     from optigpu.conductor.training_memory import fit_training
-    from optigpu.fit.fitting import RESERVE_BYTES
     from optigpu.fit.training import USUAL, TrainingAsked
     from optigpu.hardware.catalog import gpu_of
     from optigpu.job.spec import JobSpec
@@ -150,7 +146,6 @@ def _show_training(
     workload = {"kind": "train_step", "batch_size": batch, "sequence_tokens": length}
     # Wrong names, conflicts and shapes are answered as for a job.
     specs = [JobSpec.model_validate({"workload": workload, "model": model, "stack": each}) for each in stacks]
-    kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     asked = TrainingAsked(str(specs[0].model), gpu_of(gpu, "gpu"), batch, length, kept_free)
     with ended_when_stopped() as stop, console(stderr=True).status("starting") as status:
         found = fit_training(asked, [spec.stack for spec in specs], status.update, stop)

@@ -70,11 +70,9 @@ def _with_flags(command: Callable[..., None], panels: Panels) -> Callable[..., N
         # typer gives an empty list for a repeated flag that was not used
         command({name: value for name, value in given.items() if value not in (None, [])}, **values)
 
+    # those without a default first, as a signature needs them
     with_flags.__doc__ = command.__doc__
-    with_flags.__dict__["__signature__"] = Signature(sorted([*flags, *own], key=_has_default))
+    with_flags.__dict__["__signature__"] = Signature(
+        sorted([*flags, *own], key=lambda each: each.default is not Parameter.empty)
+    )
     return with_flags
-
-
-def _has_default(parameter: Parameter) -> bool:
-    """Sorts parameters as a signature needs them: those without a default first."""
-    return parameter.default is not Parameter.empty

@@ -91,10 +91,8 @@ class ModelSchema(BaseModel):
 
 
 class Flag(NamedTuple):
-    """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help.
-
-    `field` has a dot where it is within a model of the model. A `repeated` flag may be given several times.
-    """
+    """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help. `field`
+    has a dot where it is within a model of the model. A `repeated` flag may be given several times."""
 
     field: str
     kind: type[FlagValue]
@@ -138,8 +136,9 @@ class Flag(NamedTuple):
 def job_flags() -> list[Flag]:
     """The flags of JobSpec's own fields."""
     schemas = _schemas(_job())
+    workloads = [f"{name} (the default)" if name == DEFAULT_WORKLOAD else name for name in WORKLOADS]
     helps = {
-        "workload": _workload_help(),
+        "workload": f"What to run: {_listed(workloads)}.",
         "model": f"{schemas['model'].description} {_default_models()}",
         "models": f"{_clause(schemas['models'])}, comma separated, for example preset:gpt2,preset:opt-125m.",
         "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
@@ -148,13 +147,14 @@ def job_flags() -> list[Flag]:
         "beside": f"{_clause(schemas['beside'])}: [BACKEND/]STACK[ as LABEL], or a server as URL#MODEL, for example "
         "'llama_cpp/gguf:type=Q8_0 as eight bits'. May be given several times.",
     }
-    return [
-        Flag(name, str, False, helps[name], repeated=name in REPEATED)
-        if name in OWN_SYNTAX
-        else Flag(name, _kind(schema), schema.items is not None, helps.get(name) or _with_default(schema))
-        for name, schema in schemas.items()
-        if name in OWN_SYNTAX or _is_plain(schema)
-    ]
+    flags = []
+    for name, schema in schemas.items():
+        if name in OWN_SYNTAX:
+            flags.append(Flag(name, str, False, helps[name], repeated=name in REPEATED))
+        elif (schema.items or schema).type in ("integer", "number", "boolean", "string"):
+            words = helps.get(name) or f"{_sentence(schema)} Default: {_default(schema)}."
+            flags.append(Flag(name, _kind(schema), schema.items is not None, words))
+    return flags
 
 
 @cache
@@ -165,17 +165,13 @@ def sections() -> tuple[str, ...]:
 
 def section_flags(section: str, with_defaults: bool = True) -> list[Flag]:
     """The flags of the fields of one of the `sections`. The help names the defaults if asked to."""
-    return [
-        _section_flag(name, schema, with_defaults)
-        for name, schema in _flat(_schemas(_job())[section].properties)
-    ]
-
-
-def _section_flag(field: str, schema: FieldSchema, with_default: bool) -> Flag:
-    unit = unit_of(field)
-    text = f"{_clause(schema)}: {unit.example}." if unit else _sentence(schema)
-    default = f" Default: {_default(schema)}." if with_default else ""
-    return Flag(field, _kind(schema), schema.items is not None, text + default, unit)
+    flags = []
+    for name, schema in _flat(_schemas(_job())[section].properties):
+        unit = unit_of(name)
+        text = f"{_clause(schema)}: {unit.example}." if unit else _sentence(schema)
+        default = f" Default: {_default(schema)}." if with_defaults else ""
+        flags.append(Flag(name, _kind(schema), schema.items is not None, text + default, unit))
+    return flags
 
 
 def workload_flags(workloads: Mapping[str, type[Workload]] = WORKLOADS) -> list[Flag]:
@@ -243,11 +239,6 @@ def _job() -> type[BaseModel]:
     return JobSpec
 
 
-def _is_plain(schema: FieldSchema) -> bool:
-    """Whether the values are numbers, words, or lists of them, which a flag can express."""
-    return (schema.items or schema).type in ("integer", "number", "boolean", "string")
-
-
 def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
     owners: dict[str, list[str]] = {}
     for kind, schema in schemas.items():
@@ -269,10 +260,6 @@ def _clause(schema: FieldSchema) -> str:
 
 def _sentence(schema: FieldSchema) -> str:
     return f"{_clause(schema)}{_values(schema)}."
-
-
-def _with_default(schema: FieldSchema) -> str:
-    return f"{_sentence(schema)} Default: {_default(schema)}."
 
 
 def _default(schema: FieldSchema) -> str:
@@ -301,11 +288,6 @@ def _joined(values: Sequence[JsonValue]) -> str:
 def _listed(names: list[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def _workload_help() -> str:
-    names = [f"{name} (the default)" if name == DEFAULT_WORKLOAD else name for name in WORKLOADS]
-    return f"What to run: {_listed(names)}."
 
 
 def _default_models() -> str:

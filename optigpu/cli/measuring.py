@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A report, also as JSON, the exit status of a command that ends with it, and why nothing in it can be ranked.
-
-    The status is 1 if no variant succeeded, NOTHING_RANKED, 130 if Ctrl-C stopped it (143: SIGTERM), else 0.
-    """
+    """A report, also as JSON, the exit status of a command that ends with it, and why nothing in it can be ranked. The
+    status is 1 if no variant succeeded, NOTHING_RANKED, 130 if Ctrl-C stopped it (143: SIGTERM), else 0."""
 
     report: "Report"
     document: Document

@@ -25,10 +25,8 @@ SpecFile = Annotated[
 def spec_of(
     given: Given, device: Callable[[], DeviceKind], spec_file: Path | None = None, plan: str | None = None
 ) -> "JobSpec":
-    """The job that the flags or the file describe. `device()` is called only if neither names a device.
-
-    Raises SpecError that says which field is wrong.
-    """
+    """The job that the flags or the file describe. `device()` is called only if neither names a device. Raises
+    SpecError that says which field is wrong."""
     document = _from_file(spec_file, given) if spec_file else _from_flags(given)
     if "device" not in document:
         document["device"] = device()
@@ -38,10 +36,8 @@ def spec_of(
 
 
 def validated(document: Document, *, strict: bool = False) -> "JobSpec":
-    """The document as a JobSpec; a `strict` one is read as a service reads it, in which "3" is not a number.
-
-    Raises SpecError with a line for each invalid field.
-    """
+    """The document as a JobSpec; a `strict` one is read as a service reads it, in which "3" is not a number. Raises
+    SpecError with a line for each invalid field."""
     from optigpu.job.spec import JobSpec
 
     if strict:
@@ -85,12 +81,8 @@ def _from_flags(given: Given) -> dict[str, object]:
 
 
 def parse_beside(given: FlagValue) -> list[dict[str, object]]:
-    """`llama_cpp/gguf:type=Q8_0 as eight bits` as the JSON of a stack beside the job's own; each may be left out.
-
-    The same of a server: `http://HOST:PORT#MODEL as server`.
-
-    Raises SpecError as `parse_stack` does.
-    """
+    """`llama_cpp/gguf:type=Q8_0 as eight bits` as the JSON of a stack beside the job's own; each may be left out. The
+    same of a server: `http://HOST:PORT#MODEL as server`. Raises SpecError as `parse_stack` does."""
     return [_beside(text) for text in (given if isinstance(given, list) else [str(given)])]
 
 
@@ -109,10 +101,8 @@ def _given(**named: str) -> dict[str, object]:
 
 
 def parse_stack(text: str) -> list[dict[str, str]]:
-    """`bf16,torch_compile:mode=max-autotune` as the JSON of a stack.
-
-    Raises SpecError for a parameter without a value; the names are checked with the rest of the job.
-    """
+    """`bf16,torch_compile:mode=max-autotune` as the JSON of a stack. Raises SpecError for a parameter without a value;
+    the names are checked with the rest of the job."""
     from optigpu.cli.flags import split
 
     return [_technique(item) for item in split(text)]

@@ -56,7 +56,7 @@ def recipe(
     from optigpu.models.held import MODELS_DIR
     from optigpu.recipes.request import RecipeRequest, comparison_of
     from optigpu.report import console
-    from optigpu.report.edge import ConversionProgress
+    from optigpu.report.edge import conversion_progress
     from optigpu.report.tables import recipe_grid
 
     with refusing(RecipeRequest):
@@ -75,9 +75,9 @@ def recipe(
         )
     with (
         ended_when_stopped("The recipe was stopped, and nothing was written.") as stop,
-        ConversionProgress(console(stderr=True)) as progress,
+        conversion_progress(console(stderr=True)) as doing,
     ):
-        outcome = make_smaller(request, progress.doing, stop, read_quantity(timeout, DURATION, "timeout"))
+        outcome = make_smaller(request, doing, stop, read_quantity(timeout, DURATION, "timeout"))
     if format_ is OutputFormat.JSON and not replicates:
         echo(json.dumps(outcome.model_dump(mode="json"), indent=2))
     elif format_ is not OutputFormat.JSON:

@@ -1,5 +1,6 @@
 """The command `tiny`: drives a device over a serial line by MLPerf Tiny's protocol."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,58 +112,35 @@ def _accuracy(session: "Session", inputs: Path, limit: int | None, form: OutputF
 
 def performance_grid(found: "TinyPerformance") -> "Grid":
     """A row for each timed run, the median below."""
-    from optigpu.report import Column, Grid
-
-    rows = tuple(
-        (
-            str(number),
-            str(run.inferences),
-            f"{run.elapsed_s:.3f}",
-            f"{run.host_s:.3f}",
-            f"{run.per_second:.3f}",
-        )
-        for number, run in enumerate(found.runs, 1)
-    )
     notes = [f"Median: {found.inferences_per_s:.3f} inferences/s, {found.latency_us:.0f} us each."]
     if not found.clock_agrees:
         notes.append("The device's clock and the host's differ: its times are not to be believed.")
-    return Grid(
-        title=_title(found),
-        columns=(
-            Column("run"),
-            Column("inferences", right=True),
-            Column("device (s)", right=True),
-            Column("host (s)", right=True),
-            Column("inferences/s", right=True),
-        ),
-        rows=rows,
-        notes=(*notes, *_noise(found)),
-    )
+    rows = [
+        (
+            str(number),
+            str(run.inferences),
+            *(f"{each:.3f}" for each in (run.elapsed_s, run.host_s, run.per_second)),
+        )
+        for number, run in enumerate(found.runs, 1)
+    ]
+    return _grid(found, ("run", "inferences:", "device (s):", "host (s):", "inferences/s:"), rows, notes)
 
 
 def accuracy_grid(found: "TinyAccuracy") -> "Grid":
     """One row: what was reached of what the profile asks for."""
-    from optigpu.report import Column, Grid
-
     row = (str(found.samples), f"{found.value:.4f}", f"{found.target:.2f}", "yes" if found.reached else "no")
-    return Grid(
-        title=_title(found),
-        columns=(
-            Column("samples", right=True),
-            Column(f"{found.metric}", right=True),
-            Column("target", right=True),
-            Column("reached"),
-        ),
-        rows=(row,),
-        notes=_noise(found),
-    )
+    return _grid(found, ("samples:", f"{found.metric}:", "target:", "reached"), [row])
 
 
-def _title(found: "TinyPerformance | TinyAccuracy") -> str:
-    device = found.device
-    return f"MLPerf Tiny's {device.profile}, {found.mode}, on {device.name} at {device.port}"
+def _grid(
+    found: "TinyPerformance | TinyAccuracy",
+    headings: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    notes: Sequence[str] = (),
+) -> "Grid":
+    from optigpu.report.formats import Grid, columns
 
-
-def _noise(found: "TinyPerformance | TinyAccuracy") -> tuple[str, ...]:
-    count = found.noise_lines
-    return (f"{count} lines of noise came from the device and were left out.",) if count else ()
+    device, count = found.device, found.noise_lines
+    noise = (f"{count} lines of noise came from the device and were left out.",) if count else ()
+    title = f"MLPerf Tiny's {device.profile}, {found.mode}, on {device.name} at {device.port}"
+    return Grid(title, columns(*headings), tuple(rows), (*notes, *noise))

@@ -52,37 +52,23 @@ def _files(contents: Contents) -> Iterator[tuple[str, str | bytes]]:
     title = job_title(contents.spec, contents.results)
     grid = ladder_grid(title, contents.attribution, contents.results)
     yield "spec.json", _json(contents.spec)
-    yield "results.json", _json(_report(contents))
+    attribution = contents.attribution.model_dump(mode="json")  # as `optigpu run --format json` prints it
+    report = {"spec": contents.spec, "results": contents.results, "attribution": attribution}
+    yield "results.json", _json(report)
     yield "samples.json", _json(contents.samples)
-    yield "environment.json", _json(_environments(contents.results))
+    yield "environment.json", _json({result["id"]: result["environment"] for result in contents.results})
     yield "table.md", markdown(grid)
     yield "table.tex", latex(grid)
     yield "table.csv", ladder_csv(contents.attribution, contents.results)
     yield "methods.txt", methods(contents.spec, contents.results) + "\n"
     yield "CITATION.cff", citation(contents.results)
-    yield from _figures(title, contents.results)
+    with TemporaryDirectory() as folder, suppress(SpecError):  # where no result has a figure to draw
+        for name in FIGURES:
+            CHARTS["ladder"](title, contents.results, Path(folder) / name)
+            yield name, (Path(folder) / name).read_bytes()
     for result, files in contents.artifacts.items():
         for name, data in files.items():
             yield f"artifacts/{result}/{name}", data
-
-
-def _figures(title: str, results: list[Document]) -> Iterator[tuple[str, bytes]]:
-    """Nothing where no result has a figure to draw."""
-    with TemporaryDirectory() as folder, suppress(SpecError):
-        for name in FIGURES:
-            CHARTS["ladder"](title, results, Path(folder) / name)
-            yield name, (Path(folder) / name).read_bytes()
-
-
-def _report(contents: Contents) -> Document:
-    """What `optigpu run --format json` prints."""
-    attribution = contents.attribution.model_dump(mode="json")
-    return {"spec": contents.spec, "results": contents.results, "attribution": attribution}
-
-
-def _environments(results: list[Document]) -> Document:
-    """Each machine and software that a result was measured with, by the result's id."""
-    return {result["id"]: result["environment"] for result in results}
 
 
 def _json(document: object) -> str:

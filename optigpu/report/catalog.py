@@ -7,7 +7,7 @@ from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
 from optigpu.hardware.device_kinds import no_device
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.leaderboard import asked_text
 from optigpu.report.rows import heading
 from optigpu.selftest import kept
@@ -18,10 +18,8 @@ from optigpu.workloads import kinds_with
 
 
 def technique_facts(environment: Environment, device: DeviceKind) -> list[Document]:
-    """Every technique as plain JSON, and whether it works on a machine.
-
-    `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
-    """
+    """Every technique as plain JSON, and whether it works on a machine. `problem` says why it cannot run there, null
+    when it can; `suits` whether a ladder without a named stack tries it."""
     facts: list[Document] = []
     failed = kept.read(environment, device).failed_techniques
     for name, kind in TECHNIQUES.items():
@@ -43,7 +41,11 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "citation": kind.citation,
         "version": kind.version,
         "requires": list(kind.requires),
-        "conflicts": _conflicts(kind),
+        "conflicts": {  # one may be declared on either side
+            name: why
+            for name, other in TECHNIQUES.items()
+            if other is not kind and (why := conflict_between(kind, other))
+        },
         "compared_with": list(kind.compared_with),
         "workloads": list(kinds_with(kind.tasks)),
         "backends": list(kind.backends),
@@ -58,20 +60,14 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
     }
 
 
-def _conflicts(kind: type[Technique]) -> dict[str, str]:
-    """The techniques that it conflicts with, and why. A conflict may be declared on either side."""
-    reasons = {name: conflict_between(kind, other) for name, other in TECHNIQUES.items() if other is not kind}
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
 def _values(annotation: object) -> list[str] | str:
-    """The values of a Literal, or the name of a type, as in "str | None"."""
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return _type_name(annotation)
+    """The values of a Literal, or the name of a type."""
+    is_literal = get_origin(annotation) is Literal
+    return [str(value) for value in get_args(annotation)] if is_literal else _type_name(annotation)
 
 
 def _type_name(annotation: object) -> str:
+    """ "str | None"."""
     if get_origin(annotation) is Annotated:
         return _type_name(get_args(annotation)[0])
     if isinstance(annotation, type) and not get_args(annotation):
@@ -94,9 +90,7 @@ def techniques_grid(facts: Sequence[Document]) -> Grid:
     device = facts[0]["device"]
     return Grid(
         title=f"Techniques, on this machine's {device}",
-        columns=tuple(
-            map(Column, ("layer", "name", "what it does", "needs", "excludes", f"works on {device}"))
-        ),
+        columns=columns("layer", "name", "what it does", "needs", "excludes", f"works on {device}"),
         rows=tuple(
             (
                 fact["layer"],
@@ -125,29 +119,29 @@ def parameters_text(fact: Document) -> str:
 
 def environment_grid(environment: Environment) -> Grid:
     """The hardware and software of a machine. What the system does not report is "unknown"."""
+    source = environment.host_id_source
+    driver = environment.driver or "none"
+    container = environment.container or "none detected"
     facts = {
         "hardware class": environment.hardware_class,
         "hardware fingerprint": environment.hardware_fingerprint or "unknown",
-        "host id": _host(environment),
+        "host id": environment.host_id + (f" (from the {source.replace('_', ' ')})" if source else ""),
         "CPU": f"{environment.cpu_model}, {environment.cpu_cores} cores",
         "CPU features": " ".join(environment.cpu_features) or "none that kernels use",
         "CPU setup": _cpu_setup(environment.cpu_setup),
         "memory": f"{environment.memory_bytes / 2**30:.1f} GiB",
         "GPUs": "; ".join(map(_gpu, environment.accelerators)) or "none",
-        "GPU driver": _driver(environment),
+        "GPU driver": f"{driver}, CUDA up to {environment.cuda}"
+        if environment.driver and environment.cuda
+        else driver,
         "C++ compiler": environment.compiler or "none: torch_compile on the CPU needs one",
         "system": environment.os,
-        "container": _container(environment),
+        "container": f"{container}, image {environment.image}" if environment.image else container,
         "code": _code(environment),
         "software": ", ".join(f"{name} {version}" for name, version in environment.software.items()),
         "software fingerprint": environment.software_fingerprint or "unknown",
     }
-    return Grid("This machine", (Column("what"), Column("value")), tuple(facts.items()))
-
-
-def _host(environment: Environment) -> str:
-    source = environment.host_id_source
-    return f"{environment.host_id} (from the {source.replace('_', ' ')})" if source else environment.host_id
+    return Grid("This machine", columns("what", "value"), tuple(facts.items()))
 
 
 def _cpu_setup(setup: CpuSetup) -> str:
@@ -176,16 +170,6 @@ def _gpu(gpu: Accelerator) -> str:
     }
     known = (f"{name} {value}" for name, value in facts.items() if value is not None)
     return ", ".join([gpu.name, f"{gpu.memory_bytes / 2**30:.0f} GiB", *known])
-
-
-def _driver(environment: Environment) -> str:
-    cuda = f", CUDA up to {environment.cuda}" if environment.cuda else ""
-    return f"{environment.driver}{cuda}" if environment.driver else "none"
-
-
-def _container(environment: Environment) -> str:
-    kind = environment.container or "none detected"
-    return f"{kind}, image {environment.image}" if environment.image else kind
 
 
 def _code(environment: Environment) -> str:
@@ -219,7 +203,7 @@ def jobs_grid(page: JobPage) -> Grid:
         )
         for job in page.jobs
     )
-    return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows)).without_empty_columns()
+    return Grid("Jobs, the newest first", columns(*headings), tuple(rows)).without_empty_columns()
 
 
 def runs_grid(runs: Sequence[Document]) -> Grid:
@@ -238,9 +222,7 @@ def runs_grid(runs: Sequence[Document]) -> Grid:
         )
         for run in runs
     )
-    return Grid(
-        "Kept runs, the newest first", tuple(map(Column, headings)), tuple(rows)
-    ).without_empty_columns()
+    return Grid("Kept runs, the newest first", columns(*headings), tuple(rows)).without_empty_columns()
 
 
 def job_title(spec: Document, results: Sequence[Document]) -> str:
@@ -249,18 +231,6 @@ def job_title(spec: Document, results: Sequence[Document]) -> str:
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""
     return f"{name}{asked_text(spec)}{where}"
-
-
-def _name(report: Document) -> str:
-    return report["spec"].get("name") or ""
-
-
-def _workload(report: Document) -> str:
-    return asked_text(report["spec"])
-
-
-def _hardware(report: Document) -> str:
-    return " and ".join(sorted({result["environment"]["hardware_class"] for result in report["results"]}))
 
 
 def _software(report: Document) -> str:
@@ -273,15 +243,21 @@ def _time(report: Document) -> str:
     return str(report["results"][0]["created_at"])[:19].replace("T", " ")
 
 
-DIFFERENCES: tuple[Callable[[Document], str], ...] = (_name, _workload, _hardware, _software, _time)
+DIFFERENCES: tuple[Callable[[Document], str], ...] = (
+    lambda report: report["spec"].get("name") or "",
+    lambda report: asked_text(report["spec"]),
+    lambda report: " and ".join(
+        sorted({each["environment"]["hardware_class"] for each in report["results"]})
+    ),
+    _software,
+    _time,
+)
 """What may tell reports apart, what a reader looks for first."""
 
 
 def combined(reports: Sequence[Document]) -> tuple[str, list[Document]]:
-    """The title of a chart of one or more reports, and the results in it.
-
-    Raises SpecError when there is nothing to draw, or when figures of different units would share an axis.
-    """
+    """The title of a chart of one or more reports, and the results in it. Raises SpecError when there is nothing to
+    draw, or when figures of different units would share an axis."""
     measured = [report for report in reports if report["results"]]
     if not measured:
         raise SpecError(
@@ -296,12 +272,12 @@ def combined(reports: Sequence[Document]) -> tuple[str, list[Document]]:
             f"One chart has one unit, and these reports have {', '.join(map(heading, metrics))}; draw them apart."
         )
     names = _names(measured)
-    results = [
-        _labelled(result, name)
+    results: list[Document] = [
+        {**result, "variant": result["variant"] | {"label": f"{result['variant']['label']} ({name})"}}
         for report, name in zip(measured, names, strict=True)
         for result in report["results"]
     ]
-    return " and ".join(dict.fromkeys(map(_workload, measured))), results
+    return " and ".join(dict.fromkeys(asked_text(each["spec"]) for each in measured)), results
 
 
 def _names(reports: Sequence[Document]) -> list[str]:
@@ -311,8 +287,3 @@ def _names(reports: Sequence[Document]) -> list[str]:
         if all(names) and len(set(names)) == len(names):
             return names
     return [f"{number}: {_time(report)}" for number, report in enumerate(reports, 1)]
-
-
-def _labelled(result: Document, name: str) -> Document:
-    variant = result["variant"]
-    return {**result, "variant": {**variant, "label": f"{variant['label']} ({name})"}}

@@ -18,7 +18,7 @@ from optigpu.claims import (
 )
 from optigpu.claims.model import UNITS, plain, printed
 from optigpu.hardware.catalog import find, find_class
-from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.vocabulary import Document
 
 NOT_MEASURED = "not measured"
@@ -45,11 +45,9 @@ def claim_rows(book: Book, measured: Sequence[Measured]) -> list[ClaimRow]:
 def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None) -> Grid:
     """The thesis, the founding comparison, then each claim."""
     first = (_thesis_cells(thesis), *([_founding_cells(founding)] if founding else ()))
-    headings = ("claim", "figure", "status", "hardware", "plausibility", "why", "measured")
-    right = {"figure"}
     return Grid(
         title="Published figures, and what was measured on the same hardware",
-        columns=tuple(Column(heading, right=heading in right) for heading in headings),
+        columns=columns("claim", "figure:", "status", "hardware", "plausibility", "why", "measured"),
         rows=(*first, *map(_cells, rows)),
         notes=tuple(_notes(rows)),
         faint=frozenset(
@@ -86,13 +84,9 @@ def measured_text(row: ClaimRow) -> str:
         return f"{NOT_MEASURED}: {reason}" if reason else NOT_MEASURED
     value = plain(row.measured.value / UNITS[row.claim.unit])
     unit = {"1": "", "%": "%", "x": "x"}.get(row.claim.unit, f" {row.claim.unit}")
-    where = "" if _named(row.claim, row.measured) else f" on {row.measured.hardware}"
+    named = row.claim.hardware and find(row.claim.hardware) is find_class(row.measured.hardware)
+    where = "" if named else f" on {row.measured.hardware}"
     return f"{value}{unit} ({plain(row.of_claim)}x the claim): {row.measured.label}{where}"
-
-
-def _named(claim: Claim, measured: Measured) -> bool:
-    """Whether the hardware of a figure is the one that the claim names."""
-    return claim.hardware is not None and find(claim.hardware) is find_class(measured.hardware)
 
 
 def _thesis_cells(thesis: Thesis) -> tuple[str, ...]:
@@ -192,9 +186,7 @@ def claims_document(
     rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None
 ) -> Document:
     """`{"thesis", "founding", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured.
-
-    `not_measurable` says why no result can be of the same thing as a claim.
-    """
+    `not_measurable` says why no result can be of the same thing as a claim."""
     return {
         "thesis": thesis.model_dump(mode="json"),
         "founding": founding.model_dump(mode="json") if founding else None,

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
-from optigpu.report.formats import Column, Grid
+from optigpu.documents.views import ComparedResult, Comparison, Decision, MetricComparison
+from optigpu.report.formats import Grid, columns
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import MISSING, NOT_VALID, short
 from optigpu.report.rows import HEADINGS
@@ -16,14 +16,9 @@ def comparison_grid(comparison: Comparison) -> Grid:
     """A line for each metric: both values, their ratio (or difference) with its interval, and the decision."""
     baseline, candidate = comparison.baseline, comparison.candidate
     return Grid(
-        title=f"{candidate.label} against {baseline.label}: {_place(candidate)}",
-        columns=(
-            Column("metric"),
-            Column("baseline", right=True),
-            Column("candidate", right=True),
-            Column("ratio [95% interval]", right=True),
-            Column("decision"),
-        ),
+        title=f"{candidate.label} against {baseline.label}: "
+        f"{workload_text(candidate.workload, candidate.model)} on {candidate.hardware}",
+        columns=columns("metric", "baseline:", "candidate:", "ratio [95% interval]:", "decision"),
         rows=tuple(_cells(name, metric, comparison) for name, metric in _measured(comparison).items()),
         notes=tuple(_notes(comparison)),
     )
@@ -38,48 +33,36 @@ def _measured(comparison: Comparison) -> dict[str, MetricComparison]:
     }
 
 
-def _place(result: ComparedResult) -> str:
-    return f"{workload_text(result.workload, result.model)} on {result.hardware}"
-
-
 def _cells(name: str, metric: MetricComparison, comparison: Comparison) -> tuple[str, ...]:
     return (
         HEADINGS.get(name) or (name if metric.unit == "1" else f"{name} ({metric.unit})"),
         _figure(metric.baseline, comparison.baseline),
         _figure(metric.candidate, comparison.candidate),
         change_text(metric),
-        _decision(metric),
+        f"different, {metric.decision}"
+        if metric.decision in (Decision.BETTER, Decision.WORSE)
+        else metric.decision or MISSING,
     )
 
 
 def change_text(metric: MetricComparison) -> str:
     """For example "5.0x [4.6, 5.9]", or "+0.12 [0.05, 0.19]" for a difference."""
-    if metric.ratio is None:
-        return MISSING if metric.difference is None else _difference_text(metric.difference, metric.ci)
-    if metric.ci is None:
-        # What was counted is shown as finely as it differs from 1.
-        return f"{metric.ratio:.{_digits(abs(metric.ratio - 1)) if metric.exact else 2}f}x"
-    low, high = metric.ci
-    digits = _digits(high - low)
-    return f"{metric.ratio:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _difference_text(difference: float, ci: tuple[float, float] | None) -> str:
-    if ci is None:
-        return f"{difference:+.3g}"
-    digits = _digits(ci[1] - ci[0])
-    return f"{difference:+.{digits}f} [{ci[0]:.{digits}f}, {ci[1]:.{digits}f}]"
+    ratio, difference, digits = metric.ratio, metric.difference, 2
+    if metric.ci is not None:
+        digits = _digits(metric.ci[1] - metric.ci[0])
+    elif metric.exact and ratio is not None:  # what was counted is shown as finely as it differs from 1
+        digits = _digits(abs(ratio - 1))
+    interval = f" [{metric.ci[0]:.{digits}f}, {metric.ci[1]:.{digits}f}]" if metric.ci else ""
+    if ratio is not None:
+        return f"{ratio:.{digits}f}x{interval}"
+    if difference is None:
+        return MISSING
+    return f"{difference:+.{digits}f}{interval}" if interval else f"{difference:+.3g}"
 
 
 def _digits(width: float) -> int:
     """Digits behind the point that show two of so small a width."""
     return min(max(1 - math.floor(math.log10(width)), 0), 6) if width > 0 else 2
-
-
-def _decision(metric: MetricComparison) -> str:
-    if metric.decision in (Decision.BETTER, Decision.WORSE):
-        return f"different, {metric.decision}"
-    return metric.decision or MISSING
 
 
 def _legend(comparison: Comparison, shown: dict[str, MetricComparison]) -> Iterator[str]:
@@ -122,11 +105,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     if unknown := comparison.metrics.keys() - shown.keys():
         yield f"measured on neither side: {', '.join(sorted(unknown))}"
     for difference in comparison.differences:
-        yield _difference(difference)
-
-
-def _difference(difference: Difference) -> str:
-    return f"differs: {difference.field}: {_short(difference.baseline)} -> {_short(difference.candidate)}"
+        before, after = _short(difference.baseline), _short(difference.candidate)
+        yield f"differs: {difference.field}: {before} -> {after}"
 
 
 def _short(value: object) -> str:

@@ -1,8 +1,7 @@
 """The tables of a model for a microcontroller: what it is, which boards hold it, how fast it should be there."""
 
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.text import Text
@@ -10,20 +9,8 @@ from rich.text import Text
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import BoardFit, Fit
 from optigpu.edge.prediction import Prediction, sources
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
-
-MANIFEST_COLUMNS = (Column("what"), Column("value"))
-FIT_COLUMNS = (
-    Column("board"),
-    Column("fits"),
-    Column("flash left (KB)", right=True),
-    Column("arena in"),
-    Column("model in RAM"),
-    Column("predicted (ms)", right=True),
-    Column("max FPS", right=True),
-    Column("why, or what to know"),
-)
 
 
 def manifest_grid(manifest: ModelManifest) -> Grid:
@@ -36,14 +23,23 @@ def manifest_grid(manifest: ModelManifest) -> Grid:
         notes.append(
             "Random weights: right for speed and memory; classes and agreement with FP32 mean nothing."
         )
-    return Grid(manifest.network.label, MANIFEST_COLUMNS, rows, tuple(notes))
+    return Grid(manifest.network.label, columns("what", "value"), rows, tuple(notes))
 
 
 def fit_grid(found: Fit) -> Grid:
     """A row for each board; the notes say what the prediction rests on."""
     return Grid(
         title=f"{found.model} on ESP32-S3 boards (latency: prediction, not measured)",
-        columns=FIT_COLUMNS,
+        columns=columns(
+            "board",
+            "fits",
+            "flash left (KB):",
+            "arena in",
+            "model in RAM",
+            "predicted (ms):",
+            "max FPS:",
+            "why, or what to know",
+        ),
         rows=tuple(_fit_cells(each, found.prediction) for each in found.boards),
         notes=tuple(_notes(found)),
         faint=frozenset(number for number, each in enumerate(found.boards) if not each.fits),
@@ -61,29 +57,14 @@ def fit_records(found: Fit) -> list[dict[str, object]]:
     return [each.model_dump(mode="json") | latency for each in found.boards]
 
 
-class ConversionProgress:
-    """A context manager that shows what a conversion does: a spinner on a terminal, else a line for each step."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status = console.status("starting")
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._status.stop()
-
-    def doing(self, text: str) -> None:
-        """What goes on now."""
-        if self._console.is_terminal:
-            self._status.update(Text(text))
-        else:
-            self._console.print(Text(text))
+@contextmanager
+def conversion_progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yields what is told each step of a conversion: it shows a spinner on a terminal, else a line for each."""
+    if not console.is_terminal:
+        yield lambda text: console.print(Text(text))
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(Text(text))
 
 
 def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:

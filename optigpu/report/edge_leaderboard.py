@@ -1,6 +1,6 @@
 """The edge leaderboard as tables and as flat records."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from optigpu.documents.devices import DeviceSource
 from optigpu.documents.edge import (
@@ -13,7 +13,7 @@ from optigpu.documents.edge import (
     EdgeWorkerRow,
     Likeness,
 )
-from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.formats import Column, Grid, columns, csv_text
 from optigpu.report.numbers import MISSING, short
 from optigpu.vocabulary import Document
 
@@ -61,15 +61,14 @@ def _subject(board: EdgeBoard) -> str:
 
 
 def _columns() -> tuple[Column, ...]:
-    figures = (Column(heading, right=True) for heading, _ in HEADINGS.values())
-    return (
-        Column("rank", right=True),
-        Column("device"),
-        Column("board"),
-        *figures,
-        Column("power by"),
-        Column("status"),
-        Column("flags"),
+    return columns(
+        "rank:",
+        "device",
+        "board",
+        *(f"{name}:" for name, _ in HEADINGS.values()),
+        "power by",
+        "status",
+        "flags",
     )
 
 
@@ -110,7 +109,8 @@ def _notes(board: EdgeBoard, cost: CostAssumptions) -> Iterator[str]:
         "share a rank."
     )
     yield "energy includes the idle power, and FPS/W is inferences per joule; `power by` names the sensor."
-    yield from _missing(board)
+    reasons = (row.figures[board.metric].reason for row in board.rows)
+    yield from (f"no {board.metric}: {reason}" for reason in dict.fromkeys(filter(None, reasons)))
     if any(row.figures[EdgeMetric.COST].value is not None for row in board.rows):
         yield _cost(cost)
     if len(board.rows) < board.row_count:
@@ -118,13 +118,6 @@ def _notes(board: EdgeBoard, cost: CostAssumptions) -> Iterator[str]:
     if board.not_ranked and not any(row.reasons for row in board.rows):
         named = ", ".join(f"{reason} ({count})" for reason, count in board.not_ranked.items())
         yield f"Not ranked: {named}. They are listed with include_unranked=true."
-
-
-def _missing(board: EdgeBoard) -> Iterator[str]:
-    """Why rows have no value of the metric that they are ranked by, each reason once."""
-    reasons = (row.figures[board.metric].reason for row in board.rows)
-    for reason in dict.fromkeys(reason for reason in reasons if reason):
-        yield f"no {board.metric}: {reason}"
 
 
 def _cost(cost: CostAssumptions) -> str:
@@ -138,13 +131,15 @@ def _cost(cost: CostAssumptions) -> str:
 
 
 def _workers_grid(board: EdgeBoard) -> Grid:
-    headings = ("hardware", "backend", "variant", "batch", "FPS", "energy (mJ)", "FPS/W", "energy by", "runs")
-    right = {"batch", "FPS", "energy (mJ)", "FPS/W"}
+    energy = "energy includes the idle power, as a device's does, of what `energy by` counts: it may be the chip alone."
+    reasons = dict.fromkeys(row.reason for row in board.workers if row.reason)
     return Grid(
         title=f"Beside it, workers by energy per inference: {_subject(board)}",
-        columns=tuple(Column(heading, right=heading in right) for heading in headings),
+        columns=columns(
+            "hardware", "backend", "variant", "batch:", "FPS:", "energy (mJ):", "FPS/W:", "energy by", "runs"
+        ),
         rows=tuple(map(_worker_cells, board.workers)),
-        notes=tuple(_worker_notes(board.workers)),
+        notes=(energy, *(f"no energy: {reason}" for reason in reasons)),
     )
 
 
@@ -163,12 +158,6 @@ def _worker_cells(row: EdgeWorkerRow) -> tuple[str, ...]:
     )
 
 
-def _worker_notes(rows: Sequence[EdgeWorkerRow]) -> Iterator[str]:
-    yield "energy includes the idle power, as a device's does, of what `energy by` counts: it may be the chip alone."
-    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-        yield f"no energy: {reason}"
-
-
 CSV_FIELDS = (
     "kind", "rank", "device_id", "device", "board", "source", "hardware", "backend", "label", "likeness", "batch_size",
     "model_sha256", "input_source", "runner", "runner_version", "clock_hz", "windows", "inferences",
@@ -179,12 +168,9 @@ CSV_FIELDS = (
 
 
 def edge_csv(page: EdgePage) -> str:
-    """The rows of all boards as raw values in SI units (cost in US dollars), each board's workers behind its devices.
-
-    A cell is empty where a value is missing.
-    """
-    records = [record for board in page.boards for record in _records(board)]
-    return csv_text(CSV_FIELDS, records)
+    """The rows of all boards as raw values in SI units (cost in US dollars), each board's workers behind its devices. A
+    cell is empty where a value is missing."""
+    return csv_text(CSV_FIELDS, [record for board in page.boards for record in _records(board)])
 
 
 def _records(board: EdgeBoard) -> Iterator[Document]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from optigpu.fit.fitting import Fit, StackFit
-from optigpu.fit.several import Division, FitOfSeveral
+from optigpu.fit.several import FitOfSeveral
 from optigpu.fit.training import FitOfTraining, TrainingFit
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
 
 
@@ -44,15 +44,30 @@ def several_grid(found: FitOfSeveral) -> Grid:
         f"{found.model}, {found.stack}, over several {found.gpu}: predicted for a GPU, {found.batch} x "
         f"{found.context:,} tokens"
     )
-    names = ("weights", "cache", "peak (GB)", "sent a step (MB)", "reading (ms)", "sending (ms)")
     return Grid(
         title=title,
-        columns=(
-            *(Column(name, right=True) for name in ("GPUs", "tensor", "pipeline")),
-            Column("fits"),
-            *(Column(name, right=True) for name in names),
+        columns=columns(
+            "GPUs:",
+            "tensor:",
+            "pipeline:",
+            "fits",
+            "weights:",
+            "cache:",
+            "peak (GB):",
+            "sent a step (MB):",
+            "reading (ms):",
+            "sending (ms):",
         ),
-        rows=tuple(_division_row(each) for each in found.divisions),
+        rows=tuple(
+            (
+                *map(str, (each.gpus, each.tensor, each.pipeline)),
+                "yes" if each.fits else "no",
+                *(short(size / 1e9) for size in (each.weight_bytes, each.cache_bytes, each.peak_bytes)),
+                short(each.sent_bytes_per_step / 1e6),
+                *(MISSING if time is None else short(1e3 * time) for time in (each.read_s, each.sent_s)),
+            )
+            for each in found.divisions
+        ),
         notes=(
             *found.reasons.values(),
             "Reading and sending: the least that a decode step takes of each; how far they overlap is not predicted.",
@@ -60,13 +75,6 @@ def several_grid(found: FitOfSeveral) -> Grid:
         ),
         faint=frozenset(index for index, each in enumerate(found.divisions) if not each.fits),
     )
-
-
-def _division_row(each: Division) -> tuple[str, ...]:
-    times = (MISSING if time is None else short(1e3 * time) for time in (each.read_s, each.sent_s))
-    sizes = (short(size / 1e9) for size in (each.weight_bytes, each.cache_bytes, each.peak_bytes))
-    counts = (str(each.gpus), str(each.tensor), str(each.pipeline), "yes" if each.fits else "no")
-    return (*counts, *sizes, short(each.sent_bytes_per_step / 1e6), *times)
 
 
 def _grid(
@@ -81,7 +89,7 @@ def _grid(
     usable = f"{found.usable_bytes / 2**30:.2f} of {found.memory_bytes / 2**30:.0f} GiB usable"
     return Grid(
         title=f"{title}, {usable}",
-        columns=(Column("stack"), Column("fits"), *(Column(figure, right=True) for figure in figures)),
+        columns=columns("stack", "fits", *(f"{figure}:" for figure in figures)),
         rows=tuple(rows),
         notes=(*(f"{row.label}: {row.reason}" for row in stacks if row.reason), *notes),
         faint=frozenset(index for index, row in enumerate(stacks) if not row.fits),
@@ -93,22 +101,20 @@ def _row(row: StackFit) -> tuple[str, ...]:
         return (row.label, "not predicted", *[MISSING] * 6)
     sizes = (row.weight_bytes, row.cache_bytes, row.activation_bytes, row.peak_bytes)
     fits = "on the host" if row.host else "yes" if row.fits else "no"
-    return (
-        row.label,
-        fits,
-        *(short(size / 1e9) if size is not None else MISSING for size in sizes),
-        *(_count(count) for count in (row.largest_context, row.largest_batch)),
-    )
-
-
-def _count(number: int | None) -> str:
-    """How many; a dash where the card does not limit it."""
-    return MISSING if number is None else f"{number:,}"
+    return (row.label, fits, *map(_gigabytes, sizes), *map(_count, (row.largest_context, row.largest_batch)))
 
 
 def _training_row(row: TrainingFit) -> tuple[str, ...]:
     if row.peak_bytes is None:
         return (row.label, "not predicted", *[MISSING] * 5)
     sizes = (row.weight_bytes, row.state_bytes, row.step_bytes, row.peak_bytes)
-    figures = (short(size / 1e9) if size is not None else MISSING for size in sizes)
-    return (row.label, "yes" if row.fits else "no", *figures, _count(row.largest_batch))
+    return (row.label, "yes" if row.fits else "no", *map(_gigabytes, sizes), _count(row.largest_batch))
+
+
+def _gigabytes(size: float | None) -> str:
+    return MISSING if size is None else short(size / 1e9)
+
+
+def _count(number: int | None) -> str:
+    """How many; a dash where the card does not limit it."""
+    return MISSING if number is None else f"{number:,}"

@@ -29,12 +29,15 @@ class Column:
     right: bool = False
 
 
+def columns(*headings: str) -> tuple[Column, ...]:
+    """Columns by their headings; a colon behind one, as in Markdown, is for figures, which are aligned right."""
+    return tuple(Column(heading.removesuffix(":"), heading.endswith(":")) for heading in headings)
+
+
 @dataclass(frozen=True)
 class Grid:
-    """A table as text: one cell for each column in each row.
-
-    `faint` are the rows that are not ranked; `notes` are shown below the table.
-    """
+    """A table as text: one cell for each column in each row. `faint` are the rows that are not ranked; `notes` are
+    shown below the table."""
 
     title: str
     columns: tuple[Column, ...]
@@ -64,44 +67,39 @@ class _Tables:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        cells = zip(*grid.rows, strict=True) if grid.rows else ((),) * len(grid.columns)
-        columns = enumerate(zip(grid.columns, cells, strict=True))
         self._least, self._whole = [], []
-        for number, (column, texts) in columns:
+        for number, column in enumerate(grid.columns):
+            texts = (column.heading, *(row[number] for row in grid.rows))
             self._least.append(_least(column, texts, leads=number == 0))
-            self._whole.append(max(map(cell_len, (column.heading, *texts))))
+            self._whole.append(max(map(cell_len, texts)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for numbers in self._portions(options.max_width):
-            yield self._table(numbers, options.max_width)
-
-    def _portions(self, width: int) -> Iterator[list[int]]:
-        """The columns of each table. A column too wide even beside the first alone is cut by the terminal."""
+        """A column too wide even beside the first alone is cut by the terminal."""
         portion = [0]
         for number in range(1, len(self._least)):
-            if len(portion) > 1 and 1 + sum(self._least[n] + FRAME for n in [*portion, number]) > width:
-                yield portion
+            if len(portion) > 1 and self._spare([*portion, number], options.max_width) < 0:
+                yield self._table(portion, options.max_width)
                 portion = [0]
             portion.append(number)
-        yield portion
+        yield self._table(portion, options.max_width)
 
-    def _widths(self, numbers: Sequence[int], room: int) -> list[int]:
-        """Each column's least width, and a share of the room that is left by how much its longest cell lacks."""
-        spare = room - 1 - sum(self._least[n] + FRAME for n in numbers)
-        lacking = [self._whole[n] - self._least[n] for n in numbers]
-        share = min(1.0, max(0.0, spare / sum(lacking))) if any(lacking) else 0.0
-        return [self._least[n] + int(share * lack) for n, lack in zip(numbers, lacking, strict=True)]
+    def _spare(self, numbers: Sequence[int], room: int) -> int:
+        """What is left of the width where each column has its least."""
+        return room - 1 - sum(self._least[n] + FRAME for n in numbers)
 
     def _table(self, numbers: Sequence[int], room: int) -> Table:
+        """Each column has its least width, and of what is left a share by how much its longest cell lacks."""
+        lacking = sum(self._whole[n] - self._least[n] for n in numbers)
+        share = min(1.0, max(0.0, self._spare(numbers, room) / lacking)) if lacking else 0.0
         table = Table(header_style="bold")
-        for number, width in zip(numbers, self._widths(numbers, room), strict=True):
-            column = self._grid.columns[number]
+        for number in numbers:
+            column, least = self._grid.columns[number], self._least[number]
             table.add_column(
                 Text(column.heading),
                 justify="right" if column.right else "left",
                 no_wrap=column.right,
                 overflow="fold",
-                width=width,
+                width=least + int(share * (self._whole[number] - least)),
             )
         for number, row in enumerate(self._grid.rows):
             cells = (Text(row[n]) for n in numbers)
@@ -109,11 +107,10 @@ class _Tables:
         return table
 
 
-def _least(column: Column, cells: Iterable[str], *, leads: bool) -> int:
+def _least(column: Column, texts: Sequence[str], *, leads: bool) -> int:
     """The smallest readable width of a column: whole numbers, whole words, labels in a few lines."""
-    texts = (column.heading, *cells)
     if not (column.right or leads):
-        texts = tuple(word for text in texts for word in text.split())
+        texts = [word for text in texts for word in text.split()]
     longest = max(map(cell_len, texts), default=1)
     return longest if column.right else min(longest, TEXT_WIDTH)
 
@@ -192,16 +189,13 @@ def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, object]]) -> 
     page = io.StringIO()
     writer = csv.DictWriter(page, fieldnames=fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _inert(value) for name, value in record.items()} for record in records)
+    for record in records:
+        texts = {name: harmless(value) for name, value in record.items() if isinstance(value, str)}
+        inert = {
+            name: f"'{text}" for name, text in texts.items() if text.startswith(("=", "+", "-", "@", "\t"))
+        }
+        writer.writerow({**record, **texts, **inert})
     return page.getvalue()
-
-
-def _inert(value: object) -> object:
-    """Prefixes text that a spreadsheet would run as a formula with an apostrophe; nothing in it steers a terminal."""
-    if not isinstance(value, str):
-        return value
-    text = harmless(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 class _Harmless(Console):

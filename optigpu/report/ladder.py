@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution, Gain, Payback
-from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import MISSING, NOT_VALID, payback, ratio, scaled, short, with_interval
@@ -17,10 +17,8 @@ from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario of MLPerf Inference (Reddi et al., 2019, arXiv:1911.02549).
-
-    It is judged by `field` of the summary of `metric`, times `scale`, under `heading`; `meaning` goes below the table.
-    """
+    """A scenario of MLPerf Inference (Reddi et al., 2019, arXiv:1911.02549). It is judged by `field` of the summary of
+    `metric`, times `scale`, under `heading`; `meaning` goes below the table."""
 
     metric: str
     field: str
@@ -40,31 +38,21 @@ class Scenario:
         yield from empty_cells(self.heading, reasons)
 
 
+_OF_PROCESSES = "of each process, averaged over the processes."
 SCENARIOS = {
     "SingleStream": Scenario(
-        "latency_s",
-        "p90",
-        1e3,
-        "p90 latency (ms)",
-        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; of each "
-        "process, averaged over the processes.",
+        "latency_s", "p90", 1e3, "p90 latency (ms)", "p90 latency: what MLPerf's scenario SingleStream is judged by, "
+        f"one query after the other; {_OF_PROCESSES}",
     ),
     "Server": Scenario(
-        "latency_s",
-        "p99",
-        1e3,
-        "p99 latency (ms)",
-        "p99 latency: what MLPerf's scenario Server is judged by, queries that come by chance at a rate; of each "
-        "process, averaged over the processes.",
+        "latency_s", "p99", 1e3, "p99 latency (ms)", "p99 latency: what MLPerf's scenario Server is judged by, queries "
+        f"that come by chance at a rate; {_OF_PROCESSES}",
     ),
     "Offline": Scenario(
-        "requests_per_s",
-        "value",
-        1.0,
-        "samples/s",
-        "samples/s: what MLPerf's scenario Offline is judged by, all queries at once.",
+        "requests_per_s", "value", 1.0, "samples/s", "samples/s: what MLPerf's scenario Offline is judged by, all "
+        "queries at once.",
     ),
-}
+}  # fmt: skip
 
 
 def scenario_of(rows: Sequence[Row]) -> Scenario | None:
@@ -107,21 +95,20 @@ METRICS_OF_SOME_WORKLOADS = {
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
     """The table of a job, without columns that are empty for it."""
     rows = rows_of(attribution, results)
-    further = [name for name in FURTHER_METRICS if any(_is_shown(row, name) for row in rows)]
+    further = [
+        name
+        for name in FURTHER_METRICS
+        if any(
+            row.has_figure(name) and row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,))
+            for row in rows
+        )
+    ]
     scenario = scenario_of(rows)
-    names = (
-        heading(attribution.metric),
-        "speedup",
-        "alone",
-        "added",
-        "left out",
-        "paid back (steps)",
-        *([scenario.heading] if scenario else []),
-        *(FURTHER_METRICS[name][0] for name in further),
-    )
+    names = (heading(attribution.metric), "speedup", "alone", "added", "left out", "paid back (steps)")
+    more = (*([scenario.heading] if scenario else []), *(FURTHER_METRICS[name][0] for name in further))
     grid = Grid(
         title=title,
-        columns=(Column("variant"), *(Column(name, right=True) for name in names), Column("status")),
+        columns=columns("variant", *(f"{name}:" for name in (*names, *more)), "status"),
         rows=tuple(_cells(row, attribution, scenario, further) for row in rows),
         notes=(
             *ladder_notes(rows, attribution, [attribution.metric, *further]),
@@ -133,18 +120,15 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
     return grid.without_empty_columns()
 
 
-def _is_shown(row: Row, name: str) -> bool:
-    return row.has_figure(name) and row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,))
-
-
 def _cells(
     row: Row, attribution: Attribution, scenario: Scenario | None, further: Sequence[str]
 ) -> tuple[str, ...]:
-    ended = row.ended
+    ended, figure = row.ended, with_interval(row.metric(attribution.metric))
+    mark = NOT_VALID if row.has_figure(attribution.metric) and not row.valid else ""
     best = " *" if ended.index == attribution.best and len(attribution.rows) > 1 else ""
     return (
         ended.label + best,
-        _primary(row, attribution.metric),
+        figure + mark,
         _gain(ended.speedup, ended.role not in (Role.SINGLE, Role.BASELINE)),
         _gain(ended.alone, ended.role is Role.ALONE),
         _gain(ended.added, ended.role is Role.CUMULATIVE),
@@ -154,12 +138,6 @@ def _cells(
         *(_figure(row, name) for name in further),
         _status(row),
     )
-
-
-def _primary(row: Row, name: str) -> str:
-    """The figure with its interval, marked if the result is not valid."""
-    figure = with_interval(row.metric(name))
-    return figure + NOT_VALID if row.has_figure(name) and not row.valid else figure
 
 
 def _figure(row: Row, name: str) -> str:
@@ -230,8 +208,11 @@ def _record(row: Row, name: str) -> dict[str, object]:
     }
     gains = {"speedup": ended.speedup, "alone": ended.alone, "added": ended.added, "left_out": ended.left_out}
     for field, gain in gains.items():
-        record |= _flat_gain(field, gain)
-    record |= {"left_out_with": " ".join(ended.left_out_with)} | _flat_payback(ended.payback)
+        reasons = " ".join(gain.reasons) if gain else None
+        record |= _flat(field, gain) | {field: gain.ratio if gain else None, f"{field}_reasons": reasons}
+    found = ended.payback
+    record |= {"left_out_with": " ".join(ended.left_out_with)} | _flat("payback", found)
+    record |= {"payback_steps": found.steps, "payback_reason": found.reason} if found else {}
     for field in CSV_FIELDS[CSV_FIELDS.index("ttft_s") : CSV_FIELDS.index("bound")]:
         record[field] = (row.metric(field) or {}).get("value")
     return record
@@ -253,21 +234,6 @@ def _origin(result: Document) -> dict[str, object]:
     }
 
 
-def _flat_gain(field: str, gain: Gain | None) -> dict[str, object]:
-    low, high = gain.ci if gain and gain.ci else (None, None)
-    return {
-        field: gain.ratio if gain else None,
-        f"{field}_low": low,
-        f"{field}_high": high,
-        f"{field}_reasons": " ".join(gain.reasons) if gain else None,
-    }
-
-
-def _flat_payback(found: Payback | None) -> dict[str, object]:
+def _flat(field: str, found: Gain | Payback | None) -> dict[str, object]:
     low, high = found.ci if found and found.ci else (None, None)
-    return {
-        "payback_steps": found.steps if found else None,
-        "payback_low": low,
-        "payback_high": high,
-        "payback_reason": found.reason if found else None,
-    }
+    return {f"{field}_low": low, f"{field}_high": high}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
 
 from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow, Standing
-from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.formats import Column, Grid, columns, csv_text
 from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, short, with_interval
 from optigpu.report.rows import heading
@@ -23,8 +23,11 @@ def leaderboard_grid(board: Board) -> Grid:
     """The rows of a board, best first. Hardware that all rows have is in the title."""
     hardware = {row.hardware for row in board.rows}
     common = hardware.pop() if len(hardware) == 1 else None
-    letters = _letters(board.rows)
-    quality = _where_any(board.rows, lambda row: _percent(row.top1_agreement))
+    warnings = sorted({warning for row in board.rows for warning in row.warnings})
+    letters = dict(zip(warnings, ascii_lowercase, strict=False))  # the notes explain them
+    quality = _where_any(  # with two decimals: losses are tenths of a percent
+        board.rows, lambda row: MISSING if row.top1_agreement is None else f"{100 * row.top1_agreement:.2f}"
+    )
     energy = _where_any(board.rows, lambda row: short(row.j_per_token))
     title = f"Leaderboard by {heading(board.metric)}: {workload_text(board.workload, board.model)}"
     grid = Grid(
@@ -41,36 +44,16 @@ def leaderboard_grid(board: Board) -> Grid:
 
 
 def _columns(figure: str) -> tuple[Column, ...]:
-    return (
-        Column("rank", right=True),
-        Column("variant"),
-        Column(figure, right=True),
-        Column("weights (MB)", right=True),
-        Column("quality (%)", right=True),
-        Column("J/token", right=True),
-        Column("Pareto"),
-        Column("hardware"),
-        Column("status"),
-        Column("warnings"),
-    )
+    return columns(
+        "rank:", "variant", f"{figure}:", "weights (MB):", "quality (%):", "J/token:", "Pareto", "hardware", "status",
+        "warnings",
+    )  # fmt: skip
 
 
 def _where_any(rows: Sequence[LeaderboardRow], cell: Callable[[LeaderboardRow], str]) -> list[str]:
     """The cells of a column; all empty if no row has a value."""
     cells = [cell(row) for row in rows]
     return cells if set(cells) - {MISSING} else [""] * len(cells)
-
-
-def _percent(share: float | None) -> str:
-    """Two decimals: losses are tenths of a percent."""
-    return MISSING if share is None else f"{100 * share:.2f}"
-
-
-def _letters(rows: Sequence[LeaderboardRow]) -> dict[str, str]:
-    """A letter for each warning on the page; the notes explain them."""
-    return dict(
-        zip(sorted({warning for row in rows for warning in row.warnings}), ascii_lowercase, strict=False)
-    )
 
 
 def _cells(
@@ -104,17 +87,27 @@ LONGEST_PROMPT = 40
 
 
 def workload_text(workload: Document, model: str | None) -> str:
-    """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`.
-
-    An old document that lacks one of today's fields is shown by the fields that it has.
-    """
+    """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`. An old document that lacks one of
+    today's fields is shown by the fields that it has."""
     if workload.get("kind") == "generate" and workload.keys() >= {"prompt_tokens", "new_tokens"}:
         prompt = workload.get("prompt")
-        begin = _quoted(prompt) if prompt else workload["prompt_tokens"]
-        batch = [
-            _shape(key, workload[key]) for key in ("batch_size", "memory_limit_bytes") if key in workload
-        ]
-        shape = " ".join([f"{begin}+{workload['new_tokens']}", *batch]) + _sampling(workload)
+        begin = workload["prompt_tokens"]
+        if prompt:
+            end = "..." if len(prompt) > LONGEST_PROMPT else ""
+            begin = json.dumps(prompt[:LONGEST_PROMPT] + end, ensure_ascii=False)
+        shape = " ".join(
+            [
+                f"{begin}+{workload['new_tokens']}",
+                *(
+                    _shape(key, workload[key])
+                    for key in ("batch_size", "memory_limit_bytes")
+                    if key in workload
+                ),
+            ]
+        )
+        if workload.get("temperature"):
+            part = f", top_p {workload['top_p']:g}" if workload["top_p"] < 1 else ""
+            shape += f" at temperature {workload['temperature']:g}{part}"
         return f"generate {model} {shape}"
     shapes = (
         _shape(key, value) for key, value in workload.items() if key not in NOT_SHOWN and value is not None
@@ -132,20 +125,6 @@ def asked_text(spec: Document) -> str:
     looked_for = {"batch_size"} if spec.get("plan") == "batch_scaling" else set()
     workload = {name: value for name, value in spec["workload"].items() if name not in looked_for}
     return workload_text(workload, models_text(spec))
-
-
-def _quoted(prompt: str) -> str:
-    """The beginning of a text on one line."""
-    end = "..." if len(prompt) > LONGEST_PROMPT else ""
-    return json.dumps(prompt[:LONGEST_PROMPT] + end, ensure_ascii=False)
-
-
-def _sampling(workload: Document) -> str:
-    """How tokens are drawn; empty where they are the most likely ones."""
-    if not workload.get("temperature"):
-        return ""
-    part = f", top_p {workload['top_p']:g}" if workload["top_p"] < 1 else ""
-    return f" at temperature {workload['temperature']:g}{part}"
 
 
 _SHAPES = {
@@ -176,16 +155,15 @@ _SHAPES = {
 
 def _shape(key: str, value: object) -> str:
     """One field on a line: values joined by slashes, booleans by name."""
-    values = value if isinstance(value, (list, tuple)) else [value]
     name = key.removesuffix("s")
-    words = [_word(each, name) for each in values]
-    return _SHAPES.get(key, "{}").format("/".join(words))
 
+    def word(each: object) -> str:
+        if isinstance(each, bool):
+            return name if each else f"no {name}"
+        return f"{each:g}" if isinstance(each, float) else str(each)
 
-def _word(value: object, name: str) -> str:
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return _SHAPES.get(key, "{}").format("/".join(map(word, values)))
 
 
 def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
@@ -203,17 +181,13 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
         )
     yield from _statuses(board)
     if board.row_count is None or len(board.rows) < board.row_count:
-        yield f"{_shown(board)}; workload={board.workload_digest} lists all."
+        count = len(board.rows)
+        shown = "The first row" if count == 1 else f"The first {count} rows"
+        if board.row_count is not None:
+            shown = f"{count} of {board.row_count} rows"
+        yield f"{shown}; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
-
-
-def _shown(board: Board) -> str:
-    """How many of its rows a page has. Many are not counted."""
-    shown = len(board.rows)
-    if board.row_count is not None:
-        return f"{shown} of {board.row_count} rows"
-    return "The first row" if shown == 1 else f"The first {shown} rows"
 
 
 def _statuses(board: Board) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """The table of the models that need no download."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.reference import BUNDLED, bundled_config, bundled_parameters
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import short
 from optigpu.vocabulary import Document
 
@@ -15,20 +15,16 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 
 def model_facts() -> list[Document]:
     """Each model as plain JSON: what it does, its family, how many weights it has, and their bytes by dtype."""
-    return [*_bundled(), *_presets()]
-
-
-def _bundled() -> Iterator[Document]:
+    facts = []
     for name, folder in BUNDLED.items():
-        source = f"{folder.name}/MODEL_CARD.md"
-        family = bundled_config(name)["model_type"]
-        yield _facts(f"bundled:{name}", "text", family, bundled_parameters(name), True, source)
-
-
-def _presets() -> Iterator[Document]:
+        family, parameters = bundled_config(name)["model_type"], bundled_parameters(name)
+        facts.append(
+            _facts(f"bundled:{name}", "text", family, parameters, True, f"{folder.name}/MODEL_CARD.md")
+        )
     for does, presets in (("text", PRESETS), ("images", IMAGE_PRESETS)):
-        for name, preset in presets.items():
-            yield _facts(f"preset:{name}", does, preset.model_type, preset.parameters, False, preset.source)
+        for name, each in presets.items():
+            facts.append(_facts(f"preset:{name}", does, each.model_type, each.parameters, False, each.source))
+    return facts
 
 
 def _facts(model: str, does: str, family: str, parameters: int, trained: bool, source: str) -> Document:
@@ -47,14 +43,14 @@ def models_grid(facts: Sequence[Document]) -> Grid:
     """The models, with the bytes of their weights."""
     return Grid(
         title="Models that need no download",
-        columns=(
-            Column("model"),
-            Column("for"),
-            Column("family"),
-            Column("parameters", right=True),
-            *(Column(f"{dtype} (MB)", right=True) for dtype in WIDTHS),
-            Column("weights"),
-            Column("source"),
+        columns=columns(
+            "model",
+            "for",
+            "family",
+            "parameters:",
+            *(f"{dtype} (MB):" for dtype in WIDTHS),
+            "weights",
+            "source",
         ),
         rows=tuple(
             (

@@ -56,11 +56,17 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
         yield "top-1: the share of positions at which the most likely token is the same as the fp32 model's."
     if "alone_agreement" in shown:
         yield "as alone: the share of the tokens decoded under load that are those of decoding each request alone."
-    yield from _shift(attribution)
+    if attribution.baseline_again:
+        yield (
+            f"At the end the baseline ran at {ratio(attribution.baseline_again)} of its first speed. The memory was "
+            "too small to keep all variants loaded, so the ratios include changes of the machine's speed."
+        )
     yield from _marks(rows, attribution)
     for row in rows:
         yield from _problems(row)
-    yield from _missing(rows, shown)
+    for name in shown:
+        nulls = [(row.label, found) for row in rows if (found := row.metric(name)) and found["value"] is None]
+        yield from empty_cells(name, ((label, found.get("reason")) for label, found in nulls))
     yield from _warnings(rows)
 
 
@@ -85,14 +91,6 @@ def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
         yield f"alone: the speedup of the technique by itself{instead}."
     if any(row.ended.added for row in rows):
         yield "added: the speedup over the previous rung of the ladder."
-    yield from _left_out_words(rows)
-    if any(_gains(row) for row in rows) and any(row.result and took_turns(row.result) for row in rows):
-        yield "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
-    yield from _payback_words(rows, names)
-
-
-def _left_out_words(rows: Sequence[Row]) -> Iterator[str]:
-    """What the column means, and which techniques go together."""
     if any(row.ended.left_out for row in rows):
         yield "left out: the speedup of the whole stack over the whole without the technique; no order changes it."
     for row in rows:
@@ -100,6 +98,9 @@ def _left_out_words(rows: Sequence[Row]) -> Iterator[str]:
             others = ", ".join(row.ended.left_out_with)
             requires = "requires" if len(row.ended.left_out_with) == 1 else "require"
             yield f"{row.ended.technique} is left out together with {others}, which {requires} it."
+    if any(_gains(row) for row in rows) and any(row.result and took_turns(row.result) for row in rows):
+        yield "Ratios are of turns that followed each other, and can differ from the quotients of the figures."
+    yield from _payback_words(rows, names)
 
 
 def _payback_words(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[str]:
@@ -111,15 +112,6 @@ def _payback_words(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[st
     for row in rows:
         if row.ended.payback and row.ended.payback.reason:
             yield f"{row.label}: {row.ended.payback.reason}"
-
-
-def _shift(attribution: Attribution) -> Iterator[str]:
-    again = attribution.baseline_again
-    if again:
-        yield (
-            f"At the end the baseline ran at {ratio(again)} of its first speed. The memory was too small to keep all "
-            "variants loaded, so the ratios include changes of the machine's speed."
-        )
 
 
 def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
@@ -158,20 +150,6 @@ def _problems(row: Row) -> Iterator[str]:
         verdict = row.result["verdict"]
         why = "; ".join(_words(REASONS, reason) for reason in verdict["reasons"])
         yield f"{row.label}: invalid, not ranked: {' '.join([f'{why}.', *verdict['notes']])}"
-
-
-def _missing(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
-    """Why a shown metric has no value, each reason once."""
-    for name in shown:
-        summaries = ((row.label, row.metric(name)) for row in rows)
-        yield from empty_cells(
-            name,
-            (
-                (label, summary.get("reason"))
-                for label, summary in summaries
-                if summary and summary["value"] is None
-            ),
-        )
 
 
 def _warnings(rows: Sequence[Row]) -> Iterator[str]:

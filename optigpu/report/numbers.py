@@ -38,16 +38,12 @@ def with_interval(metric: Document | None, scale: float = 1.0) -> str:
     low, high = (bound * scale for bound in metric["ci"])
     shorter, longer = sorted((value - low, high - value))
     if longer > LOPSIDED * shorter:
-        return f"{short(value)} {_bounds(value, low, high)}"
+        _, _, shown = short(value).partition(".")
+        decimals = max(
+            len(shown), math.ceil(math.log10(4 / longer))
+        )  # as the value, or what shows the longer side
+        return f"{short(value)} [{low:,.{decimals}f}, {high:,.{decimals}f}]"
     return f"{short(value)} ±{longer:.2g}" if longer < 100 else f"{short(value)} ±{short(longer)}"
-
-
-def _bounds(value: float, low: float, high: float) -> str:
-    """Both bounds with the decimals of the value, or with more where those would hide the longer side."""
-    _, _, shown = short(value).partition(".")
-    needed = math.ceil(math.log10(4 / max(value - low, high - value)))
-    decimals = max(len(shown), needed)
-    return f"[{low:,.{decimals}f}, {high:,.{decimals}f}]"
 
 
 def scaled(metric: Document | None, scale: float) -> str:

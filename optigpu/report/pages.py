@@ -4,28 +4,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from optigpu.hardware.device_kinds import KINDS, Ability
+from optigpu.hardware.device_kinds import KINDS
 from optigpu.report.catalog import parameters_text, technique_fact
-from optigpu.report.formats import Column, Grid, markdown
+from optigpu.report.formats import Grid, columns, markdown
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import METRICS, Document
 from optigpu.workloads import WORKLOADS
 
 
 def techniques_page() -> str:
-    headings = (
-        "name",
-        "layer",
-        "backend",
-        "devices",
-        "what it does",
-        "needs",
-        "excludes",
-        "compared with",
-        "parameters",
-        "expected",
-        "source",
-    )
+    headings = ("name", "layer", "backend", "devices", "what it does", "needs", "excludes", "compared with")
     rows = (
         (
             f"`{fact['name']}`",
@@ -43,7 +31,8 @@ def techniques_page() -> str:
         )
         for fact in map(technique_fact, TECHNIQUES.values())
     )
-    return f"# Techniques\n\n{_TECHNIQUES_WORDS}\n{_table(headings, rows)}\n{_devices()}"
+    table = _table((*headings, "parameters", "expected", "source"), rows)
+    return f"# Techniques\n\n{_TECHNIQUES_WORDS}\n{table}\n{_devices()}"
 
 
 def metrics_page() -> str:
@@ -81,17 +70,19 @@ def _devices() -> str:
         for device, facts in KINDS.items()
     )
     rows = (
-        (f"`{device}`", ability, reason, ", ".join(_needing(ability)) or "no technique")
+        (
+            f"`{device}`",
+            ability,
+            reason,
+            ", ".join(f"`{name}`" for name, kind in TECHNIQUES.items() if ability in kind.abilities)
+            or "no technique",
+        )
         for device, facts in KINDS.items()
         for ability, reason in facts.lacks.items()
     )
     headings = ("device", "lacks", "because", "techniques that need it")
     known = _table(("device", "is", "torch calls it", "what is said of it is from"), kinds)
     return f"## Where a technique does not run\n\n{_DEVICES_WORDS}\n{known}\n{_table(headings, rows)}"
-
-
-def _needing(ability: Ability) -> list[str]:
-    return [f"`{name}`" for name, kind in TECHNIQUES.items() if ability in kind.abilities]
 
 
 _SUMMARY_FIELDS = (
@@ -157,7 +148,7 @@ def _expected(part: Document) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
-    return markdown(Grid("", tuple(map(Column, headings)), tuple(rows)))
+    return markdown(Grid("", columns(*headings), tuple(rows)))
 
 
 def write_pages(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -30,103 +29,86 @@ class _TimeLeft(ProgressColumn):
         return Text("" if ends_at is None else f"about {duration(ends_at - self.clock())} left")
 
 
-class RunProgress:
-    """A context manager that shows the events of one job.
-
-    The end of a variant is a permanent line. The bar below it (without a terminal, a line at most every `quiet_s`
-    seconds) shows the current work.
-    """
+class Spoken:
+    """A context manager with a bar for a terminal; elsewhere it may say a line of mere progress every `quiet_s` s."""
 
     def __init__(
-        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+        self, console: Console, *columns: ProgressColumn, quiet_s: float, clock: Callable[[], float]
     ) -> None:
-        self.console = console
-        self.quiet_s = quiet_s
-        self.clock = clock
-        self.labels: dict[int, str] = {}
-        self.current = 0
+        self.console, self.quiet_s, self.clock = console, quiet_s, clock
         self.spoken_at = float("-inf")
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            _TimeLeft(clock),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("waiting", total=1.0, ends_at=None)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def __enter__(self) -> Self:
         self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
+    def may_speak(self) -> bool:
+        """Whether there is no terminal, and the last line is old enough."""
+        return not self.console.is_terminal and self.clock() - self.spoken_at >= self.quiet_s
+
+    def say(self, line: str) -> None:
+        """Prints a permanent line."""
+        self.spoken_at = self.clock()
+        self.bar.console.print(Text(line))
+
+
+class RunProgress(Spoken):
+    """A context manager that shows the events of one job. The end of a variant is a permanent line. The bar below it
+    (without a terminal, a line at most every `quiet_s` seconds) shows the current work."""
+
+    def __init__(
+        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _TimeLeft(clock))
+        super().__init__(console, *columns, quiet_s=quiet_s, clock=clock)
+        self.labels: dict[int, str] = {}
+        self.current = 0
+        self.task = self.bar.add_task("waiting", total=1.0, ends_at=None)
+
     def show(self, kind: str, data: Document) -> None:
-        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored.
-
-        Besides events it shows `unserved`, what the service says of a job that no live worker can take.
-        """
-        handler = {
-            "planned": self._planned,
-            "waiting": self._waiting,
-            "estimated": self._sentence,
-            "unserved": self._sentence,
-            "variant_started": self._started,
-            "progressed": self._progressed,
-            "variant_finished": self._finished_variant,
-            "state": self._state,
-        }.get(kind)
-        if handler:
-            handler(data)
-
-    def _planned(self, data: Document) -> None:
-        self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
-        self._say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
-
-    def _waiting(self, data: Document) -> None:
-        self._say(f"{data['doing']}, Ctrl-C stops.")
-
-    def _sentence(self, data: Document) -> None:
-        self._say(data["sentence"])
-
-    def _started(self, data: Document) -> None:
-        self.current = data["index"]
-        self.bar.update(self.task, description=self._label(self.current))
+        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored. Besides
+        events it shows `unserved`, what the service says of a job that no live worker can take."""
+        match kind:
+            case "planned":
+                self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
+                self.say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
+            case "waiting":
+                self.say(f"{data['doing']}, Ctrl-C stops.")
+            case "estimated" | "unserved":
+                self.say(data["sentence"])
+            case "variant_started":
+                self.current = data["index"]
+                self.bar.update(self.task, description=self._label(self.current))
+            case "progressed":
+                self._progressed(data)
+            case "variant_finished":
+                self._finished_variant(data["outcome"])
+            case "state":  # of a service: a job started, was returned to the queue, or ended
+                self.bar.update(self.task, description=data["state"])
+                if data.get("reason"):
+                    self.say(f"{data['state']}: {data['reason']}")
 
     def _progressed(self, data: Document) -> None:
         left = data.get("remaining_s")
         doing = f"{self._label(self.current)}: {data['doing']}"
         ends_at = None if left is None else self.clock() + left
         self.bar.update(self.task, description=doing, completed=data["fraction"], ends_at=ends_at)
-        if not self.console.is_terminal and self.clock() - self.spoken_at >= self.quiet_s:
+        if self.may_speak():
             about = "" if left is None else f", about {duration(left)} left"
-            self._say(f"{data['fraction']:4.0%}  {doing}{about}")
+            self.say(f"{data['fraction']:4.0%}  {doing}{about}")
 
-    def _finished_variant(self, data: Document) -> None:
-        outcome = data["outcome"]
-        label = self._label(outcome["index"])
-        result = outcome.get("result")
+    def _finished_variant(self, outcome: Document) -> None:
+        label, result = self._label(outcome["index"]), outcome.get("result")
         if result is None:
-            self._say(f"{label}: {outcome['status']}: {outcome['reason']}")
+            self.say(f"{label}: {outcome['status']}: {outcome['reason']}")
             return
         name = result["variant"]["primary_metric"]
         invalid = "" if result["verdict"]["valid"] else " (invalid)"
-        self._say(f"{label}: {with_interval(result['metrics'].get(name))} {heading(name)}{invalid}")
-
-    def _state(self, data: Document) -> None:
-        """The service's event that a job started, was returned to the queue, or ended."""
-        self.bar.update(self.task, description=data["state"])
-        if data.get("reason"):
-            self._say(f"{data['state']}: {data['reason']}")
+        self.say(f"{label}: {with_interval(result['metrics'].get(name))} {heading(name)}{invalid}")
 
     def _label(self, index: int) -> str:
         return self.labels.get(index, f"variant {index}")
-
-    def _say(self, line: str) -> None:
-        self.spoken_at = self.clock()
-        self.bar.console.print(Text(line))

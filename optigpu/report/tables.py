@@ -10,7 +10,7 @@ from optigpu.job.search import is_allowed, left_out, pareto
 from optigpu.job.spec import LARGEST_BATCH
 from optigpu.measure import Report
 from optigpu.recipes.request import RecipeOutcome
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import NOT_VALID, scaled, short, with_interval
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
@@ -33,13 +33,7 @@ def batch_grid(report: Report) -> Grid:
     most = f"{limits.max_batch} is the most that was tried."
     return Grid(
         title=f"Largest batch under {(limits.max_bytes or 0) / 1e9:.3g} GB",
-        columns=(
-            Column("stack"),
-            Column("largest batch", right=True),
-            Column("times as many", right=True),
-            Column("attempts", right=True),
-            Column("why"),
-        ),
+        columns=columns("stack", "largest batch:", "times as many:", "attempts:", "why"),
         rows=tuple(rows),
         notes=(most,) if limits.max_batch in batches.values() else (),
     ).without_empty_columns()
@@ -51,34 +45,32 @@ Measured = tuple[Sequence[Document], Attribution]
 
 def bench_line(jobs: Sequence[Measured]) -> str:
     """The best figure of each job, then when, where and with what they were measured."""
-    figures = [_figure(results, attribution) for results, attribution in jobs]
+    parts = list(filter(None, (_figure(results, attribution) for results, attribution in jobs)))
     origin = origin_line([result for results, _ in jobs for result in results])
-    parts = [figure for figure in figures if figure]
     return f"{'; '.join(parts)}. {origin}" if parts else "Nothing could be measured."
 
 
 def _figure(results: Sequence[Document], attribution: Attribution) -> str | None:
     """For example "preset:gpt2, native_decode: 602 [558, 635] tokens/s, 22.9x the baseline"."""
-    best = max(results, key=_rank, default=None)
-    if best is None or _value(best) is None:
+
+    def rank(result: Document) -> tuple[bool, float]:
+        """Valid figures before others, then the larger: all of bench's are better when larger."""
+        return bool(result["verdict"]["valid"]), primary(result)["value"] or 0.0
+
+    def primary(result: Document) -> Document:
+        metric: Document = result["metrics"][result["variant"]["primary_metric"]]
+        return metric
+
+    best = max(results, key=rank, default=None)
+    if best is None or primary(best)["value"] is None:
         return None
     variant = best["variant"]
     subject = variant["model"] or variant["workload"]["kind"]
-    speed = f"{with_interval(best['metrics'][variant['primary_metric']])} {heading(attribution.metric)}"
     mark = "" if best["verdict"]["valid"] else NOT_VALID
     row = next((each for each in attribution.rows if each.index == variant["index"]), None)
     gain = f", {row.speedup.ratio:.1f}x the baseline" if row and row.speedup else ""
-    return f"{subject}, {variant['label']}: {speed}{mark}{gain}"
-
-
-def _rank(result: Document) -> tuple[bool, float]:
-    """Valid figures before others, then the larger: all of bench's are better when larger."""
-    return bool(result["verdict"]["valid"]), _value(result) or 0.0
-
-
-def _value(result: Document) -> float | None:
-    value: float | None = result["metrics"][result["variant"]["primary_metric"]]["value"]
-    return value
+    speed = f"{with_interval(primary(best))} {heading(attribution.metric)}{mark}"
+    return f"{subject}, {variant['label']}: {speed}{gain}"
 
 
 class EngineFacts(TypedDict):
@@ -114,7 +106,7 @@ def engines_grid(facts: Sequence[EngineFacts]) -> Grid:
     """With the command that makes each, or the folder that it is in."""
     return Grid(
         title="Engines with an environment of their own",
-        columns=tuple(map(Column, ("engine", "what it is", "takes", "installed"))),
+        columns=columns("engine", "what it is", "takes", "installed"),
         rows=tuple(
             (
                 fact["name"],
@@ -138,10 +130,9 @@ def recipe_grid(outcome: RecipeOutcome) -> Grid:
         short(outcome.kld_before),
     )
     ended = ("smaller, trained", f"{outcome.parameters:,}", short(outcome.perplexity), short(outcome.kld))
-    columns = ("weights", "perplexity", "KLD (nat)")
     return Grid(
         title=f"{request.recipe}: {outcome.changed}",
-        columns=(Column("model"), *(Column(name, right=True) for name in columns)),
+        columns=columns("model", "weights:", "perplexity:", "KLD (nat):"),
         rows=(teacher, began, ended),
         notes=(
             "On text that the larger model wrote and that was not trained on; its own perplexity is the least possible "
@@ -166,13 +157,13 @@ def pareto_grid(report: Report) -> Grid:
         notes.append(f"{missed} more stacks of the menu were not tried; raise limits.max_variants.")
     return Grid(
         title=f"Pareto set of {len(report.outcomes)} stacks",
-        columns=(
-            Column("stack"),
-            Column(heading(primary), right=True),
-            Column("weights (MB)", right=True),
-            Column("kld_mean (nat)", right=True),
-            Column("J/token", right=True),
-            Column("measured in round", right=True),
+        columns=columns(
+            "stack",
+            f"{heading(primary)}:",
+            "weights (MB):",
+            "kld_mean (nat):",
+            "J/token:",
+            "measured in round:",
         ),
         rows=tuple(_row(result, primary) for result in found),
         notes=tuple(notes),

@@ -223,13 +223,13 @@ def test_what_does_not_compare_needs_anyway(optigpu: Command, report: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "label", "sentence"),
     [
-        (None, "", "is neither the id of a result nor a readable file: No such file"),
+        (None, "", "is neither the id of a result nor a file that is there"),
         ("{", "", "is not JSON"),
-        ("\udcff", "", "is not JSON"),
+        ("\udcff", "", "is not UTF-8"),
         ("[]", "", "holds no result"),
-        ('{"results": 7}', "", "holds something that is not a result"),
-        ('{"results": [{"variant": null}]}', "", "holds something that is not a result"),
-        ('{"variant": {"label": "x"}}', "", "holds something that is not a result"),
+        ('{"results": 7}', "", "holds no result"),
+        ('{"results": [{"variant": null}]}', "", "holds no result"),
+        ('{"variant": {"label": "x"}}', "", "holds no result"),
         ('{"results": []}', "", "holds no result; give a file"),
         (json.dumps(NEW_REPORT), "", "holds 3 results; choose one with"),
         (json.dumps(NEW_REPORT), "#nothing", "holds 0 results labelled 'nothing'"),

@@ -78,10 +78,8 @@ class Written:
 
 
 def write_charts(report: Report, folder: Path) -> list[Written]:
-    """Every kind in turn; one that the report has no figures for is named with the reason.
-
-    Raises SpecError where no kind can be drawn, OptiGPUError where the folder cannot be written.
-    """
+    """Every kind in turn; one that the report has no figures for is named with the reason. Raises SpecError where no
+    kind can be drawn, OptiGPUError where the folder cannot be written."""
     if not report.results:
         raise SpecError(
             "The report has no result to draw; run `optigpu ladder --model preset:gpt2 --stack int8_weight_only` first."

@@ -165,10 +165,8 @@ def _loss_panel(speedups: Sequence[Speedup]) -> Panel:
 
 
 def waterfall_data(report: Report) -> ChartData:
-    """From the attribution of one job: a bar from the speedup of each rung that has one to that of the next.
-
-    Raises SpecError where no rung of a ladder has a speedup.
-    """
+    """From the attribution of one job: a bar from the speedup of each rung that has one to that of the next. Raises
+    SpecError where no rung of a ladder has a speedup."""
     marks = tuple(_steps(report))
     if len(marks) == 1:
         raise SpecError(

@@ -146,10 +146,8 @@ def _panel(claim: Claim, figures: Sequence[Measured]) -> Panel:
 
 
 def architecture_data(report: Report) -> ChartData:
-    """Of the best variant of a job, or of the first that was measured. Raises SpecError where none was.
-
-    Levels from the top: the model, the layers of the stack, what was measured, the machine.
-    """
+    """Of the best variant of a job, or of the first that was measured. Raises SpecError where none was. Levels from the
+    top: the model, the layers of the stack, what was measured, the machine."""
     measured = report.measured
     if not measured:
         raise SpecError(

@@ -43,10 +43,8 @@ def ladder_data(report: Report) -> ChartData:
 
 
 def roofline_data(report: Report) -> ChartData:
-    """GFLOP/s over FLOP/byte of each variant's step, with the roofs; `text` says what bounds it.
-
-    Raises SpecError where no result has a roofline.
-    """
+    """GFLOP/s over FLOP/byte of each variant's step, with the roofs; `text` says what bounds it. Raises SpecError where
+    no result has a roofline."""
     steps = [(each, (facts_of(each).get("roofline") or {}).get("step")) for each in report.results]
     found = [(each, step) for each, step in steps if step and step["measured_s"] and step["flops"]]
     if not found:
@@ -91,10 +89,7 @@ def _roofs(found: Sequence[tuple[Document, Document]]) -> Iterator[Roof]:
 
 def quality_data(report: Report) -> ChartData:
     """The primary metric over the loss of quality: of accuracy where it was measured, else the share of positions whose
-    most likely token is another one than fp32's.
-
-    Raises SpecError where no result has both.
-    """
+    most likely token is another one than fp32's. Raises SpecError where no result has both."""
     timed = report.measured
     name = first_measured(timed, LOSSES)
     if name is None:

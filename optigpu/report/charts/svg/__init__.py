@@ -1,25 +1,15 @@
-"""Charts as SVG of our own, for pages and for files.
+"""Charts as SVG of our own, for pages and for files. `figure` chooses the chart by the data, and adds the table:
 
-`figure` chooses the chart by the data, and adds the table:
+    figure(Panel | History | Samples, id_prefix="speed", link=address_of_result) -> Figure(svg, table)
 
-    figure(Panel | History | Samples, id_prefix="speed", link=address_of_result) -> Figure(title, svg, table)
-
-| data | from | chart |
-| --- | --- | --- |
-| Panel of the form `bars` | `CHARTS[name].data(report).panels` | bars with intervals, ties |
-| Panel of the form `front` or `loss` | `CHARTS["pareto"]`, `fronts.front_panel` | points, their front |
-| Panel of the form `lines` | `CHARTS["batches"]`, `"loads"`, `"lengths"`, `"throughput"` | joined points |
-| Panel of the form `roofline` | `CHARTS["roofline"]` | points below the roofs |
-| History | `optigpu.statistics.levels.with_changes` | values over time with changes of their level |
-| Samples | `samples_data(title, axis, samples)` | a histogram of each replicate |
-
-Each chart is a `Sketch`, which draws itself into a frame of some width, or the reason why there is nothing to draw. On
-a page it is inline SVG that Jinja does not escape, `{{ chart.svg }}`: a `<div class="c-chart">` with two drawings, for
+A Panel is drawn by its form, a History (`optigpu.statistics.levels.with_changes`) over time, Samples as a histogram of
+each replicate. Each chart is a `Sketch`, which draws itself into a frame of some width, or the reason why there is
+nothing to draw. On a page it is inline SVG that Jinja does not escape: a `<div class="c-chart">` with two drawings, for
 wide and for narrow places, of which charts.css in this folder shows the one that fits; or a `<p class="c-empty">` with
 the reason. All ids begin with `id_prefix`, which has to differ between the charts of a page. `link` is given the id of
 a result and answers with the address of its page, or None. There is no style, no script and nothing from elsewhere in
-it. The `<div>` takes the width that its parent gives: a parent that shrinks to its content (a flex item, a float) needs
-a width. `picture.py` makes a file that stands alone.
+it. A parent that shrinks to its content (a flex item, a float) needs a width. `picture.py` makes a file that stands
+alone.
 """
 
 from dataclasses import dataclass

@@ -37,10 +37,8 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """From a value to a place between `start` and `end`; what lies outside of `low` and `high` is put at the edge.
-
-    A logarithmic one puts what is not above `low` at its beginning.
-    """
+    """From a value to a place between `start` and `end`; what lies outside of `low` and `high` is put at the edge. A
+    logarithmic one puts what is not above `low` at its beginning."""
 
     low: float
     high: float
@@ -110,9 +108,7 @@ def axis(
     size: Callable[[str], float] = text_width,
 ) -> Scale:
     """A scale whose ticks reach around the values and whose labels, `size` of each text along the axis, keep apart.
-
-    `floor` is where a logarithmic axis ends below: its lowest label says that less is there too.
-    """
+    `floor` is where a logarithmic axis ends below: its lowest label says that less is there too."""
     if logarithmic:
         low = max(low, floor or SMALLEST)
         high = max(high, low)

@@ -158,9 +158,7 @@ def text(
     rest: str = "",
 ) -> Svg:
     """A line of text, cut to `width`; its whole words are then what a pointer shows. `rest` follows in a lighter face.
-
-    The style sheet sets the size by class; `size` is what `width` is counted in.
-    """
+    The style sheet sets the size by class; `size` is what `width` is counted in."""
     shown = words if width is None else shortened(words, width, size)
     more = title(words) if shown.endswith("…") and shown != words else ""
     lighter = (" ", element("tspan", escaped(rest), class_="c-rest")) if rest else ()
@@ -190,11 +188,8 @@ def linked(link: Link | None, source: str | None, label: str | None, *children: 
 
 @dataclass(frozen=True)
 class Frame:
-    """How wide a drawing is laid out, in units that are about pixels.
-
-    `alone` is one in a file, which has no table beside it and shows nothing more under a pointer: it leaves nothing
-    out.
-    """
+    """How wide a drawing is laid out, in units that are about pixels. `alone` is one in a file, which has no table
+    beside it and shows nothing more under a pointer: it leaves nothing out."""
 
     name: str
     width: float
@@ -235,10 +230,8 @@ class Sketch:
 
 
 def inline(sketch: Sketch | str, id_prefix: str) -> Svg:
-    """The chart laid out twice, for a wide and for a narrow place: the style sheet shows the one that fits.
-
-    A text is what stands in the place of a chart that has nothing to show.
-    """
+    """The chart laid out twice, for a wide and for a narrow place: the style sheet shows the one that fits. A text is
+    what stands in the place of a chart that has nothing to show."""
     if isinstance(sketch, str):
         return element("p", escaped(sketch), class_="c-empty")
     return element("div", *(_framed(sketch, frame, id_prefix) for frame in (WIDE, NARROW)), class_="c-chart")

@@ -88,10 +88,8 @@ def around(x: float, y: float, radius: float) -> Box:
 def placed(
     wanted: Sequence[Wanted], page: Box, solid: Sequence[Box], soft: Sequence[Box]
 ) -> list[Box | None]:
-    """A place for each label, in their order; None where there is none left.
-
-    Labels lie on no `solid` box, and on `soft` ones as little as they can.
-    """
+    """A place for each label, in their order; None where there is none left. Labels lie on no `solid` box, and on
+    `soft` ones as little as they can."""
     taken, found = list(solid), []
     for each in wanted:
         place = _place(each, page, taken, soft)

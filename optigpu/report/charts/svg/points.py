@@ -49,10 +49,8 @@ LONGEST_LABEL, LONGEST_NARROW = 210.0, 135.0
 
 @dataclass(frozen=True)
 class Behind:
-    """What lies behind the points, and what is said below the plot.
-
-    No label lies on `solid` boxes, and on `soft` ones as little as it can.
-    """
+    """What lies behind the points, and what is said below the plot. No label lies on `solid` boxes, and on `soft` ones
+    as little as it can."""
 
     parts: tuple[str, ...] = ()
     below: str = ""
@@ -72,10 +70,8 @@ class Look:
 
 
 def drawn(panel: Panel, look: Callable[[Sequence[Mark]], Look], link: Link | None) -> Sketch | str:
-    """The marks that have both values, those on the front first; of many, a page shows the first.
-
-    Where each mark is a series of its own or none is of any, labels name them on a page; a file has a key of all.
-    """
+    """The marks that have both values, those on the front first; of many, a page shows the first. Where each mark is a
+    series of its own or none is of any, labels name them on a page; a file has a key of all."""
     marks = [each for each in panel.marks if drawable(each.value, each.x)]
     if not marks:
         return nothing(panel)
