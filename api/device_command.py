@@ -8,7 +8,7 @@ from datetime import timedelta
 from api.commands import duration, operator, printable_name, run_command
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DeviceSource, DeviceView
-from optigpu.edge.codes import InviteCode, new_code
+from optigpu.edge.signatures import InviteCode, new_code
 from optigpu.store import audit, devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import StoreError, harmless

@@ -11,7 +11,7 @@ from optigpu.claims.model import Book, Claim, ComparedMachine, FoundingClaim, Pl
 from optigpu.claims.rules import judge
 from optigpu.claims.thesis import ClaimVerdict
 from optigpu.claims.work import flop_per_item, peak_flop_per_s
-from optigpu.documents.edge import EdgeBoard, EdgeMetric, EdgeRow, EdgeWorkerRow
+from optigpu.documents.edge import EdgeBoard, EdgeMetric, EdgeWorkerRow
 from optigpu.edge.prediction import check_claim
 from optigpu.hardware.boards import board as board_of
 from optigpu.hardware.catalog import Device, find, find_class
@@ -103,10 +103,11 @@ def compare_founding(book: Book, boards: Iterable[EdgeBoard]) -> FoundingCompari
         return None
     device, worker = _measured(book, claim, boards)
     ratio = device.fps_per_watt / worker.fps_per_watt if device and worker else None
+    judged = [judge(book.claim(each), book).plausibility for each in claim.claims]
     return FoundingComparison(
         sentence=claim.sentence,
         source=claim.source,
-        plausibility=_worst(book, claim),
+        plausibility=max(judged, key=tuple(Plausibility).index),
         arithmetic=_arithmetic(book, claim),
         predictions=tuple(_predictions(book, claim)),
         device=device,
@@ -114,13 +115,6 @@ def compare_founding(book: Book, boards: Iterable[EdgeBoard]) -> FoundingCompari
         ratio=ratio,
         verdict=_verdict(book.claim(claim.ratio), ratio, worker),
     )
-
-
-def _worst(book: Book, claim: FoundingClaim) -> Plausibility:
-    """The worst judgement of the claims that it is made of."""
-    order = tuple(Plausibility)
-    named = (*claim.smaller.claims, *claim.larger.claims, claim.ratio)
-    return max((judge(book.claim(each), book).plausibility for each in named), key=order.index)
 
 
 def _arithmetic(book: Book, claim: FoundingClaim) -> Arithmetic:
@@ -139,7 +133,9 @@ def _arithmetic(book: Book, claim: FoundingClaim) -> Arithmetic:
 
 def _figures(book: Book, machine: ComparedMachine) -> MachineFigures:
     latency, power = book.claim(machine.latency), book.claim(machine.power)
-    peak = _peak_fps(latency, book)
+    device, flop = find(latency.hardware or ""), flop_per_item(latency, book)
+    peak_rate = peak_flop_per_s(latency, device) if device else None
+    peak = peak_rate / flop if peak_rate and flop else None
     fps = 1 / latency.quantity
     return MachineFigures(
         hardware=latency.hardware or "",
@@ -151,13 +147,6 @@ def _figures(book: Book, machine: ComparedMachine) -> MachineFigures:
         peak_fps=peak,
         peak_fps_per_watt=peak / power.quantity if peak else None,
     )
-
-
-def _peak_fps(claim: Claim, book: Book) -> float | None:
-    device = find(claim.hardware) if claim.hardware else None
-    peak = peak_flop_per_s(claim, device) if device else None
-    flop = flop_per_item(claim, book)
-    return peak / flop if peak and flop else None
 
 
 def _sentences(found: Arithmetic, size: int) -> Iterator[str]:
@@ -208,40 +197,30 @@ def _measured(
 ) -> tuple[MeasuredDevice | None, MeasuredWorker | None]:
     """The best device, and of the workers beside it the best."""
     smaller, larger = book.claim(claim.smaller.latency), book.claim(claim.larger.latency)
-    found = [
-        (board, row)
-        for board in boards
-        if board.network is not None and board.network.family == smaller.model
-        for row in board.rows
-        if row.rank is not None and _is_on(row, smaller.hardware) and _efficiency(row) is not None
-    ]
+    found: list[tuple[EdgeBoard, MeasuredDevice]] = []
+    for board in boards:
+        if board.network is None or board.network.family != smaller.model:
+            continue
+        for row in board.rows:
+            known, efficiency = board_of(row.board), row.figures[EdgeMetric.FPS_PER_WATT].value
+            if row.rank is None or known is None or smaller.hardware is None or efficiency is None:
+                continue
+            if find(known.chip.name) is find(smaller.hardware):
+                device = MeasuredDevice(
+                    device_id=row.device_id,
+                    board=row.board,
+                    network=board.network.label,
+                    model_sha256=board.model_sha256,
+                    fps=row.figures[EdgeMetric.FPS].value or 0.0,
+                    fps_per_watt=efficiency,
+                    power_source=row.power_source,
+                    report_id=row.report_id,
+                )
+                found.append((board, device))
     if not found:
         return None, None
-    board, row = max(found, key=lambda each: _efficiency(each[1]) or 0.0)
-    return _device(board, row), _worker(board.workers, find(larger.hardware or ""))
-
-
-def _efficiency(row: EdgeRow) -> float | None:
-    return row.figures[EdgeMetric.FPS_PER_WATT].value
-
-
-def _is_on(row: EdgeRow, hardware: str | None) -> bool:
-    """Whether a device's board has the chip that the claim names."""
-    known = board_of(row.board)
-    return known is not None and hardware is not None and find(known.chip.name) is find(hardware)
-
-
-def _device(board: EdgeBoard, row: EdgeRow) -> MeasuredDevice:
-    return MeasuredDevice(
-        device_id=row.device_id,
-        board=row.board,
-        network=board.network.label if board.network else "",
-        model_sha256=board.model_sha256,
-        fps=row.figures[EdgeMetric.FPS].value or 0.0,
-        fps_per_watt=_efficiency(row) or 0.0,
-        power_source=row.power_source,
-        report_id=row.report_id,
-    )
+    best, device = max(found, key=lambda each: each[1].fps_per_watt)
+    return device, _worker(best.workers, find(larger.hardware or ""))
 
 
 def _worker(rows: Iterable[EdgeWorkerRow], wanted: Device | None) -> MeasuredWorker | None:

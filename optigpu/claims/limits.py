@@ -31,13 +31,12 @@ def compute_peak(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags more operations per second than the hardware's peak for the precision."""
     device, rate = _device(claim), flop_per_s(claim, book)
     peak = peak_flop_per_s(claim, device) if device else None
-    if device is None or rate is None or peak is None:
+    if rate is None or peak is None:
         return None
-    plausibility = _against_peak(rate, peak)
     relation = "above" if rate > peak else f"{percent(rate / peak)} of"
     return RuleFinding(
         rule="compute_peak",
-        plausibility=plausibility,
+        plausibility=_against_peak(rate, peak),
         sentence=f"{_operations(claim, book, rate)}, {relation} its peak of {_rate(peak, claim)}.",
         implied=rate,
         limit=peak,
@@ -108,7 +107,7 @@ def efficiency(claim: Claim, book: Book) -> RuleFinding | None:
         return None
     rated, device = book.claim(claim.rate_of), _device(claim)
     rate, peak = flop_per_s(rated, book), peak_flop_per_s(rated, device) if device else None
-    if device is None or rate is None or peak is None:
+    if rate is None or peak is None:
         return None
     share, power = rate / peak, book.claim(claim.power_of).quantity
     plausibility, remark = _against_peak(rate, peak), ""

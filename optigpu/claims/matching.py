@@ -35,49 +35,42 @@ CARRIERS: Mapping[str, Precision] = MappingProxyType({"fp16": "fp16", "bf16": "b
 """Precisions of computation, which leave quantized weights at the precision that they have."""
 UNCLAIMED = frozenset({"tf32", "autocast", "fp8"})
 """Techniques that give a precision of which there is no claim."""
-_NAMED_GGUF: Mapping[str, frozenset[Precision]] = MappingProxyType(
-    {"F16": frozenset({"fp16"}), "BF16": frozenset({"bf16"}), "Q4_K_M": frozenset({"q4_k_m", "int4"})}
-)
-_GGUF_OF_BITS: Mapping[str, frozenset[Precision]] = MappingProxyType(
-    {"4": frozenset({"int4"}), "8": frozenset({"int8"})}
+Precisions = frozenset[Precision]
+_NONE: Precisions = frozenset()
+_INT4: Precisions = frozenset({"int4"})
+_INT8: Precisions = frozenset({"int8"})
+_NF4: Precisions = frozenset({"nf4", "int4"})
+_FP16: Precisions = frozenset({"fp16"})
+_BF16: Precisions = frozenset({"bf16"})
+_NAMED_GGUF: Mapping[str, Precisions] = MappingProxyType(
+    {"F16": _FP16, "BF16": _BF16, "Q4_K_M": frozenset({"q4_k_m", "int4"})}
 )
 
 
-def _of_gguf(kind: str) -> frozenset[Precision]:
+def _of_gguf(kind: str) -> Precisions:
     """By the bits that a type's name begins with: IQ4_XS and Q4_0 are 4. No claim is about other bits."""
-    digits = kind.removeprefix("I").removeprefix("Q")
-    return _NAMED_GGUF.get(kind) or _GGUF_OF_BITS.get(digits[:1], frozenset())
+    bits = kind.removeprefix("I").removeprefix("Q")[:1]
+    return _NAMED_GGUF.get(kind) or {"4": _INT4, "8": _INT8}.get(bits, _NONE)
 
 
-PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
+PRECISIONS: Mapping[str, Precisions] = MappingProxyType(
     {
-        "int8_weight_only": frozenset({"int8"}),
-        "int8_dynamic": frozenset({"int8"}),
+        **dict.fromkeys(("int8_weight_only", "int8_dynamic", "int8_finetune"), _INT8),
+        **dict.fromkeys(("onnx_int8", "onnx_static_int8", "openvino_int8"), _INT8),
+        **dict.fromkeys(("int4_weight_only", "onnx_int4", "openvino_int4"), _INT4),
         "llm_int8": frozenset({"llm_int8"}),
-        "int4_weight_only": frozenset({"int4"}),
-        "nf4": frozenset({"nf4", "int4"}),
+        "nf4": _NF4,
         "gptq": frozenset({"gptq", "int4"}),
         "awq": frozenset({"awq", "int4"}),
-        "int8_finetune": frozenset({"int8"}),
-        **dict.fromkeys(("onnx_int8", "onnx_static_int8", "openvino_int8"), frozenset({"int8"})),
-        **dict.fromkeys(("onnx_int4", "openvino_int4"), frozenset({"int4"})),
     }
 )
 """The claimed precisions that a technique's weights have, whatever its parameters."""
-PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Precision]]]] = MappingProxyType(
+PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, Precisions]]] = MappingProxyType(
     {
-        "int8_hybrid": ("bits", {8: frozenset({"int8"}), 4: frozenset({"int4"})}),
-        "native_decode": (
-            "weights",
-            {
-                "w3k": frozenset(),
-                **dict.fromkeys(("w4", "w4k"), frozenset({"int4"})),
-                "w8": frozenset({"int8"}),
-                "bf16": frozenset({"bf16"}),
-            },
-        ),
-        "mixed_precision": ("dtype", {"float16": frozenset({"fp16"}), "bfloat16": frozenset({"bf16"})}),
-        "qlora": ("base", {"nf4": frozenset({"nf4", "int4"}), "int4": frozenset({"int4"})}),
+        "int8_hybrid": ("bits", {8: _INT8, 4: _INT4}),
+        "native_decode": ("weights", {"w3k": _NONE, "w4": _INT4, "w4k": _INT4, "w8": _INT8, "bf16": _BF16}),
+        "mixed_precision": ("dtype", {"float16": _FP16, "bfloat16": _BF16}),
+        "qlora": ("base", {"nf4": _NF4, "int4": _INT4}),
         "gguf": ("type", {kind: _of_gguf(kind) for kind in get_args(GgufType)}),
     }
 )
@@ -97,11 +90,9 @@ def same_stack(claim: Claim, stack: Stack) -> bool:
     """Whether the precision is equal, and the other techniques if the claim names them."""
     if claim.precision is not None and not has_precision(claim.precision, stack):
         return False
-    return claim.techniques is None or _same_names(frozenset(claim.techniques), stack)
-
-
-def _same_names(claimed: frozenset[str], stack: Stack) -> bool:
-    """Whether the techniques are those of the claim; what they bring along may be there as well."""
+    if claim.techniques is None:
+        return True
+    claimed = frozenset(claim.techniques)
     used = {technique["name"] for technique in stack} - PRECISION_ALONE
     return claimed <= used <= claimed | brought_along(claimed)
 
@@ -133,16 +124,14 @@ def has_precision(claimed: Precision, stack: Stack) -> bool:
     return bool(weights) and all(claimed in precisions for precisions in weights)
 
 
-def _weights_of(technique: Document) -> frozenset[Precision] | None:
+def _weights_of(technique: Document) -> Precisions | None:
     """The claimed precisions of a technique's weights, empty for others; None if it leaves them as they are."""
     name = technique["name"]
     if name not in PRECISIONS_BY_PARAMETER:
         return PRECISIONS.get(name)
     parameter, precisions = PRECISIONS_BY_PARAMETER[name]
-    value = (
-        technique[parameter] if parameter in technique else TECHNIQUES[name].model_fields[parameter].default
-    )
-    return precisions.get(value, frozenset())
+    usual = TECHNIQUES[name].model_fields[parameter].default
+    return precisions.get(technique.get(parameter, usual), _NONE)
 
 
 @dataclass(frozen=True)
@@ -185,7 +174,8 @@ def from_results(results: Iterable[Document]) -> list[Measured]:
                         stack=tuple(variant["stack"]),
                         backend=variant["backend"],
                         result_id=result["id"],
-                        dataset=_dataset(result),
+                        # by its name in measure.quality.text
+                        dataset=(facts_of(result).get("quality") or {}).get("text"),
                         trained=not (variant["model"] or "").startswith("preset:"),
                     )
                 )
@@ -217,12 +207,6 @@ def from_leaderboard(rows: Iterable["LeaderboardRow"]) -> list[Measured]:
     ]
 
 
-def _dataset(result: Document) -> str | None:
-    """The text that a result's quality was measured on, by its name in `measure.quality.text`."""
-    text: str | None = (facts_of(result).get("quality") or {}).get("text")
-    return text
-
-
 def _names(model: str | None) -> frozenset[str]:
     """The presets that a measured model is: its own name, or the presets with the same repository."""
     kind, _, rest = (model or "").rpartition(":")
@@ -248,7 +232,14 @@ def measured_for(claim: Claim, measured: Iterable[Measured], book: Book) -> Meas
     every = tuple(measured)
     if sides := claim.ratio_of or claim.saving_of:
         one, other = (measured_for(book.claim(side), every, book) for side in sides)
-        return _combined(claim, one, other) if one and other and _comparable(one, other) else None
+        if one is None or other is None or min(one.value, other.value) <= 0:
+            return None
+        if one.hardware != other.hardware and one.metric not in ON_ANY_HARDWARE:
+            return None
+        value, label = one.value / other.value, f"{one.label} over {other.label}"
+        if claim.saving_of:
+            value, label = 1 - other.value / one.value, f"{other.label} instead of {one.label}"
+        return replace(one, metric=claim.metric, value=value, ci=None, label=label)
     if claim.metric not in METRICS or claim.scope is not None:
         return None
     matches = [each for each in every if _same(claim, each)]
@@ -277,13 +268,11 @@ def why_never(claim: Claim) -> str | None:
         return "The text does not say which workload ran."
     if claim.metric in QUALITY_METRICS and claim.dataset is None:
         return "The text does not say what the quality was measured on."
-    restricted = f"No result is restricted to {claim.scope}." if claim.scope else None
-    return _wrong_hardware(claim) or _wrong_stack(claim) or restricted
-
-
-def _wrong_stack(claim: Claim) -> str | None:
-    unknown = [name for name in claim.techniques or () if name not in TECHNIQUES]
-    return f"OptiGPU has no technique {' or '.join(unknown)}." if unknown else None
+    if wrong := _wrong_hardware(claim):
+        return wrong
+    if unknown := [name for name in claim.techniques or () if name not in TECHNIQUES]:
+        return f"OptiGPU has no technique {' or '.join(unknown)}."
+    return f"No result is restricted to {claim.scope}." if claim.scope else None
 
 
 def _wrong_hardware(claim: Claim) -> str | None:
@@ -299,28 +288,17 @@ def _wrong_hardware(claim: Claim) -> str | None:
     )
 
 
-def _comparable(one: Measured, other: Measured) -> bool:
-    """Whether two figures are of one machine, or of a metric that does not depend on it, and none is 0."""
-    return min(one.value, other.value) > 0 and (
-        one.hardware == other.hardware or one.metric in ON_ANY_HARDWARE
-    )
-
-
-def _combined(claim: Claim, one: Measured, other: Measured) -> Measured:
-    """The ratio of two figures, or the share that the second saves of the first."""
-    value = one.value / other.value if claim.ratio_of else 1 - other.value / one.value
-    label = f"{one.label} over {other.label}" if claim.ratio_of else f"{other.label} instead of {one.label}"
-    return replace(one, metric=claim.metric, value=value, ci=None, label=label)
-
-
 def _same(claim: Claim, measured: Measured) -> bool:
+    if claim.metric in QUALITY_METRICS and (
+        claim.dataset is None or measured.dataset != claim.dataset or not measured.trained
+    ):
+        return False
     return (
         measured.metric == claim.metric
         and (_any_hardware(claim) or _same_hardware(claim, measured))
         and _same_model(claim, measured)
         and (claim.metric in SAME_EVERYWHERE or _same_work(claim, measured.workload))
         and _same_variant(claim, measured)
-        and (claim.metric not in QUALITY_METRICS or _same_test(claim, measured))
     )
 
 
@@ -353,16 +331,13 @@ def _same_work(claim: Claim, workload: Document) -> bool:
         "sequence_tokens": claim.sequence,
         "image_size": claim.image_size,
     }
-    return all(
-        claimed is None or _same_shape(workload.get(name), claimed) for name, claimed in stated.items()
-    )
-
-
-def _same_shape(found: object, claimed: int | bool) -> bool:
-    """Whether a workload's shape is the claimed one; None is not stated, and of images the model's own size."""
-    return found is None or (
-        list(found) == [claimed] if isinstance(found, (list, tuple)) else found == claimed
-    )
+    for name, claimed in stated.items():
+        found = workload.get(name)  # None is not stated, and of images the model's own size
+        if claimed is not None and found is not None:
+            shapes = list(found) if isinstance(found, (list, tuple)) else [found]
+            if shapes != [claimed]:
+                return False
+    return True
 
 
 def _same_variant(claim: Claim, measured: Measured) -> bool:
@@ -377,10 +352,6 @@ def _same_variant(claim: Claim, measured: Measured) -> bool:
     if claim.techniques is not None and measured.backend != OWN_BACKEND:
         return False
     return same_stack(claim, measured.stack)
-
-
-def _same_test(claim: Claim, measured: Measured) -> bool:
-    return claim.dataset is not None and measured.dataset == claim.dataset and measured.trained
 
 
 def _plain(name: str) -> str:

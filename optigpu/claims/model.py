@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.models.presets import PRESETS
-from optigpu.vocabulary import COUNTED_METRICS, METRICS, Document, Frozen, SpecError
+from optigpu.vocabulary import COUNTED_METRICS, METRICS, Frozen, SpecError
 
 UNITS: dict[str, float] = {
     "TFLOPS": 1.0,
@@ -86,6 +86,12 @@ class Status(StrEnum):
     MEASURED_HERE = "measured here"
 
 
+_SUBJECT = (
+    "metric", "hardware", "workload", "model", "precision", "techniques", "scope", "batch_size", "size", "image_size",
+    "prompt_tokens", "sequence", "heads", "head_dim", "causal", "dataset",
+)  # fmt: skip
+
+
 class Claim(Frozen):
     """One published figure as it was printed, with the facts that are needed to check it.
 
@@ -135,24 +141,7 @@ class Claim(Frozen):
     @property
     def subject(self) -> tuple[object, ...]:
         """The subject of the figure: equal for two claims about the same thing."""
-        return (
-            self.metric,
-            self.hardware,
-            self.workload,
-            self.model,
-            self.precision,
-            self.techniques,
-            self.scope,
-            self.batch_size,
-            self.size,
-            self.image_size,
-            self.prompt_tokens,
-            self.sequence,
-            self.heads,
-            self.head_dim,
-            self.causal,
-            self.dataset,
-        )
+        return tuple(getattr(self, name) for name in _SUBJECT)
 
     def over(self, quantity: float) -> float:
         """A measured quantity over the claimed one: over the nearest end of a range, 1 within it."""
@@ -195,11 +184,6 @@ class ComparedMachine(Frozen):
     efficiency: str
     price: str
 
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """All of them."""
-        return (self.latency, self.power, self.efficiency, self.price)
-
 
 class FoundingClaim(Frozen):
     """The founding comparison of a microcontroller and a GPU; `ratio` is the id of the claim that sums it up.
@@ -213,6 +197,12 @@ class FoundingClaim(Frozen):
     larger: ComparedMachine
     ratio: str
     image_sizes: tuple[int, ...] = Field(min_length=1)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """All that it is made of."""
+        both = (self.smaller, self.larger)
+        return (*(each for one in both for each in one.model_dump().values()), self.ratio)
 
 
 class Book(Frozen):
@@ -241,23 +231,15 @@ class Book(Frozen):
             raise ValueError(f"two claims have the same id: {', '.join(sorted(twice))}")
         known = {model.name for model in self.models} | PRESETS.keys()
         for claim in self.claims:
-            if unknown := _relations(claim) - set(ids):
+            made_of = {*(claim.ratio_of or ()), *(claim.saving_of or ()), *claim.product_of, *claim.series}
+            made_of |= {each for each in (claim.rate_of, claim.power_of) if each}
+            if unknown := made_of - set(ids):
                 raise ValueError(f"{claim.id} refers to unknown claims: {', '.join(sorted(unknown))}")
             if claim.model is not None and claim.model not in known:
                 raise ValueError(f"{claim.id}: unknown model {claim.model!r}")
-        if self.founding and (unknown := _compared(self.founding) - set(ids)):
+        if self.founding and (unknown := set(self.founding.claims) - set(ids)):
             raise ValueError(f"founding refers to unknown claims: {', '.join(sorted(unknown))}")
         return self
-
-
-def _relations(claim: Claim) -> set[str]:
-    """The ids of the claims that one is made of."""
-    pairs = (*(claim.ratio_of or ()), *(claim.saving_of or ()), *claim.product_of, *claim.series)
-    return {*pairs, *(each for each in (claim.rate_of, claim.power_of) if each)}
-
-
-def _compared(founding: FoundingClaim) -> set[str]:
-    return {*founding.smaller.claims, *founding.larger.claims, founding.ratio}
 
 
 @lru_cache(maxsize=1)
@@ -275,9 +257,13 @@ def read_book(*pages: str) -> Book:
     documents = [tomllib.loads(page) for page in pages]
     sections = [section for document in documents for section in document.get("text", ())]
     sections.sort(key=lambda section: section["status"] != Status.CLAIMED)
+    claims = []
+    for section in sections:  # each claim with the facts that hold for the whole text
+        shared = {"text": section["name"], "source": section["source"], "status": section["status"]}
+        claims += [{**shared, **section.get("defaults", {}), **claim} for claim in section["claim"]]
     return Book.model_validate(
         {
-            "claims": [claim for section in sections for claim in _claims_of(section)],
+            "claims": claims,
             "models": [model for document in documents for model in document.get("model", ())],
             **{
                 name: next((document[name] for document in documents if name in document), None)
@@ -285,12 +271,6 @@ def read_book(*pages: str) -> Book:
             },
         }
     )
-
-
-def _claims_of(section: Document) -> list[Document]:
-    """The claims of a text, each with the facts that hold for the whole text."""
-    shared = {"text": section["name"], "source": section["source"], "status": section["status"]}
-    return [{**shared, **section.get("defaults", {}), **claim} for claim in section["claim"]]
 
 
 class Plausibility(StrEnum):

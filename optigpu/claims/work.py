@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from optigpu.claims.model import Book, Claim, Precision
 from optigpu.hardware.catalog import Device, Dtype
@@ -52,8 +53,7 @@ def weights_of(model: str | None) -> Weights | None:
     )
 
 
-@dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(NamedTuple):
     """Bytes per weight of the blocks' matrices, and of embedding and head, without scales and zero points."""
 
     block_bytes: float
@@ -108,18 +108,14 @@ def flop_per_item(claim: Claim, book: Book) -> float | None:
             return 2 * macs * passes if macs else None
         case "attention" if claim.batch_size and claim.heads and claim.head_dim and claim.sequence:
             # Two products of head_dim for each pair of a query and a key; the softmax between them is not counted.
-            return (
-                4.0 * claim.batch_size * claim.heads * claim.head_dim * _pairs(claim.sequence, claim.causal)
-            )
+            # Where the text does not say, there are as few pairs as in causal attention.
+            length = claim.sequence
+            pairs = length**2 if claim.causal is False else length * (length + 1) / 2
+            return 4.0 * claim.batch_size * claim.heads * claim.head_dim * pairs
         case "generate" if weights := weights_of(claim.model):
             return 2.0 * (weights.blocks + weights.head)
         case _:
             return None
-
-
-def _pairs(length: int, causal: bool | None) -> float:
-    """Pairs of a query and a key; where the text does not say, as few as in causal attention."""
-    return float(length**2) if causal is False else length * (length + 1) / 2
 
 
 def flop_per_s(claim: Claim, book: Book) -> float | None:

@@ -56,7 +56,11 @@ class Fit(Frozen):
 
 def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
     """The verdicts for all boards, or for one. Raises SpecError for a board that is not listed."""
-    chosen = boards() if only is None else (_known(only),)
+    found = board(only) if only is not None else None
+    if only is not None and found is None:
+        names = [each.id for each in boards()]
+        meant = did_you_mean(closest(only, names))
+        raise SpecError(f"Unknown board {only!r}.{meant} Valid: {', '.join(names)}.")
     macs, names = manifest.macs, [each.name for each in manifest.operators]
     claimed = macs and manifest.network.family == "mobilenet_v2"
     return Fit(
@@ -66,7 +70,10 @@ def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
         arena_bytes=manifest.arena_bytes,
         macs=macs,
         unaccelerated=tuple(name for name in names if name not in operators().esp_nn.operators),
-        boards=tuple(fit_board(manifest.model_bytes, manifest.arena_bytes, each) for each in chosen),
+        boards=tuple(
+            fit_board(manifest.model_bytes, manifest.arena_bytes, each)
+            for each in ((found,) if found else boards())
+        ),
         prediction=predict(macs) if macs else None,
         claim=check_claim(macs) if claimed else None,
     )
@@ -74,43 +81,24 @@ def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
 
 def fit_board(model_bytes: int, arena_bytes: int, place: Board) -> BoardFit:
     """The verdict for one board. The model stays in flash; only its arena needs memory."""
-    left = place.flash_for_model_bytes - model_bytes
-    arena = _arena_place(arena_bytes, place)
+    left, sram = place.flash_for_model_bytes - model_bytes, place.sram_for_arena_bytes
+    arena = Place.SRAM if arena_bytes <= sram else Place.PSRAM if arena_bytes <= place.psram_bytes else None
+    in_psram = model_bytes + (arena_bytes if arena is Place.PSRAM else 0)
+    model = Place.PSRAM if arena is not None and in_psram <= place.psram_bytes else None
+    if model_bytes + arena_bytes <= sram:
+        model = Place.SRAM
     return BoardFit(
         board=place.id,
         module=place.module,
         flash_bytes=place.flash_bytes,
         flash_left_bytes=left,
-        sram_bytes=place.sram_for_arena_bytes,
+        sram_bytes=sram,
         psram_bytes=place.psram_bytes,
         arena=arena,
-        model_in_ram=_model_place(model_bytes, arena_bytes, arena, place),
+        model_in_ram=model,
         fits=left >= 0 and arena is not None,
         reasons=tuple(_reasons(left, arena_bytes, arena, place)),
     )
-
-
-def _known(name: str) -> Board:
-    found = board(name)
-    if found is None:
-        names = [each.id for each in boards()]
-        raise SpecError(
-            f"Unknown board {name!r}.{did_you_mean(closest(name, names))} Valid: {', '.join(names)}."
-        )
-    return found
-
-
-def _arena_place(arena_bytes: int, place: Board) -> Place | None:
-    if arena_bytes <= place.sram_for_arena_bytes:
-        return Place.SRAM
-    return Place.PSRAM if arena_bytes <= place.psram_bytes else None
-
-
-def _model_place(model_bytes: int, arena_bytes: int, arena: Place | None, place: Board) -> Place | None:
-    in_psram = model_bytes + (arena_bytes if arena is Place.PSRAM else 0)
-    if arena is Place.SRAM and model_bytes + arena_bytes <= place.sram_for_arena_bytes:
-        return Place.SRAM
-    return Place.PSRAM if arena is not None and in_psram <= place.psram_bytes else None
 
 
 def _reasons(left: int, arena_bytes: int, arena: Place | None, place: Board) -> list[str]:

@@ -14,23 +14,6 @@ BETWEEN = ("DEQUANTIZE", "QUANTIZE")
 
 def check_model(model: Model, *, allow_unaccelerated: bool = False) -> None:
     """Raises UnsupportedError, in one sentence that says what to do, for the first thing that cannot be."""
-    _check_graph(model)
-    _check_shapes(model)
-    _check_integers(model)
-    _check_scales(model)
-    _check_runs(model)
-    if not allow_unaccelerated:
-        _check_accelerated(model)
-
-
-def format_of(tensor: Tensor) -> TensorFormat:
-    """The input or output of a checked model as a manifest describes it."""
-    return TensorFormat(
-        shape=tensor.shape, dtype="int8", scale=tensor.scales[0], zero_point=tensor.zero_points[0]
-    )
-
-
-def _check_graph(model: Model) -> None:
     if not model.operators:
         raise UnsupportedError("The model has no operators; convert a network that computes something.")
     if len(model.inputs) != 1 or len(model.outputs) != 1:
@@ -38,6 +21,25 @@ def _check_graph(model: Model) -> None:
             f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs; "
             "the device agent runs models with one of each."
         )
+    _check_shapes(model)
+    _check_integers(model)
+    _check_runs(model)
+    if allow_unaccelerated:
+        return
+    # What multiplies without ESP-NN runs some forty times slower than what ESP-NN has.
+    fast = operators().esp_nn.operators
+    if slow := _names(each for each in model.operators if each.name not in fast and macs_of(each)):
+        raise UnsupportedError(
+            f"ESP-NN lacks the operator {_listed(slow)}, which would run slowly on the device; replace it, "
+            "or accept that with --allow-unaccelerated."
+        )
+
+
+def format_of(tensor: Tensor) -> TensorFormat:
+    """The input or output of a checked model as a manifest describes it."""
+    return TensorFormat(
+        shape=tensor.shape, dtype="int8", scale=tensor.scales[0], zero_point=tensor.zero_points[0]
+    )
 
 
 def _check_shapes(model: Model) -> None:
@@ -85,8 +87,6 @@ def _check_integers(model: Model) -> None:
                 f"The {what} is {tensor.dtype} and must be int8 with one scale; convert with full INT8 quantization."
             )
 
-
-def _check_scales(model: Model) -> None:
     for what, tensor in (("input", model.inputs[0]), ("output", model.outputs[0])):
         if not 0 < tensor.scales[0] <= LARGEST_SCALE:
             raise UnsupportedError(
@@ -96,30 +96,16 @@ def _check_scales(model: Model) -> None:
 
 
 def _check_runs(model: Model) -> None:
-    known = operators().tflite_micro
-    if lacking := _names(each for each in model.operators if each.name not in known.operators):
+    known = operators().tflite_micro.operators
+    if lacking := _names(each for each in model.operators if each.name not in known):
+        wanted = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD")
+        if any("LU" in name or "TANH" in name for name in lacking):
+            wanted = ("RELU", "RELU6", "HARD_SWISH", "LOGISTIC")
+        close = ", ".join(name for name in wanted if name in known)
         raise UnsupportedError(
             f"TFLite Micro lacks the operator {_listed(lacking)}; replace it in the network "
-            f"(it has {', '.join(_close(known.operators, lacking))} and {len(known.operators)} in all)."
+            f"(it has {close} and {len(known)} in all)."
         )
-
-
-def _check_accelerated(model: Model) -> None:
-    """What multiplies without ESP-NN runs some forty times slower than what ESP-NN has."""
-    fast = operators().esp_nn.operators
-    if slow := _names(each for each in model.operators if each.name not in fast and macs_of(each)):
-        raise UnsupportedError(
-            f"ESP-NN lacks the operator {_listed(slow)}, which would run slowly on the device; replace it, "
-            "or accept that with --allow-unaccelerated."
-        )
-
-
-def _close(known: Iterable[str], lacking: tuple[str, ...]) -> list[str]:
-    """Operators that may replace what is lacking: activations for an activation, else the usual ones."""
-    activations = ("RELU", "RELU6", "HARD_SWISH", "LOGISTIC")
-    usual = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD")
-    wanted = activations if any("LU" in name or "TANH" in name for name in lacking) else usual
-    return [name for name in wanted if name in known]
 
 
 def _names(found: Iterable[Operator]) -> tuple[str, ...]:

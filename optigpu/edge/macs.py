@@ -5,13 +5,10 @@ costs time as well, and counts as 0.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from optigpu.documents.manifest import OperatorCount
 from optigpu.edge.tflite import Model, Operator, Tensor
 from optigpu.vocabulary import SpecError
-
-RECURRENT = ("UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF")
 
 
 def operator_counts(model: Model) -> tuple[OperatorCount, ...]:
@@ -25,9 +22,8 @@ def operator_counts(model: Model) -> tuple[OperatorCount, ...]:
 
 def macs_of(operator: Operator) -> int:
     """Multiply-accumulates of one operator. Raises SpecError if its tensors are not those of such an operator."""
-    counted = _COUNTED.get(operator.name)
     try:
-        return counted(operator) if counted else 0
+        return _macs(operator)
     except (IndexError, ValueError):
         raise SpecError(
             f"{operator.name}: The operator's tensors do not have the shapes that it needs."
@@ -41,49 +37,34 @@ def _input(operator: Operator, number: int) -> Tensor:
     return tensor
 
 
-def _convolution(operator: Operator) -> int:
-    """Output (batch, height, width, channels), filter (channels, height, width, channels of a group)."""
-    _, height, width, depth = _input(operator, 1).shape
-    return operator.outputs[0].elements * height * width * depth
-
-
-def _depthwise(operator: Operator) -> int:
-    """Filter (1, height, width, channels): each output is a sum over its own channel's window."""
-    _, height, width, _ = _input(operator, 1).shape
-    return operator.outputs[0].elements * height * width
-
-
-def _transposed(operator: Operator) -> int:
-    """Inputs: the output's shape, filter (channels out, height, width, channels in), tensor; each input is spread."""
-    channels, height, width, _ = _input(operator, 1).shape
-    return _input(operator, 2).elements * height * width * channels
-
-
-def _fully_connected(operator: Operator) -> int:
-    """Weights (outputs, inputs)."""
-    _, depth = _input(operator, 1).shape
-    return operator.outputs[0].elements * depth
-
-
-def _batch_matmul(operator: Operator) -> int:
-    """(..., rows, depth) times (..., depth, columns), either of them transposed or not."""
-    left, rows = _input(operator, 0).shape, operator.outputs[0].shape[-2]
-    return operator.outputs[0].elements * (left[-1] if left[-2] == rows else left[-2])
-
-
-def _recurrent(operator: Operator) -> int:
-    """Each constant matrix is multiplied once for each step; the batch is 1."""
-    matrices = [each for each in operator.inputs if each and each.constant_bytes and len(each.shape) == 2]
-    first = _input(operator, 0).shape
-    steps = first[0] * first[1] if len(first) == 3 else 1
-    return steps * sum(each.elements for each in matrices)
-
-
-_COUNTED: dict[str, Callable[[Operator], int]] = {
-    "CONV_2D": _convolution,
-    "DEPTHWISE_CONV_2D": _depthwise,
-    "TRANSPOSE_CONV": _transposed,
-    "FULLY_CONNECTED": _fully_connected,
-    "BATCH_MATMUL": _batch_matmul,
-    **dict.fromkeys(RECURRENT, _recurrent),
-}
+def _macs(operator: Operator) -> int:
+    match operator.name:
+        case "CONV_2D":  # filter (channels, height, width, channels of a group)
+            _, height, width, depth = _input(operator, 1).shape
+            return operator.outputs[0].elements * height * width * depth
+        case (
+            "DEPTHWISE_CONV_2D"
+        ):  # filter (1, height, width, channels): a sum over the window of the own channel
+            _, height, width, _ = _input(operator, 1).shape
+            return operator.outputs[0].elements * height * width
+        case (
+            "TRANSPOSE_CONV"
+        ):  # the output's shape, filter (channels out, height, width, channels in), tensor
+            channels, height, width, _ = _input(operator, 1).shape
+            return _input(operator, 2).elements * height * width * channels
+        case "FULLY_CONNECTED":  # weights (outputs, inputs)
+            _, depth = _input(operator, 1).shape
+            return operator.outputs[0].elements * depth
+        case (
+            "BATCH_MATMUL"
+        ):  # (..., rows, depth) times (..., depth, columns), either of them transposed or not
+            left, rows = _input(operator, 0).shape, operator.outputs[0].shape[-2]
+            return operator.outputs[0].elements * (left[-1] if left[-2] == rows else left[-2])
+        case (
+            "UNIDIRECTIONAL_SEQUENCE_LSTM" | "SVDF"
+        ):  # each constant matrix once for each step; the batch is 1
+            first = _input(operator, 0).shape
+            steps = first[0] * first[1] if len(first) == 3 else 1
+            constant = (each for each in operator.inputs if each and each.constant_bytes)
+            return steps * sum(each.elements for each in constant if len(each.shape) == 2)
+    return 0

@@ -12,14 +12,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
 
-from optigpu.documents.devices import (
-    DeviceReport,
-    DeviceSource,
-    Flag,
-    Reason,
-    ReportState,
-    RunnerName,
-)
+from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState, RunnerName
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.prediction import FAR_SLOWER, fastest_possible_s, predict
 from optigpu.hardware.boards import Board
@@ -115,10 +108,6 @@ def _golden_failed(report: DeviceReport, evidence: Evidence) -> bool:
     return not hmac.compare_digest(golden.digest, manifest.golden.digest(report.run_id))
 
 
-def _model_unknown(_: DeviceReport, evidence: Evidence) -> bool:
-    return evidence.manifest is None
-
-
 def _faster_than_roofline(report: DeviceReport, evidence: Evidence) -> bool:
     if evidence.manifest is None or evidence.board is None or report.runner.name.is_host:
         return False
@@ -145,12 +134,16 @@ def _shorter_than_observed(report: DeviceReport, evidence: Evidence) -> bool:
 
 
 def _inconsistent(report: DeviceReport, evidence: Evidence) -> bool:
+    board = evidence.board
+    if board is not None and not report.runner.name.is_host:
+        memory = board.chip.sram_bytes + board.psram_bytes
+        if report.clock_hz > board.clock_hz * ROUNDING or max(report.arena_bytes, report.heap_free) > memory:
+            return True
     return (
         report.board != evidence.device_board
         or report.total_us > report.ticks_us
         or _percentiles_contradict(report)
         or _energy_is_absurd(report)
-        or _exceeds_board(report, evidence.board)
         or (evidence.manifest is not None and report.input_bytes != evidence.manifest.input.bytes)
     )
 
@@ -196,51 +189,11 @@ def _energy_is_absurd(report: DeviceReport) -> bool:
     )
 
 
-def _exceeds_board(report: DeviceReport, board: Board | None) -> bool:
-    """Whether the clock or the memory is more than the board has."""
-    if board is None or report.runner.name.is_host:
-        return False
-    memory = board.chip.sram_bytes + board.psram_bytes
-    return report.clock_hz > board.clock_hz * ROUNDING or max(report.arena_bytes, report.heap_free) > memory
-
-
 def _run_unknown(report: DeviceReport, evidence: Evidence) -> bool:
     if report.run_id is None:
         return False
     run = evidence.run
     return run is None or run.boot_id != report.boot_id or run.model_sha256 != report.model_sha256
-
-
-def _run_reused(_: DeviceReport, evidence: Evidence) -> bool:
-    return evidence.run is not None and evidence.run.reported
-
-
-def _unwitnessed(report: DeviceReport, _: Evidence) -> bool:
-    return report.run_id is None
-
-
-def _model_not_rankable(_: DeviceReport, evidence: Evidence) -> bool:
-    return evidence.manifest is not None and not evidence.manifest.rankable
-
-
-def _board_unknown(report: DeviceReport, evidence: Evidence) -> bool:
-    return evidence.board is None and not report.runner.name.is_host
-
-
-def _few_windows(report: DeviceReport, _: Evidence) -> bool:
-    return sum(window.total_us >= LEAST_WINDOW_US for window in report.windows) < LEAST_WINDOWS
-
-
-def _simulator(report: DeviceReport, evidence: Evidence) -> bool:
-    return evidence.source is DeviceSource.SIMULATOR or report.runner.name is RunnerName.SIMULATOR
-
-
-def _host(report: DeviceReport, _: Evidence) -> bool:
-    return report.runner.name.is_host
-
-
-def _error(report: DeviceReport, _: Evidence) -> bool:
-    return report.error is not None
 
 
 def _clock_unsynchronised(report: DeviceReport, evidence: Evidence) -> bool:
@@ -263,20 +216,26 @@ Check = Callable[[DeviceReport, Evidence], bool]
 
 _REASONS: Mapping[Reason, Check] = {
     Reason.GOLDEN_FAILED: _golden_failed,
-    Reason.MODEL_UNKNOWN: _model_unknown,
+    Reason.MODEL_UNKNOWN: lambda _, evidence: evidence.manifest is None,
     Reason.FASTER_THAN_ROOFLINE: _faster_than_roofline,
     Reason.LONGER_THAN_OBSERVED: _longer_than_observed,
     Reason.SHORTER_THAN_OBSERVED: _shorter_than_observed,
     Reason.INCONSISTENT: _inconsistent,
     Reason.RUN_UNKNOWN: _run_unknown,
-    Reason.RUN_REUSED: _run_reused,
-    Reason.UNWITNESSED: _unwitnessed,
-    Reason.MODEL_NOT_RANKABLE: _model_not_rankable,
-    Reason.BOARD_UNKNOWN: _board_unknown,
-    Reason.FEW_WINDOWS: _few_windows,
-    Reason.SIMULATOR: _simulator,
-    Reason.HOST: _host,
-    Reason.ERROR: _error,
+    Reason.RUN_REUSED: lambda _, evidence: evidence.run is not None and evidence.run.reported,
+    Reason.UNWITNESSED: lambda report, _: report.run_id is None,
+    Reason.MODEL_NOT_RANKABLE: lambda _, evidence: (
+        evidence.manifest is not None and not evidence.manifest.rankable
+    ),
+    Reason.BOARD_UNKNOWN: lambda report, evidence: evidence.board is None and not report.runner.name.is_host,
+    Reason.FEW_WINDOWS: lambda report, _: (
+        sum(window.total_us >= LEAST_WINDOW_US for window in report.windows) < LEAST_WINDOWS
+    ),
+    Reason.SIMULATOR: lambda report, evidence: (
+        evidence.source is DeviceSource.SIMULATOR or report.runner.name is RunnerName.SIMULATOR
+    ),
+    Reason.HOST: lambda report, _: report.runner.name.is_host,
+    Reason.ERROR: lambda report, _: report.error is not None,
 }
 _FLAGS: Mapping[Flag, Check] = {
     Flag.CLOCK_UNSYNCHRONISED: _clock_unsynchronised,

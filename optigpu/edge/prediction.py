@@ -132,6 +132,15 @@ def check_claim(macs: int) -> ClaimCheck:
     """The founding claim, 50 FPS at 0.5 W for MobileNetV2, for one of so many MACs."""
     best = fastest_published("separable")
     needed, rate, peak = macs * CLAIMED_FPS, _rate(best), boards()[0].peak_macs_per_s()
+    if needed <= rate:
+        word, why = "plausible", "so the rate is plausible and has to be measured"
+    elif needed <= peak:
+        word = "implausible"
+        why = (
+            f"so at most {rate / macs:.1f} FPS are plausible, and {CLAIMED_FPS} FPS at {CLAIMED_W} W are not"
+        )
+    else:
+        word, why = "impossible", f"and the peak of its vector units {peak / 1e6:,.0f} million"
     return ClaimCheck(
         macs=macs,
         needed_macs_per_s=needed,
@@ -141,26 +150,11 @@ def check_claim(macs: int) -> ClaimCheck:
         plausible=needed <= rate,
         possible=needed <= peak,
         sentence=(
-            f"The founding claim is {_word(needed, rate, peak)} here: {CLAIMED_FPS} FPS of {macs / 1e6:.1f} million "
-            f"MACs take {needed / 1e6:,.0f} million MACs/s; the fastest published for a MobileNet on this chip is "
-            f"{rate / 1e6:,.0f} million ({best.name} by ESP-DL, {best.cores} cores), "
-            f"{_verdict(needed, rate / macs, peak)}."
+            f"The founding claim is {word} here: {CLAIMED_FPS} FPS of {macs / 1e6:.1f} million MACs take "
+            f"{needed / 1e6:,.0f} million MACs/s; the fastest published for a MobileNet on this chip is "
+            f"{rate / 1e6:,.0f} million ({best.name} by ESP-DL, {best.cores} cores), {why}."
         ),
     )
-
-
-def _word(needed: float, rate: float, peak: float) -> str:
-    if needed <= rate:
-        return "plausible"
-    return "implausible" if needed <= peak else "impossible"
-
-
-def _verdict(needed: float, most_fps: float, peak: float) -> str:
-    if needed > peak:
-        return f"and the peak of its vector units {peak / 1e6:,.0f} million"
-    if most_fps >= CLAIMED_FPS:
-        return "so the rate is plausible and has to be measured"
-    return f"so at most {most_fps:.1f} FPS are plausible, and {CLAIMED_FPS} FPS at {CLAIMED_W} W are not"
 
 
 def fastest_possible_s(macs: int, board: Board, clock_hz: int | None = None) -> float:

@@ -1,4 +1,5 @@
-"""The signatures of devices: HMAC-SHA256 over what a request is, and the sealing of a key that a device made.
+"""The signatures of devices: HMAC-SHA256 over what a request is, the sealing of a key that a device made, and the
+invitation codes that devices enrol with.
 
 A signed request has one header::
 
@@ -7,8 +8,10 @@ A signed request has one header::
 Text is signed as it was sent, so that there is nothing to interpret before the signature is verified.
 """
 
+import hashlib
 import hmac
 import re
+import secrets
 from dataclasses import dataclass
 
 SCHEME = "OptiGPU1"
@@ -64,6 +67,40 @@ def read_header(value: str) -> Signature | None:
         fw=match["fw"],
         sig=match["sig"],
     )
+
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32, which has no I, L, O and U."""
+GROUP, SECRET_GROUPS = 4, 3
+CLAIM_LABEL = b"optigpu-claim:"
+
+
+@dataclass(frozen=True)
+class InviteCode:
+    """A code such as ABCD-EFGH-JKMN-PQRS: `public` names the invitation, `secret`, of 60 bits, proves that one has it.
+
+    The server keeps only the SHA-256 of the secret.
+    """
+
+    public: str
+    secret: str
+
+    @property
+    def text(self) -> str:
+        """As it is shown to the operator, in groups."""
+        groups = [self.secret[at : at + GROUP] for at in range(0, len(self.secret), GROUP)]
+        return "-".join([self.public, *groups])
+
+    @property
+    def verifier(self) -> bytes:
+        """SHA-256 of the secret with its label: what the server keeps, and the key that a claim is proven with."""
+        return hashlib.sha256(CLAIM_LABEL + self.secret.encode()).digest()
+
+
+def new_code() -> InviteCode:
+    """A random code."""
+    drawn = "".join(secrets.choice(ALPHABET) for _ in range(GROUP * (1 + SECRET_GROUPS)))
+    return InviteCode(drawn[:GROUP], drawn[GROUP:])
 
 
 def claim_proof(verifier: bytes, nonce: str, sealed_key: str, board: str, firmware: str) -> str:

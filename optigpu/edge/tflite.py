@@ -8,7 +8,7 @@ The numbers of the fields are those of tensorflow/compiler/mlir/lite/schema/sche
 import math
 import struct
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -42,16 +42,6 @@ def operators() -> Operators:
     """What the file says."""
     text = files("optigpu.edge").joinpath("operators.toml").read_text(encoding="utf-8")
     return Operators.model_validate(tomllib.loads(text))
-
-
-def name_of(code: int) -> str:
-    """The operator's name; `BUILTIN_999` for a number that is newer than the list."""
-    return _names().get(code, f"BUILTIN_{code}")
-
-
-@lru_cache(maxsize=1)
-def _names() -> Mapping[int, str]:
-    return {code: name for name, code in operators().codes.items()}
 
 
 MOST_ITEMS = 2**16
@@ -117,11 +107,6 @@ class Table:
         if vector + 4 + size * length > len(self._data) or (size > 1 and length > MOST_ITEMS):
             raise DamagedError("A list of it is longer than the file.")
         return vector + 4, length
-
-
-def root(data: bytes) -> Table:
-    """The outermost table."""
-    return Table(data, _number(data, "<I", 0))
 
 
 def _number(data: bytes, form: str, place: int) -> int:
@@ -213,7 +198,7 @@ def parse_tflite(data: bytes, what: str) -> Model:
     if data[4:8] != IDENTIFIER:
         raise SpecError(f"{what} is not a TensorFlow Lite model: it lacks the mark TFL3 at byte 4.")
     try:
-        return _model(root(data), len(data))
+        return _model(Table(data, _number(data, "<I", 0)), len(data))
     except (DamagedError, IndexError, OverflowError) as error:
         why = str(error) if isinstance(error, DamagedError) else "It refers to a part that it lacks."
         raise SpecError(f"{what} is a damaged TensorFlow Lite model. {why}") from None
@@ -243,7 +228,8 @@ def _operator_name(code: Table) -> str:
     number = max(code.number(0, "<b", 0), code.number(3, "<i", 0))
     if number == CUSTOM:
         return code.bytes(1).decode("ascii", errors="replace") or "CUSTOM"
-    return name_of(number)
+    known = (name for name, known in operators().codes.items() if known == number)
+    return next(known, f"BUILTIN_{number}")
 
 
 def _tensor(tensor: Table, buffers: list[int]) -> Tensor:

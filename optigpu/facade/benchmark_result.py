@@ -17,9 +17,9 @@ class BenchmarkResult:
 
     Memory is in MB of 2**20 bytes. `latency_ms_mean` is the mean over all runs, `latency_ms_ci` the 95% interval of
     their median, and `throughput_per_sec` counts what `throughput_of` names. `flops_total` are the floating-point
-    operations of one run, `energy_j` its energy above that of the idle device, `latencies_s` the seconds of each run.
-    Where text was generated, `first_token_ms` is the median time to the first token. A figure that was not measured is
-    None, and `reasons` may say why, by the field's name; `notes` say what else a reader should know.
+    operations of one run, `energy_j` its energy above that of the idle device, `latencies_s` the seconds of each run,
+    `first_token_ms` the median time to the first token of generated text. A figure that was not measured is None, and
+    `reasons` may say why, by the field's name; `notes` say what else a reader should know.
 
     >>> result = BenchmarkResult("my model", latency_ms_mean=12.5, throughput_per_sec=80.0, params_total=1_000)
     >>> result.print_summary()
@@ -71,39 +71,31 @@ class BenchmarkResult:
             print(f"  ({why})")
 
     def _lines(self) -> Iterator[str]:
-        yield f"Latency:    {_figure(self.latency_ms_mean, 'ms mean')}{self._interval()}; {self._percentiles()}"
+        ci = self.latency_ms_ci
+        within = f", median in [{short(ci[0])}, {short(ci[1])}]" if ci else ""
+        found = {"p50": self.latency_ms_p50, "p95": self.latency_ms_p95, "p99": self.latency_ms_p99}
+        percentiles = [f"{name} {short(value)} ms" for name, value in found.items() if value is not None]
+        if unknown := [name for name, value in found.items() if value is None]:
+            percentiles.append(f"{', '.join(unknown)} {NOT_MEASURED}")
+        yield f"Latency:    {_figure(self.latency_ms_mean, 'ms mean')}{within}; {', '.join(percentiles)}"
         if self.first_token_ms is not None:
             yield f"First:      {_figure(self.first_token_ms, 'ms to the first token')}"
         yield f"Throughput: {_figure(self.throughput_per_sec, f'{self.throughput_of}/s')}"
-        yield f"Memory:     VRAM {self._vram()}, host {_figure(self.host_peak_mb, 'MB peak')}"
-        yield f"Parameters: {self._parameters()}, size {_figure(self.model_size_mb, 'MB')}"
+        before = (
+            f" ({_figure(self.vram_allocated_mb, 'MB')} before the run)"
+            if self.vram_peak_mb is not None
+            else ""
+        )
+        vram = _figure(self.vram_peak_mb, "MB peak") + before
+        yield f"Memory:     VRAM {vram}, host {_figure(self.host_peak_mb, 'MB peak')}"
+        parameters = NOT_MEASURED
+        if self.params_total is not None:
+            trainable = NOT_MEASURED if self.params_trainable is None else f"{self.params_trainable:,}"
+            parameters = f"{self.params_total:,} (trainable {trainable})"
+        yield f"Parameters: {parameters}, size {_figure(self.model_size_mb, 'MB')}"
         yield f"FLOPs:      {_figure(None if self.flops_total is None else self.flops_total / 1e9, 'GFLOP a run')}"
         yield f"Power:      {_figure(self.power_watts, 'W')}"
         yield f"Accuracy:   {NOT_MEASURED if self.accuracy is None else f'{self.accuracy:.4f}'}"
-
-    def _interval(self) -> str:
-        if self.latency_ms_ci is None:
-            return ""
-        low, high = self.latency_ms_ci
-        return f", median in [{short(low)}, {short(high)}]"
-
-    def _percentiles(self) -> str:
-        """Those that were measured, then the names of the others."""
-        found = {"p50": self.latency_ms_p50, "p95": self.latency_ms_p95, "p99": self.latency_ms_p99}
-        known = [f"{name} {short(value)} ms" for name, value in found.items() if value is not None]
-        unknown = [name for name, value in found.items() if value is None]
-        return ", ".join(known + ([f"{', '.join(unknown)} {NOT_MEASURED}"] if unknown else []))
-
-    def _vram(self) -> str:
-        if self.vram_peak_mb is None:
-            return NOT_MEASURED
-        return f"{short(self.vram_peak_mb)} MB peak ({_figure(self.vram_allocated_mb, 'MB')} before the run)"
-
-    def _parameters(self) -> str:
-        if self.params_total is None:
-            return NOT_MEASURED
-        trainable = NOT_MEASURED if self.params_trainable is None else f"{self.params_trainable:,}"
-        return f"{self.params_total:,} (trainable {trainable})"
 
 
 def _figure(value: float | None, unit: str) -> str:

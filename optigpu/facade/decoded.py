@@ -5,29 +5,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from optigpu.backends.runtime import Ids
 from optigpu.documents.facts import NOT_RECORDED, RunFacts
-from optigpu.documents.result import MetricSummary, Result, Verdict, VerdictWarning
+from optigpu.documents.result import Result, Verdict, VerdictWarning
 from optigpu.documents.shapes import ModelFacts
 from optigpu.facade.benchmark_result import BenchmarkResult
-from optigpu.facade.in_process import (
-    Timed,
-    interval_ms,
-    latency_reasons,
-    memory_reasons,
-    milliseconds,
-    origin_of,
-    timed,
-)
+from optigpu.facade.in_process import milliseconds, timed
 from optigpu.hardware import probe
 from optigpu.job.measured import summary_of
 from optigpu.job.spec import Variant
 from optigpu.meters.latency import warm_up
 from optigpu.roofline.work import work_of
+from optigpu.techniques.base import Technique
 from optigpu.vocabulary import OptiGPUError, Role, SpecError, UnsupportedError, new_id, utc_now
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.requests.decoding import DecodingRequest, drawn_ids
@@ -39,6 +33,18 @@ IN_PROCESS = "Measured by one process, the caller's own, which no other process 
 RANDOM_PROMPT = "The prompt was random: the model came without a tokenizer."
 FEWEST = 3
 """Requests, however long they take."""
+
+
+class Origin(NamedTuple):
+    """The reference that was loaded, the techniques that changed it, and the number of its weights before they did."""
+
+    reference: str
+    stack: tuple[Technique, ...]
+    weights: int
+
+
+ORIGINS: "WeakKeyDictionary[PreTrainedModel, Origin]" = WeakKeyDictionary()
+"""Of the models that QuantizationOptimizer has loaded."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def decode(
 
     device = kind_of(model.device)
     with _plain_greedy(model), TemporaryDirectory() as folder:
-        runtime = TorchDecodingRuntime(DecodingModel(model, (), device, 0, _silent), Path(folder))
+        runtime = TorchDecodingRuntime(DecodingModel(model, (), device, 0, lambda _: None), Path(folder))
         prompt = _prompt_ids(tokenizer, asked.prompt, runtime.facts)
         workload = _workload(prompt, asked, runtime.facts)
         request = DecodingRequest(runtime, prompt.shape, workload.new_tokens, prompt=prompt)
@@ -88,7 +94,7 @@ def decode(
         found = timed(runtime, request, workload, seconds=asked.seconds, least=FEWEST, energy=asked.energy)
         noted = runtime.notes.facts | check.details
         noted |= {"weights": runtime.weights(), "footprint": runtime.footprint()}
-    origin = origin_of(model)
+    origin = ORIGINS.get(model)
     variant = Variant(
         index=index,
         role=Role.SINGLE,
@@ -99,17 +105,29 @@ def decode(
         stack=origin.stack if origin else (),
     )
     summaries, facts = found.summaries(), RunFacts.gathered(noted, NOT_RECORDED)
-    benchmark = _benchmark(label, found, summaries)
-    return Decoded(
-        replace(
-            benchmark,
-            params_total=origin.weights if origin else benchmark.params_total,
-            params_trainable=sum(each.numel() for each in model.parameters() if each.requires_grad),
-            flops_total=_flops(workload, facts),
-            notes=() if tokenizer else (RANDOM_PROMPT,),
-        ),
-        _result(variant, summaries, facts),
+    benchmark = found.benchmark(label, "tokens")
+    benchmark = replace(
+        benchmark,
+        throughput_per_sec=summaries["tokens_per_s"].value,
+        first_token_ms=milliseconds(summaries["ttft_s"].value),
+        params_total=origin.weights if origin else benchmark.params_total,
+        params_trainable=sum(each.numel() for each in model.parameters() if each.requires_grad),
+        flops_total=_flops(workload, facts),
+        notes=() if tokenizer else (RANDOM_PROMPT,),
     )
+    # It says of itself where it was measured; nobody keeps or ranks it.
+    result = Result(
+        id=new_id(),
+        source="in_process",
+        created_at=utc_now(),
+        variant=summary_of(variant),
+        verdict=Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE,), notes=(IN_PROCESS,)),
+        metrics=summaries,
+        facts=facts,
+        environment=probe(),
+        seed=0,
+    )
+    return Decoded(benchmark, result)
 
 
 @contextmanager
@@ -160,46 +178,3 @@ def _flops(workload: Generate, facts: RunFacts) -> float | None:
         return None
     prefill = work.prefill.flops if work.prefill else 0.0
     return prefill + (workload.new_tokens - 1) * work.step.flops
-
-
-def _benchmark(label: str, found: Timed, summaries: dict[str, MetricSummary]) -> BenchmarkResult:
-    latency, first = summaries["latency_s"], summaries["ttft_s"]
-    return BenchmarkResult(
-        name=label,
-        vram_peak_mb=found.mebibytes("peak_bytes"),
-        vram_reserved_mb=found.mebibytes("peak_reserved_bytes"),
-        latency_ms_mean=milliseconds(latency.mean),
-        latency_ms_p50=milliseconds(latency.p50),
-        latency_ms_p95=milliseconds(latency.p95),
-        latency_ms_p99=milliseconds(latency.p99),
-        throughput_per_sec=summaries["tokens_per_s"].value,
-        params_total=int(found.values["params_total"]),
-        model_size_mb=found.mebibytes("weight_bytes"),
-        power_watts=found.values.get("power_w"),
-        energy_j=found.values.get("energy_j"),
-        host_peak_mb=found.mebibytes("host_peak_bytes"),
-        latency_ms_ci=interval_ms(latency),
-        throughput_of="tokens",
-        first_token_ms=milliseconds(first.value),
-        latencies_s=found.samples["latency_s"],
-        reasons=memory_reasons(found) | latency_reasons(latency),
-    )
-
-
-def _result(variant: Variant, summaries: dict[str, MetricSummary], facts: RunFacts) -> Result:
-    """A result that says of itself where it was measured; it is kept by nobody and ranked nowhere."""
-    return Result(
-        id=new_id(),
-        source="in_process",
-        created_at=utc_now(),
-        variant=summary_of(variant),
-        verdict=Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE,), notes=(IN_PROCESS,)),
-        metrics=summaries,
-        facts=facts,
-        environment=probe(),
-        seed=0,
-    )
-
-
-def _silent(doing: str) -> None:
-    """Shows no progress."""

@@ -1,19 +1,11 @@
 """DeepLearningBenchmark: any module of the caller, timed in the caller's own process."""
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
-from optigpu.facade.in_process import (
-    Timed,
-    device_of,
-    interval_ms,
-    latency_reasons,
-    memory_reasons,
-    milliseconds,
-    timed,
-)
+from optigpu.facade.in_process import device_of, timed
 from optigpu.facade.shown import Shown, frame
 from optigpu.report import Column, Grid
 from optigpu.report.numbers import MISSING, short
@@ -71,8 +63,8 @@ class DeepLearningBenchmark(Shown):
         """Times `n_runs` forward passes, in evaluation mode and without gradients, after `n_warmup` that are not timed.
 
         `input_fn` makes the inputs of each run, a tensor, a tuple of positional or a mapping of keyword arguments;
-        making and moving them is not timed. 130 runs are the fewest that a 95th percentile is given for, 662 for the
-        99th. Memory is read in one run more, energy (with `energy`) in runs of a quarter of a minute.
+        that is not timed. A 95th percentile takes 130 runs, a 99th 662. Memory is read in one run more, energy (with
+        `energy`) in runs of a quarter of a minute.
 
         Raises UnsupportedError where the device is missing, OptiGPUError for outputs that are NaN or infinite.
         """
@@ -80,11 +72,9 @@ class DeepLearningBenchmark(Shown):
 
         from optigpu.backends.torch.own_module import ModuleRuntime, forward_passes
 
-        _require(
-            n_runs >= 1 and n_warmup >= 0 and batch_size >= 1, "n_runs and batch_size must be at least 1"
-        )
+        if n_runs < 1 or n_warmup < 0 or batch_size < 1:
+            raise SpecError("n_runs and batch_size must be at least 1.")
         runtime = ModuleRuntime(model, self.device)
-        trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
         model.to(runtime.place.name).eval()
         request = forward_passes(runtime, input_fn)
         with torch.no_grad():
@@ -95,10 +85,11 @@ class DeepLearningBenchmark(Shown):
                 request.run()
             held = runtime.memory_bytes()
             found = timed(runtime, request, Workload(kind="inference"), least=n_runs, energy=energy)
-        result = self._result(
-            name, found, held, batch_size, trainable, flops=runtime.flops(runtime.moved(input_fn()))
+        result = replace(
+            _result(model, found.benchmark(name, "items"), held, batch_size),
+            flops_total=runtime.flops(runtime.moved(input_fn())),
         )
-        return self._kept(result, self.results, show)
+        return _kept(result, self.results, show)
 
     def benchmark_training_step(
         self,
@@ -115,32 +106,21 @@ class DeepLearningBenchmark(Shown):
     ) -> BenchmarkResult:
         """Times `n_steps` steps in training mode, the first `n_warmup` of them not counted: forward, backward, update.
 
-        `input_fn` gives inputs and labels. The model learns on: it has been trained by all steps, and one for memory,
-        when this returns. Raises OptiGPUError when the loss becomes NaN or infinite, SpecError for too few steps.
-
-        >>> import torch
-        >>> from optigpu import DeepLearningBenchmark
-        >>> model = torch.nn.Linear(16, 4)
-        >>> step = DeepLearningBenchmark("cpu").benchmark_training_step(
-        ...     "linear", model, torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.CrossEntropyLoss(),
-        ...     lambda: (torch.randn(8, 16), torch.randint(4, (8,))), n_steps=20, show=False,
-        ... )
-        >>> step.throughput_of, step.latency_ms_mean > 0
-        ('steps', True)
+        `input_fn` gives inputs and labels. The model is trained by all steps, and by one more for memory. Raises
+        OptiGPUError when the loss becomes NaN or infinite, SpecError for too few steps.
         """
         from optigpu.backends.torch.own_module import ModuleRuntime, training_steps
 
-        _require(n_steps > n_warmup >= 0, f"n_steps must be more than the {n_warmup} steps of n_warmup")
+        if not n_steps > n_warmup >= 0:
+            raise SpecError(f"n_steps must be more than the {n_warmup} steps of n_warmup.")
         runtime = ModuleRuntime(model, self.device)
-        trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
         model.to(runtime.place.name).train()
         steps = training_steps(runtime, optimizer, loss_fn, input_fn)
         for _ in range(n_warmup):
             steps.run()
         held = runtime.memory_bytes()
         found = timed(runtime, steps, Workload(kind="training"), least=n_steps - n_warmup, energy=energy)
-        result = self._result(name, found, held, 1, trainable, of="steps")
-        return self._kept(result, self.training_results, show)
+        return _kept(_result(model, found.benchmark(name, "steps"), held, 1), self.training_results, show)
 
     def compare_results(self) -> None:
         """Prints all results, each beside the first. Raises SpecError where there is none."""
@@ -149,7 +129,6 @@ class DeepLearningBenchmark(Shown):
         print(self)
 
     def grids(self) -> Sequence[Grid]:
-        """A table of forward passes and one of training steps, as far as there are any."""
         tables = (("Inference", self.results), ("Training steps", self.training_results))
         return tuple(_grid(title, results) for title, results in tables if results)
 
@@ -157,76 +136,42 @@ class DeepLearningBenchmark(Shown):
         """A row for each result. Raises UnsupportedError where pandas is not installed."""
         return frame([each.record() for each in (*self.results, *self.training_results)])
 
-    def _result(
-        self,
-        name: str,
-        found: Timed,
-        held: tuple[int, int] | None,
-        batch_size: int,
-        trainable: int,
-        *,
-        of: str = "items",
-        flops: int | None = None,
-    ) -> BenchmarkResult:
-        summary = found.summaries()["latency_s"]
-        mean = summary.mean or math.nan
-        allocated, reserved = held or (None, None)
-        total = found.values.get("params_total")
-        return BenchmarkResult(
-            name=name,
-            vram_allocated_mb=None if allocated is None else allocated / MEBIBYTE,
-            vram_reserved_mb=None if reserved is None else reserved / MEBIBYTE,
-            vram_peak_mb=found.mebibytes("peak_bytes"),
-            latency_ms_mean=mean * 1e3,
-            latency_ms_p50=milliseconds(summary.p50),
-            latency_ms_p95=milliseconds(summary.p95),
-            latency_ms_p99=milliseconds(summary.p99),
-            throughput_per_sec=batch_size / mean,
-            params_total=None if total is None else int(total),
-            params_trainable=trainable,
-            model_size_mb=found.mebibytes("weight_bytes"),
-            flops_total=flops,
-            power_watts=found.values.get("power_w"),
-            energy_j=found.values.get("energy_j"),
-            host_peak_mb=found.mebibytes("host_peak_bytes"),
-            latency_ms_ci=interval_ms(summary),
-            throughput_of=of,
-            latencies_s=found.samples["latency_s"],
-            reasons=memory_reasons(found) | latency_reasons(summary),
-        )
 
-    def _kept(self, result: BenchmarkResult, results: list[BenchmarkResult], show: bool) -> BenchmarkResult:
-        results.append(result)
-        if show:
-            result.print_summary()
-        return result
+def _result(
+    model: "torch.nn.Module", found: BenchmarkResult, held: tuple[int, int] | None, batch_size: int
+) -> BenchmarkResult:
+    """`held` are the allocated and the reserved bytes of the GPU before the run."""
+    allocated, reserved = (each / MEBIBYTE for each in held) if held else (None, None)
+    mean_ms = found.latency_ms_mean
+    return replace(
+        found,
+        vram_allocated_mb=allocated,
+        vram_reserved_mb=reserved,
+        throughput_per_sec=1e3 * batch_size / mean_ms if mean_ms else None,
+        params_trainable=sum(each.numel() for each in model.parameters() if each.requires_grad),
+    )
+
+
+def _kept(result: BenchmarkResult, results: list[BenchmarkResult], show: bool) -> BenchmarkResult:
+    results.append(result)
+    if show:
+        result.print_summary()
+    return result
 
 
 def _grid(title: str, results: Sequence[BenchmarkResult]) -> Grid:
     first = results[0]
-    headings = (
-        "latency (ms)",
-        "p95 (ms)",
-        f"{first.throughput_of}/s",
-        "VRAM peak (MB)",
-        "size (MB)",
-        "speedup",
-    )
+    rate = f"{first.throughput_of}/s"
+    headings = ("latency (ms)", "p95 (ms)", rate, "VRAM peak (MB)", "size (MB)", "speedup")
+    rows = []
+    for each in results:
+        rates = each.latency_ms_mean, each.latency_ms_p95, each.throughput_per_sec
+        figures = (*rates, each.vram_peak_mb, each.model_size_mb)
+        rows.append((each.name, *map(short, figures), _speedup(first, each)))
     return Grid(
         title=title,
         columns=(Column("config"), *(Column(heading, right=True) for heading in headings)),
-        rows=tuple(
-            (
-                each.name,
-                short(each.latency_ms_mean),
-                short(each.latency_ms_p95),
-                short(each.throughput_per_sec),
-                short(each.vram_peak_mb),
-                short(each.model_size_mb),
-                _speedup(first, each),
-            )
-            for each in results
-        ),
+        rows=tuple(rows),
         notes=(f"Speedup over {first.name}, by the medians, with its 95% interval. {ORDER}",),
     )
 
@@ -236,8 +181,3 @@ def _speedup(first: BenchmarkResult, each: BenchmarkResult) -> str:
         return MISSING
     found, interval = ratio((first.latencies_s,), (each.latencies_s,))
     return f"{found:.2f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise SpecError(f"{what}.")

@@ -119,7 +119,6 @@ class BenchmarkEngine(Shown):
         print(self)
 
     def grids(self) -> Sequence[Grid]:
-        """Matrix products, inference, and both beside the claims."""
         products = [grid for report in self.matmul for grid in report.grids()]
         inference = [_inference_grid(self._decoded)] if self._decoded else []
         return (*products, *inference, beside_grid(self._documents()))
@@ -155,7 +154,12 @@ class BenchmarkEngine(Shown):
             written = [place / "results.json", place / "comparison.md"]
             written[0].write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
             written[1].write_text("\n".join(map(markdown, self.grids())), encoding="utf-8")
-            for name, kind, results in self._charts():
+            documents, jobs = self._documents(), sum(len(report.results) for report in self.matmul)
+            for name, kind, results in (
+                ("matmul", "ladder", documents[:jobs]),
+                ("inference", "ladder", documents[jobs:]),
+                ("baselines", "baselines", documents),
+            ):
                 with suppress(SpecError):  # nothing of that kind to draw
                     written += CHARTS[kind].write(Report(TITLE, results), place / name)
         except OSError as error:
@@ -163,16 +167,6 @@ class BenchmarkEngine(Shown):
                 f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."
             ) from error
         return tuple(written)
-
-    def _charts(self) -> Sequence[tuple[str, str, list[Document]]]:
-        """The file's name, the kind of chart, and the results of each chart."""
-        documents = self._documents()
-        jobs = sum(len(report.results) for report in self.matmul)
-        return (
-            ("matmul", "ladder", documents[:jobs]),
-            ("inference", "ladder", documents[jobs:]),
-            ("baselines", "baselines", documents),
-        )
 
     def _documents(self) -> list[Document]:
         return [result.model_dump(mode="json") for result in self.results]
@@ -184,20 +178,15 @@ class BenchmarkEngine(Shown):
 
 def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
     headings = ("tokens/s", "first token (ms)", "p95 of a request (ms)", "weights (MB)", "peak (MB)")
+    rows = []
+    for each in decoded:
+        found, rate = each.benchmark, with_interval(each.result.metrics["tokens_per_s"].model_dump())
+        figures = (found.first_token_ms, found.latency_ms_p95, found.model_size_mb, found.vram_peak_mb)
+        rows.append((found.name, rate, *map(short, figures)))
     return Grid(
         title=f"Inference on {decoded[0].result.environment.hardware_class}",
         columns=(Column("model"), *(Column(heading, right=True) for heading in headings)),
-        rows=tuple(
-            (
-                each.benchmark.name,
-                with_interval(each.result.metrics["tokens_per_s"].model_dump()),
-                short(each.benchmark.first_token_ms),
-                short(each.benchmark.latency_ms_p95),
-                short(each.benchmark.model_size_mb),
-                short(each.benchmark.vram_peak_mb),
-            )
-            for each in decoded
-        ),
+        rows=tuple(rows),
         notes=(
             "Decoded one after the other in one process, whose 95% intervals do not speak of others: `optigpu.ladder` "
             "takes several, in turns. MB are 2^20 bytes.",
@@ -214,29 +203,27 @@ class Beside:
 
     def document(self) -> dict[str, object]:
         """The claim and the figures, in the claim's unit, as plain JSON."""
-        claim = self.claim.model_dump(mode="json")
-        return {"claim": claim, "measured": [self._figure(each) for each in self.measured]}
+        figures = [
+            {
+                "label": each.label,
+                "hardware": each.hardware,
+                "value": each.value / UNITS[self.claim.unit],
+                "of_claim": self.claim.over(each.value),
+                "result_id": each.result_id,
+            }
+            for each in self.measured
+        ]
+        return {"claim": self.claim.model_dump(mode="json"), "measured": figures}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The cells of `beside_grid`: a row for each figure, or one that says that there is none."""
         name, claimed = f"{self.claim.what}, {self.claim.precision}", figure(self.claim)
         for each in self.measured:
             value = plain(each.value / UNITS[self.claim.unit])
-            yield name, claimed, each.label, f"{value} {self.claim.unit}", f"{plain(self._of_claim(each))}x"
+            share = plain(self.claim.over(each.value))
+            yield name, claimed, each.label, f"{value} {self.claim.unit}", f"{share}x"
         if not self.measured:
             yield name, claimed, NOT_MEASURED, "", ""
-
-    def _figure(self, measured: Measured) -> dict[str, object]:
-        return {
-            "label": measured.label,
-            "hardware": measured.hardware,
-            "value": measured.value / UNITS[self.claim.unit],
-            "of_claim": self._of_claim(measured),
-            "result_id": measured.result_id,
-        }
-
-    def _of_claim(self, measured: Measured) -> float:
-        return self.claim.over(measured.value)
 
 
 def beside_card(results: Sequence[Document]) -> list[Beside]:

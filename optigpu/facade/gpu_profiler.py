@@ -11,7 +11,7 @@ from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.peaks import Bound, Peaks
 from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
-from optigpu.hardware.catalog import Device, find, gpu_of
+from optigpu.hardware.catalog import Device, Dtype, find, gpu_of
 from optigpu.hardware.intensity import Kernel
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import MISSING, short
@@ -23,21 +23,15 @@ if TYPE_CHECKING:
 
 Precision = Literal["FP32", "FP16", "BF16", "INT8", "INT4"]
 
-MEASURED_NAMES: dict[Precision, str] = {
-    "FP32": "float32",
-    "FP16": "float16",
-    "BF16": "bfloat16",
-    "INT8": "int8",
-    "INT4": "int8",
+DTYPES: dict[Precision, tuple[str, Dtype]] = {
+    "FP32": ("float32", "fp32"),
+    "FP16": ("float16", "fp16"),
+    "BF16": ("bfloat16", "bf16"),
+    "INT8": ("int8", "int8"),
+    "INT4": ("int8", "int4"),
 }
-"""The measured matrix product that a precision is held against; torch multiplies no 4-bit numbers."""
-PUBLISHED_NAMES: dict[Precision, Literal["fp32", "fp16", "bf16", "int8", "int4"]] = {
-    "FP32": "fp32",
-    "FP16": "fp16",
-    "BF16": "bf16",
-    "INT8": "int8",
-    "INT4": "int4",
-}
+"""The measured matrix product that a precision is held against (torch multiplies no 4-bit numbers), and the catalog's
+rate."""
 
 _LOOKUP = re.compile(r"index|gather|embedding", re.IGNORECASE)
 """Kernels that read a few rows of a table, of which the profiler knows the whole size."""
@@ -132,7 +126,7 @@ def kernel_figures(kernels: Sequence[Kernel], passes: int) -> tuple[KernelFigure
 
 def measured_roofs(peaks: Peaks, precision: Precision, device: str) -> Roofs | None:
     """None where products of that precision could not be measured."""
-    dtype = MEASURED_NAMES[precision]
+    dtype, _ = DTYPES[precision]
     rate = peaks.matmul_flops_per_s.get(dtype)
     if rate is None:
         return None
@@ -145,7 +139,7 @@ def measured_roofs(peaks: Peaks, precision: Precision, device: str) -> Roofs | N
 
 def published_roofs(card: Device, precision: Precision) -> Roofs | None:
     """None where the catalog lacks a figure."""
-    dtype = PUBLISHED_NAMES[precision]
+    _, dtype = DTYPES[precision]
     rate, bandwidth = card.peak_flop_per_s.get(dtype), card.memory_bandwidth_bytes_per_s
     if rate is None or bandwidth is None:
         return None
@@ -163,25 +157,24 @@ def kernel_roofs(
     figures: Sequence[KernelFigure], here: Roofs | None, card: Roofs | None
 ) -> tuple[KernelRoof, ...]:
     """Each kernel under the roofs of where it ran and of the card; None where these are unknown."""
-    return tuple(
-        KernelRoof(
-            figure=figure,
-            bound=here.bound(figure) if here else None,
-            roof_share=_ratio(here.least_s(figure) if here else None, figure.seconds),
-            card_bound=card.bound(figure) if card else None,
-            card_least_s=card.least_s(figure) if card else None,
+    found = []
+    for figure in figures:
+        least_s = here.least_s(figure) if here else None
+        found.append(
+            KernelRoof(
+                figure=figure,
+                bound=here.bound(figure) if here else None,
+                roof_share=least_s / figure.seconds if least_s is not None and figure.seconds else None,
+                card_bound=card.bound(figure) if card else None,
+                card_least_s=card.least_s(figure) if card else None,
+            )
         )
-        for figure in figures
-    )
+    return tuple(found)
 
 
 def _sum(numbers: Sequence[int | None], passes: int) -> float | None:
     known = [number for number in numbers if number is not None]
     return sum(known) / passes if known and len(known) == len(numbers) else None
-
-
-def _ratio(least_s: float | None, seconds: float) -> float | None:
-    return least_s / seconds if least_s is not None and seconds else None
 
 
 WARMUP, PASSES = 2, 5
@@ -192,9 +185,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class ForwardProfile(Frozen):
-    """One profiled module. `latency_s` is the median of passes without the profiler, `kernels` are the average pass's.
+    """One profiled module: the median of passes without the profiler, and the kernels of the average pass.
 
-    `ran_on` is the device's name and `threads` torch's; `dtype` is that of the weights. `peak_bytes` is None on a CPU.
+    `dtype` is that of the weights; `peak_bytes` is None on a CPU.
     """
 
     precision: Precision
@@ -266,13 +259,20 @@ class GPUProfiler(Shown):
 
         from optigpu.backends.torch.own_module import profiled_passes
 
-        known = _precision(precision)
+        known = next((each for each in PRECISIONS if each == precision.upper().partition("-")[0]), None)
+        if known is None:
+            meant = did_you_mean(closest(precision.upper(), PRECISIONS))
+            raise SpecError(
+                f"precision: {precision!r} is unknown.{meant} The precisions are {', '.join(PRECISIONS)}."
+            )
         found = profiled_passes(model, input_tensor, known, WARMUP, PASSES)
+        environment = probe()
+        gpus = environment.accelerators
         profile = ForwardProfile(
             precision=known,
             dtype=found.dtype,
             device=found.device,
-            ran_on=_name_of(found.device),
+            ran_on=gpus[0].name if gpus and found.device is DeviceKind.CUDA else environment.cpu_model,
             threads=torch.get_num_threads(),
             latency_s=median(found.latencies_s),
             kernels=kernel_figures(found.kernels, PASSES),
@@ -293,13 +293,16 @@ class GPUProfiler(Shown):
         card = here if is_card and here else published_roofs(self.card, chosen.precision)
         kernels = kernel_roofs(chosen.kernels, here, card)
         least = [kernel.card_least_s for kernel in kernels if kernel.card_least_s is not None]
+        shares = {
+            bound: sum(kernel.figure.share for kernel in kernels if kernel.bound is bound) for bound in Bound
+        }
         return RooflineAnalysis(
             profile=chosen,
             here=here,
             card=card,
             kernels=kernels,
-            memory_bound_share=_share(kernels, Bound.MEMORY),
-            compute_bound_share=_share(kernels, Bound.COMPUTE),
+            memory_bound_share=shares[Bound.MEMORY],
+            compute_bound_share=shares[Bound.COMPUTE],
             card_least_s=sum(least) if least else None,
             predicted=not is_card,
         )
@@ -309,7 +312,6 @@ class GPUProfiler(Shown):
         print(self)
 
     def grids(self) -> Sequence[Grid]:
-        """The table of the last profile."""
         return (_grid(self.roofline_analysis()),)
 
     def _measured(self, profile: ForwardProfile) -> Peaks | None:
@@ -320,44 +322,19 @@ class GPUProfiler(Shown):
         return self._peaks[key]
 
 
-def _precision(name: str) -> Precision:
-    found = next((each for each in PRECISIONS if each == name.upper().partition("-")[0]), None)
-    if found is None:
-        meant = did_you_mean(closest(name.upper(), PRECISIONS))
-        raise SpecError(f"precision: {name!r} is unknown.{meant} The precisions are {', '.join(PRECISIONS)}.")
-    return found
-
-
-def _name_of(device: DeviceKind) -> str:
-    environment = probe()
-    if device is DeviceKind.CUDA and environment.accelerators:
-        return environment.accelerators[0].name
-    return environment.cpu_model
-
-
-def _share(kernels: Sequence[KernelRoof], bound: Bound) -> float:
-    return sum(kernel.figure.share for kernel in kernels if kernel.bound is bound)
-
-
 def _grid(found: RooflineAnalysis) -> Grid:
-    headings = (
-        "kernel",
-        "calls",
-        "ms",
-        "share",
-        "GB/s read",
-        "FLOP/byte",
-        "bound",
-        "of its roof",
-        "on the card",
-    )
+    figures = ("calls", "ms", "share", "GB/s read", "FLOP/byte")
+    headings = ("kernel", *figures, "bound", "of its roof", "on the card")
     rows = tuple(_row(kernel) for kernel in found.kernels[:ROWS])
     profile = found.profile
-    notes = [
-        f"{short(1e3 * profile.latency_s)} ms a pass without the profiler, on {profile.ran_on}.",
-        *(_said(roofs) for roofs in (found.here, found.card) if roofs),
-        "GB/s: bytes of a kernel's inputs by its time; what it writes is not counted.",
+    notes = [f"{short(1e3 * profile.latency_s)} ms a pass without the profiler, on {profile.ran_on}."]
+    notes += [
+        f"{roofs.device}, {roofs.basis}: {short(roofs.bytes_per_s / 1e9)} GB/s, {short(roofs.flop_per_s / 1e12)} "
+        f"TFLOP/s in {roofs.dtype}, ridge {short(roofs.ridge)} FLOP/byte ({roofs.source})."
+        for roofs in (found.here, found.card)
+        if roofs
     ]
+    notes.append("GB/s: bytes of a kernel's inputs by its time; what it writes is not counted.")
     if found.card_least_s is not None and found.predicted and found.card:
         least_ms = short(1e3 * found.card_least_s)
         notes.append(f"Prediction: {found.card.device} takes at least {least_ms} ms for these kernels.")
@@ -380,11 +357,4 @@ def _row(kernel: KernelRoof) -> tuple[str, ...]:
         kernel.bound.value if kernel.bound else MISSING,
         MISSING if kernel.roof_share is None else f"{kernel.roof_share:.0%}",
         kernel.card_bound.value if kernel.card_bound else MISSING,
-    )
-
-
-def _said(roofs: Roofs) -> str:
-    return (
-        f"{roofs.device}, {roofs.basis}: {short(roofs.bytes_per_s / 1e9)} GB/s, {short(roofs.flop_per_s / 1e12)} "
-        f"TFLOP/s in {roofs.dtype}, ridge {short(roofs.ridge)} FLOP/byte ({roofs.source})."
     )

@@ -76,14 +76,16 @@ class JobReport(Shown):
     def _documents(self) -> list[Document]:
         return [result.model_dump(mode="json") for result in self.results]
 
+    @property
+    def _title(self) -> str:
+        return job_title(self.spec.model_dump(mode="json"), self._documents)
+
     def document(self) -> Document:
         """The report as plain JSON, without raw samples: what `optigpu run --format json` prints."""
         return self.report.document()
 
     def grids(self) -> Sequence[Grid]:
-        """The table of the job's variants."""
-        title = job_title(self.spec.model_dump(mode="json"), self._documents)
-        return (ladder_grid(title, self.attribution, self._documents),)
+        return (ladder_grid(self._title, self.attribution, self._documents),)
 
     def to_frame(self) -> "DataFrame":
         """A row for each variant, raw values in SI units. Raises UnsupportedError where pandas is not installed."""
@@ -94,9 +96,7 @@ class JobReport(Shown):
 
         Raises SpecError for an unknown kind, and where the results have nothing that such a chart shows.
         """
-        chart = chart_of(kind)
-        title = job_title(self.spec.model_dump(mode="json"), self._documents)
-        return drawn(chart, Drawn(title, self._documents, self.attribution), path)
+        return drawn(chart_of(kind), Drawn(self._title, self._documents, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""
@@ -110,9 +110,9 @@ class JobReport(Shown):
         return file
 
     def __repr__(self) -> str:
-        variants, results = len(self.rows), len(self.results)
-        counts = (_count(variants, "variant"), _count(results, "result"))
-        return f"JobReport({self.spec.workload.kind}: {', '.join(counts)})"
+        counted = ((len(self.rows), "variant"), (len(self.results), "result"))
+        counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counted)
+        return f"JobReport({self.spec.workload.kind}: {counts})"
 
 
 def chart_of(kind: str) -> Chart:
@@ -122,7 +122,3 @@ def chart_of(kind: str) -> Chart:
         meant = did_you_mean(closest(kind, CHARTS))
         raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
     return chart
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

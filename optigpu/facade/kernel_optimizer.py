@@ -92,17 +92,22 @@ class CUDAKernelOptimizer(Shown):
             raise SpecError(
                 f"acceptance must be between 0 and 1 and draft_cost at least 0, not {acceptance} and {draft_cost}."
             )
-        plans = [
-            planned(
-                self.card,
-                Problem(rows=rows, inputs=inputs, outputs=outputs, weight_bits=weight_bits),
+        shape = {"inputs": inputs, "outputs": outputs, "weight_bits": weight_bits}
+        counts = range(1, MOST_DRAFT_TOKENS + 2)
+        step, *verifying = (planned(self.card, Problem(rows=rows, **shape)) for rows in counts)
+        found = []
+        for tokens, verify in enumerate(verifying, 1):
+            expected = (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+            found.append(
+                SpeculativeVerifyConfig(
+                    draft_tokens=tokens,
+                    acceptance=acceptance,
+                    draft_cost=draft_cost,
+                    expected_tokens=expected,
+                    verify=verify,
+                    speedup=expected / (verify.seconds / step.seconds + draft_cost * tokens),
+                )
             )
-            for rows in range(1, MOST_DRAFT_TOKENS + 2)
-        ]
-        found = [
-            _verification(tokens, acceptance, draft_cost, plans[tokens], plans[0])
-            for tokens in range(1, MOST_DRAFT_TOKENS + 1)
-        ]
         return max(found, key=lambda each: (each.speedup, -each.draft_tokens))
 
     def estimate_kernel_speedup(
@@ -118,19 +123,29 @@ class CUDAKernelOptimizer(Shown):
         fused_int4_gemm replaces widening all weights into memory and multiplying in float16; speculative_verify, of
         `rows` tokens, as many steps of one. Raises SpecError for another operation.
         """
-        known = _operation(operation)
-        if known == "speculative_verify":
-            return self._verified(rows, inputs, outputs)
+        if operation not in OPERATIONS:
+            meant = did_you_mean(closest(operation, OPERATIONS))
+            raise SpecError(
+                f"operation: {operation!r} is unknown.{meant} The operations are {', '.join(OPERATIONS)}."
+            )
+        shape = {"inputs": inputs, "outputs": outputs, "weight_bits": 16}
+        if operation == "speculative_verify":
+            one, several = (planned(self.card, Problem(rows=count, **shape)) for count in (1, rows))
+            return KernelSpeedup(
+                operation="speculative_verify",
+                card=self.card.device.name,
+                replaces=f"{rows} products of one row",
+                seconds=several.seconds,
+                replaced_seconds=rows * one.seconds,
+                basis="predicted",
+            )
         if self.is_here:
             return self.measure(DeviceKind.CUDA, rows, inputs, outputs, group_size)
         fused = self.get_fused_int4_gemm_config(rows, inputs, outputs, group_size)
-        plain = planned(
-            self.card,
-            Problem(rows=rows, inputs=inputs, outputs=outputs, weight_bits=16, group_size=group_size),
-        )
+        plain = planned(self.card, Problem(rows=rows, group_size=group_size, **shape))
         widening = streamed_s(self.card, fused.problem.weight_bytes + plain.problem.weight_bytes)
         return KernelSpeedup(
-            operation=known,
+            operation="fused_int4_gemm",
             card=self.card.device.name,
             replaces="widening the weights into memory, then a float16 product",
             seconds=fused.seconds,
@@ -171,63 +186,14 @@ class CUDAKernelOptimizer(Shown):
         print(self)
 
     def grids(self) -> Sequence[Grid]:
-        """The tables of the summary."""
-        plans = [self.get_fused_int4_gemm_config(rows) for rows in SUMMARY_ROWS]
-        return (_products(self, plans), _verifications(self.get_speculative_verify_config()))
-
-    def _verified(self, rows: int, inputs: int, outputs: int) -> KernelSpeedup:
-        one, all_rows = (
-            planned(self.card, Problem(rows=count, inputs=inputs, outputs=outputs, weight_bits=16))
-            for count in (1, rows)
-        )
-        return KernelSpeedup(
-            operation="speculative_verify",
-            card=self.card.device.name,
-            replaces=f"{rows} products of one row",
-            seconds=all_rows.seconds,
-            replaced_seconds=rows * one.seconds,
-            basis="predicted",
-        )
+        return (_products(self), _verifications(self.get_speculative_verify_config()))
 
 
-def _verification(
-    tokens: int, acceptance: float, draft_cost: float, verify: KernelPlan, step: KernelPlan
-) -> SpeculativeVerifyConfig:
-    expected = (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
-    cost = verify.seconds / step.seconds + draft_cost * tokens
-    return SpeculativeVerifyConfig(
-        draft_tokens=tokens,
-        acceptance=acceptance,
-        draft_cost=draft_cost,
-        expected_tokens=expected,
-        verify=verify,
-        speedup=expected / cost,
-    )
-
-
-def _operation(name: str) -> Operation:
-    found = next((each for each in OPERATIONS if each == name), None)
-    if found is None:
-        meant = did_you_mean(closest(name, OPERATIONS))
-        raise SpecError(f"operation: {name!r} is unknown.{meant} The operations are {', '.join(OPERATIONS)}.")
-    return found
-
-
-def _products(optimizer: CUDAKernelOptimizer, plans: Sequence[KernelPlan]) -> Grid:
-    headings = (
-        "rows",
-        "tile",
-        "warps",
-        "stages",
-        "split",
-        "shared KiB",
-        "blocks/SM",
-        "occupancy",
-        "bound",
-        "us",
-        "gain",
-    )
-    gains = [optimizer.estimate_kernel_speedup(rows=plan.problem.rows) for plan in plans]
+def _products(optimizer: CUDAKernelOptimizer) -> Grid:
+    shape = ("rows", "tile", "warps", "stages", "split", "shared KiB")
+    headings = (*shape, "blocks/SM", "occupancy", "bound", "us", "gain")
+    gains = [optimizer.estimate_kernel_speedup(rows=rows) for rows in SUMMARY_ROWS]
+    plans = map(optimizer.get_fused_int4_gemm_config, SUMMARY_ROWS)
     rows = tuple(_row(plan, gain) for plan, gain in zip(plans, gains, strict=True))
     card = optimizer.card
     notes = (
@@ -245,9 +211,7 @@ def _row(plan: KernelPlan, gain: KernelSpeedup) -> tuple[str, ...]:
     return (
         str(plan.problem.rows),
         f"{tiling.m} x {tiling.n} x {tiling.k}",
-        str(tiling.warps),
-        str(tiling.stages),
-        str(tiling.split_k),
+        *map(str, (tiling.warps, tiling.stages, tiling.split_k)),
         short(plan.shared_bytes / 1024),
         str(plan.occupancy.blocks),
         f"{plan.occupancy.share:.0%}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optigpu.client import Client
-from optigpu.documents.events import Event, as_document
+from optigpu.documents.events import as_document
 from optigpu.documents.views import LeaderboardPage
 from optigpu.facade.job_report import JobReport
 from optigpu.facade.shown import Shown, frame
@@ -74,12 +74,6 @@ def ladder(
     """As `run`, with the plan `ladder`: the baseline, each technique alone, and each prefix of the stack.
 
     Without a stack it takes the techniques that suit the device, and beside them those that exclude the others.
-
-    >>> import optigpu
-    >>> optigpu.ladder(stack=["int9"])
-    Traceback (most recent call last):
-    ...
-    optigpu.documents.fields.FieldsError: stack.0.name: ...
     """
     return measured(ladder_spec(workload, model, stack, fields), progress)
 
@@ -91,7 +85,6 @@ class Leaderboard(Shown):
     page: LeaderboardPage
 
     def grids(self) -> Sequence[Grid]:
-        """A table for each board."""
         return leaderboard_grids(self.page)
 
     def to_frame(self) -> "DataFrame":
@@ -110,12 +103,6 @@ def leaderboard(
 
     Without `url` the service is the one that OPTIGPU_URL names, else one on this machine; the key is OPTIGPU_API_KEY's.
     Raises UnreachableError where none answers, and ServiceError for a filter that it does not know.
-
-    >>> import optigpu
-    >>> optigpu.leaderboard("http://127.0.0.1:9", metric="tokens_per_s")
-    Traceback (most recent call last):
-    ...
-    optigpu.vocabulary.UnreachableError: No service answers at http://127.0.0.1:9 ...
     """
     address = url or os.environ.get("OPTIGPU_URL", DEFAULT_URL)
     with Client(address, api_key or os.environ.get("OPTIGPU_API_KEY")) as client:
@@ -146,10 +133,6 @@ def _named(key: str, asked: str | Mapping[str, object] | Workload | Technique) -
     return asked.model_dump() if isinstance(asked, Workload | Technique) else asked
 
 
-def _silent(event: Event) -> None:
-    """Shows no progress."""
-
-
 def ladder_spec(
     workload: AskedWorkload,
     model: str | None,
@@ -164,13 +147,9 @@ def ladder_spec(
 def measured(spec: JobSpec, progress: bool | None) -> JobReport:
     """Runs a job; `progress` None shows it where stderr is a terminal."""
     if not (sys.stderr.isatty() if progress is None else progress):
-        return JobReport(measure(spec, _silent))
+        return JobReport(measure(spec, lambda _: None))
     with RunProgress(console(stderr=True)) as shown:
-
-        def show(event: Event) -> None:
-            shown.show(event.kind, as_document(event))
-
-        return JobReport(measure(spec, show))
+        return JobReport(measure(spec, lambda event: shown.show(event.kind, as_document(event))))
 
 
 def printed(spec: JobSpec, progress: bool | None) -> JobReport:

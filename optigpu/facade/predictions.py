@@ -32,9 +32,8 @@ class PredictedDevice(NamedTuple):
 def simulate_matmul(size: int, device_gflops: float) -> MatmulPrediction:
     """Predicts a product of two square matrices with sides of `size`; `device_gflops` are 10**9 operations a second.
 
-    A multiplication and an addition are two operations, so that there are 2 * size**3. No device holds its peak rate:
-    a real product takes longer, and `optigpu.run("matmul")` measures it. (The founding lesson writes 0.8 for a CPU of
-    800 GFLOP/s; 800 is the rate in this unit.) Raises SpecError for a size below 1 and a rate that is not positive.
+    A multiplication and an addition are two operations, so that there are 2 * size**3. A real product takes longer;
+    `optigpu.run("matmul")` measures it. Raises SpecError for a size below 1 and a rate that is not positive.
 
     >>> from optigpu import simulate_matmul
     >>> flops, seconds = simulate_matmul(1000, 800)
@@ -52,19 +51,10 @@ def simulate_matmul(size: int, device_gflops: float) -> MatmulPrediction:
 
 
 def simulate_matmul_devices(size: int, dtype: Dtype = "fp32") -> tuple[PredictedDevice, ...]:
-    """`simulate_matmul` for the CPUs, GPUs and TPUs of the catalog that compute in `dtype`, the slowest first.
-
-    >>> from optigpu import simulate_matmul_devices
-    >>> rows = simulate_matmul_devices(4096, "bf16")
-    >>> sorted({row.kind.value for row in rows})
-    ['cpu', 'gpu', 'tpu']
-    """
-    rates = [(device, device.peak_flop_per_s.get(dtype, 0.0)) for device in devices() if device.kind in KINDS]
-    rows = [
-        PredictedDevice(
-            device.name, device.kind, rate / 1e9, simulate_matmul(size, rate / 1e9), device.source
-        )
-        for device, rate in rates
-        if rate
-    ]
+    """`simulate_matmul` for the CPUs, GPUs and TPUs of the catalog that compute in `dtype`, the slowest first."""
+    rows = []
+    for each in devices():
+        if each.kind in KINDS and (rate := each.peak_flop_per_s.get(dtype, 0.0) / 1e9):
+            made = PredictedDevice(each.name, each.kind, rate, simulate_matmul(size, rate), each.source)
+            rows.append(made)
     return tuple(sorted(rows, key=lambda row: row.gflops))

@@ -1,18 +1,19 @@
 """QuantizationOptimizer: a model in one of nine precisions, loaded and changed in this process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.facade.in_process import Origin, device_of, remember
+from optigpu.facade.decoded import ORIGINS, Origin
+from optigpu.facade.in_process import device_of
 from optigpu.facade.quantized import accelerate
 from optigpu.hardware import best_device, probe
 from optigpu.job.spec import resolve
 from optigpu.models.facts import known_facts
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.quantization.awq import Awq
@@ -27,30 +28,21 @@ from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NATIVE = "native"
-
-
-def _four_bits(environment: Environment, device: DeviceKind) -> tuple[Technique, ...]:
-    """NF4 where its library and a GPU are there, else 4-bit integers."""
-    has_nf4 = device is DeviceKind.CUDA and "bitsandbytes" in environment.software
-    return (Nf4() if has_nf4 else Int4WeightOnly(),)
-
-
-Chosen = Callable[[Environment, DeviceKind], tuple[Technique, ...]]
-STACKS: Mapping[str, tuple[Technique, ...] | Chosen] = MappingProxyType(
+NATIVE, INT4 = "native", "int4"
+STACKS: Mapping[str, tuple[Technique, ...]] = MappingProxyType(
     {
         "fp32": (),
         "fp16": (Fp16(),),
         "bf16": (Bf16(),),
         "int8": (Int8WeightOnly(),),
-        "int4": _four_bits,
+        INT4: (Int4WeightOnly(),),
         "nf4": (Nf4(),),
         "gptq": (Gptq(),),
         "awq": (Awq(),),
         NATIVE: (NativeDecode(),),
     }
 )
-"""The techniques of each precision, or what chooses them for a machine."""
+"""The techniques of each precision; int4 is NF4 where its library and a GPU are there."""
 
 
 class QuantizationOptimizer:
@@ -90,21 +82,29 @@ class QuantizationOptimizer:
                 f"There is no precision {precision!r}.{meant} The precisions are {', '.join(STACKS)}."
             )
         reference, kind = parse_reference(name), best_device() if device is None else device_of(device)
-        environment = probe()
-        chosen = STACKS[precision]
-        stack = chosen(environment, kind) if callable(chosen) else chosen
-        _require(stack, environment, kind, name)
-        model, weights = _loaded(str(reference), () if precision == NATIVE else stack, kind, seed)
+        environment, stack = probe(), STACKS[precision]
+        if precision == INT4 and kind is DeviceKind.CUDA and "bitsandbytes" in environment.software:
+            stack = (Nf4(),)
+        _require(stack, environment, kind, reference)
+        from optigpu.backends.torch.applied import DecodingModel
+        from optigpu.models.loading.load import load_tokenizer
+        from optigpu.techniques.decoding.native_decode.programs import attached
+
+        applied = resolve(() if precision == NATIVE else stack, "generate")
+        loaded = DecodingModel(str(reference), applied, kind, seed, lambda _: None)
+        model, weights = loaded.model, loaded.weights
         if precision == NATIVE:
             accelerate(model)
-            stack = (_native(model),)
-        remember(model, Origin(str(reference), stack, weights))
-        return model, _tokenizer(str(reference))
+            stack = (NativeDecode(weights=attached(model).head.kind, calibration="none"),)
+        ORIGINS[model] = Origin(str(reference), stack, weights)
+        return model, None if reference.kind == "preset" else load_tokenizer(reference)
 
 
-def _require(stack: tuple[Technique, ...], environment: Environment, device: DeviceKind, name: str) -> None:
+def _require(
+    stack: tuple[Technique, ...], environment: Environment, device: DeviceKind, reference: ModelReference
+) -> None:
     """Raises UnsupportedError with the first reason why the stack cannot run there."""
-    facts = known_facts(parse_reference(name))
+    facts = known_facts(reference)
     decoder = facts if isinstance(facts, ModelFacts) else None
     for technique in stack:
         if device not in technique.devices:
@@ -112,31 +112,3 @@ def _require(stack: tuple[Technique, ...], environment: Environment, device: Dev
         reason = technique.check(environment, device, decoder)
         if reason:
             raise UnsupportedError(reason)
-
-
-def _loaded(
-    reference: str, stack: tuple[Technique, ...], device: DeviceKind, seed: int
-) -> "tuple[PreTrainedModel, int]":
-    """The model with the stack applied, and the number of its weights before."""
-    from optigpu.backends.torch.applied import DecodingModel
-
-    applied = DecodingModel(reference, resolve(stack, "generate"), device, seed, _silent)
-    return applied.model, applied.weights
-
-
-def _native(model: "PreTrainedModel") -> NativeDecode:
-    """The technique with the bits that `accelerate` chose for the model."""
-    from optigpu.techniques.decoding.native_decode.programs import attached
-
-    return NativeDecode(weights=attached(model).head.kind, calibration="none")
-
-
-def _silent(doing: str) -> None:
-    """Shows no progress."""
-
-
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase | None":
-    from optigpu.models.loading.load import load_tokenizer
-
-    reference = parse_reference(name)
-    return None if reference.kind == "preset" else load_tokenizer(reference)

@@ -48,7 +48,7 @@ def quantize(
     >>> model.get_memory_footprint() < 0.27 * before
     True
     """
-    return _quantized(model, None, bits=bits, memory_target=memory_target)
+    return make_it_work_hybrid(model, memory_target=memory_target, bits=bits)
 
 
 def make_it_work_hybrid(
@@ -62,9 +62,9 @@ def make_it_work_hybrid(
     """As `quantize`, with smoothing, and with embeddings quantized or not.
 
     `smoothing_alpha`, from 0 to 1, is SmoothQuant's: how much of the outliers of activations moves into the weights. It
-    is calibrated on `sample_inputs`, token ids that are cut to the shortest sample, or without them on a text that the
-    model writes by itself. With samples and no alpha it is 0.5; with neither nothing is smoothed. Without
-    `quantize_embeddings` the tables stay as they are, and with them a tied head.
+    is calibrated on `sample_inputs`, token ids that are cut to the shortest sample, or on a text that the model writes.
+    With samples and no alpha it is 0.5; with neither nothing is smoothed. Without `quantize_embeddings` the tables stay
+    as they are, and with them a tied head.
 
     Raises what `quantize` raises, and SpecError for samples that are not token ids of this model.
 
@@ -80,21 +80,10 @@ def make_it_work_hybrid(
     """
     ids = None if sample_inputs is None else _ids(sample_inputs, model)
     alpha = DEFAULT_ALPHA if smoothing_alpha is None and ids is not None else smoothing_alpha
-    return _quantized(
-        model,
-        ids,
-        bits=bits,
-        memory_target=memory_target,
-        quantize_embeddings=quantize_embeddings,
-        smoothing=alpha,
-    )
-
-
-def _quantized(
-    model: "PreTrainedModel", ids: "torch.Tensor | None", **parameters: object
-) -> "PreTrainedModel":
     with refusing(Int8Hybrid):
-        technique = Int8Hybrid.model_validate(parameters)
+        technique = Int8Hybrid(
+            bits=bits, memory_target=memory_target, quantize_embeddings=quantize_embeddings, smoothing=alpha
+        )
     try:
         technique.apply(model, Notes(), ids)
     except ValueError as error:  # what smoothing says of ids that do not fit
@@ -107,25 +96,21 @@ def _ids(samples: "Samples", model: "PreTrainedModel") -> "torch.Tensor":
     import torch
 
     several = isinstance(samples, Sequence) and not isinstance(samples, str)
-    parts = [_tensor(sample) for sample in (samples if several else [samples])]
+    parts = []
+    for sample in samples if several else [samples]:
+        ids = sample["input_ids"] if isinstance(sample, Mapping) and "input_ids" in sample else sample
+        if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or ids.is_floating_point():
+            raise SpecError(
+                "sample_inputs must be token ids: an int64 tensor [sequences, length], what a tokenizer returns with "
+                f'return_tensors="pt", or a list of these, not {type(ids).__name__}.'
+            )
+        parts.append(ids.reshape(-1, ids.shape[-1]).long())
     if not parts:
         raise SpecError(
             "sample_inputs is empty; give token ids, or leave it out for a text that the model writes."
         )
     shortest = min(part.shape[1] for part in parts)
     return torch.cat([part[:, :shortest] for part in parts]).to(model.device)
-
-
-def _tensor(sample: object) -> "torch.Tensor":
-    import torch
-
-    ids = sample["input_ids"] if isinstance(sample, Mapping) and "input_ids" in sample else sample
-    if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or ids.is_floating_point():
-        raise SpecError(
-            "sample_inputs must be token ids: an int64 tensor [sequences, length], what a tokenizer returns with "
-            f'return_tensors="pt", or a list of these, not {type(ids).__name__}.'
-        )
-    return ids.reshape(-1, ids.shape[-1]).long()
 
 
 UNKNOWN_CACHE_BYTES = 2**25
@@ -145,12 +130,10 @@ def accelerate(
 
     `model.generate` takes and returns what it did. Greedy decoding and sampling run by one operator (the technique
     native_decode), with everything that looks at logits and tokens alone: processors, stopping criteria, a streamer,
-    scores. For every other setting, such as beams, transformers' own loop runs with a UserWarning that says why; it
-    unpacks the weights once, and is as fast as before. The parameters are those of native_decode. `weights` None takes
-    4 bits, which read an eighth of the float32 bytes for each token; a model whose bfloat16 weights fit into
-    the last cache gains little from fewer bits and gets bfloat16, with the float model's greedy text. `calibration`
-    "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights; "sequential" leaves a tenth
-    less again, for five to six times the time.
+    scores. For every other setting, such as beams, transformers' own loop runs, with a UserWarning that says why. The
+    parameters are those of native_decode. `weights` None takes 4 bits, or bfloat16 for a model that then fits into the
+    last cache. `calibration` "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights;
+    "sequential" leaves a tenth less again, for five to six times the time.
 
     Raises UnsupportedError, with the model left as it was, for a family that the operator does not run, for a model
     that is quantized or accelerated already, and where the operator cannot be built; SpecError for a wrong parameter.

@@ -17,14 +17,13 @@ from optigpu.ops.linear.int4_linear import (
     unpack_int4,
 )
 from optigpu.surgery.int4_layers import int4_product
-from optigpu.surgery.places import LinearLayer, Place, linear_places, weight_of
+from optigpu.surgery.places import LinearLayer, linear_places, weight_of
 from optigpu.vocabulary import SpecError, UnsupportedError
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 GROUP_SIZES = (32, 64, 128)
 """How many inputs of an output may share a scale; None is one scale for each output."""
-SMALLEST_GROUP = GROUP_SIZES[0]
 
 
 class QuantizedLinear(torch.nn.Module):
@@ -32,9 +31,8 @@ class QuantizedLinear(torch.nn.Module):
 
     `group_size` inputs of an output share a bfloat16 scale; None is one scale per channel (output). Weights come by
     `quantize_weights`, `from_linear` or `load_state_dict`; until then `forward` raises UnsupportedError. They are
-    frozen: gradients reach the input, the bias (once it is asked for by `layer.bias.requires_grad_()`) and whatever
-    stands beside the layer, such as LoRA's factors, and asking for those of the weights is an error. The state dict is
-    the same on every machine.
+    frozen: gradients reach the input, the bias (after `layer.bias.requires_grad_()`) and what stands beside the layer,
+    such as LoRA's factors; asking for those of the weights is an error. The state dict is the same on every machine.
 
     >>> import torch
     >>> from optigpu import QuantizedLinear
@@ -63,7 +61,11 @@ class QuantizedLinear(torch.nn.Module):
     ) -> None:
         """Raises SpecError for sizes that are not positive and for a group size that is not one of GROUP_SIZES."""
         super().__init__()
-        _check_sizes(in_features, out_features, group_size)
+        if in_features < 1 or out_features < 1:
+            raise SpecError(
+                f"A QuantizedLinear needs at least one input and one output, not {in_features} and {out_features}."
+            )
+        _check_group(group_size)
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         self.register_buffer("numbers", None, persistent=False)
         self.register_buffer("scale", None, persistent=False)
@@ -92,8 +94,7 @@ class QuantizedLinear(torch.nn.Module):
         if bias is not None:
             _check_weights(bias, (self.out_features,), "bias")
         padded = torch.nn.functional.pad(weights.detach(), (0, self._padded - self.in_features))
-        found = quantize_groups(padded, Int4Scheme(self.group_size or self._padded))
-        self._hold(found)
+        self._hold(quantize_groups(padded, Int4Scheme(self.group_size or self._padded)))
         if self.bias is not None:
             self.bias.data = (self.bias if bias is None else bias).detach().clone().to(weights)
 
@@ -127,7 +128,7 @@ class QuantizedLinear(torch.nn.Module):
     @property
     def _padded(self) -> int:
         """Inputs up to a multiple of a group; further ones have weights of zero."""
-        unit = self.group_size or SMALLEST_GROUP
+        unit = self.group_size or GROUP_SIZES[0]
         return -(-self.in_features // unit) * unit
 
     def _packed(self) -> PackedInt4:
@@ -228,31 +229,17 @@ def replace_linears(model: Model, group_size: int | None = None) -> Model:
       (0): QuantizedLinear(64, 8, bias=True, int4 groups of 64)
     )
     """
-    if group_size is not None and group_size not in GROUP_SIZES:
-        raise _wrong_group(group_size)
+    _check_group(group_size)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     places = [place for place in linear_places(model) if id(place.layer.weight) not in tables]
     if not places:
         raise UnsupportedError("replace_linears found no Linear and no Conv1D in this model.")
     for place in places:
-        _require_finite(place)
+        if not bool(weight_of(place.layer).isfinite().all()):
+            raise UnsupportedError(f"replace_linears: {place.path} has weights that are NaN or infinite.")
     for place in places:
         place.put(QuantizedLinear.from_linear(place.layer, group_size))
     return model
-
-
-def _require_finite(place: Place) -> None:
-    if not bool(weight_of(place.layer).isfinite().all()):
-        raise UnsupportedError(f"replace_linears: {place.path} has weights that are NaN or infinite.")
-
-
-def _check_sizes(in_features: int, out_features: int, group_size: int | None) -> None:
-    if in_features < 1 or out_features < 1:
-        raise SpecError(
-            f"A QuantizedLinear needs at least one input and one output, not {in_features} and {out_features}."
-        )
-    if group_size is not None and group_size not in GROUP_SIZES:
-        raise _wrong_group(group_size)
 
 
 def _check_weights(tensor: torch.Tensor, shape: tuple[int, ...], name: str) -> None:
@@ -264,11 +251,12 @@ def _check_weights(tensor: torch.Tensor, shape: tuple[int, ...], name: str) -> N
         raise SpecError(f"{name} holds NaN or infinity; quantize finite numbers.")
 
 
-def _wrong_group(group_size: int) -> SpecError:
-    sizes = ", ".join(map(str, GROUP_SIZES))
-    return SpecError(
-        f"group_size {group_size} is not offered; choose {sizes}, or None for one scale per channel."
-    )
+def _check_group(group_size: int | None) -> None:
+    if group_size is not None and group_size not in GROUP_SIZES:
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        raise SpecError(
+            f"group_size {group_size} is not offered; choose {sizes}, or None for one scale per channel."
+        )
 
 
 def _frozen() -> UnsupportedError:

@@ -41,16 +41,12 @@ class GuideHardware(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What somebody has, and what it is for."""
+    """What somebody has, and whether it is for training."""
 
     vram_available_gb: float
-    task: GuideTask
+    trains: bool
     accuracy_critical: bool
     hardware: GuideHardware
-
-    @property
-    def trains(self) -> bool:
-        return self.task is GuideTask.TRAINING
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,6 @@ SMALL_TO_SERVE_GB = 16
 
 def advice_for(scenario: Scenario) -> Iterator[Advice]:
     """The guide's lines for a scenario, the most important first."""
-    yield from _always(scenario)
-    yield from _training(scenario) if scenario.trains else _inference(scenario)
-
-
-def _always(scenario: Scenario) -> Iterator[Advice]:
     yield Advice(
         "Mixed precision (BF16 or FP16)",
         "mixed_precision" if scenario.trains else "bf16",
@@ -104,6 +95,7 @@ def _always(scenario: Scenario) -> Iterator[Advice]:
             "10 to 50 times the speed of generation, for some memory",
             "A language model that generates would compute all tokens again for each new one.",
         )
+    yield from _training(scenario) if scenario.trains else _inference(scenario)
 
 
 def _training(scenario: Scenario) -> Iterator[Advice]:
@@ -202,11 +194,6 @@ class MeasuredGain:
         """Whether the whole interval is below 1."""
         return self.ci is not None and self.ci[1] < 1
 
-    @property
-    def is_faster(self) -> bool:
-        """Whether the whole interval is above 1."""
-        return self.ci is not None and self.ci[0] > 1
-
     def __str__(self) -> str:
         bounds = f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else ""
         return f"measured here: {self.ratio:.2f}x{bounds} {self.metric} of {self.model} on {self.hardware}"
@@ -249,8 +236,7 @@ def recommend_optimization(
     technique's own page expects, a figure measured for this project before one from the literature. `runs` (None: those
     that `optigpu run` and `ladder` kept on this machine) overrule both: a technique that was measured alone has that
     figure; one for speed that was slower is listed last and not advised; and one that the guide does not name, and
-    that was faster, is added, where it rounds nothing or accuracy is not critical. The key-value cache is left out of
-    training, which has none.
+    that was faster, is added, where it rounds nothing or accuracy is not critical.
 
     Raises SpecError for an unknown task or hardware, and for a negative memory.
 
@@ -268,17 +254,17 @@ def recommend_optimization(
     """
     if not (isfinite(vram_available_gb) and vram_available_gb >= 0):
         raise SpecError(f"vram_available_gb: {vram_available_gb} is no amount of memory; name 0 or more.")
-    scenario = Scenario(
-        vram_available_gb,
-        _one_of(GuideTask, "task", task),
-        accuracy_critical,
-        _one_of(GuideHardware, "hardware", hardware),
-    )
+    trains = _one_of(GuideTask, "task", task) is GuideTask.TRAINING
+    machine = _one_of(GuideHardware, "hardware", hardware)
+    scenario = Scenario(vram_available_gb, trains, accuracy_critical, machine)
     gains = measured_gains(kept_runs() if runs is None else runs, scenario)
     listed = [_recommended(advice, gains) for advice in advice_for(scenario)]
     listed += _beyond_the_guide(gains, {each.technique for each in listed}, accuracy_critical)
     ordered = sorted(listed, key=lambda each: not each.advised)
-    priorities = [f"{number}. {_line(each)}" for number, each in enumerate(ordered, 1)]
+    priorities = [
+        f"{number}. {each.title}: {each.effect}{'' if each.advised else ' (not advised)'}"
+        for number, each in enumerate(ordered, 1)
+    ]
     print("=== OPTIMIZATION RECOMMENDATIONS ===")
     for line in priorities:
         print(f"  {line}")
@@ -296,10 +282,9 @@ def measured_gains(runs: Iterable[KeptRun], scenario: Scenario) -> dict[str, Mea
             if gain is None or not gain.valid or row.technique is None or result is None:
                 continue
             variant = result["variant"]
-            if (
-                variant["device"] == scenario.hardware.device
-                and _trains(variant["workload"]) == scenario.trains
-            ):
+            kind = WORKLOADS.get(str(variant["workload"].get("kind")))
+            trains = kind is not None and kind.task is Task.TRAINING
+            if variant["device"] == scenario.hardware.device and trains == scenario.trains:
                 measured = MeasuredGain(
                     technique=row.technique,
                     ratio=gain.ratio,
@@ -311,11 +296,6 @@ def measured_gains(runs: Iterable[KeptRun], scenario: Scenario) -> dict[str, Mea
                 )
                 found.setdefault(row.technique, measured)
     return found
-
-
-def _trains(workload: dict[str, object]) -> bool:
-    known = WORKLOADS.get(str(workload.get("kind")))
-    return known is not None and known.task is Task.TRAINING
 
 
 def _recommended(advice: Advice, gains: dict[str, MeasuredGain]) -> Recommendation:
@@ -340,10 +320,10 @@ def _beyond_the_guide(
 ) -> list[Recommendation]:
     """Techniques that were faster on this machine and that the guide does not name, the fastest first."""
     faster = [
-        each for name, each in gains.items() if name not in named and each.is_faster and name in TECHNIQUES
-    ]
-    allowed = [
-        each for each in faster if not accuracy_critical or TECHNIQUES[each.technique].keeps_predictions()
+        each
+        for name, each in gains.items()
+        if name not in named and name in TECHNIQUES and each.ci is not None and each.ci[0] > 1
+        if not accuracy_critical or TECHNIQUES[name].keeps_predictions()
     ]
     return [
         Recommendation(
@@ -354,7 +334,7 @@ def _beyond_the_guide(
             source=f"run {each.run_id}",
             measured=each,
         )
-        for each in sorted(allowed, key=lambda each: -each.ratio)
+        for each in sorted(faster, key=lambda each: -each.ratio)
     ]
 
 
@@ -368,10 +348,6 @@ def _expected(advice: Advice) -> tuple[str, str]:
         return advice.claim, GUIDE
     source = best.source or (kind.citation if best.basis == "literature" else best.basis)
     return f"{best.basis}: {best.text}", source
-
-
-def _line(each: Recommendation) -> str:
-    return f"{each.title}: {each.effect}{'' if each.advised else ' (not advised)'}"
 
 
 def _one_of(choices: type[Choice], field: str, given: str) -> Choice:

@@ -20,7 +20,6 @@ class Shown:
     """The base of what is shown as tables: rich prints it, and a notebook displays it."""
 
     def grids(self) -> Sequence[Grid]:
-        """The tables."""
         raise NotImplementedError
 
     def __rich__(self) -> Group:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from cuda_optimizer import CUDAKernelOptimizer
 from gpu_poor import make_it_work_hybrid, quantize
-from gpu_poor.examples import demo
 from gpu_profiler import GPUProfiler
 from nbclient import NotebookClient
 from quantized_linear import QuantizedLinear
@@ -22,13 +21,13 @@ from quantized_linear import QuantizedLinear
 import optigpu
 from optigpu import facade
 from optigpu.exports import EXPORTS
-from optigpu.facade import production_demo
 from tests.breadth import spread
 from tests.engine.sessions import BRIEF
 from tests.pages import LIBRARY, ROOT, blocks
 from tests.wheels import built, installed
 
-MODULES = [each.name for each in pkgutil.walk_packages(facade.__path__, f"{facade.__name__}.")]
+FACADE = [each.name for each in pkgutil.walk_packages(facade.__path__, f"{facade.__name__}.")]
+MODULES = ["gpu_poor.examples.demo", *FACADE]
 
 
 @pytest.mark.usefixtures("forked_children")
@@ -95,7 +94,6 @@ def test_they_are_the_library_s_own() -> None:
     assert (quantize, make_it_work_hybrid) == (optigpu.quantize, optigpu.make_it_work_hybrid)
     assert (GPUProfiler, CUDAKernelOptimizer) == (optigpu.GPUProfiler, optigpu.CUDAKernelOptimizer)
     assert QuantizedLinear is optigpu.QuantizedLinear
-    assert demo.demo_production_ready is production_demo.demo_production_ready
 
 
 def test_profiling_planning_and_a_quantized_layer_as_they_are_shown() -> None:

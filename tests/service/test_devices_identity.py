@@ -14,7 +14,7 @@ from api.commands import duration
 from api.device_command import LONGEST
 from benchmarks.signing_device import BOARD, FIRMWARE, MODEL
 from optigpu.documents.devices import DeviceSource
-from optigpu.edge.codes import new_code
+from optigpu.edge.signatures import new_code
 from optigpu.store import devices
 from optigpu.store.database import moment
 from optigpu.store.errors import KeyRefusedError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optigpu.documents.manifest import Agreement, Calibration, ModelManifest, Network
+from optigpu.documents.manifest import Calibration, ModelManifest, Network
 from optigpu.edge.convert.process import (
     GOLDEN,
     MANIFEST,
@@ -26,7 +26,7 @@ from optigpu.edge.convert.process import (
     run_program,
     work_folder,
 )
-from optigpu.edge.convert.request import ConversionRequest, MobileNet, NetworkFile, check_request, pixels_of
+from optigpu.edge.convert.request import ConversionRequest, MobileNet, NetworkFile, check_request
 from optigpu.edge.gate import check_model, format_of
 from optigpu.edge.golden import agreement, golden_of, read_golden
 from optigpu.edge.macs import operator_counts
@@ -88,7 +88,7 @@ def _build_request(request: ConversionRequest) -> dict[str, object]:
         "data": data.kind,
         "data_path": path_of,
         "samples": data.samples,
-        "pixels": pixels_of(request),
+        "pixels": request.pixels or "signed",  # as Keras trains MobileNetV2
     }
 
 
@@ -109,6 +109,8 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
     content = (folder / MODEL).read_bytes()
     counts = operator_counts(model)
     entry, output = format_of(model.inputs[0]), format_of(model.outputs[0])
+    with np.load(folder / "held_out.npz", allow_pickle=False) as file:
+        floats = file["outputs"]
     pairs = read_golden(folder / GOLDEN)
     if len(pairs) != GOLDEN_COUNT or any(len(each.input) != entry.bytes for each in pairs):
         raise ConversionError("The golden vectors do not fit the model; this is an error of OptiGPU.")
@@ -122,7 +124,7 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
         arena_bytes=told["evaluated"]["arena_bytes"],
         input=entry,
         output=output,
-        agreement=_agreement(folder, model),
+        agreement=agreement(floats, np.load(folder / "int8.npy", allow_pickle=False), output),
         calibration=Calibration(kind=request.data.kind, samples=told["calibrated"]),
         rankable=request.data.kind != "random",
         golden=golden_of(pairs, told["evaluated"]["left_out"]),
@@ -131,26 +133,15 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
 
 
 def _network(request: ConversionRequest, shape: tuple[int, ...], output: tuple[int, ...]) -> Network:
-    classes = output[1] if len(output) == 2 else None
-    match request.network:
-        case MobileNet() as mobile:
-            return Network(
-                family="mobilenet_v2",
-                alpha=mobile.alpha,
-                input=shape,
-                classes=classes,
-                weights=mobile.weights,
-                seed=request.seed,
-            )
-        case NetworkFile():
-            return Network(family="file", input=shape, classes=classes, weights="file", seed=request.seed)
-
-
-def _agreement(folder: Path, model: Model) -> Agreement:
-    with np.load(folder / "held_out.npz", allow_pickle=False) as file:
-        floats = file["outputs"]
-    integers = np.load(folder / "int8.npy", allow_pickle=False)
-    return agreement(floats, integers, format_of(model.outputs[0]))
+    mobile = request.network if isinstance(request.network, MobileNet) else None
+    return Network(
+        family="mobilenet_v2" if mobile else "file",
+        alpha=mobile.alpha if mobile else None,
+        input=shape,
+        classes=output[1] if len(output) == 2 else None,
+        weights=mobile.weights if mobile else "file",
+        seed=request.seed,
+    )
 
 
 def _write(name: str, folder: Path, manifest: ModelManifest) -> tuple[str, ...]:

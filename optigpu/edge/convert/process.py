@@ -32,7 +32,7 @@ _START = (
     "import importlib.util as u, sys; f, step = sys.argv[2:4]; "
     "s = u.spec_from_file_location('optigpu_convert', f + '/__init__.py', submodule_search_locations=[f]); "
     "m = u.module_from_spec(s); sys.modules[s.name] = m; s.loader.exec_module(m); "
-    "from optigpu_convert.main import main; main(step)"
+    "from optigpu_convert.answers import main; main(step)"
 )
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",  # the same numbers with and without a GPU
@@ -73,7 +73,10 @@ def run_program(python: Path, step: str, request: Mapping[str, object], watch: W
     finally:
         os.close(writing)
     with os.fdopen(reading, "rb") as answers, _ended(process):
-        _tell(process, request)
+        assert process.stdin is not None
+        # Stdin stays open: its end tells the program that this process is gone.
+        with suppress(BrokenPipeError):  # it died: listening finds out how
+            process.stdin.write(json.dumps(request).encode() + b"\n")
         return _listen(process, answers, watch)
 
 
@@ -110,13 +113,6 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _tell(process: "subprocess.Popen[bytes]", request: Mapping[str, object]) -> None:
-    """The request as a line. Stdin stays open: its end tells the program that this process is gone."""
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died: listening finds out how
-        process.stdin.write(json.dumps(request).encode() + b"\n")
 
 
 def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch) -> Document:

@@ -77,11 +77,6 @@ def check_request(request: ConversionRequest) -> None:
         raise SpecError(f"--npz {data.path}: there is no such file.")
 
 
-def pixels_of(request: ConversionRequest) -> Pixels:
-    """How pixels become the network's input: as Keras trains MobileNetV2, or as was asked for."""
-    return request.pixels or "signed"
-
-
 def _check_imagenet(network: MobileNet) -> None:
     if float(network.alpha) <= 0:
         raise SpecError(f"--alpha {network.alpha}: the width multiplier must be positive.")

@@ -64,10 +64,10 @@ class Device:
 
     def load(self, data: bytes) -> None:
         """Sends an input; again from its beginning if a line of it was garbled on the way."""
-        why = ""
+        why: str | None = None
         for _ in range(TRIES):
-            why = self._load(data) or ""
-            if not why:
+            why = self._load(data)
+            if why is None:
                 return
         raise AnswerError(f"An input of {len(data)} bytes cannot be loaded: {why}.")
 
@@ -97,9 +97,10 @@ class Device:
         answer = self._link.ask(f"infer {count} {warmup}", self._infer_silence_s + 2 * expected_s)
         if answer.errors:
             raise AnswerError(f"The device cannot infer: {answer.errors[0]}.")
-        begun = answer.found(r"m-infer-start-(\d+)")
-        if [int(text) for text, _ in begun] != [count]:
-            raise AnswerError(f"The device was asked for {count} inferences and began {_said(begun)}.")
+        begun = [text for text, _ in answer.found(r"m-infer-start-(\d+)")]
+        if list(map(int, begun)) != [count]:
+            said = " and ".join(begun) or "none"
+            raise AnswerError(f"The device was asked for {count} inferences and began {said}.")
         answer.only("m-(infer-done)", "the end of the inferences")
         laps = answer.found(r"m-lap-us-(\d{1,20})")
         if not laps:
@@ -113,10 +114,6 @@ class Device:
             raise AnswerError(f"The device took no time for {count} inferences: its clock stands still.")
         results = numbers(answer.only(r"m-results-\[(.*)\]", "results"))
         return Inference(count, elapsed_us, laps[1][1] - laps[0][1], results)
-
-
-def _said(begun: list[tuple[str, float]]) -> str:
-    return " and ".join(text for text, _ in begun) or "none"
 
 
 def numbers(text: str) -> tuple[float, ...]:

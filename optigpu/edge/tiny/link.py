@@ -226,13 +226,12 @@ class Link:
                 raise AnswerError(f"The answer to `{command}` has a line of more than {LONGEST_LINE} bytes.")
             left_s = deadline - self._clock()
             if left_s <= 0:
-                raise SilenceError(self._silence(command, silence_s))
+                half = f", in the middle of a line of {len(self._held)} bytes" if self._held else ""
+                raise SilenceError(
+                    f"The device on {self._port.path} is silent for {silence_s:g} s after `{command}`{half}: check the "
+                    "port, the baud rate and that the firmware speaks MLPerf Tiny's protocol."
+                )
             self._held += self._port.read(left_s)
         line = bytes(self._held[:end])
         del self._held[: end + 1]
         return line.decode("ascii", "replace").strip("\r\0 ")
-
-    def _silence(self, command: str, silence_s: float) -> str:
-        half = f", in the middle of a line of {len(self._held)} bytes" if self._held else ""
-        advice = "check the port, the baud rate and that the firmware speaks MLPerf Tiny's protocol"
-        return f"The device on {self._port.path} is silent for {silence_s:g} s after `{command}`{half}: {advice}."

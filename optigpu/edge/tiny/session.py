@@ -97,21 +97,21 @@ def timed_runs(
     device: Device,
     data: bytes,
     warmup: int,
-    rules: Rules | None = None,
-    on_run: Callable[[Inference], None] = lambda _: None,
+    rules: Rules,
+    on_run: Callable[[Inference], None],
 ) -> list[Inference]:
     """Times the device on one input; a run that was too short is done again with more inferences.
 
     Raises TinyError; AnswerError for a device so fast or so unsteady that no run is long enough.
     """
-    rules = rules or Rules()
     device.load(data)
     last = device.infer(1, 0)  # how long one takes at all
-    last = device.infer(rules.inferences, warmup, expected_s(last, rules.inferences + warmup))
+    last = device.infer(rules.inferences, warmup, (rules.inferences + warmup) / last.per_second)
     runs: list[Inference] = []
     for _ in range(3 * rules.runs):
-        count = enough(last, rules)
-        last = device.infer(count, warmup, expected_s(last, count + warmup))
+        count = max(rules.inferences, math.ceil(rules.seconds * last.per_second * MARGIN))
+        count = min(count, MOST_INFERENCES)
+        last = device.infer(count, warmup, (count + warmup) / last.per_second)
         if last.elapsed_us >= rules.seconds * 1e6:
             runs.append(last)
             on_run(last)
@@ -120,28 +120,6 @@ def timed_runs(
     raise AnswerError(
         f"The device's speed varies too much: {len(runs)} of {3 * rules.runs} runs took {rules.seconds:g} s or more."
     )
-
-
-def enough(last: Inference, rules: Rules) -> int:
-    """So many inferences take the time that a run needs, at the speed of the last one."""
-    count = max(rules.inferences, math.ceil(rules.seconds * last.per_second * MARGIN))
-    return min(count, MOST_INFERENCES)
-
-
-def expected_s(last: Inference, count: int) -> float:
-    """How long so many will take."""
-    return count / last.per_second
-
-
-def median_per_second(runs: list[Inference]) -> float:
-    """The median of the runs' inferences per second."""
-    return median(run.per_second for run in runs)
-
-
-def clock_agrees(runs: list[Inference]) -> bool:
-    """Whether the device's time of each run is the host's."""
-    pairs = [(run.elapsed_us / 1e6, run.host_s) for run in runs]
-    return all(abs(device_s - host_s) <= CLOCK_SHARE * host_s + CLOCK_S for device_s, host_s in pairs)
 
 
 @dataclass(frozen=True)
@@ -188,15 +166,26 @@ def measure_performance(
     rules = rules or Rules()
     data = sample.segments[0] if sample else bytes(session.profile.input_bytes)
     runs = timed_runs(session.device, data, session.profile.warmup, rules, on_run)
-    rate = median_per_second(runs)
+    rate = median(run.per_second for run in runs)
+    timed = tuple(
+        TimedRun(
+            inferences=run.count,
+            elapsed_s=run.elapsed_us / 1e6,
+            host_s=run.host_s,
+            per_second=run.per_second,
+        )
+        for run in runs
+    )
     return TinyPerformance(
         device=session.view,
         min_seconds=rules.seconds,
         min_inferences=rules.inferences,
-        runs=tuple(map(_timed, runs)),
+        runs=timed,
         inferences_per_s=rate,
         latency_us=1e6 / rate,
-        clock_agrees=clock_agrees(runs),
+        clock_agrees=all(
+            abs(run.elapsed_s - run.host_s) <= CLOCK_SHARE * run.host_s + CLOCK_S for run in timed
+        ),
         noise_lines=session.link.noise,
     )
 
@@ -208,7 +197,12 @@ def measure_accuracy(
     on_sample: Callable[[int], None] = lambda _: None,
 ) -> TinyAccuracy:
     """Asks the device about each sample. Raises TinyError, and SpecError for labels that do not fit."""
-    results = answers(session.device, samples, on_sample)
+    results = []
+    for number, sample in enumerate(samples, 1):
+        # of several segments the mean
+        segments = np.array([_answer(session.device, data) for data in sample.segments])
+        results.append(tuple(map(float, segments.mean(axis=0))))
+        on_sample(number)
     value = quality_of(session.profile, labels, results)
     return TinyAccuracy(
         device=session.view,
@@ -221,41 +215,15 @@ def measure_accuracy(
     )
 
 
-def _timed(run: Inference) -> TimedRun:
-    return TimedRun(
-        inferences=run.count,
-        elapsed_s=run.elapsed_us / 1e6,
-        host_s=run.host_s,
-        per_second=run.per_second,
-    )
-
-
-TRIES = 2
-
-
-def answers(
-    device: Device, samples: Sequence[Sample], on_sample: Callable[[int], None] = lambda _: None
-) -> list[tuple[float, ...]]:
-    """The device's result for each sample; of several segments their mean. Raises TinyError."""
-    found = []
-    for number, sample in enumerate(samples, 1):
-        segments = np.array([_answer(device, data) for data in sample.segments])
-        found.append(tuple(map(float, segments.mean(axis=0))))
-        on_sample(number)
-    return found
-
-
 def _answer(device: Device, data: bytes) -> tuple[float, ...]:
     """One result. What is lost with a garbled line or a restart of the board is asked for once more."""
-    for again in reversed(range(TRIES)):
-        try:
-            device.load(data)
-            return device.infer(1, 0).results
-        except (AnswerError, ResetError, SilenceError):
-            if not again:
-                raise
-            device.identify()
-    raise AssertionError("the last try returns or raises")
+    try:
+        device.load(data)
+        return device.infer(1, 0).results
+    except (AnswerError, ResetError, SilenceError):
+        device.identify()
+    device.load(data)
+    return device.infer(1, 0).results
 
 
 def quality_of(profile: Profile, labels: Sequence[int], results: Sequence[tuple[float, ...]]) -> float:

@@ -10,13 +10,7 @@ from optigpu.backends.torch import operators
 from optigpu.backends.torch.device import kind_of
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.facade.benchmark_result import MEBIBYTE, Indexed
-from optigpu.facade.functions.timing import (
-    CallTimes,
-    device_for,
-    place_name,
-    speedup,
-    timed_in_turns,
-)
+from optigpu.facade.functions.timing import device_for, place_name, speedup, timed_in_turns
 from optigpu.statistics.intervals import Bounds
 from optigpu.workloads.attention import AttentionRequest, needed_bytes
 from optigpu.workloads.requests.operators import require_memory
@@ -46,11 +40,6 @@ def flash_attention_native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
 
     torch chooses the kernel: FlashAttention-2, memory-efficient attention, or cuDNN's; a kernel of its own on a CPU;
     and the definition for what none of them takes (Dao et al., FlashAttention, 2022, arXiv:2205.14135).
-
-    >>> import torch
-    >>> from optigpu import flash_attention_native
-    >>> flash_attention_native(*torch.randn(3, 1, 2, 16, 8)).shape
-    torch.Size([1, 2, 16, 8])
     """
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
@@ -102,15 +91,14 @@ def benchmark_attention_implementations(
         f"{'Seq Len':>10} | {'Standard (ms)':>15} | {'Flash (ms)':>12} | {'Speedup':>20} | "
         f"{'Standard (MB)':>15} | {'Flash (MB)':>12}"
     )
-    rows = []
-    for length in seq_lengths:
-        shape = AttentionShape(length, batch_size, n_heads, n_heads, d_head, False, name, False)
-        rows.append(_row(shape, place, repeats))
-        print(_line(rows[-1]))
-    return rows
+    return [
+        _row(AttentionShape(length, batch_size, n_heads, n_heads, d_head, False, name, False), place, repeats)
+        for length in seq_lengths
+    ]
 
 
 def _row(standard: AttentionShape, place: torch.device, repeats: int) -> AttentionRow:
+    """Times both at one length, and prints the table's line."""
     fused = AttentionShape(**(vars(standard) | {"fused": True}))
     runtime = TorchOperatorRuntime(kind_of(place), seed=0)
     peaks: dict[str, float] = {}
@@ -121,23 +109,12 @@ def _row(standard: AttentionShape, place: torch.device, repeats: int) -> Attenti
         operator = runtime.attention(shape)
         peaks[name] = (runtime.peak_memory(operator.call).allocated_bytes or 0) / MEBIBYTE
         calls[name] = operator.call
-    times: dict[str, CallTimes] = timed_in_turns(calls, place, warmup=WARMUP, repeats=repeats)
-    gain, bounds = speedup(times["standard"], times["flash"])
-    return AttentionRow(
-        standard.length,
-        times["standard"].median_ms,
-        times["flash"].median_ms,
-        gain,
-        bounds,
-        peaks["standard"],
-        peaks["flash"],
+    times = timed_in_turns(calls, place, warmup=WARMUP, repeats=repeats)
+    ratio, bounds = speedup(times["standard"], times["flash"])
+    slow, fast = times["standard"].median_ms, times["flash"].median_ms
+    gain = f"{ratio:.2f}x" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
+    print(
+        f"{standard.length:>10} | {slow:>15.3f} | {fast:>12.3f} | {gain:>20} | "
+        f"{peaks['standard']:>15.1f} | {peaks['flash']:>12.1f}"
     )
-
-
-def _line(row: AttentionRow) -> str:
-    bounds = f" [{row.speedup_ci[0]:.2f}, {row.speedup_ci[1]:.2f}]" if row.speedup_ci else ""
-    gain = f"{row.speedup:.2f}x{bounds}"
-    return (
-        f"{row.seq_len:>10} | {row.standard_ms:>15.3f} | {row.flash_ms:>12.3f} | {gain:>20} | "
-        f"{row.standard_mb:>15.1f} | {row.flash_mb:>12.1f}"
-    )
+    return AttentionRow(standard.length, slow, fast, ratio, bounds, peaks["standard"], peaks["flash"])

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from optigpu.facade.benchmark_result import Indexed
-from optigpu.facade.functions.timing import device_for, place_name, timed
+from optigpu.facade.functions.timing import device_for, place_name, require_divisible, timed
 from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
@@ -25,8 +25,7 @@ WARMUP, REPEATS = 1, 5
 class CachedMultiHeadAttention(nn.Module):
     """Causal attention that keeps the keys and values of all tokens so far, so that each is computed once.
 
-    Several tokens may come after a cache: each attends to the cached ones and to those before it. (The founding
-    document's version masks nothing once there is a cache, which holds for a single token alone.)
+    Several tokens may come after a cache: each attends to the cached ones and to those before it.
 
     >>> import torch
     >>> from optigpu import CachedMultiHeadAttention
@@ -42,10 +41,7 @@ class CachedMultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int) -> None:
         """Raises SpecError if the heads do not divide the width."""
         super().__init__()
-        if n_heads < 1 or d_model % n_heads:
-            raise SpecError(
-                f"n_heads: {n_heads} heads do not divide a width of {d_model}; choose a divisor of it."
-            )
+        require_divisible(d_model, n_heads)
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
         self.q_proj = nn.Linear(d_model, d_model, bias=False)
@@ -55,7 +51,9 @@ class CachedMultiHeadAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, kv_cache: KvCache | None = None) -> tuple[torch.Tensor, KvCache]:
         """x and the result: [batch, new tokens, d_model]. The cache that comes back holds the new tokens too."""
-        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        shape = (self.n_heads, self.d_head)
+        projected = (project(x).unflatten(-1, shape) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (each.transpose(1, 2) for each in projected)
         before = 0
         if kv_cache is not None:
             before = kv_cache[0].shape[2]
@@ -71,18 +69,11 @@ class CachedMultiHeadAttention(nn.Module):
         result: torch.Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
         return result, (k, v)
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, length, d_model] to [batch, heads, length, head_size]."""
-        heads: torch.Tensor = x.unflatten(-1, (self.n_heads, self.d_head))
-        return heads.transpose(1, 2)
-
 
 class CachedTransformerDecoder(nn.Module):
     """Layers of attention with a key-value cache between an embedding and a head; weights are random.
 
-    `generate` draws the first new token from the logits at the prompt's last position. (The founding document's version
-    throws those away and feeds the last token of the prompt a second time, one position later, so that every token it
-    generates follows a prompt whose last token is doubled.)
+    `generate` draws the first new token from the logits at the prompt's last position.
 
     >>> import torch
     >>> from optigpu import CachedTransformerDecoder
@@ -133,7 +124,7 @@ class CachedTransformerDecoder(nn.Module):
 
         `temperature` 0 takes the most likely tokens. Raises SpecError for a negative one, and as `forward`.
         """
-        require_temperature(temperature)
+        _require_temperature(temperature)
         logits, caches = self(input_ids)
         tokens = [_chosen(logits[:, -1], temperature)]
         for _ in range(max_new_tokens - 1):
@@ -149,8 +140,7 @@ def _chosen(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return torch.multinomial(torch.softmax(logits / temperature, dim=-1), num_samples=1)
 
 
-def require_temperature(temperature: float) -> None:
-    """Raises SpecError for what is no temperature."""
+def _require_temperature(temperature: float) -> None:
     if not (math.isfinite(temperature) and temperature >= 0):
         raise SpecError(
             f"temperature: {temperature} is not 0 or a positive number; 0 takes the most likely tokens."
@@ -193,8 +183,11 @@ def benchmark_generation(
     >>> timing["tokens"].shape
     torch.Size([1, 4])
     """
-    require_temperature(temperature)
-    known = _vocabulary(model)
+    _require_temperature(temperature)
+    if isinstance(model, CachedTransformerDecoder):
+        known: int = model.embed.num_embeddings
+    else:
+        known = model.config.get_text_config(decoder=True).vocab_size
     if vocab_size > known:
         raise SpecError(f"vocab_size: {vocab_size} is more than the {known} ids of this model; name its own.")
     if max_new < 1:
@@ -216,13 +209,6 @@ def benchmark_generation(
     rate = 1e3 * max_new / times.median_ms
     print(f"With KV Cache on {place_name(place)}: {times.median_ms:.1f}ms total, {rate:.1f} token/s")
     return GenerationTiming(times.median_ms, times.ci_ms, rate, kept[0])
-
-
-def _vocabulary(model: CachedTransformerDecoder | PreTrainedModel) -> int:
-    if isinstance(model, CachedTransformerDecoder):
-        return model.embed.num_embeddings
-    size: int = model.config.get_text_config(decoder=True).vocab_size
-    return size
 
 
 def _generator(

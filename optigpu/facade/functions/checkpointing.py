@@ -10,14 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from optigpu.facade.benchmark_result import Indexed
-from optigpu.facade.functions.timing import (
-    device_for,
-    peak_mb,
-    place_name,
-    timed,
-)
+from optigpu.facade.functions.timing import device_for, peak_mb, place_name, require_divisible, timed
 from optigpu.statistics.intervals import Bounds
-from optigpu.vocabulary import SpecError, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 
 CLASSES = 1000
 WARMUP = 1
@@ -40,7 +35,7 @@ class CheckpointedTransformerBlock(nn.Module):
     def __init__(self, d_model: int = 768, n_heads: int = 12, checkpointing: bool = True) -> None:
         """Raises SpecError if the heads do not divide the width."""
         super().__init__()
-        _require_divisible(d_model, n_heads)
+        require_divisible(d_model, n_heads)
         self.checkpointing = checkpointing
         self.attn = nn.MultiheadAttention(d_model, n_heads, batch_first=True)
         self.norm1 = nn.LayerNorm(d_model)
@@ -49,17 +44,13 @@ class CheckpointedTransformerBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, d_model], and the same shape back."""
-        for half in (self._attn_block, self._ff_block):
+        halves: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+            lambda x: self.norm1(x + self.attn(x, x, x, need_weights=False)[0]),
+            lambda x: self.norm2(x + self.ff(x)),
+        )
+        for half in halves:
             x = checkpoint(half, x, use_reentrant=False) if self.checkpointing else half(x)
         return x
-
-    def _attn_block(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.norm1(x + self.attn(x, x, x, need_weights=False)[0])
-        return found
-
-    def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.norm2(x + self.ff(x))
-        return found
 
 
 def enable_gradient_checkpointing_hf(model: PreTrainedModel) -> None:
@@ -115,10 +106,8 @@ def compare_checkpointing(
 ) -> dict[str, CheckpointingRow]:
     """Trains the same blocks without and with checkpointing, and prints what a step takes.
 
-    The founding document's blocks are checkpointed in both cases, and in one of them a second time around; here they
-    keep all activations in the first case, and each half of a block is computed again in the second. `device` None is
-    CUDA where there is a GPU, and else this CPU. Raises SpecError for heads that do not divide the width, and
-    UnsupportedError for a device that is not here.
+    `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for heads that do not divide the
+    width, and UnsupportedError for a device that is not here.
 
     >>> from optigpu import compare_checkpointing
     >>> results = compare_checkpointing(64, 2, 32, 4, 2, "cpu", n_steps=2)  # doctest: +ELLIPSIS
@@ -128,7 +117,7 @@ def compare_checkpointing(
     >>> results["with checkpointing"]["peak_mb"] < results["without checkpointing"]["peak_mb"]
     True
     """
-    _require_divisible(d_model, n_heads)
+    require_divisible(d_model, n_heads)
     place = device_for(device)
     print(f"Training {n_layers} blocks on {place_name(place)}, {batch_size} sequences of {seq_len}")
     results = {}
@@ -167,10 +156,3 @@ def _row(model: nn.Module, inputs: torch.Tensor, n_steps: int) -> CheckpointingR
     return CheckpointingRow(
         peak if inputs.device.type == "cuda" else None, times.median_ms, peak, times.ci_ms
     )
-
-
-def _require_divisible(d_model: int, n_heads: int) -> None:
-    if n_heads < 1 or d_model % n_heads:
-        raise SpecError(
-            f"n_heads: {n_heads} heads do not divide a width of {d_model}; choose a divisor of it."
-        )

@@ -8,7 +8,6 @@ import torch
 
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import (
-    CallTimes,
     ModelFn,
     device_for,
     place_name,
@@ -51,9 +50,8 @@ def benchmark_torch_compile(
     """Times a model eager, compiled in each of torch.compile's `modes`, and compiled in bfloat16, in turns.
 
     `model_fn` is called without arguments for each; the default is preset:resnet-50 with random weights. Mode
-    max-autotune searches for minutes: the founding document compiles a model so and never times it, so that it is left
-    out unless `modes` names it. In bfloat16 the weights are converted before compilation. `device` None is CUDA where
-    there is a GPU, and else this CPU.
+    max-autotune searches for minutes, and is left out unless `modes` names it. In bfloat16 the weights are converted
+    before compilation. `device` None is CUDA where there is a GPU, and else this CPU.
 
     Raises UnsupportedError for a CPU without a C++ compiler, which TorchInductor needs, and a device that is not here.
 
@@ -97,19 +95,15 @@ def _timed(models: dict[str, torch.nn.Module], images: torch.Tensor, n: int) -> 
     with torch.inference_mode():
         first = {name: _first_s(call, images.device) for name, call in calls.items()}
         times = timed_in_turns(calls, images.device, warmup=min(WARMUP, n), repeats=n)
-    rows = [_row(name, times, first) for name in models]
-    for row in rows:
-        gain = "" if row.compile_s is None else f" ({row.speedup:.2f}x), first pass {row.compile_s:.1f} s"
-        print(f"{row.name}: {row.ms:.2f} ms{gain}")
-    return rows
-
-
-def _row(name: str, times: dict[str, CallTimes], first: dict[str, float]) -> CompileRow:
+    rows = []
     eager = next(iter(times))
-    gain, bounds = speedup(times[eager], times[name])
-    return CompileRow(
-        name, times[name].median_ms, times[name].ci_ms, gain, bounds, None if name == eager else first[name]
-    )
+    for name, found in times.items():
+        gain, bounds = speedup(times[eager], found)
+        compile_s = None if name == eager else first[name]
+        rows.append(CompileRow(name, found.median_ms, found.ci_ms, gain, bounds, compile_s))
+        gained = "" if compile_s is None else f" ({gain:.2f}x), first pass {compile_s:.1f} s"
+        print(f"{name}: {found.median_ms:.2f} ms{gained}")
+    return rows
 
 
 def _first_s(call: Callable[[], object], device: torch.device) -> float:

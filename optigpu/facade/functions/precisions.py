@@ -17,12 +17,7 @@ from optigpu.facade.functions.timing import (
     resnet_50,
     timed,
 )
-from optigpu.facade.functions.train_steps import (
-    logits_of,
-    train_step_bf16,
-    train_step_fp16,
-    train_step_fp32,
-)
+from optigpu.facade.functions.train_steps import logits_of, train_step_bf16, train_step_fp16, train_step_fp32
 from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
@@ -34,10 +29,8 @@ MOST_WARMUP = 10
 
 @dataclass(frozen=True)
 class PrecisionResult(Indexed):
-    """What training in one precision takes.
-
-    `step_ms` is the median with its 95% interval in this process, `vram_mb` the peak of CUDA's allocator in 2**20
-    bytes, None on a CPU.
+    """What training in one precision takes: the median step with its 95% interval in this process, and the peak of
+    CUDA's allocator in 2**20 bytes, None on a CPU.
     """
 
     vram_mb: float | None
@@ -56,10 +49,9 @@ def compare_precisions(
 ) -> dict[str, PrecisionResult]:
     """Trains a new model of `model_fn` in each precision on random images, and prints what a step takes.
 
-    Of `n_steps` steps the first tenth (10 at most) is warm-up; images are drawn outside of the time. Every precision
-    has its whole step timed: the founding document leaves zero_grad out of fp16's, whose gradients then add up.
-    `model_fn` is called without arguments, so that torchvision's `models.resnet50` can be given; the default is
-    preset:resnet-50 with random weights. `device` None is CUDA where there is a GPU, and else this CPU.
+    Of `n_steps` steps the first tenth (10 at most) is warm-up; images are drawn outside of the time. `model_fn` is
+    called without arguments, as torchvision's `models.resnet50`; the default is preset:resnet-50 with random weights.
+    `device` None is CUDA where there is a GPU, and else this CPU.
 
     Raises SpecError for fewer than 2 steps and UnsupportedError for a device that is not here.
 
@@ -85,7 +77,9 @@ def compare_precisions(
         with forked_random(place):
             torch.manual_seed(seed)
             results[name] = _trained(name, model_fn, n_steps, shape, place, seed)
-        print(f"{name}: {_line(results[name])}")
+        row = results[name]
+        vram = "VRAM not measured" if row.vram_mb is None else f"VRAM={row.vram_mb:.0f}MB"
+        print(f"{name}: {vram}, {row.step_ms:.1f}ms/step, {row.throughput_imgs_s:.0f} img/s")
         gc.collect()
         if place.type == "cuda":
             torch.cuda.empty_cache()
@@ -121,8 +115,3 @@ def _step(
         return lambda: train_step_fp16(model, optimizer, images, labels, criterion, scaler)
     plain = train_step_fp32 if name == "FP32" else train_step_bf16
     return lambda: plain(model, optimizer, images, labels, criterion)
-
-
-def _line(result: PrecisionResult) -> str:
-    vram = "VRAM not measured" if result.vram_mb is None else f"VRAM={result.vram_mb:.0f}MB"
-    return f"{vram}, {result.step_ms:.1f}ms/step, {result.throughput_imgs_s:.0f} img/s"

@@ -27,18 +27,17 @@ class CallTimes:
     samples_s: tuple[float, ...]
 
     @property
-    def summary(self) -> MetricSummary:
-        """Their median with its 95% interval, and the percentiles that so many calls can bound."""
-        return summarise(Measurement(name="latency_s", samples=(self.samples_s,)))
-
-    @property
     def median_ms(self) -> float:
-        return 1e3 * float(self.summary.value or 0.0)
+        return 1e3 * float(self._summary.value or 0.0)
 
     @property
     def ci_ms(self) -> Bounds | None:
         """The median's 95% interval; None for fewer calls than one needs."""
-        return interval_ms(self.summary)
+        return interval_ms(self._summary)
+
+    @property
+    def _summary(self) -> MetricSummary:
+        return summarise(Measurement(name="latency_s", samples=(self.samples_s,)))
 
 
 def device_for(asked: str | torch.device | None) -> torch.device:
@@ -96,12 +95,20 @@ def peak_mb(call: Callable[[], object], held: Iterable[torch.Tensor], device: to
     return (found.allocated_bytes or 0) / MEBIBYTE
 
 
+def require_divisible(d_model: int, n_heads: int) -> None:
+    """Raises SpecError if the heads do not divide the width."""
+    if n_heads < 1 or d_model % n_heads:
+        raise SpecError(
+            f"n_heads: {n_heads} heads do not divide a width of {d_model}; choose a divisor of it."
+        )
+
+
 ModelFn = Callable[[], torch.nn.Module]
 """Makes a model, as torchvision's `models.resnet50` does."""
-IMAGE_MODEL = "preset:resnet-50"
 
 
 def resnet_50() -> torch.nn.Module:
     """preset:resnet-50 with random weights, on the CPU in float32, ready to be trained."""
-    model: torch.nn.Module = load_image_model(parse_reference(IMAGE_MODEL), device="cpu", dtype="float32")
+    reference = parse_reference("preset:resnet-50")
+    model: torch.nn.Module = load_image_model(reference, device="cpu", dtype="float32")
     return model.requires_grad_(True)

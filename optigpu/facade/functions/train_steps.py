@@ -4,7 +4,7 @@ Images and labels are on the model's device. A model returns logits, or, as tran
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -68,15 +68,6 @@ def train_step_bf16(
 
     bfloat16 has the range of float32, so that its losses need no scaling. Weights and the optimizer stay float32.
     Raises as train_step_fp32.
-
-    >>> import torch
-    >>> from optigpu import train_step_bf16
-    >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> imgs, labels = torch.randn(8, 4), torch.randint(0, 2, (8,))
-    >>> loss = train_step_bf16(model, optimizer, imgs, labels, torch.nn.CrossEntropyLoss())
-    >>> model.weight.dtype
-    torch.float32
     """
     optimizer.zero_grad()
     with torch.autocast(imgs.device.type, torch.bfloat16):
@@ -98,14 +89,6 @@ def train_step_fp16(
     leaves out a step whose gradients are not finite: then the loss that is returned may be infinite or NaN. Gradients
     are scaled back before they are clipped (Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740).
     Raises OptiGPUError for a model without a parameter to train.
-
-    >>> import torch
-    >>> from optigpu import train_step_fp16
-    >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> imgs, labels = torch.randn(8, 4), torch.randint(0, 2, (8,))
-    >>> scaler = torch.amp.GradScaler("cpu")
-    >>> loss = train_step_fp16(model, optimizer, imgs, labels, torch.nn.CrossEntropyLoss(), scaler)
     """
     optimizer.zero_grad()
     with torch.autocast(imgs.device.type, torch.float16):
@@ -136,14 +119,12 @@ def train_with_gradient_accumulation(
     device: str | None = None,
     precision: str = "bf16",
 ) -> list[AccumulatedStep]:
-    """Trains on every batch once, with one update for `accumulation_steps` of them.
+    """Trains on every batch once, with one update for `accumulation_steps` of them: in the memory of a small batch.
 
-    It takes the memory of a small batch, and has the gradient of a large one.
-    Each batch weighs as much as its share of the samples, so that the gradient is that of the whole, also where the
-    last batch is smaller. What is left at the end makes an update of its own; the founding document drops it.
-    `precision` is that of the forward pass, bf16 or fp32. `device` None is CUDA where there is a GPU, and else this
-    CPU. Raises as train_step_fp32, SpecError for another precision or less than one step, and UnsupportedError for a
-    device that is not here.
+    Each batch weighs as much as its share of the samples, so that the gradient is that of the whole. What is left at
+    the end makes an update of its own. `precision` is that of the forward pass, bf16 or fp32. `device` None is CUDA
+    where there is a GPU, and else this CPU. Raises as train_step_fp32, SpecError for another precision or less than one
+    step, and UnsupportedError for a device that is not here.
 
     >>> import torch
     >>> from optigpu import train_with_gradient_accumulation
@@ -168,8 +149,8 @@ def train_with_gradient_accumulation(
     place = device_for(device)
     model = model.to(place).train()
     autocast = torch.autocast(place.type, torch.bfloat16, enabled=precision == "bf16")
-    steps = []
-    for number, group in enumerate(_groups(train_loader, accumulation_steps), 1):
+    left, steps = iter(train_loader), list[AccumulatedStep]()
+    while group := list(islice(left, accumulation_steps)):
         optimizer.zero_grad()
         samples = sum(len(labels) for _, labels in group)
         loss = 0.0
@@ -178,11 +159,11 @@ def train_with_gradient_accumulation(
                 mean = criterion(logits_of(model, inputs.to(place)), labels.to(place))
             share = mean * (len(labels) / samples)
             _trainable(share).backward()
-            loss += finite(share)
+            loss += _finite(share)
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
-        steps.append(AccumulatedStep(number, samples, loss))
-        print(f"Step {number} | Effective batch: {samples} | Loss: {loss:.4f}")
+        steps.append(AccumulatedStep(len(steps) + 1, samples, loss))
+        print(f"Step {len(steps)} | Effective batch: {samples} | Loss: {loss:.4f}")
     return steps
 
 
@@ -191,17 +172,11 @@ def _updated(
 ) -> float:
     """The backward pass and the update; the norm of the gradient of `clipped` is clipped before it."""
     _trainable(loss).backward()
-    value = finite(loss)
+    value = _finite(loss)
     if clipped is not None:
         torch.nn.utils.clip_grad_norm_(clipped.parameters(), CLIP_NORM)
     optimizer.step()
     return value
-
-
-def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    left = iter(batches)
-    while group := list(islice(left, size)):
-        yield group
 
 
 def _trainable(loss: torch.Tensor) -> torch.Tensor:
@@ -212,11 +187,8 @@ def _trainable(loss: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def finite(loss: torch.Tensor) -> float:
-    """The loss as a number. Raises OptiGPUError if it is NaN or infinite.
-
-    Asked after the backward pass was started: a GPU computes it while the host waits for the number.
-    """
+def _finite(loss: torch.Tensor) -> float:
+    # asked after the backward pass was started: a GPU computes it while the host waits for the number
     value = float(loss.item())
     if not math.isfinite(value):
         raise OptiGPUError(

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NoReturn, TextIO
 
 Request = Mapping[str, object]
@@ -41,17 +41,33 @@ class Answers:
         self._pipe.flush()
 
 
-def run(program: Callable[[Request, Answers], Request]) -> None:
-    """Reads the request from stdin, runs the program and answers. Ends at once when the parent does."""
+def main(step: str) -> None:
+    """Reads the request from stdin, runs the program `build` or `evaluate` and answers. Ends at once when the parent
+    does."""
     answers = Answers(int(sys.argv[1]))
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        answers.done(program(request, answers))
+        answers.done(_run(step, request, answers))
     except RefusalError as refusal:
         answers.refuse(refusal)
     except MemoryError:
         answers.refuse(RefusalError("There is not enough memory to convert the model; use a smaller one."))
+
+
+def _run(step: str, request: Request, answers: Answers) -> Request:
+    try:
+        if step == "build":
+            answers.doing("loading TensorFlow")
+            from .build import build as program
+        else:
+            from .evaluate import evaluate as program
+    except ImportError as error:
+        raise RefusalError(
+            f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {error.name or error}: "
+            'pip install -e ".[hardware]", or name another Python with --python.'
+        ) from None
+    return program(request, answers)
 
 
 def _end_with_parent() -> NoReturn:

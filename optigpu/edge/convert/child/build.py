@@ -3,7 +3,6 @@
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -25,7 +24,11 @@ def build(request: Request, answers: Answers) -> Request:
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()
     answers.doing("building the network")
-    network = _network(request)
+    if request["family"] == "mobilenet_v2":
+        network = mobilenet_v2(request)
+    else:
+        path = Path(str(request["path"]))
+        network = saved_model(path) if path.is_dir() else keras_file(path)
     network.require_no_loop()
     answers.doing("reading the data")
     random = np.random.default_rng(seed)
@@ -39,19 +42,16 @@ def build(request: Request, answers: Answers) -> Request:
     answers.doing(f"quantizing with {len(calibration)} samples")
     (folder / "model.tflite").write_bytes(_quantized(network, calibration))
     np.savez(folder / "held_out.npz", inputs=held_out, outputs=outputs)
+    tools = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            tools[name] = version(name)
     return {
         "input": list(network.shape),
         "output": list(outputs.shape[1:]),
         "calibrated": len(calibration),
-        "tools": dict(_versions()),
+        "tools": tools,
     }
-
-
-def _network(request: Request) -> Network:
-    if request["family"] == "mobilenet_v2":
-        return mobilenet_v2(request)
-    path = Path(str(request["path"]))
-    return saved_model(path) if path.is_dir() else keras_file(path)
 
 
 def _inputs(request: Request, shape: tuple[int, ...], random: np.random.Generator) -> Inputs:
@@ -93,7 +93,7 @@ def _quantized(network: Network, calibration: Inputs) -> bytes:
     converter = tf.lite.TFLiteConverter.from_concrete_functions([network.function], network.keep)
     converter.experimental_lower_to_saved_model = False  # variables become constants
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: _samples(calibration)
+    converter.representative_dataset = lambda: ([calibration[n : n + 1]] for n in range(len(calibration)))
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     try:
@@ -105,11 +105,6 @@ def _quantized(network: Network, calibration: Inputs) -> bytes:
     return made
 
 
-def _samples(inputs: Inputs) -> Iterator[list[Inputs]]:
-    for number in range(len(inputs)):
-        yield [inputs[number : number + 1]]
-
-
 def _why_not(error: Exception) -> str:
     """One sentence from the converter's pages of output, with the operators that it names."""
     named = dict.fromkeys(name for name in _OPERATORS.findall(str(error)) if name[0].isupper())
@@ -119,9 +114,3 @@ def _why_not(error: Exception) -> str:
             "TensorFlow Lite quantizes."
         )
     return f"TensorFlow cannot convert the network to INT8: {first_line(error)}"
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            yield name, version(name)

@@ -35,15 +35,23 @@ def evaluate(request: Request, answers: Answers) -> Request:
     folder, limit = Path(str(request["folder"])), int(str(request["arena_limit"]))
     model = (folder / "model.tflite").read_bytes()
     with np.load(folder / "held_out.npz", allow_pickle=False) as file:
-        held_out = _quantized(file["inputs"], float(str(request["scale"])), int(str(request["zero_point"])))
+        scaled = np.round(file["inputs"] / float(str(request["scale"]))) + int(str(request["zero_point"]))
+    held_out: Numbers = np.clip(scaled, -128, 127).astype(np.int8)
     answers.doing("running TFLite Micro")
     arena, micro = _micro(model, limit)
     reference = _reference(model)
     answers.doing("comparing it with LiteRT's reference kernels")
     candidates = _candidates(held_out, int(str(request["golden"])), int(str(request["seed"])))
     pairs, left_out = _agreeing(micro, reference, candidates, int(str(request["golden"])))
-    _check_different([output for _, output in pairs])
-    (folder / "golden.bin").write_bytes(_file(pairs))
+    if len({output.tobytes() for _, output in pairs}) < 2:
+        raise RefusalError(
+            f"The model answers the same to {len(pairs)} different inputs, so golden vectors would prove nothing; "
+            "check its weights, and that the data is scaled as in training."
+        )
+    # the form that optigpu.edge.golden reads
+    head = struct.pack("<4sIII", b"OGLD", len(pairs), pairs[0][0].nbytes, pairs[0][1].nbytes)
+    content = b"".join(each.tobytes() + output.tobytes() for each, output in pairs)
+    (folder / "golden.bin").write_bytes(head + content)
     compared = held_out[: int(str(request["compared"]))]
     np.save(folder / "int8.npy", np.concatenate([reference(each[None]) for each in compared]))
     return {
@@ -51,11 +59,6 @@ def evaluate(request: Request, answers: Answers) -> Request:
         "left_out": left_out,
         "tools": {name: version(each) for name, each in PACKAGES.items()},
     }
-
-
-def _quantized(inputs: NDArray[np.float32], scale: float, zero_point: int) -> Numbers:
-    found: Numbers = np.clip(np.round(inputs / scale) + zero_point, -128, 127).astype(np.int8)
-    return found
 
 
 def _candidates(held_out: Numbers, count: int, seed: int) -> Numbers:
@@ -72,7 +75,13 @@ def _micro(model: bytes, limit: int) -> tuple[int, Model]:
     size = min(FIRST_ARENA, limit)
     while (interpreter := _interpreter(model, size, last=size >= limit)) is None:
         size = min(2 * size, limit)
-    return _arena(interpreter), lambda sample: _run(interpreter, sample)
+
+    def run(sample: Numbers) -> Numbers:
+        interpreter.set_input(sample, 0)
+        interpreter.invoke()
+        return np.array(interpreter.get_output(0))
+
+    return _arena(interpreter), run
 
 
 def _interpreter(model: bytes, size: int, *, last: bool) -> Any | None:
@@ -93,12 +102,6 @@ def _interpreter(model: bytes, size: int, *, last: bool) -> Any | None:
             "use a smaller input or width, or a larger --arena."
         )
     return None
-
-
-def _run(interpreter: Any, sample: Numbers) -> Numbers:
-    interpreter.set_input(sample, 0)
-    interpreter.invoke()
-    return np.array(interpreter.get_output(0))
 
 
 def _arena(interpreter: Any) -> int:
@@ -149,21 +152,6 @@ def _agreeing(micro: Model, reference: Model, candidates: Numbers, count: int) -
         f"TFLite Micro and LiteRT's reference kernels differ on {len(steps)} of {len(candidates)} inputs, by up to "
         f"{max(steps)} steps; use the versions of constraints.txt, or replace the operators that are not exact."
     )
-
-
-def _check_different(outputs: list[Numbers]) -> None:
-    """Golden vectors of one and the same output would prove nothing of a device."""
-    if len({each.tobytes() for each in outputs}) < 2:
-        raise RefusalError(
-            f"The model answers the same to {len(outputs)} different inputs, so golden vectors would prove nothing; "
-            "check its weights, and that the data is scaled as in training."
-        )
-
-
-def _file(pairs: list[Pair]) -> bytes:
-    """The form that optigpu.edge.golden reads."""
-    head = struct.pack("<4sIII", b"OGLD", len(pairs), pairs[0][0].nbytes, pairs[0][1].nbytes)
-    return head + b"".join(each.tobytes() + output.tobytes() for each, output in pairs)
 
 
 @contextmanager
