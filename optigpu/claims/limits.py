@@ -11,6 +11,7 @@ from optigpu.claims.model import (
     Claim,
     Plausibility,
     RuleFinding,
+    checked,
     percent,
     plain,
     printed,
@@ -57,17 +58,12 @@ def bandwidth(claim: Claim, _: Book) -> RuleFinding | None:
     steps = claim.quantity / (claim.batch_size or 1)
     above = steps * read > limit
     rows = f" ({steps * read / 1e9:,.0f} without the embedding, of which a step reads one row)"
-    return RuleFinding(
-        rule="bandwidth",
-        plausibility=Plausibility.IMPLAUSIBLE if above else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"{plain(steps)} steps/s x {whole / 1e9:.2f} GB of weights is {steps * whole / 1e9:,.0f} GB/s"
-            f"{rows if weights.embedding else ''}, {'above' if above else f'{percent(steps * read / limit)} of'} its "
-            f"memory's {limit / 1e9:,.0f} GB/s."
-        ),
-        implied=steps * read,
-        limit=limit,
+    sentence = (
+        f"{plain(steps)} steps/s x {whole / 1e9:.2f} GB of weights is {steps * whole / 1e9:,.0f} GB/s"
+        f"{rows if weights.embedding else ''}, {'above' if above else f'{percent(steps * read / limit)} of'} its "
+        f"memory's {limit / 1e9:,.0f} GB/s."
     )
+    return checked("bandwidth", above, sentence, steps * read, limit)
 
 
 def own_weights(claim: Claim, _: Book) -> RuleFinding | None:
@@ -89,16 +85,11 @@ def own_weights(claim: Claim, _: Book) -> RuleFinding | None:
             f"embedding and head that the format leaves at {form.table_bytes:g} B"
         )
     below = most < least
-    return RuleFinding(
-        rule="own_weights",
-        plausibility=Plausibility.IMPLAUSIBLE if below else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"{printed(claim)} is at most {_bytes(most)} (binary units, rounding), "
-            f"{'below' if below else 'not below'} the {_bytes(least)} of the model's own weights: {parts}."
-        ),
-        implied=most,
-        limit=least,
+    sentence = (
+        f"{printed(claim)} is at most {_bytes(most)} (binary units, rounding), "
+        f"{'below' if below else 'not below'} the {_bytes(least)} of the model's own weights: {parts}."
     )
+    return checked("own_weights", below, sentence, most, least)
 
 
 def efficiency(claim: Claim, book: Book) -> RuleFinding | None:

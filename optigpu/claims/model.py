@@ -297,6 +297,12 @@ class RuleFinding(Frozen):
     limit: float | None = None
 
 
+def checked(rule: str, off: bool, sentence: str, implied: float, limit: float) -> RuleFinding:
+    """The finding of a rule that forbids a claim where it is `off`."""
+    plausibility = Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE
+    return RuleFinding(rule=rule, plausibility=plausibility, sentence=sentence, implied=implied, limit=limit)
+
+
 Rule = Callable[[Claim, Book], RuleFinding | None]
 """A pure function; None means that the rule does not apply to the claim."""
 

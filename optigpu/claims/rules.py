@@ -1,7 +1,6 @@
 """All rules, and the judgement of a claim: against its own text, others that it is made of, and limits."""
 
 import math
-from dataclasses import dataclass
 
 from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
 from optigpu.claims.model import (
@@ -11,6 +10,7 @@ from optigpu.claims.model import (
     Plausibility,
     Rule,
     RuleFinding,
+    checked,
     percent,
     plain,
     printed,
@@ -72,18 +72,12 @@ def growth(claim: Claim, book: Book) -> RuleFinding | None:
     longer, more = last.sequence / first.sequence, work[1] / work[0]
     slower = last.quantity / first.quantity
     power = math.log(more) / math.log(longer)
-    off = claim.quantity < power - EXPONENT_MARGIN
-    return RuleFinding(
-        rule="growth",
-        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"From length {first.sequence} to {last.sequence} the time grows {plain(slower)} times, while the work "
-            f"grows {plain(more)} times ({plain(2**power)} times with each doubling): the power is "
-            f"{plain(power, 2)}, and {plain(claim.value)} is claimed."
-        ),
-        implied=power,
-        limit=claim.quantity,
+    sentence = (
+        f"From length {first.sequence} to {last.sequence} the time grows {plain(slower)} times, while the work "
+        f"grows {plain(more)} times ({plain(2**power)} times with each doubling): the power is "
+        f"{plain(power, 2)}, and {plain(claim.value)} is claimed."
     )
+    return checked("growth", claim.quantity < power - EXPONENT_MARGIN, sentence, power, claim.quantity)
 
 
 def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
@@ -97,17 +91,12 @@ def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
     if other is None:
         return None
     faster = claim.quantity < other.quantity
-    return RuleFinding(
-        rule="backward_only",
-        plausibility=Plausibility.IMPLAUSIBLE if faster else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"{' and '.join(sorted(used))} acts on the backward pass, which inference does not have, "
-            f"{'yet' if faster else 'and'} with it {plain(other.value, 12)} becomes {printed(claim)} "
-            f"({plain(other.quantity / claim.quantity)} times as fast)."
-        ),
-        implied=other.quantity / claim.quantity,
-        limit=1.0,
+    sentence = (
+        f"{' and '.join(sorted(used))} acts on the backward pass, which inference does not have, "
+        f"{'yet' if faster else 'and'} with it {plain(other.value, 12)} becomes {printed(claim)} "
+        f"({plain(other.quantity / claim.quantity)} times as fast)."
     )
+    return checked("backward_only", faster, sentence, other.quantity / claim.quantity, 1.0)
 
 
 def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
@@ -126,91 +115,39 @@ def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
     # What a step costs besides its weights makes time grow more slowly than size, never faster. Rounding of both speeds
     # is granted.
     off = _time(1.0, rounded(large)[0]) / _time(1.0, rounded(small)[1]) > bigger
-    return RuleFinding(
-        rule="fixed_overhead",
-        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"With {plain(claim.value)} {claim.unit} of overhead, {plain(small.value)}x means a run of "
-            f"{plain(times[0])} s and {plain(large.value)}x one of {plain(times[1])} s: "
-            f"{plain(times[1] / times[0])} times the time for {plain(bigger, 2)} times the size."
-        ),
-        implied=times[1] / times[0],
-        limit=bigger,
+    sentence = (
+        f"With {plain(claim.value)} {claim.unit} of overhead, {plain(small.value)}x means a run of "
+        f"{plain(times[0])} s and {plain(large.value)}x one of {plain(times[1])} s: "
+        f"{plain(times[1] / times[0])} times the time for {plain(bigger, 2)} times the size."
     )
+    return checked("fixed_overhead", off, sentence, times[1] / times[0], bigger)
 
 
 def _time(overhead_s: float, speed: float) -> float:
     return overhead_s * speed / (1 - speed)
 
 
-@dataclass(frozen=True)
-class _Computed:
-    """What the figures amount to: as they are printed, and between which bounds as they are rounded."""
-
-    text: str
-    value: float
-    low: float
-    high: float
-
-
 def printed_result(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags a printed ratio, saving or product that does not follow from its figures, rounding allowed for."""
-    computed = _ratio(claim, book) or _saving(claim, book) or _product(claim, book)
-    if computed is None:
+    parts = [book.claim(each) for each in claim.ratio_of or claim.saving_of or claim.product_of]
+    if not parts:
         return None
-    off = rounded(claim)[1] < computed.low or rounded(claim)[0] > computed.high
-    result, printed = _shown(claim, computed.value), _shown(claim, claim.quantity)
-    return RuleFinding(
-        rule="printed_result",
-        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
-        sentence=f"{computed.text} = {result}, {'but it is printed as' if off else 'printed as'} {printed}.",
-        implied=computed.value,
-        limit=claim.quantity,
-    )
-
-
-def _ratio(claim: Claim, book: Book) -> _Computed | None:
-    if claim.ratio_of is None:
-        return None
-    over, under = (book.claim(side) for side in claim.ratio_of)
-    return _Computed(
-        f"{_printed(over)} / {_printed(under)}",
-        over.quantity / under.quantity,
-        rounded(over)[0] / rounded(under)[1],
-        rounded(over)[1] / rounded(under)[0],
-    )
-
-
-def _saving(claim: Claim, book: Book) -> _Computed | None:
-    if claim.saving_of is None:
-        return None
-    before, after = (book.claim(side) for side in claim.saving_of)
-    return _Computed(
-        f"1 - {_printed(after)} / {_printed(before)}",
-        1 - after.quantity / before.quantity,
-        1 - rounded(after)[1] / rounded(before)[0],
-        1 - rounded(after)[0] / rounded(before)[1],
-    )
-
-
-def _product(claim: Claim, book: Book) -> _Computed | None:
-    factors = [book.claim(factor) for factor in claim.product_of]
-    if not factors:
-        return None
-    return _Computed(
-        " x ".join(map(_printed, factors)),
-        math.prod(factor.quantity for factor in factors),
-        math.prod(rounded(factor)[0] for factor in factors),
-        math.prod(rounded(factor)[1] for factor in factors),
-    )
-
-
-def _printed(claim: Claim) -> str:
-    return plain(claim.value, 12)
-
-
-def _shown(claim: Claim, quantity: float) -> str:
-    return percent(quantity) if claim.unit == "%" else plain(quantity)
+    one, *others = (plain(part.value, 12) for part in parts)
+    low, high = (math.prod(rounded(part)[end] for part in parts) for end in (0, 1))
+    text, value = " x ".join((one, *others)), math.prod(part.quantity for part in parts)
+    if claim.ratio_of:
+        over, under = parts
+        text, value = f"{one} / {others[0]}", over.quantity / under.quantity
+        low, high = rounded(over)[0] / rounded(under)[1], rounded(over)[1] / rounded(under)[0]
+    elif claim.saving_of:
+        before, after = parts
+        text, value = f"1 - {others[0]} / {one}", 1 - after.quantity / before.quantity
+        low, high = 1 - rounded(after)[1] / rounded(before)[0], 1 - rounded(after)[0] / rounded(before)[1]
+    off = rounded(claim)[1] < low or rounded(claim)[0] > high
+    shown = percent if claim.unit == "%" else plain
+    how = "but it is printed as" if off else "printed as"
+    sentence = f"{text} = {shown(value)}, {how} {shown(claim.quantity)}."
+    return checked("printed_result", off, sentence, value, claim.quantity)
 
 
 RULES: tuple[Rule, ...] = (

@@ -10,7 +10,6 @@ from optigpu.documents.older import current
 from optigpu.documents.versions import versions_of
 from optigpu.fit.fitting import Fit, NamedStack, StackFit
 from optigpu.job.spec import JobSpec, digest
-from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, DeviceKind, Document, Frozen, UnsupportedError
 
 SMALL_LOSS = 0.15
@@ -71,12 +70,14 @@ class Advice(Frozen):
 def evidence_of(results: Iterable[Document], spec: JobSpec, where: str) -> list[Evidence]:
     """The valid results of the spec's workload and model among stored ones, with a figure of its primary metric."""
     found = []
+    about = {"workload": spec.workload.identity(), "model": spec.model}
     for result in map(current, results):
         variant, figure = result["variant"], result["metrics"].get(spec.workload.primary) or {}
         provenance = result.get("provenance") or {}
         if not result["verdict"]["valid"] or figure.get("value") is None:
             continue
-        if variant["workload_digest"] not in _digests(spec, provenance.get("weight_hash")):
+        weights = provenance.get("weight_hash")
+        if variant["workload_digest"] not in (digest(about), digest(about | {"weights": weights})):
             continue
         found.append(
             Evidence(
@@ -152,7 +153,15 @@ def best_predicted(
     if not pairs:
         advice = " ".join(found.advice) or "Ask for less context, or for another GPU."
         raise UnsupportedError(f"No stack of {found.model} fits {found.gpu}. {advice}")
-    stack, row = min(pairs, key=lambda pair: _preference(*pair))
+
+    def preference(pair: tuple[NamedStack, StackFit]) -> tuple[bool, bool, bool, int, int]:
+        """The least is best: on the device, whole, with a small loss, in few bytes, of few techniques."""
+        techniques, row = pair[0].techniques, pair[1]
+        offloads = any(technique.name == "cpu_offload" for technique in techniques)
+        lossy = any(technique.error_bound > SMALL_LOSS for technique in techniques)
+        return row.host, offloads, lossy, row.weight_bytes or 0, len(techniques)
+
+    stack, row = min(pairs, key=preference)
     device = DeviceKind.CPU if row.host else spec.device
     peak = (row.peak_bytes or 0) / 1e9
     fits = f"it fits {hardware} with {found.batch} x {found.context:,} tokens in {peak:.3g} of " + (
@@ -163,7 +172,10 @@ def best_predicted(
     unknown = ""
     if max_kld is not None:
         unknown = f" Only a measurement shows whether its kld_mean is at most {max_kld:g}."
-    parameters = tuple(_own_parameters(technique) for technique in stack.techniques)
+    parameters = tuple(
+        {"name": technique.name} | technique.model_dump(mode="json", exclude_defaults=True)
+        for technique in stack.techniques
+    )
     return Advice(
         basis="predicted",
         model=found.model,
@@ -176,22 +188,6 @@ def best_predicted(
         fit=row,
         code=code_of(spec, row.backend, device, parameters),
     )
-
-
-def _preference(stack: NamedStack, row: StackFit) -> tuple[bool, bool, bool, int, int]:
-    """The least is best: on the device, whole, with a small loss, in few bytes, of few techniques."""
-    offloads = any(technique.name == "cpu_offload" for technique in stack.techniques)
-    return row.host, offloads, loss_of(stack) > SMALL_LOSS, row.weight_bytes or 0, len(stack.techniques)
-
-
-def _own_parameters(technique: Technique) -> dict[str, Any]:
-    """Its name and the parameters that are not the usual ones."""
-    return {"name": technique.name} | technique.model_dump(mode="json", exclude_defaults=True)
-
-
-def loss_of(stack: NamedStack) -> float:
-    """The largest error bound of its techniques, as a share of the largest logit."""
-    return max((technique.error_bound for technique in stack.techniques), default=0.0)
 
 
 def code_of(spec: JobSpec, backend: str, device: DeviceKind, stack: Sequence[Document]) -> str:
@@ -207,12 +203,6 @@ def code_of(spec: JobSpec, backend: str, device: DeviceKind, stack: Sequence[Doc
     primary = spec.workload.primary
     text = pformat(document, sort_dicts=False, width=80)
     return _CODE.format(spec=indent(text, "    "), metric=primary, unit=METRICS[primary].unit)
-
-
-def _digests(spec: JobSpec, weights: str | None) -> tuple[str, ...]:
-    """The workload's digest with the hash of the weights that were loaded, and without."""
-    about = {"workload": spec.workload.identity(), "model": spec.model}
-    return digest(about), *([digest(about | {"weights": weights})] if weights else [])
 
 
 def _parameters(stack: Sequence[Document]) -> tuple[dict[str, Any], ...]:

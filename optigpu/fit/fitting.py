@@ -39,35 +39,20 @@ def stack_of(techniques: tuple[Technique, ...], label: str | None = None) -> Nam
 def usual_stacks(card: Device, facts: ModelFacts) -> tuple[NamedStack, ...]:
     """From 32 bits a weight to 4, in the half precision that the card's matrix units have."""
     half = "bf16" if "bf16" in card.peak_flop_per_s else "fp16"
-    names: list[tuple[str, ...]] = [
-        (),
-        (half,),
-        (half, "int8_kv_cache"),
-        (half, "int8_weight_only"),
-        *([(half, "fp8")] if "fp8" in card.peak_flop_per_s else []),
-        (half, "llm_int8"),
-        (half, "nf4"),
-        (half, "int4_weight_only"),
-        (half, "gptq"),
-        (half, "awq"),
-        (half, "int8_kv_cache", "int4_weight_only"),
-        (half, "cpu_offload"),
-    ]
+    fp8 = ("fp8",) if "fp8" in card.peak_flop_per_s else ()
+    alone = ("int8_kv_cache", "int8_weight_only", *fp8, "llm_int8", "nf4", "int4_weight_only", "gptq", "awq")
+    several = (half, "int8_kv_cache", "int4_weight_only")
+    names = ((), (half,), *((half, name) for name in alone), several, (half, "cpu_offload"))
     stacks = (stack_of(tuple(TECHNIQUES[name](name=name) for name in each)) for each in names)
-    return tuple(stack for stack in (*stacks, _gguf()) if _applies(stack, facts))
+    awq = not conv1d_reason(facts.family)  # whose checkpoints have no such layers
+    every = (*stacks, _gguf())
+    return tuple(each for each in every if awq or not any(isinstance(one, Awq) for one in each.techniques))
 
 
 def cpu_stacks() -> tuple[NamedStack, ...]:
     """Those with operators for a CPU, from 32 bits a weight to 4."""
-    names: tuple[tuple[str, ...], ...] = (
-        (),
-        ("int8_weight_only",),
-        ("int8_hybrid",),
-        ("int4_weight_only",),
-        ("native_decode",),
-    )
-    plain = (stack_of(tuple(TECHNIQUES[name](name=name) for name in each)) for each in names)
-    return (*plain, _gguf())
+    names = ("int8_weight_only", "int8_hybrid", "int4_weight_only", "native_decode")
+    return (stack_of(()), *(stack_of((TECHNIQUES[name](name=name),)) for name in names), _gguf())
 
 
 def _gguf() -> NamedStack:
@@ -78,10 +63,6 @@ def _gguf() -> NamedStack:
 def memory_ladder() -> tuple[NamedStack, ...]:
     """The rungs of the plan of that name."""
     return tuple(NamedStack(rung.label, rung.stack(WORKLOAD), rung.backend) for rung in MEMORY_LADDER)
-
-
-def _applies(stack: NamedStack, facts: ModelFacts) -> bool:
-    return not (any(isinstance(each, Awq) for each in stack.techniques) and conv1d_reason(facts.family))
 
 
 RESERVE_BYTES = 3 * 2**28

@@ -88,7 +88,10 @@ class DecoderMemory:
         """The peak, at the worse of the prompt's pass and the last decode step."""
         if self.stored.own_passes is not None:
             return self._own_need(load, self.stored.own_passes)
-        points = (self._prompt(load), self._last_step(load))
+        prompt = load.prompt if self.at_once is None else min(load.prompt, self.at_once)
+        length = load.context - 1  # the last token is decoded and not cached any more
+        step = length if self.cache.kind == "none" else 1
+        points = (self._pass(load, prompt, load.prompt), self._pass(load, step, length))
         cache, activations = max(points, key=sum)
         return MemoryNeed(self.stored.bytes, cache, activations + self.stored.widened_bytes)
 
@@ -106,10 +109,6 @@ class DecoderMemory:
         """Of keys and values of `tokens` tokens; a static cache has room for `room` of them."""
         return sum(layer.count * self._of_a_layer(layer, batch, tokens, room) for layer in self.shape.caches)
 
-    def _largest_layer(self, batch: int, tokens: int, room: int) -> int:
-        """Of the bytes that `cache_bytes` counts those of the layer that has the most."""
-        return max(self._of_a_layer(layer, batch, tokens, room) for layer in self.shape.caches)
-
     def _of_a_layer(self, layer: LayerCache, batch: int, tokens: int, room: int) -> int:
         options = self.cache
         if options.kind == "none":
@@ -126,18 +125,10 @@ class DecoderMemory:
         key_width, value_width = self.stored.width if is_mixed else self.cache_width, self.cache_width
         return batch * kept * layer.kv_heads * (layer.key_size * key_width + layer.value_size * value_width)
 
-    def _prompt(self, load: Load) -> tuple[int, int]:
-        cache = self.cache_bytes(load.batch, load.prompt, load.context)
-        tokens = load.prompt if self.at_once is None else min(load.prompt, self.at_once)
-        layer = self._largest_layer(load.batch, load.prompt, load.context)
-        return cache, max(self._points(load.batch, tokens, load.prompt, layer))
-
-    def _last_step(self, load: Load) -> tuple[int, int]:
-        """The last token is decoded and not cached any more."""
-        length = load.context - 1
+    def _pass(self, load: Load, tokens: int, length: int) -> tuple[int, int]:
+        """Bytes of the cache and of activations of a pass of `tokens` tokens that attend to `length`."""
         cache = self.cache_bytes(load.batch, length, load.context)
-        tokens = length if self.cache.kind == "none" else 1
-        layer = self._largest_layer(load.batch, length, load.context)
+        layer = max(self._of_a_layer(each, load.batch, length, load.context) for each in self.shape.caches)
         return cache, max(self._points(load.batch, tokens, length, layer))
 
     def _points(self, batch: int, tokens: int, length: int, layer: int) -> Iterator[int]:
@@ -163,24 +154,20 @@ class DecoderMemory:
             yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
         else:
             yield around + self._attention(batch, tokens, length, layer)
-        head = 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
-        yield head - self._gone_at_the_head()
+        yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._beside_the_head()
 
-    def _gone_at_the_head(self) -> int:
-        """What a layer widened for its product is gone when a plain head runs; autocast keeps its copies."""
-        head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
-        is_plain = head.bytes in (0, self.stored.width * head.elements)
-        return self.stored.widened_bytes if is_plain and self.width == self.stored.width else 0
-
-    def _copied_head(self) -> int:
-        """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU.
-
-        Where it has no such products torch has its own, which copy nothing.
-        """
+    def _beside_the_head(self) -> int:
+        """Of a plain head: what is copied for its product, without what a layer widened for its own, which is gone."""
         head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
         as_loaded = self.stored.width * head.elements
+        if head.bytes not in (0, as_loaded):
+            return 0
+        # oneDNN copies 16-bit numbers into its own layout; where it has no such products torch's own copy nothing.
         is_copied = self.device is DeviceKind.CPU and self.stored.width == 2 and has_onednn_bfloat16()
-        return as_loaded if is_copied and head.bytes in (0, as_loaded) else 0
+        gone = (
+            self.stored.widened_bytes if self.width == self.stored.width else 0
+        )  # autocast keeps its copies
+        return (as_loaded if is_copied else 0) - gone
 
     def _scores(self, batch: int, tokens: int, length: int) -> tuple[int, int]:
         """Bytes of what eager attention stores: after it, its weights with the mask; within it, scores in float32, and

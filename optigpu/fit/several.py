@@ -80,7 +80,10 @@ def fit_several(
     found = []
     for tensor, pipeline in _ways(shape):
         weights, cache = _fullest(memory, need.cache, tensor, pipeline)
-        sent = _sent(shape, asked.batch, WIDTHS[memory.options.dtype], tensor, pipeline)
+        # for a decode step: a GPU's share of each sum in a ring, and the states for the next stage
+        states = asked.batch * shape.facts.hidden_size * WIDTHS[memory.options.dtype]
+        summed = -(-shape.facts.layers // pipeline) * SUMS_A_BLOCK * 2 * (tensor - 1) / tensor * states
+        sent = round(summed + (states if pipeline > 1 else 0))
         bandwidth = card.memory_bandwidth_bytes_per_s
         found.append(
             Division(
@@ -135,11 +138,3 @@ def _fullest(memory: DecoderMemory, cache: int, tensor: int, pipeline: int) -> t
 def _whole(memory: DecoderMemory, *parts: Part) -> int:
     """Bytes of all matrices of these parts."""
     return sum(matrix.whole for matrix in memory.stored.matrices if matrix.part in parts)
-
-
-def _sent(shape: DecoderShape, batch: int, width: int, tensor: int, pipeline: int) -> int:
-    """By one GPU for a decode step: its share of each sum in a ring, and the states for the next stage."""
-    states = batch * shape.facts.hidden_size * width
-    blocks = -(-shape.facts.layers // pipeline)
-    summed = blocks * SUMS_A_BLOCK * 2 * (tensor - 1) / tensor * states
-    return round(summed + (states if pipeline > 1 else 0))

@@ -132,7 +132,11 @@ class _Comparison:
         else:
             quotient, bounds = ratio(better.samples, worse.samples)
         listed = tuple(reason for reason in VerdictReason if reason in reasons)
-        reaching = _reaching(bounds, ours, theirs)
+        reaching = None
+        if bounds is not None and ours.cost is not None and theirs.cost is not None:
+            # Up to where it would be if one side alone had not been disturbed: turns share a load, and yet the side
+            # whose threads meet more often loses more.
+            reaching = bounds[0] * (1 - theirs.cost), bounds[1] / (1 - ours.cost)
         return Gain(ratio=quotient, ci=reaching, compared_with=reference, reasons=listed)
 
     def reference_of(self, technique: Technique) -> Variant | None:
@@ -177,7 +181,7 @@ class _Comparison:
             reference.index,
             Better.LOWER,
         )
-        return payback_of(ours.compile_s, value_of(ours.request_s), quotient)
+        return _payback_of(ours.compile_s, value_of(ours.request_s), quotient)
 
     def best(self) -> int | None:
         """The best of the valid figures; where there is none, the one with the highest valid speedup."""
@@ -207,32 +211,33 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
     )
     reference, before = comparison.reference_of(alone) if alone else None, comparison.rung_before(variant)
     left = comparison.left_out(alone) if alone else None
+    result = outcome.result
+    notes = result.verdict.reason_notes if result and not result.verdict.valid else None
+    with_it = without(comparison.spec, alone)[0][1:] if alone and left else ()
     return AttributionRow(
         index=variant.index,
         role=variant.role,
         label=variant.label,
         status=outcome.status,
-        reason=outcome.reason or _why_invalid(outcome),
+        reason=outcome.reason or (f"not valid: {' '.join(notes)}" if notes else None),
         technique=variant.rung or (alone.name if alone else None),
         speedup=comparison.gain(variant, comparison.baseline),
         alone=comparison.gain(variant, reference),
         added=comparison.gain(variant, before),
         left_out=left,
-        left_out_with=_with(comparison.spec, alone) if alone and left else (),
+        left_out_with=tuple(each.name for each in with_it),
         payback=comparison.payback(variant, (reference, before, comparison.baseline)),
     )
-
-
-def _with(spec: JobSpec, technique: Technique) -> tuple[str, ...]:
-    """The techniques that are left out together with this one."""
-    return tuple(each.name for each in without(spec, technique)[0][1:])
 
 
 def _side_of(outcome: Outcome) -> _Side:
     result = outcome.result
     if result is None:
         return _Side()
-    primary, time = result.variant.primary_metric, time_of(outcome)
+    primary = result.variant.primary_metric
+    # the time of a whole request; a workload may have none
+    time = next((name for name in ("step_s", "latency_s") if name in outcome.samples), None)
+    compiled = outcome.samples.get("compile_s")
     return _Side(
         samples=outcome.counted(primary),
         reasons=frozenset(result.verdict.reasons),
@@ -241,7 +246,8 @@ def _side_of(outcome: Outcome) -> _Side:
         gains=_gains_of(result, primary),
         request_s=outcome.counted(time) if time else (),
         request_gains=_gains_of(result, time) if time else {},
-        compile_s=compile_seconds(outcome),
+        # of the process that compiled the longest: the others read from disk what it had compiled
+        compile_s=max(max(each) for each in compiled) if compiled else None,
     )
 
 
@@ -249,60 +255,18 @@ def _gains_of(result: Result, metric: str) -> Gains:
     return result.metrics[metric].gains if metric in result.metrics else {}
 
 
-def _reaching(bounds: tuple[float, float] | None, ours: _Side, theirs: _Side) -> tuple[float, float] | None:
-    """A ratio's interval up to where it would be if one side alone had not been disturbed.
-
-    Turns share a load, and yet it costs the sides differently: the one whose threads meet more often loses more.
-    """
-    if bounds is None or ours.cost is None or theirs.cost is None:
-        return None
-    low, high = bounds
-    return low * (1 - theirs.cost), high / (1 - ours.cost)
-
-
-def _why_invalid(outcome: Outcome) -> str | None:
-    result = outcome.result
-    if result is None or result.verdict.valid:
-        return None
-    return f"not valid: {' '.join(result.verdict.reason_notes)}"
-
-
-TIMES = ("step_s", "latency_s")
-"""The metrics that are the time of a whole request, the first that a workload has."""
-
-
-def time_of(outcome: Outcome) -> str | None:
-    """The metric that is the time of a whole request; None for a workload without one."""
-    return next((name for name in TIMES if name in outcome.samples), None)
-
-
-def compile_seconds(outcome: Outcome) -> float | None:
-    """The time of the process that compiled the longest: the others read from disk what it had compiled.
-
-    None where nothing was compiled.
-    """
-    found = outcome.samples.get("compile_s")
-    return max(max(each) for each in found) if found else None
-
-
-def payback_of(compile_s: float, request_s: float, gain: Gain) -> Payback:
-    """What compiling for `compile_s` means for requests of `request_s` whose speed it multiplied by the gain's ratio.
-
-    A request saves request_s * (ratio - 1).
-    """
+def _payback_of(compile_s: float, request_s: float, gain: Gain) -> Payback:
+    """What compiling for `compile_s` means for requests of `request_s` whose speed it multiplied by the gain's ratio:
+    a request saves request_s * (ratio - 1)."""
     if gain.ratio <= 1:
         why = "A step is no faster than without compiling, so that it is never paid back."
         return Payback(steps=None, compared_with=gain.compared_with, reason=why)
     low, high = gain.ci or (0.0, 0.0)
-    is_sure = low > 1
+    requests = compile_s / request_s
     why = "The ratio of the two has no interval above 1, so that it may never be paid back."
     return Payback(
-        steps=_steps(compile_s, request_s, gain.ratio),
-        ci=(_steps(compile_s, request_s, high), _steps(compile_s, request_s, low)) if is_sure else None,
+        steps=requests / (gain.ratio - 1),
+        ci=(requests / (high - 1), requests / (low - 1)) if low > 1 else None,
         compared_with=gain.compared_with,
-        reason=None if is_sure else why,
+        reason=None if low > 1 else why,
     )
-
-
-def _steps(compile_s: float, request_s: float, ratio: float) -> float:
-    return compile_s / (request_s * (ratio - 1))

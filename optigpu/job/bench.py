@@ -5,7 +5,7 @@ same precision by the layers of a compiled model.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from optigpu.documents.result import Environment
@@ -61,13 +61,12 @@ def bench_specs(
     environment: Environment, device: DeviceKind, mode: BenchMode, precision: Precision, model: str
 ) -> tuple[JobSpec, ...]:
     """Matrix products, attention, decoding. Raises SpecError for a model that cannot decode."""
-    sizes = _sizes(device, mode)
-    shared = {
-        "device": device,
-        **brief(mode),
-        "tags": ["bench", str(mode)],
-    }
-    products = {"kind": "matmul", "sizes": sizes.sides, "dtypes": sizes.dtypes}
+    sizes = SIZES[DeviceKind.CPU if device is DeviceKind.CPU else DeviceKind.CUDA, mode]
+    dtypes = sizes.dtypes
+    if Ability.TF32 in KINDS[device].lacks:
+        dtypes = tuple(name for name in dtypes if name != "tf32")
+    shared = {"device": device, **brief(mode), "tags": ["bench", str(mode)]}
+    products = {"kind": "matmul", "sizes": sizes.sides, "dtypes": dtypes}
     attention = {"kind": "attention", "lengths": sizes.lengths}
     generate = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16}
     decoding = {
@@ -82,15 +81,6 @@ def bench_specs(
         JobSpec.model_validate({"workload": attention, "name": "bench: attention"} | shared),
         own.model_copy(update={"beside": tuple(_stacks(environment, own, mode, precision))}),
     )
-
-
-def _sizes(device: DeviceKind, mode: BenchMode) -> Sizes:
-    """Those of a CPU, or of a GPU without what this kind of it lacks."""
-    if device is DeviceKind.CPU:
-        return SIZES[device, mode]
-    of_gpu = SIZES[DeviceKind.CUDA, mode]
-    has_tf32 = Ability.TF32 not in KINDS[device].lacks
-    return replace(of_gpu, dtypes=tuple(name for name in of_gpu.dtypes if has_tf32 or name != "tf32"))
 
 
 def _stacks(

@@ -89,9 +89,11 @@ class Plan:
     def sentence(self) -> str:
         """For example "9 variants x 3 processes, about 24 min; the limit is 30 min."."""
         measure, limit = self.spec.measure, self.spec.limits.timeout_s
+        instead = f" instead of {measure.replicates}" if self.replicates < measure.replicates else ""
         text = (
-            f"{_counted(len(self.guesses), 'variant', 'variants')} x {self._processes_of_each()}, "
-            f"about {spoken(self.seconds)} (an estimate); the limit is {spoken(limit)}."
+            f"{_counted(len(self.guesses), 'variant', 'variants')} x "
+            f"{_counted(self.replicates, 'process', 'processes')}{instead}, about {spoken(self.seconds)} (an "
+            f"estimate); the limit is {spoken(limit)}."
         )
         if self.seconds > limit:
             text += (
@@ -100,11 +102,6 @@ class Plan:
         elif self.most_sample_s < measure.max_seconds:
             text += f" So that all fit, a process is measured for {spoken(self.most_sample_s)} at most."
         return text
-
-    def _processes_of_each(self) -> str:
-        asked = self.spec.measure.replicates
-        instead = f" instead of {asked}" if self.replicates < asked else ""
-        return _counted(self.replicates, "process", "processes") + instead
 
 
 def plan_time(spec: JobSpec, variants: Sequence[Variant]) -> Plan:

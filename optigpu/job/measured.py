@@ -48,12 +48,19 @@ def measured(variant: Variant, provenance: Provenance) -> Variant:
 
 
 def summary_of(variant: Variant) -> VariantSummary:
-    """The summary of a variant that its result contains."""
+    """The summary of a variant that its result contains.
+
+    Of a workload whose largest batch is looked for it has the limit in the place of the batch.
+    """
+    workload: dict[str, JsonValue] = variant.workload.model_dump(mode="json")
+    if variant.memory_limit_bytes is not None:
+        workload.pop("batch_size", None)
+        workload["memory_limit_bytes"] = variant.memory_limit_bytes
     return VariantSummary(
         index=variant.index,
         role=variant.role,
         label=variant.label,
-        workload=_described(variant),
+        workload=workload,
         model=variant.model,
         backend=variant.backend,
         endpoint=variant.endpoint,
@@ -63,15 +70,6 @@ def summary_of(variant: Variant) -> VariantSummary:
         variant_digest=variant.digest,
         primary_metric=variant.primary,
     )
-
-
-def _described(variant: Variant) -> dict[str, JsonValue]:
-    """The workload's parameters; of one whose largest batch is looked for the limit in the place of its batch."""
-    found: dict[str, JsonValue] = variant.workload.model_dump(mode="json")
-    if variant.memory_limit_bytes is None:
-        return found
-    shape = {name: value for name, value in found.items() if name != "batch_size"}
-    return shape | {"memory_limit_bytes": variant.memory_limit_bytes}
 
 
 def unplanned(result: Result, plan: Iterable[Variant]) -> str | None:

@@ -1,6 +1,6 @@
 """What a job asks for of the worker that takes it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from optigpu.documents.views import Want
 from optigpu.job.spec import JobSpec, PlanName, resolve
@@ -8,7 +8,6 @@ from optigpu.models.facts import facts_of
 from optigpu.models.held import FILES
 from optigpu.models.reference import parse_reference
 from optigpu.surgery.extras import install_command
-from optigpu.techniques.base import Technique
 from optigpu.vocabulary import Frozen
 
 HUB, FOLDER = "hub:", "path:"
@@ -52,17 +51,12 @@ def needs_of(spec: JobSpec) -> tuple[Need, ...]:
     stack = () if spec.plan is PlanName.SEARCH else resolve(spec.stack, spec.workload.kind)
     facts = [facts_of(parse_reference(model)) if model else None for model in spec.asked_models]
     packages = (package for known in facts for technique in stack for package in technique.packages(known))
-    asked: dict[Want, tuple[str, ...]] = {
-        Want.BACKEND: (spec.backend,),
-        Want.PACKAGE: tuple(packages),
-        Want.MODEL: tuple(_references(spec.asked_models, stack)),
-    }
-    return tuple(Need(kind=kind, name=name) for kind, names in asked.items() for name in dict.fromkeys(names))
-
-
-def _references(models: Iterable[str | None], stack: Iterable[Technique]) -> Iterator[str]:
-    """The models and those that techniques name, such as a draft, without those that are everywhere."""
+    # the models and those that techniques name, such as a draft, without those that are everywhere
     values = (value for technique in stack for value in technique.model_dump().values())
-    for name in (*models, *values):
-        if isinstance(name, str) and name.startswith((HUB, FOLDER)):
-            yield name
+    names = (name for name in (*spec.asked_models, *values) if isinstance(name, str))
+    asked: dict[Want, Iterable[str]] = {
+        Want.BACKEND: (spec.backend,),
+        Want.PACKAGE: packages,
+        Want.MODEL: (name for name in names if name.startswith((HUB, FOLDER))),
+    }
+    return tuple(Need(kind=kind, name=name) for kind, each in asked.items() for name in dict.fromkeys(each))

@@ -1,9 +1,9 @@
 """spec -> variants: single, ladder, memory-ladder, ablation, grid, and what is measured beside them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, islice, product
+from itertools import combinations, islice, product
 from typing import Any
 
 from optigpu.documents.endpoints import engine_name
@@ -48,13 +48,12 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
-    planned = _PLANS[spec.plan]
-    drafts = _distinct(chain(planned(spec), _beside(spec)), spec, most)
+    drafts = _distinct(spec, most)
     labels = _labels(drafts, spec)
     named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
     every = product(_named_models(spec), named, zip(drafts, labels, strict=True))
     return tuple(
-        _variant(index, spec, model, workload, draft, _joined((model_name, shape), label))
+        _variant(index, spec, model, workload, draft, f"{model_name} {shape}".strip(), label)
         for index, ((model, model_name), (workload, shape), (draft, label)) in enumerate(every)
     )
 
@@ -113,8 +112,38 @@ def _applicable(device: DeviceKind, workload: Workload, backend: str) -> Iterato
             yield kind(name=name)
 
 
-def _single(spec: JobSpec) -> Iterator[Draft]:
-    yield Draft(Role.SINGLE, resolve(spec.stack, spec.workload.kind))
+def _drafts(spec: JobSpec) -> Iterator[Draft]:
+    """Those of the job's plan, then what is measured beside them."""
+    kind = spec.workload.kind
+    if spec.plan in (PlanName.GRID, PlanName.MEMORY_LADDER, PlanName.BATCH_SCALING):
+        yield Draft(Role.BASELINE)
+    match spec.plan:
+        case PlanName.SINGLE:
+            yield Draft(Role.SINGLE, resolve(spec.stack, kind))
+        case PlanName.LADDER:
+            yield from _ladder(spec)
+        case PlanName.ABLATION:  # what the stack loses without a technique depends on no order
+            yield from _ladder(spec)
+            for technique in spec.stack:
+                left, stack = without(spec, technique)
+                label = f"without {', '.join(each.name for each in left)}"
+                yield Draft(Role.LEFT_OUT, stack, technique.name, label=label)
+        case PlanName.GRID:
+            for size in range(1, len(spec.stack) + 1):
+                for chosen in combinations(spec.stack, size):
+                    yield Draft(Role.SINGLE, resolve(chosen, kind))
+        case PlanName.MEMORY_LADDER:  # a rung that this machine or this model cannot run ends with the reason
+            for rung in MEMORY_LADDER:
+                yield Draft(Role.SINGLE, rung.stack(kind), backend=rung.backend, label=rung.label)
+        case PlanName.SEARCH:  # as many stacks of the menu as the limit allows
+            most = spec.limits.max_variants - len(spec.beside)
+            for stack in islice(stacks_of(spec.stack, kind), max(most, 1)):
+                yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
+        case PlanName.BATCH_SCALING if spec.stack:
+            yield Draft(Role.SINGLE, resolve(spec.stack, kind))
+    for each in spec.beside:
+        stack = resolve(each.stack, kind)
+        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label, endpoint=each.endpoint)
 
 
 def _ladder(spec: JobSpec) -> Iterator[Draft]:
@@ -131,15 +160,6 @@ def _ladder(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.CUMULATIVE, resolve(named[:length], kind), named[length - 1].name)
 
 
-def _ablation(spec: JobSpec) -> Iterator[Draft]:
-    """A ladder, then the whole stack without each of its techniques: what that loses depends on no order."""
-    yield from _ladder(spec)
-    for technique in spec.stack:
-        left, stack = without(spec, technique)
-        label = f"without {', '.join(each.name for each in left)}"
-        yield Draft(Role.LEFT_OUT, stack, technique.name, label=label)
-
-
 def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...], tuple[Technique, ...]]:
     """The techniques that are left out with this one, itself the first, and the whole stack without them.
 
@@ -153,60 +173,10 @@ def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...],
     return (technique, *others), resolve((each for each in spec.stack if each not in left), kind)
 
 
-def _grid(spec: JobSpec) -> Iterator[Draft]:
-    """Every combination of the stack's techniques, the empty one first as the baseline."""
-    yield Draft(Role.BASELINE)
-    for size in range(1, len(spec.stack) + 1):
-        for chosen in combinations(spec.stack, size):
-            yield Draft(Role.SINGLE, resolve(chosen, spec.workload.kind))
-
-
-def _memory_ladder(spec: JobSpec) -> Iterator[Draft]:
-    """The baseline and every rung; one that this machine or this model cannot run ends with the reason."""
-    yield Draft(Role.BASELINE)
-    for rung in MEMORY_LADDER:
-        stack = rung.stack(spec.workload.kind)
-        yield Draft(Role.SINGLE, stack, backend=rung.backend, label=rung.label)
-
-
-def _search(spec: JobSpec) -> Iterator[Draft]:
-    """The baseline, then the stacks of the menu, small ones first, as many as the limit allows."""
-    most = spec.limits.max_variants - len(spec.beside)
-    for stack in islice(stacks_of(spec.stack, spec.workload.kind), max(most, 1)):
-        yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
-
-
-def _batch_scaling(spec: JobSpec) -> Iterator[Draft]:
-    """The baseline, and the stack, if there is one."""
-    yield Draft(Role.BASELINE)
-    if spec.stack:
-        yield Draft(Role.SINGLE, resolve(spec.stack, spec.workload.kind))
-
-
-_PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
-    PlanName.SINGLE: _single,
-    PlanName.LADDER: _ladder,
-    PlanName.ABLATION: _ablation,
-    PlanName.GRID: _grid,
-    PlanName.MEMORY_LADDER: _memory_ladder,
-    PlanName.SEARCH: _search,
-    PlanName.BATCH_SCALING: _batch_scaling,
-}
-
-
-def _beside(spec: JobSpec) -> Iterator[Draft]:
-    for each in spec.beside:
-        stack = resolve(each.stack, spec.workload.kind)
-        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label, endpoint=each.endpoint)
-
-
-def _distinct(drafts: Iterable[Draft], spec: JobSpec, most: int) -> list[Draft]:
-    """The first draft of each engine and stack.
-
-    Stops at one too many: a grid doubles with each technique.
-    """
+def _distinct(spec: JobSpec, most: int) -> list[Draft]:
+    """The first draft of each engine and stack. Stops at one too many: a grid doubles with each technique."""
     seen: dict[tuple[str, tuple[Technique, ...]], Draft] = {}
-    for draft in drafts:
+    for draft in _drafts(spec):
         seen.setdefault((draft.engine(spec), draft.stack), draft)
         if len(seen) > most:
             raise SpecError(
@@ -217,8 +187,9 @@ def _distinct(drafts: Iterable[Draft], spec: JobSpec, most: int) -> list[Draft]:
 
 
 def _variant(
-    index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, label: str
+    index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, about: str, label: str
 ) -> Variant:
+    """`about` tells it from those of other models and workloads, where there are some."""
     limit = None
     if spec.plan is PlanName.BATCH_SCALING and spec.limits.max_bytes:
         # one digest, whatever a workload's usual batch is
@@ -226,7 +197,7 @@ def _variant(
     return Variant(
         index=index,
         role=draft.role,
-        label=label,
+        label=about if about and label == BASELINE else ": ".join(filter(None, (about, label))),
         rung=draft.rung,
         workload=workload,
         model=model,
@@ -238,15 +209,6 @@ def _variant(
     )
 
 
-def _joined(about: Sequence[str], label: str) -> str:
-    """The label of a stack after what tells its variant from those of other models and workloads, where there are
-    some."""
-    subject = " ".join(filter(None, about))
-    if not subject:
-        return label
-    return subject if label == BASELINE else f"{subject}: {label}"
-
-
 def _labels(drafts: Sequence[Draft], spec: JobSpec) -> list[str]:
     """One for each draft."""
     plain = [_names(draft.engine(spec), [technique.name for technique in draft.stack]) for draft in drafts]
@@ -254,10 +216,14 @@ def _labels(drafts: Sequence[Draft], spec: JobSpec) -> list[str]:
     for draft, names in zip(drafts, plain, strict=True):
         if not draft.label:
             alike.setdefault(names, []).append(draft.stack)
-    labels = [
-        draft.label or _names(draft.engine(spec), _told_apart(draft.stack, alike[names]))
-        for draft, names in zip(drafts, plain, strict=True)
-    ]
+    labels = []
+    for draft, names in zip(drafts, plain, strict=True):
+        label = draft.label
+        if not label:
+            siblings = zip(*alike[names], strict=True)
+            told_apart = map(_with_differences, draft.stack, siblings)
+            label = _names(draft.engine(spec), list(told_apart))
+        labels.append(label)
     for draft, label in zip(drafts, labels, strict=True):
         if draft.label and labels.count(label) > 1:
             raise SpecError(f"beside: the label {label!r} is another variant's as well; choose another.")
@@ -270,13 +236,8 @@ def _names(engine: str, techniques: Sequence[str]) -> str:
     return names if engine == JobSpec.model_fields["backend"].default else f"{engine}: {names}"
 
 
-def _told_apart(stack: Sequence[Technique], alike: Sequence[tuple[Technique, ...]]) -> list[str]:
-    """The techniques of a stack, where `alike` are all stacks of the same techniques: "gguf(type=Q8_0)"."""
-    return [_with_differences(*each) for each in zip(stack, zip(*alike, strict=True), strict=True)]
-
-
 def _with_differences(technique: Technique, siblings: Sequence[Technique]) -> str:
-    """Its name and the parameters in which its siblings, itself among them, differ."""
+    """Its name and the parameters in which its siblings, itself among them, differ: "gguf(type=Q8_0)"."""
     others = [sibling.model_dump(mode="json") for sibling in siblings]
     differing = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"

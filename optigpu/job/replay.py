@@ -1,6 +1,6 @@
 """Makes the request that measures a stored result's variant again with this version."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from optigpu.techniques import TECHNIQUES
@@ -8,16 +8,6 @@ from optigpu.vocabulary import SCHEMA_VERSION, SpecError
 from optigpu.workloads import WORKLOADS
 
 Document = dict[str, Any]
-Upgrade = Callable[[Document], Document]
-
-
-def _unchanged(request: Document) -> Document:
-    return request
-
-
-UPGRADES: Mapping[int, Upgrade] = {1: _unchanged}
-"""For each older schema version, the function that upgrades its request by one version. Version 2 changed only
-results."""
 
 
 def replay_request(
@@ -29,7 +19,12 @@ def replay_request(
     SpecError when a later version stored the result, when its workload or a technique does not exist any more, and for
     a largest batch.
     """
-    variant = result["variant"]
+    variant, version = result["variant"], result["schema_version"]
+    if version > SCHEMA_VERSION:  # the older ones differ only in results
+        raise SpecError(
+            f"The result has schema version {version} and this is {SCHEMA_VERSION}; replay it with the version of "
+            "OptiGPU that stored it, or a later one."
+        )
     if "memory_limit_bytes" in variant["workload"]:
         raise SpecError(
             "The result is the largest batch under a limit; post its job, or run batch-scaling, again."
@@ -44,34 +39,12 @@ def replay_request(
         "stack": list(variant["stack"]),
         "plan": "single",
         "seed": result["seed"],
-        "measure": dict(asked.get("measure", {})),
+        "measure": {**asked.get("measure", {}), **measure},
         "limits": dict(asked.get("limits", {})),
     }
-    request = upgraded(request, result["schema_version"])
-    _require(request["workload"]["kind"], WORKLOADS, "workload")
-    for technique in request["stack"]:
+    _require(variant["workload"]["kind"], WORKLOADS, "workload")
+    for technique in variant["stack"]:
         _require(technique["name"], TECHNIQUES, "technique")
-    return request | {"measure": request["measure"] | dict(measure)}
-
-
-def upgraded(
-    request: Document,
-    version: int,
-    upgrades: Mapping[int, Upgrade] = UPGRADES,
-    current: int = SCHEMA_VERSION,
-) -> Document:
-    """A request of an older schema version as one of the current version. Raises SpecError for one that is unknown."""
-    if version > current:
-        raise SpecError(
-            f"The result has schema version {version} and this is {current}; replay it with the version of OptiGPU "
-            "that stored it, or a later one."
-        )
-    for older in range(version, current):
-        if older not in upgrades:
-            raise SpecError(
-                f"This version cannot upgrade a request of schema version {older}; submit a new job."
-            )
-        request = upgrades[older](request)
     return request
 
 

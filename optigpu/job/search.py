@@ -7,7 +7,7 @@ else, stops at once. A pure part of the run: it decides, and measures nothing.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
@@ -52,11 +52,6 @@ def rounds_of(candidates: int) -> int:
     while candidates > 1:
         candidates, count = ceil(candidates / SHRINK), count + 1
     return count
-
-
-def first_round(spec: JobSpec, variants: Sequence[Variant]) -> Plan:
-    """The plan of the first round. Raises SpecError if its time does not suffice for that."""
-    return plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants)
 
 
 def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
@@ -112,11 +107,15 @@ def survivors(spec: JobSpec, outcomes: Sequence[Outcome]) -> tuple[int, ...]:
     if not allowed:
         return ()
     front = pareto(allowed, primary)
+    best = [_objectives(result, primary) for result in front]
+    rest = []
+    for result in allowed:
+        point = _objectives(result, primary)
+        beaten = any(compared(each[0], point[0]) > 0 and surpasses(each, point) for each in best)
+        if result not in front and not beaten:
+            rest.append(result)
     ordered = sorted(front, key=lambda result: _speed(result, primary), reverse=True)
-    beaten = (
-        result for result in allowed if result not in front and not _surely_beaten(result, front, primary)
-    )
-    ordered += sorted(beaten, key=lambda result: _speed(result, primary), reverse=True)
+    ordered += sorted(rest, key=lambda result: _speed(result, primary), reverse=True)
     return tuple(result.variant.index for result in ordered[: ceil(len(outcomes) / SHRINK)])
 
 
@@ -159,20 +158,9 @@ def _bounds(result: Result, name: str) -> Bounds:
     summary = result.metrics.get(name)
     if summary is None or summary.value is None:
         return None
-    low, high = summary.ci or _around(summary.value, summary.unit)
+    share = 0.0 if summary.unit == "B" else UNKNOWN_INTERVAL
+    low, high = summary.ci or (summary.value * (1 - share), summary.value * (1 + share))
     return (low, high) if METRICS[name].better is Better.HIGHER else (-high, -low)
-
-
-def _around(value: float, unit: str) -> tuple[float, float]:
-    share = 0.0 if unit == "B" else UNKNOWN_INTERVAL
-    return value * (1 - share), value * (1 + share)
-
-
-def _surely_beaten(result: Result, front: Iterable[Result], primary: str) -> bool:
-    """Whether one of the front is surely faster and at least as good in all else."""
-    point = _objectives(result, primary)
-    others = (_objectives(best, primary) for best in front)
-    return any(compared(other[0], point[0]) > 0 and surpasses(other, point) for other in others)
 
 
 def _speed(result: Result, primary: str) -> float:
@@ -230,7 +218,8 @@ def foreseen(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimate
     Raises SpecError if the job's limit is too short for its least.
     """
     if spec.plan is PlanName.SEARCH:
-        return first_round(spec, variants), estimated(spec, variants)
+        first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants)
+        return first, estimated(spec, variants)
     if spec.plan is PlanName.BATCH_SCALING:
         return guessed(spec, variants)
     plan = plan_time(spec, variants)

@@ -45,34 +45,24 @@ def run_engine(check: SelfCheck, setting: Setting) -> Comparison:
 
     Raises UnsupportedError where the engine runs none of the small models.
     """
-    model, engine = _prepared(check.name, setting)
-    on_cpu = setting.prepared(WORKLOAD, model, device=DeviceKind.CPU)
-    expected = Decoded(cast(DecodingRuntime, on_cpu), WORKLOAD)
-    try:
-        error = expected.error_of(engine, own_loop=False)
-    except UnsupportedError:
-        error = expected.error_of_tokens(engine)
-    return Comparison(error, EXACT, OF, how=model)
-
-
-def _prepared(name: str, setting: Setting) -> tuple[str, DecodingRuntime]:
-    """The first small model that the engine runs. Raises UnsupportedError with the last reason."""
-    reason = f"{name} runs no small model."
+    reason = f"{check.name} runs no small model."
     for model in TEXT_MODELS:
         try:
-            return model, cast(DecodingRuntime, setting.prepared(WORKLOAD, model, backend=name))
+            engine = cast(DecodingRuntime, setting.prepared(WORKLOAD, model, backend=check.name))
         except UnsupportedError as error:
             reason = str(error)
+            continue
+        on_cpu = setting.prepared(WORKLOAD, model, device=DeviceKind.CPU)
+        expected = Decoded(cast(DecodingRuntime, on_cpu), WORKLOAD)
+        try:
+            error = expected.error_of(engine, own_loop=False)
+        except UnsupportedError:
+            error = expected.error_of_tokens(engine)
+        return Comparison(error, EXACT, OF, how=model)
     raise UnsupportedError(reason)
 
 
 WORKLOAD = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_size=BATCH)
-
-
-def model_checks() -> Iterator[SelfCheck]:
-    """One for each device."""
-    for device in DeviceKind:
-        yield SelfCheck(subject=Subject.MODEL, name="unmodified model", device=device)
 
 
 def run_model(_check: SelfCheck, setting: Setting) -> Comparison:
@@ -96,13 +86,6 @@ SELF_TESTS: Mapping[str, Callable[[MeterContext], Comparison]] = {
     **{name: meter.self_test for name, meter in METERS.items()},
 }
 """The check of each meter."""
-
-
-def meter_checks() -> Iterator[SelfCheck]:
-    """Each meter on each device."""
-    for name in SELF_TESTS:
-        for device in DeviceKind:
-            yield SelfCheck(subject=Subject.METER, name=name, device=device)
 
 
 def run_meter(check: SelfCheck, setting: Setting) -> Comparison:
@@ -134,13 +117,6 @@ def kernels() -> Mapping[str, KernelCheck]:
     return {name: check for module in modules for name, check in module.KERNELS.items()}
 
 
-def kernel_checks() -> Iterator[SelfCheck]:
-    """Each kernel on each of its devices."""
-    for name, check in kernels().items():
-        for device in check.devices:
-            yield SelfCheck(subject=Subject.KERNEL, name=name, device=device)
-
-
 def run_kernel(check: SelfCheck, setting: Setting) -> Comparison:
     """What the kernel's own check finds. Raises UnsupportedError where the kernel, or torch itself, cannot run."""
     setting.prepared(Matmul(), None)
@@ -160,7 +136,15 @@ _RUNS: Mapping[Subject, Run] = {
 
 def all_checks() -> tuple[SelfCheck, ...]:
     """Every check of every device, in the order in which they run: what others build on comes first."""
-    return (*model_checks(), *kernel_checks(), *engine_checks(), *technique_checks(), *meter_checks())
+    first = [(Subject.MODEL, "unmodified model", device) for device in DeviceKind]
+    first += [(Subject.KERNEL, name, device) for name, each in kernels().items() for device in each.devices]
+    last = [(Subject.METER, name, device) for name in SELF_TESTS for device in DeviceKind]
+    return (
+        *(SelfCheck(subject=subject, name=name, device=device) for subject, name, device in first),
+        *engine_checks(),
+        *technique_checks(),
+        *(SelfCheck(subject=subject, name=name, device=device) for subject, name, device in last),
+    )
 
 
 def run_check(check: SelfCheck, setting: Setting) -> Comparison:

@@ -38,28 +38,28 @@ class Decoded:
         Half of what a chosen token is behind the best one counts as an error of its logit: a greedy choice from logits
         that are off by so much explains it. Raises ReplicateError for a wrong number of tokens.
         """
-        found = changed.generate(self._prompt, self._new_tokens).tokens
-        if found.shape != self._tokens.shape:
-            raise ReplicateError(f"It decoded tokens of shape {found.shape} instead of {self._tokens.shape}.")
+        found = self._generated(changed)
         logits = _stacked(self._scored(changed, own_loop))
-        return max_of(
-            np.abs(logits - self._logits).max() / self._largest, self._behind(found) / 2 / self._largest
-        )
+        errors = np.abs(logits - self._logits).max() / self._largest, self._behind(found) / 2 / self._largest
+        return float(np.max(errors))  # NaN if there is one
 
     def error_of_tokens(self, changed: DecodingRuntime) -> float:
         """The same of the tokens alone, for an engine that gives no logits.
 
         Raises ReplicateError for a wrong number of tokens.
         """
-        found = changed.generate(self._prompt, self._new_tokens).tokens
-        if found.shape != self._tokens.shape:
-            raise ReplicateError(f"It decoded tokens of shape {found.shape} instead of {self._tokens.shape}.")
-        return self._behind(found) / 2 / self._largest
+        return self._behind(self._generated(changed)) / 2 / self._largest
 
     def error_of_whole_passes(self, other: ReferenceRuntime) -> float:
         """The same of logits by passes over the whole sequence, without a cache or a decode step."""
         logits = _stacked(other.whole(self._given(self._tokens), self._prefill))
         return float(np.abs(logits - self._logits).max() / self._largest)
+
+    def _generated(self, changed: DecodingRuntime) -> Ids:
+        found = changed.generate(self._prompt, self._new_tokens).tokens
+        if found.shape != self._tokens.shape:
+            raise ReplicateError(f"It decoded tokens of shape {found.shape} instead of {self._tokens.shape}.")
+        return found
 
     def _scored(self, changed: DecodingRuntime, own_loop: bool) -> Iterable[Logits]:
         """Through the step that is timed."""
@@ -107,11 +107,6 @@ class Passed:
         if found.shape != self._logits.shape:
             raise ReplicateError(f"It gave logits of shape {found.shape} instead of {self._logits.shape}.")
         return float(np.abs(found - self._logits).max() / np.abs(self._logits).max())
-
-
-def max_of(*errors: float) -> float:
-    """The largest; NaN if there is one."""
-    return float(np.max(errors))
 
 
 def _stacked(logits: Iterable[Logits]) -> Steps:

@@ -59,8 +59,4 @@ class Setting:
             folder=self.folder,
             environment=self.environment,
         )
-        return BACKENDS[backend].prepare(order, _ignore)
-
-
-def _ignore(_doing: str) -> None:
-    """Progress within a check is not shown."""
+        return BACKENDS[backend].prepare(order, lambda _: None)

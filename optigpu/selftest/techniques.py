@@ -30,8 +30,8 @@ STEPS = 3
 class Learned:
     """The losses of the plain model over STEPS steps with drawn documents, some of them shorter than a row."""
 
-    def __init__(self, plain: TrainingRuntime, workload: TrainStep, facts: ModelFacts) -> None:
-        texts, shortest = DrawnTexts(facts, SEED), workload.sequence_tokens // 2
+    def __init__(self, plain: TrainingRuntime, workload: TrainStep) -> None:
+        texts, shortest = DrawnTexts(cast(ModelFacts, plain.facts), SEED), workload.sequence_tokens // 2
         self._batches = [
             texts.batch(workload.batch_size, workload.sequence_tokens, shortest) for _ in range(STEPS)
         ]
@@ -106,13 +106,29 @@ def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
     compared_with = _named(technique.compared_with or technique.requires)
     model = _model_for((technique, *compared_with, *beside), workload, setting)
     plain = setting.prepared(workload, model, (*compared_with, *beside))
-    expected = _expected(plain, workload)
+    expected: Decoded | Passed | Learned
+    if isinstance(workload, Generate):
+        expected = Decoded(cast(DecodingRuntime, plain), workload)
+    elif isinstance(workload, TrainStep):
+        expected = Learned(cast(TrainingRuntime, plain), workload)
+    else:
+        expected = Passed(cast(PassRuntime, plain), workload)
     changed = setting.prepared(workload, model, (technique, *beside), backend=backend)
-    error = _error(expected, changed, own_loop=type(technique).loop is not Technique.loop)
+    if isinstance(expected, Decoded):
+        own_loop = type(technique).loop is not Technique.loop
+        error = expected.error_of(cast(DecodingRuntime, changed), own_loop=own_loop)
+    elif isinstance(expected, Learned):
+        error = expected.error_of(cast(TrainingRuntime, changed))
+    else:
+        error = expected.error_of(cast(PassRuntime, changed))
     bound = technique.error_bound if trial.error_bound is None else trial.error_bound
-    _require_change(plain, changed, error, bound, same_engine=backend == PLAIN_BACKEND)
-    of = OF_A_LOSS if isinstance(workload, TrainStep) else OF
-    return Comparison(error, bound, of, how=model)
+    if backend == PLAIN_BACKEND and _facts(plain) == _facts(changed):
+        raise ReplicateError("It changed nothing: a run with it records the same facts as one without it.")
+    if bound > EXACT and error == 0:
+        raise ReplicateError(
+            "It rounds, and yet every logit or loss is exactly the unmodified model's: it had no effect."
+        )
+    return Comparison(error, bound, OF_A_LOSS if isinstance(workload, TrainStep) else OF, how=model)
 
 
 def workload_for(technique: Technique) -> TrialWorkload:
@@ -144,38 +160,6 @@ def _model_for(stack: tuple[Technique, ...], workload: TrialWorkload, setting: S
         if reason is None:
             return model
     raise UnsupportedError(reason or f"There is no small model for {workload.kind}.")
-
-
-Expectation = Decoded | Passed | Learned
-
-
-def _expected(plain: Runtime, workload: TrialWorkload) -> Expectation:
-    if isinstance(workload, Generate):
-        return Decoded(cast(DecodingRuntime, plain), workload)
-    if isinstance(workload, TrainStep):
-        trained = cast(TrainingRuntime, plain)
-        return Learned(trained, workload, cast(ModelFacts, trained.facts))
-    return Passed(cast(PassRuntime, plain), workload)
-
-
-def _error(expected: Expectation, changed: Runtime, *, own_loop: bool) -> float:
-    if isinstance(expected, Learned):
-        return expected.error_of(cast(TrainingRuntime, changed))
-    if isinstance(expected, Decoded):
-        return expected.error_of(cast(DecodingRuntime, changed), own_loop=own_loop)
-    return expected.error_of(cast(PassRuntime, changed))
-
-
-def _require_change(
-    plain: Runtime, changed: Runtime, error: float, bound: float, *, same_engine: bool
-) -> None:
-    """Raises ReplicateError for a technique that left no trace, or that rounds and is off by nothing."""
-    if same_engine and _facts(plain) == _facts(changed):
-        raise ReplicateError("It changed nothing: a run with it records the same facts as one without it.")
-    if bound > EXACT and error == 0:
-        raise ReplicateError(
-            "It rounds, and yet every logit or loss is exactly the unmodified model's: it had no effect."
-        )
 
 
 def _facts(runtime: Runtime) -> Mapping[str, object]:

@@ -10,7 +10,7 @@ from optigpu.documents.older import current, facts_of
 from optigpu.documents.result import Attribution, Result
 from optigpu.documents.shapes import Footprint
 from optigpu.job.plan import variants_of
-from optigpu.job.replay import replay_note, replay_request, upgraded
+from optigpu.job.replay import replay_note, replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS
 from optigpu.report.ladder import SCENARIOS, scenario_of
@@ -148,17 +148,6 @@ def test_a_workload_that_does_not_exist_any_more_is_one_clear_sentence() -> None
 def test_a_result_of_a_later_version_is_refused() -> None:
     with pytest.raises(SpecError, match=f"schema version {SCHEMA_VERSION + 1} and this is {SCHEMA_VERSION}"):
         request(stored(1) | {"schema_version": SCHEMA_VERSION + 1})
-
-
-def test_an_older_request_goes_through_every_step_to_today_s() -> None:
-    steps = {
-        1: lambda old: old | {"device": old["on"], "trail": [1]},
-        2: lambda old: {name: value for name, value in old.items() if name != "on"} | {"trail": [1, 2]},
-    }
-    assert upgraded({"on": "cpu"}, 1, steps, 3) == {"device": "cpu", "trail": [1, 2]}
-    assert upgraded({"device": "cpu"}, 3, steps, 3) == {"device": "cpu"}
-    with pytest.raises(SpecError, match="schema version 0"):
-        upgraded({}, 0, steps, 3)
 
 
 def test_another_digest_is_said() -> None:

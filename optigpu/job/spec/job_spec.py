@@ -172,19 +172,15 @@ LIMITED_BACKEND = "torch"
 
 def check(spec: "JobSpec") -> None:
     """Raises SpecError for the first field that does not fit the others."""
-    _check_target(spec)
+    if spec.device is DeviceKind.CPU and spec.target != JobTarget():
+        raise SpecError(
+            "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
+        )
     _check_model(spec)
     _check_meters(spec)
     check_stacks(spec)
     _check_plan(spec)
     _check_gates(spec)
-
-
-def _check_target(spec: "JobSpec") -> None:
-    if spec.device is DeviceKind.CPU and spec.target != JobTarget():
-        raise SpecError(
-            "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
-        )
 
 
 def _check_model(spec: "JobSpec") -> None:
@@ -273,16 +269,11 @@ def _check_plan(spec: "JobSpec") -> None:
         raise SpecError("workload: a search compares stacks of one workload; ask for one size of each shape.")
     if spec.plan is PlanName.BATCH_SCALING:
         _check_batch_scaling(spec)
-    if spec.plan is PlanName.MEMORY_LADDER:
-        _check_memory_ladder(spec)
-
-
-def _check_memory_ladder(spec: "JobSpec") -> None:
-    if spec.stack:
+    if spec.plan is PlanName.MEMORY_LADDER and spec.stack:
         raise SpecError(
             "stack: the plan memory-ladder has its own stacks; leave stack out, or measure it with beside."
         )
-    if spec.workload.task is not Task.DECODING:
+    if spec.plan is PlanName.MEMORY_LADDER and spec.workload.task is not Task.DECODING:
         raise SpecError(
             f"plan: memory-ladder measures models that generate text, not {spec.workload.kind}; it runs "
             f"{', '.join(kinds_with([Task.DECODING]))}."

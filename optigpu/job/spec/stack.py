@@ -37,37 +37,31 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
             if name not in chosen and WORKLOADS[workload].task in TECHNIQUES[name].tasks:
                 chosen[name] = TECHNIQUES[name](name=name)
                 queue.append(chosen[name])
-    _refuse_conflicts(chosen)
-    return tuple(sorted(chosen.values(), key=lambda technique: (technique.phase, technique.name)))
-
-
-def _refuse_conflicts(chosen: dict[str, Technique]) -> None:
     for one, other in combinations(chosen.values(), 2):
-        reason = conflict_between(one, other)
-        if reason:
+        if reason := conflict_between(one, other):
             raise SpecError(
                 f"stack: {one.name} and {other.name} exclude each other ({reason}); keep one of them."
             )
+    return tuple(sorted(chosen.values(), key=lambda technique: (technique.phase, technique.name)))
 
 
 def check_stacks(spec: "JobSpec") -> None:
     """The job's own stack and those beside it, whose errors begin with their place in the list."""
     # The stack of a search is a menu, whose techniques may exclude each other.
     for stack in [(each,) for each in spec.stack] if spec.plan is PlanName.SEARCH else [spec.stack]:
-        _check_stack(spec, stack)
-        _check_backend(spec, spec.backend, stack)
+        _check_stack(spec, spec.backend, stack)
     _check_endpoint(spec.backend, spec.endpoint)
     for index, each in enumerate(spec.beside):
         try:
-            _check_stack(spec, each.stack)
-            _check_backend(spec, each.backend, each.stack)
+            _check_stack(spec, each.backend, each.stack)
             _check_endpoint(each.backend, each.endpoint)
         except SpecError as error:
             raise SpecError(f"beside.{index}.{error}") from error
 
 
-def _check_stack(spec: "JobSpec", stack: tuple[Technique, ...]) -> None:
-    resolve(stack, spec.workload.kind)
+def _check_stack(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> None:
+    """Checks that the workload, the device and the backend take every technique of the resolved stack."""
+    resolved = resolve(stack, spec.workload.kind)
     for technique in stack:
         if spec.workload.task not in technique.tasks:
             raise SpecError(
@@ -79,10 +73,6 @@ def _check_stack(spec: "JobSpec", stack: tuple[Technique, ...]) -> None:
         problem = technique.fits(spec.workload)
         if problem:
             raise SpecError(f"stack: {problem}")
-
-
-def _check_backend(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> None:
-    """Checks that the backend supports the device, the workload and every technique of the resolved stack."""
     backend = BACKENDS[name]
     if spec.device not in backend.devices:
         raise SpecError(
@@ -92,7 +82,7 @@ def _check_backend(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> 
     problem = backend.supports(spec.workload, None)
     if problem:
         raise SpecError(f"backend: {problem}")
-    for technique in resolve(stack, spec.workload.kind):
+    for technique in resolved:
         if name not in technique.backends:
             raise SpecError(
                 f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {name}; "
@@ -152,12 +142,8 @@ def as_value_error(function: Any, *arguments: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _canonical_endpoint(text: str | None) -> str | None:
-    return None if text is None else str(as_value_error(parse_endpoint, text))
-
-
 EndpointName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=500),
-    AfterValidator(_canonical_endpoint),
+    AfterValidator(lambda text: str(as_value_error(parse_endpoint, text))),
 ]

@@ -51,8 +51,16 @@ def make(request: RecipeRequest, doing: Doing) -> RecipeOutcome:
     doing("loading the teacher")
     teacher = load_model(parse_reference(request.model), device="cpu", dtype="float32")
     doing(f"the teacher writes {request.texts} texts of {request.length} tokens")
-    held_out = _written(teacher, HELD_OUT, request.length, request.seed + 1)
-    texts = _written(teacher, request.texts, request.length, request.seed)
+    facts = loaded_facts(teacher)
+    if request.length > facts.longest:
+        raise UnsupportedError(
+            f"Texts of {request.length} tokens do not fit the model's context of {facts.longest}; ask for a smaller "
+            "length."
+        )
+    held_out, texts = (
+        sampled(teacher, facts.vocabulary, rows, request.length, seed, at_once=WRITTEN_AT_ONCE)
+        for rows, seed in ((HELD_OUT, request.seed + 1), (request.texts, request.seed))
+    )
     student, changed = _smaller(request, teacher, texts[:JUDGED])
     before = perplexity(student, held_out), mean_divergence(student, teacher, held_out)
     losses = learn(student, teacher, texts, request.steps, request.batch_size, request.learning_rate, doing)
@@ -75,15 +83,6 @@ def make(request: RecipeRequest, doing: Doing) -> RecipeOutcome:
     doing("writing the model")
     _write(student, outcome)
     return outcome
-
-
-def _written(teacher: PreTrainedModel, rows: int, length: int, seed: int) -> torch.Tensor:
-    facts = loaded_facts(teacher)
-    if length > facts.longest:
-        raise UnsupportedError(
-            f"Texts of {length} tokens do not fit the model's context of {facts.longest}; ask for a smaller length."
-        )
-    return sampled(teacher, facts.vocabulary, rows, length, seed, at_once=WRITTEN_AT_ONCE)
 
 
 def _smaller(

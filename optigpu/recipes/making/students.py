@@ -148,9 +148,13 @@ def learn(
     said = _Said(teacher, texts)
     optimizer = torch.optim.AdamW(student.parameters(), lr=learning_rate)
     losses = []
+    rising = max(1.0, WARM_UP * steps)
     for step in range(steps):
+        rate = (step + 1) / rising
+        if step >= rising:
+            rate = 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1.0)))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * _schedule(step, steps)
+            group["lr"] = learning_rate * rate
         places = torch.arange(step * batch_size, (step + 1) * batch_size) % len(texts)
         loss = _divergence(_log_probabilities(student, texts[places]), said(places))
         losses.append(float(loss.detach()))
@@ -166,13 +170,6 @@ def learn(
     return losses
 
 
-def divergence(student: PreTrainedModel, teacher: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
-    """The mean Kullback-Leibler divergence of the student from the teacher over all positions of `rows`."""
-    with torch.no_grad():
-        expected = _log_probabilities(teacher, rows)
-    return _divergence(_log_probabilities(student, rows), expected)
-
-
 @torch.no_grad()
 def perplexity(model: PreTrainedModel, texts: torch.Tensor) -> float:
     """Of all tokens but the first of each row."""
@@ -184,9 +181,12 @@ def perplexity(model: PreTrainedModel, texts: torch.Tensor) -> float:
 
 @torch.no_grad()
 def mean_divergence(student: PreTrainedModel, teacher: PreTrainedModel, texts: torch.Tensor) -> float:
-    """As `divergence`, of texts of which not all are judged at once."""
-    parts = [float(divergence(student, teacher, rows)) * len(rows) for rows in texts.split(AT_ONCE)]
-    return sum(parts) / len(texts)
+    """The mean Kullback-Leibler divergence of the student from the teacher over all positions of the texts."""
+    total = 0.0
+    for rows in texts.split(AT_ONCE):
+        found, expected = _log_probabilities(student, rows), _log_probabilities(teacher, rows)
+        total += float(_divergence(found, expected)) * len(rows)
+    return total / len(texts)
 
 
 class _Said:
@@ -217,11 +217,3 @@ def _divergence(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _log_probabilities(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
     """[rows, length, vocabulary]"""
     return log_softmax(model(input_ids=rows, use_cache=False).logits.float(), dim=-1)
-
-
-def _schedule(step: int, steps: int) -> float:
-    """The share of the learning rate."""
-    rising = max(1.0, WARM_UP * steps)
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1.0)))
