@@ -1,8 +1,5 @@
-"""The founding comparison of a microcontroller and a graphics card.
-
-What it claims, what its own figures amount to, what published figures predict and what was measured stand side by side,
-none of them in the place of another.
-"""
+"""The founding comparison of a microcontroller and a graphics card. What it claims, what its own figures amount to,
+what published figures predict and what was measured stand side by side, none of them in the place of another."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal

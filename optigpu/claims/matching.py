@@ -98,7 +98,6 @@ def same_stack(claim: Claim, stack: Stack) -> bool:
 
 
 def brought_along(names: Iterable[str]) -> frozenset[str]:
-    """The techniques that a stack gets because others require them."""
     found: frozenset[str] = frozenset()
     new = frozenset(names)
     while new:
@@ -136,10 +135,8 @@ def _weights_of(technique: Document) -> Precisions | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric of one variant. `value` and `ci` are in the metric's unit; `models` are its known names.
-
-    `dataset` is what its quality was measured on. `trained` says that the weights are not random.
-    """
+    """One metric of one variant. `value` and `ci` are in the metric's unit; `models` are its known names. `dataset` is
+    what its quality was measured on. `trained` says that the weights are not random."""
 
     metric: str
     value: float
@@ -225,10 +222,8 @@ OWN_BACKEND = "torch"
 
 
 def measured_for(claim: Claim, measured: Iterable[Measured], book: Book) -> Measured | None:
-    """The best measured figure for the subject of a claim, on the claim's hardware if there is one; else None.
-
-    A printed ratio or saving is that of the best figures for its two sides.
-    """
+    """The best measured figure for the subject of a claim, on the claim's hardware if there is one; else None. A
+    printed ratio or saving is that of the best figures for its two sides."""
     every = tuple(measured)
     if sides := claim.ratio_of or claim.saving_of:
         one, other = (measured_for(book.claim(side), every, book) for side in sides)

@@ -1,6 +1,5 @@
 """Claims: published figures as data, read from the files of `book/`, in the words that they use. The rules judge them,
-and what they find is a Finding.
-"""
+and what they find is a Finding."""
 
 import tomllib
 from collections.abc import Callable
@@ -200,7 +199,6 @@ class FoundingClaim(Frozen):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """All that it is made of."""
         both = (self.smaller, self.larger)
         return (*(each for one in both for each in one.model_dump().values()), self.ratio)
 
@@ -250,10 +248,8 @@ def baselines() -> Book:
 
 
 def read_book(*pages: str) -> Book:
-    """The claims of TOML documents, one of which has the thesis; what was measured stands last.
-
-    Raises pydantic's ValidationError if they are not consistent.
-    """
+    """The claims of TOML documents, one of which has the thesis; what was measured stands last. Raises pydantic's
+    ValidationError if they are not consistent."""
     documents = [tomllib.loads(page) for page in pages]
     sections = [section for document in documents for section in document.get("text", ())]
     sections.sort(key=lambda section: section["status"] != Status.CLAIMED)

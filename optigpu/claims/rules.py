@@ -100,10 +100,8 @@ def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
 
 
 def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
-    """Flags a fixed overhead that implies run times that do not fit the sizes of the models.
-
-    A speed s of a run that takes t without the overhead o means s = t / (t + o), so t = o s / (1 - s).
-    """
+    """Flags a fixed overhead that implies run times that do not fit the sizes of the models. A speed s of a run that
+    takes t without the overhead o means s = t / (t + o), so t = o s / (1 - s)."""
     if claim.metric != "overhead_s" or len(claim.series) < 2:
         return None
     small, large = book.claim(claim.series[0]), book.claim(claim.series[-1])
@@ -175,12 +173,10 @@ class Judgement(Frozen):
 
     @property
     def reasons(self) -> tuple[RuleFinding, ...]:
-        """The findings that decided."""
         return tuple(each for each in self.findings if each.plausibility is self.plausibility)
 
 
 def judge(claim: Claim, book: Book) -> Judgement:
-    """Applies all rules to a claim."""
     findings = tuple(finding for rule in RULES if (finding := rule(claim, book)))
     worst = max((each.plausibility for each in findings), key=_ORDER.index, default=Plausibility.UNCHECKED)
     return Judgement(plausibility=worst, findings=findings)

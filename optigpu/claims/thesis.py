@@ -42,7 +42,6 @@ class HardwareGap(Frozen):
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The known ratios, by name."""
         both = {"memory bandwidth": self.bandwidth, f"{self.dtype} arithmetic": self.arithmetic}
         return {name: ratio for name, ratio in both.items() if ratio is not None}
 

@@ -29,7 +29,6 @@ class Weights:
 
     @property
     def total(self) -> int:
-        """Every weight."""
         return self.blocks + self.embedding + self.head
 
 

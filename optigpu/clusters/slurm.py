@@ -1,7 +1,5 @@
-"""The batch script of a job for Slurm.
-
-It holds no secret: the service's address and the token come by the environment, which Slurm shows to nobody else.
-"""
+"""The batch script of a job for Slurm. It holds no secret: the service's address and the token come by the environment,
+which Slurm shows to nobody else."""
 
 import shlex
 

@@ -26,7 +26,6 @@ class Task(Frozen):
 
     @property
     def minutes(self) -> int:
-        """How long the allocation lasts at most."""
         return ceil((self.spec.limits.timeout_s + BESIDE_THE_LIMIT_S) / 60)
 
     @property
@@ -36,12 +35,10 @@ class Task(Frozen):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The pilot."""
         return ("python", "-m", "worker", "--once", "--job", self.job_id, "--device", self.spec.device.value)
 
 
 def name_of(launch_id: str) -> str:
-    """What a launch is called in the scheduler's lists."""
     return f"{NAME_PREFIX}{launch_id}"
 
 

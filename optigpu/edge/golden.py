@@ -28,7 +28,6 @@ class GoldenPair:
 
 
 def golden_of(pairs: tuple[GoldenPair, ...], left_out: int = 0) -> Golden:
-    """What a manifest says of them."""
     return Golden(
         count=len(pairs),
         inputs_sha256=hashlib.sha256(b"".join(pair.input for pair in pairs)).hexdigest(),
@@ -64,10 +63,8 @@ ONE = 1e-3
 
 
 def agreement(floats: NDArray[np.float32], integers: NDArray[np.int8], output: TensorFormat) -> Agreement:
-    """Both hold one row of class scores for each input: probabilities, else logits.
-
-    A probability that INT8 cannot tell from 0 counts as half a step, so that the divergence stays finite.
-    """
+    """Both hold one row of class scores for each input: probabilities, else logits. A probability that INT8 cannot tell
+    from 0 counts as half a step, so that the divergence stays finite."""
     count = len(integers)
     if floats.ndim != 2 or floats.shape[1] < 2:
         return Agreement(samples=count, reason="The output is no distribution over classes.")

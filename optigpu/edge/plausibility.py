@@ -76,7 +76,6 @@ class Judgement:
 
     @property
     def ranked(self) -> bool:
-        """Whether it ranks."""
         return not self.reasons
 
     @property
@@ -87,7 +86,6 @@ class Judgement:
 
 
 def judge(report: DeviceReport, evidence: Evidence) -> Judgement:
-    """Every reason and flag that applies."""
     return Judgement(
         reasons=tuple(reason for reason, applies in _REASONS.items() if applies(report, evidence)),
         flags=tuple(flag for flag, applies in _FLAGS.items() if applies(report, evidence)),
@@ -95,7 +93,6 @@ def judge(report: DeviceReport, evidence: Evidence) -> Judgement:
 
 
 def clock_is_set(unix_us: int) -> bool:
-    """Whether a device's time comes from a clock that was set."""
     return unix_us >= CLOCK_STARTS.timestamp() * 1e6
 
 

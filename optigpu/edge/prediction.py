@@ -1,7 +1,5 @@
-"""How fast a model should run on an ESP32-S3, from published figures, which published.toml holds.
-
-Pure functions of numbers. A prediction is never a measurement and is shown with its sources.
-"""
+"""How fast a model should run on an ESP32-S3, from published figures, which published.toml holds. Pure functions of
+numbers. A prediction is never a measurement and is shown with its sources."""
 
 import tomllib
 from collections.abc import Sequence
@@ -51,12 +49,10 @@ class PublishedFigure(Frozen):
 
     @property
     def macs_per_s(self) -> float | None:
-        """The rate that follows."""
         return None if self.macs is None else self.macs / self.latency_s
 
     @property
     def sentence(self) -> str:
-        """The figure with its rate, as a note shows it."""
         size = "x".join(map(str, self.input))
         rate = "" if self.macs_per_s is None else f", {self.macs_per_s / 1e6:.0f} million MACs/s"
         return f"{self.name} {size}: {self.latency_s * 1e3:,.4g} ms{rate} ({self.source})"
@@ -64,7 +60,6 @@ class PublishedFigure(Frozen):
 
 @lru_cache(maxsize=1)
 def published_figures() -> tuple[PublishedFigure, ...]:
-    """All figures, in the order of the file."""
     text = files("optigpu.edge").joinpath("published.toml").read_text(encoding="utf-8")
     return tuple(PublishedFigure.model_validate(entry) for entry in tomllib.loads(text)["figure"])
 
@@ -111,10 +106,8 @@ class ClaimCheck(Frozen):
 
 
 def predict(macs: int, *, engine: Engine = Engine.ESP_NN, clock_hz: int = CLOCK_HZ) -> Prediction:
-    """The latencies that the published figures of an engine give for a model of so many MACs (at least 1).
-
-    Without ESP-NN the engine is `reference`. Rates scale with the clock.
-    """
+    """The latencies that the published figures of an engine give for a model of so many MACs (at least 1). Without
+    ESP-NN the engine is `reference`. Rates scale with the clock."""
     figures = tuple(each for each in published_figures() if each.engine is engine and each.macs_per_s)
     rates = sorted(_rate(each) * clock_hz / CLOCK_HZ for each in figures)
     low, high = macs / rates[-1], macs / rates[0]

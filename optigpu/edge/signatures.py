@@ -39,11 +39,9 @@ class Signature:
 
     @property
     def key_id(self) -> str:
-        """The name of the key: the device and the version."""
         return f"{self.device_id}.{self.version}"
 
     def signed_text(self, method: str, path: str, body_sha256: str) -> bytes:
-        """What `sig` is the HMAC of."""
         parts = (SCHEME, method, path, self.key_id, self.time, self.boot, self.seq, self.fw, body_sha256)
         return "\n".join(parts).encode()
 
@@ -78,16 +76,13 @@ CLAIM_LABEL = b"optigpu-claim:"
 @dataclass(frozen=True)
 class InviteCode:
     """A code such as ABCD-EFGH-JKMN-PQRS: `public` names the invitation, `secret`, of 60 bits, proves that one has it.
-
-    The server keeps only the SHA-256 of the secret.
-    """
+    The server keeps only the SHA-256 of the secret."""
 
     public: str
     secret: str
 
     @property
     def text(self) -> str:
-        """As it is shown to the operator, in groups."""
         groups = [self.secret[at : at + GROUP] for at in range(0, len(self.secret), GROUP)]
         return "-".join([self.public, *groups])
 
@@ -98,7 +93,6 @@ class InviteCode:
 
 
 def new_code() -> InviteCode:
-    """A random code."""
     drawn = "".join(secrets.choice(ALPHABET) for _ in range(GROUP * (1 + SECRET_GROUPS)))
     return InviteCode(drawn[:GROUP], drawn[GROUP:])
 
@@ -119,7 +113,6 @@ def open_rotated(old_key: bytes, nonce: str, sealed_key: str) -> bytes:
 
 
 def hmac_of(key: bytes, text: bytes) -> bytes:
-    """HMAC-SHA256."""
     return hmac.digest(key, text, "sha256")
 
 

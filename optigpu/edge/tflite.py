@@ -39,7 +39,6 @@ class Operators(Frozen):
 
 @lru_cache(maxsize=1)
 def operators() -> Operators:
-    """What the file says."""
     text = files("optigpu.edge").joinpath("operators.toml").read_text(encoding="utf-8")
     return Operators.model_validate(tomllib.loads(text))
 
@@ -71,13 +70,11 @@ class Table:
         return None if place is None else Table(self._data, self._follow(place))
 
     def tables(self, field: int) -> "Iterator[Table]":
-        """The tables of a field that is a vector of them."""
         start, length = self._vector(field, 4)
         for place in range(start, start + 4 * length, 4):
             yield Table(self._data, self._follow(place))
 
     def numbers(self, field: int, form: str) -> tuple[float, ...]:
-        """The numbers of a field that is a vector of them."""
         size = struct.calcsize(form)
         start, length = self._vector(field, size)
         return tuple(each for (each,) in struct.iter_unpack(form, self._data[start : start + size * length]))
@@ -130,10 +127,8 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 @dataclass(frozen=True)
 class Tensor:
-    """`constant_bytes` is 0 for what is computed. `scales` and `zero_points` have one entry, or one for each channel.
-
-    A dimension that is known only when the model runs is -1 in `signature`, which is `shape` if all are known.
-    """
+    """`constant_bytes` is 0 for what is computed. `scales` and `zero_points` have one entry, or one for each channel. A
+    dimension that is known only when the model runs is -1 in `signature`, which is `shape` if all are known."""
 
     name: str
     shape: tuple[int, ...]

@@ -72,11 +72,8 @@ def decode(
     label: str,
     index: int,
 ) -> Decoded:
-    """Checks the model's output, warms it up and times it.
-
-    Raises SpecError for a prompt without a token or beyond the model's context, OptiGPUError for output that is NaN or
-    infinite.
-    """
+    """Checks the model's output, warms it up and times it. Raises SpecError for a prompt without a token or beyond the
+    model's context, OptiGPUError for output that is NaN or infinite."""
     from optigpu.backends.torch.applied import DecodingModel
     from optigpu.backends.torch.device import kind_of
     from optigpu.backends.torch.runtime import TorchDecodingRuntime

@@ -103,7 +103,6 @@ class BenchmarkEngine(Shown):
 
     @property
     def inference(self) -> list[BenchmarkResult]:
-        """What `run_inference` has returned so far."""
         return [each.benchmark for each in self._decoded]
 
     @property
@@ -129,9 +128,7 @@ class BenchmarkEngine(Shown):
 
     def plot(self, kind: str = "baselines", path: str | Path | None = None) -> Picture:
         """A chart of all results, by default beside what is claimed for an RTX 5090; the kinds are JobReport.plot's.
-
-        Raises SpecError for an unknown kind, and where no result has what such a chart shows.
-        """
+        Raises SpecError for an unknown kind, and where no result has what such a chart shows."""
         return drawn(chart_of(kind), Report(TITLE, self._documents()), path)
 
     def document(self) -> dict[str, object]:
@@ -144,9 +141,7 @@ class BenchmarkEngine(Shown):
 
     def save(self, folder: str | Path = "results/") -> tuple[Path, ...]:
         """Writes results.json, comparison.md, and charts (SVG, PNG, their data as JSON) of what there is to draw.
-
-        Raises SpecError where nothing has been measured, OptiGPUError where the folder cannot be written.
-        """
+        Raises SpecError where nothing has been measured, OptiGPUError where the folder cannot be written."""
         self._require_results()
         place = Path(folder)
         try:
@@ -233,7 +228,6 @@ def beside_card(results: Sequence[Document]) -> list[Beside]:
 
 
 def beside_grid(results: Sequence[Document]) -> Grid:
-    """The table of `beside_card`."""
     headings = ("claim", "claimed", "measured", "figure", "of the claim")
     return Grid(
         title=f"Beside what is claimed for an {CARD}",

@@ -308,7 +308,6 @@ class GPUProfiler(Shown):
         )
 
     def print_summary(self) -> None:
-        """Prints the table of the last profile's kernels with both roofs."""
         print(self)
 
     def grids(self) -> Sequence[Grid]:

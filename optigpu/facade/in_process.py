@@ -115,5 +115,4 @@ def milliseconds(seconds: float | None) -> float | None:
 
 
 def interval_ms(summary: MetricSummary) -> tuple[float, float] | None:
-    """The summary's interval, of seconds, in milliseconds."""
     return (summary.ci[0] * 1e3, summary.ci[1] * 1e3) if summary.ci else None

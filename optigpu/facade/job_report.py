@@ -49,12 +49,10 @@ class JobReport(Shown):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """One for each variant that was measured."""
         return self.report.results
 
     @property
     def attribution(self) -> Attribution:
-        """What each technique bought."""
         return self.report.attribution
 
     @property
@@ -92,10 +90,8 @@ class JobReport(Shown):
         return frame(ladder_records(self.attribution, self._documents))
 
     def plot(self, kind: str = "ladder", path: str | Path | None = None) -> Picture:
-        """A chart of the results, which a notebook shows; written to `path` (.svg or .png) if that is given.
-
-        Raises SpecError for an unknown kind, and where the results have nothing that such a chart shows.
-        """
+        """A chart of the results, which a notebook shows; written to `path` (.svg or .png) if that is given. Raises
+        SpecError for an unknown kind, and where the results have nothing that such a chart shows."""
         return drawn(chart_of(kind), Drawn(self._title, self._documents, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:

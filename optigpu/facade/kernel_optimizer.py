@@ -85,9 +85,7 @@ class CUDAKernelOptimizer(Shown):
         weight_bits: Literal[4, 16] = 16,
     ) -> SpeculativeVerifyConfig:
         """The number of draft tokens, up to 16, with the highest predicted speed, and the plan of their verification.
-
-        Raises SpecError for an acceptance that is not between 0 and 1, and a negative cost.
-        """
+        Raises SpecError for an acceptance that is not between 0 and 1, and a negative cost."""
         if not 0 < acceptance < 1 or draft_cost < 0:
             raise SpecError(
                 f"acceptance must be between 0 and 1 and draft_cost at least 0, not {acceptance} and {draft_cost}."
@@ -155,7 +153,6 @@ class CUDAKernelOptimizer(Shown):
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine's first GPU is the card."""
         accelerators = probe().accelerators
         return bool(accelerators) and find(accelerators[0].name) == self.card.device
 
@@ -164,9 +161,7 @@ class CUDAKernelOptimizer(Shown):
         device: DeviceKind, rows: int, inputs: int, outputs: int, group_size: int = GROUP
     ) -> KernelSpeedup:
         """The repository's own int4 product against widening and multiplying, in turns, on a device of this machine.
-
-        Raises UnsupportedError when there is no such device.
-        """
+        Raises UnsupportedError when there is no such device."""
         from optigpu.backends.torch.own_module import int4_product_seconds
 
         environment = probe()

@@ -71,10 +71,8 @@ def ladder(
     progress: bool | None = None,
     **fields: object,
 ) -> JobReport:
-    """As `run`, with the plan `ladder`: the baseline, each technique alone, and each prefix of the stack.
-
-    Without a stack it takes the techniques that suit the device, and beside them those that exclude the others.
-    """
+    """As `run`, with the plan `ladder`: the baseline, each technique alone, and each prefix of the stack. Without a
+    stack it takes the techniques that suit the device, and beside them those that exclude the others."""
     return measured(ladder_spec(workload, model, stack, fields), progress)
 
 
@@ -153,7 +151,6 @@ def measured(spec: JobSpec, progress: bool | None) -> JobReport:
 
 
 def printed(spec: JobSpec, progress: bool | None) -> JobReport:
-    """Runs a job and prints its table."""
     report = measured(spec, progress)
     print(report)
     return report

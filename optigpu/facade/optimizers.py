@@ -87,10 +87,8 @@ class CompileOptimizer:
 
 
 class KernelOptimizer:
-    """Runs the workloads `normalization` and `attention` in processes of their own, and prints their tables.
-
-    Both take the fields of a job as `optigpu.run` does (device, measure, limits, ...) and raise what it raises.
-    """
+    """Runs the workloads `normalization` and `attention` in processes of their own, and prints their tables. Both take
+    the fields of a job as `optigpu.run` does (device, measure, limits, ...) and raise what it raises."""
 
     @staticmethod
     def benchmark_layernorm(
@@ -120,10 +118,8 @@ class KernelOptimizer:
         progress: bool | None = None,
         **fields: object,
     ) -> JobReport:
-        """Causal attention over each length: scores, softmax and product one by one, and in one fused operator.
-
-        Without `lengths` it takes those of `optigpu bench`.
-        """
+        """Causal attention over each length: scores, softmax and product one by one, and in one fused operator. Without
+        `lengths` it takes those of `optigpu bench`."""
         device = device_of(str(fields.get("device", best_device())))
         usual = SIZES[device, BenchMode.QUICK].lengths
         workload = {"kind": "attention", "lengths": lengths or usual, "dtype": dtype}
@@ -181,7 +177,6 @@ class MemoryOptimizer:
 
     @staticmethod
     def print_stats(label: str = "memory") -> None:
-        """Prints `stats()` after the label."""
         print(f"{label}: {MemoryOptimizer.stats()}")
 
     @staticmethod

@@ -103,7 +103,6 @@ class QuantizationOptimizer:
 def _require(
     stack: tuple[Technique, ...], environment: Environment, device: DeviceKind, reference: ModelReference
 ) -> None:
-    """Raises UnsupportedError with the first reason why the stack cannot run there."""
     facts = known_facts(reference)
     decoder = facts if isinstance(facts, ModelFacts) else None
     for technique in stack:

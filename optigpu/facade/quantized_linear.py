@@ -106,10 +106,8 @@ class QuantizedLinear(torch.nn.Module):
         return rows[:, : self.in_features].as_subclass(FrozenWeight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., out_features] in the dtype of x, floating point [..., in_features].
-
-        Raises UnsupportedError before there are weights, and SpecError for another number of inputs.
-        """
+        """[..., out_features] in the dtype of x, floating point [..., in_features]. Raises UnsupportedError before
+        there are weights, and SpecError for another number of inputs."""
         if x.shape[-1] != self.in_features:
             raise SpecError(f"This QuantizedLinear takes {self.in_features} inputs; x has {x.shape[-1]}.")
         padded = torch.nn.functional.pad(x, (0, self._padded - self.in_features))

@@ -34,7 +34,6 @@ class GuideHardware(StrEnum):
 
     @property
     def device(self) -> DeviceKind:
-        """What a technique must run on there."""
         gpus = (GuideHardware.SERVER_GPU, GuideHardware.CONSUMER_GPU)
         return DeviceKind.CUDA if self in gpus else DeviceKind.CPU
 
@@ -51,11 +50,8 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of the guide.
-
-    `technique` is its name in this package, None for what is no technique of it. `claim` is the effect that the guide
-    states; `for_speed` says that a machine where it is slower has no use for it.
-    """
+    """One line of the guide. `technique` is its name in this package, None for what is no technique of it. `claim` is
+    the effect that the guide states; `for_speed` says that a machine where it is slower has no use for it."""
 
     title: str
     technique: str | None
@@ -191,7 +187,6 @@ class MeasuredGain:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the whole interval is below 1."""
         return self.ci is not None and self.ci[1] < 1
 
     def __str__(self) -> str:
@@ -201,10 +196,8 @@ class MeasuredGain:
 
 @dataclass(frozen=True)
 class Recommendation(Indexed):
-    """One optimization. `technique` is its name in this package, None for what is no technique of it.
-
-    `source` is what `effect` rests on. `advised` is False for what was measured to be slower on this machine.
-    """
+    """One optimization. `technique` is its name in this package, None for what is no technique of it. `source` is what
+    `effect` rests on. `advised` is False for what was measured to be slower on this machine."""
 
     title: str
     technique: str | None
@@ -339,7 +332,6 @@ def _beyond_the_guide(
 
 
 def _expected(advice: Advice) -> tuple[str, str]:
-    """The effect that the technique's own page expects, and its source; the guide's claim where it has none."""
     kind = TECHNIQUES.get(advice.technique or "")
     if kind is None:
         return advice.claim, GUIDE

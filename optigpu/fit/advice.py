@@ -106,10 +106,8 @@ def best_measured(
     max_kld: float | None,
     now: datetime | None = None,
 ) -> Advice | None:
-    """The best of what was measured on that class of hardware with these versions; None where nothing was.
-
-    With `max_kld` only results whose divergence is known and small enough count.
-    """
+    """The best of what was measured on that class of hardware with these versions; None where nothing was. With
+    `max_kld` only results whose divergence is known and small enough count."""
     usable = [
         each
         for each in evidence
@@ -145,10 +143,8 @@ def best_measured(
 def best_predicted(
     found: Fit, stacks: Sequence[NamedStack], spec: JobSpec, hardware: str, *, max_kld: float | None
 ) -> Advice:
-    """The stack of the fewest bytes that fits and has 8 bits a weight or more; one of 4 bits if no other fits.
-
-    Raises UnsupportedError where nothing fits, with what would.
-    """
+    """The stack of the fewest bytes that fits and has 8 bits a weight or more; one of 4 bits if no other fits. Raises
+    UnsupportedError where nothing fits, with what would."""
     pairs = [pair for pair in zip(stacks, found.stacks, strict=True) if pair[1].fits]
     if not pairs:
         advice = " ".join(found.advice) or "Ask for less context, or for another GPU."
@@ -216,7 +212,6 @@ def _value(result: Document, metric: str) -> float | None:
 
 
 def _spoken(seconds: float) -> str:
-    """An age as a person says it."""
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -61,7 +61,6 @@ def _gguf() -> NamedStack:
 
 
 def memory_ladder() -> tuple[NamedStack, ...]:
-    """The rungs of the plan of that name."""
     return tuple(NamedStack(rung.label, rung.stack(WORKLOAD), rung.backend) for rung in MEMORY_LADDER)
 
 
@@ -117,7 +116,6 @@ class Fit(Frozen):
 
     @property
     def usable_bytes(self) -> int:
-        """For tensors."""
         return self.memory_bytes - self.reserve_bytes
 
 
@@ -218,7 +216,6 @@ def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def _advice(found: Fit) -> tuple[str, ...]:
-    """What would fit, where no stack fits the card as asked."""
     known = [row for row in found.stacks if row.peak_bytes is not None]
     on_card = [row for row in known if not row.host]
     if not on_card or any(row.fits for row in on_card):

@@ -35,7 +35,6 @@ class Load:
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence in the end."""
         return self.prompt + self.new
 
 
@@ -49,7 +48,6 @@ class MemoryNeed:
 
     @property
     def peak(self) -> int:
-        """All of them."""
         return self.weights + self.cache + self.activations
 
 
@@ -126,16 +124,13 @@ class DecoderMemory:
         return batch * kept * layer.kv_heads * (layer.key_size * key_width + layer.value_size * value_width)
 
     def _pass(self, load: Load, tokens: int, length: int) -> tuple[int, int]:
-        """Bytes of the cache and of activations of a pass of `tokens` tokens that attend to `length`."""
         cache = self.cache_bytes(load.batch, length, load.context)
         layer = max(self._of_a_layer(each, load.batch, length, load.context) for each in self.shape.caches)
         return cache, max(self._points(load.batch, tokens, length, layer))
 
     def _points(self, batch: int, tokens: int, length: int, layer: int) -> Iterator[int]:
-        """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`.
-
-        `layer` is the largest cache of one.
-        """
+        """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`. `layer` is
+        the largest cache of one."""
         facts, width = self.shape.facts, self.width
         hidden = batch * tokens * facts.hidden_size * self.stored.width
         positions = 2 if self.shape.learns_positions else 0

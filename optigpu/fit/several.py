@@ -40,7 +40,6 @@ class Division(Frozen):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it takes."""
         return self.tensor * self.pipeline
 
     @property
@@ -136,5 +135,4 @@ def _fullest(memory: DecoderMemory, cache: int, tensor: int, pipeline: int) -> t
 
 
 def _whole(memory: DecoderMemory, *parts: Part) -> int:
-    """Bytes of all matrices of these parts."""
     return sum(matrix.whole for matrix in memory.stored.matrices if matrix.part in parts)

@@ -57,10 +57,8 @@ class FitOfTraining(Frozen):
 
 @dataclass(frozen=True)
 class TrainingAsked:
-    """Whether steps of `batch` rows fit a card, of which `reserve_bytes` are kept free.
-
-    Raises SpecError where these leave nothing.
-    """
+    """Whether steps of `batch` rows fit a card, of which `reserve_bytes` are kept free. Raises SpecError where these
+    leave nothing."""
 
     model: str
     card: Device
@@ -76,7 +74,6 @@ class TrainingAsked:
 
     @property
     def usable_bytes(self) -> int:
-        """The card's memory without what is kept free."""
         return (self.card.memory_bytes or 0) - self.reserve_bytes
 
     @property
@@ -89,7 +86,6 @@ class TrainingAsked:
 def fit_of(
     asked: TrainingAsked, stacks: Sequence[tuple[Technique, ...]], needs: Sequence[StackNeeds]
 ) -> FitOfTraining:
-    """What the needs of each stack's steps come to."""
     pairs = zip(stacks, needs, strict=True)
     return FitOfTraining(
         model=asked.model,

@@ -53,7 +53,6 @@ MEASURE: Mapping[BenchMode, Mapping[str, object]] = MappingProxyType(
 
 
 def brief(mode: BenchMode) -> dict[str, Mapping[str, object]]:
-    """The fields of a job that say how to measure so briefly."""
     return {"measure": MEASURE[mode], "limits": {"wait_for_quiet_s": 10}}
 
 

@@ -1,7 +1,5 @@
-"""How long a job will take, guessed before anything of it is measured, and how long it may, until its deadline.
-
-A guess says no more than an order of magnitude.
-"""
+"""How long a job will take, guessed before anything of it is measured, and how long it may, until its deadline. A guess
+says no more than an order of magnitude."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +35,6 @@ class Guess:
     once: frozenset[str] = frozenset()
 
     def parts(self, replicate: int) -> list[str]:
-        """The parts of the replicate with this number."""
         return [part for part in self.seconds if replicate == 0 or part not in self.once]
 
 
@@ -51,7 +48,6 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        """How many processes there are in all."""
         return len(self.guesses) * self.replicates
 
     @property
@@ -74,7 +70,6 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """About how long the job will take."""
         return self.beside_sampling_s + self.processes * min(sample_s(self.spec), self.most_sample_s)
 
     def estimated(self) -> Estimated:
@@ -106,9 +101,7 @@ class Plan:
 
 def plan_time(spec: JobSpec, variants: Sequence[Variant]) -> Plan:
     """The plan for the variants that are to be measured, with as many replicates as can fit into the job's limit.
-
-    Raises SpecError if even one process for each variant cannot, measured for the least time.
-    """
+    Raises SpecError if even one process for each variant cannot, measured for the least time."""
     once_s = len(variants) * spec.measure.min_seconds
     limit = spec.limits.timeout_s
     if once_s > limit:
@@ -146,7 +139,6 @@ def sample_s(spec: JobSpec) -> float:
 
 
 def spoken(seconds: float) -> str:
-    """As a person says it: "45 s", "24 min", "2.5 h"."""
     if seconds < 180:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -157,10 +149,7 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def within_deadline(spec: JobSpec, now: datetime) -> JobSpec:
-    """The job with its time limit cut to what is left until its deadline.
-
-    Raises SpecError if nothing is left.
-    """
+    """The job with its time limit cut to what is left until its deadline. Raises SpecError if nothing is left."""
     deadline = spec.limits.deadline
     if deadline is None:
         return spec
@@ -173,5 +162,4 @@ def within_deadline(spec: JobSpec, now: datetime) -> JobSpec:
 
 
 def missed(deadline: datetime) -> str:
-    """What is said of a job that had not begun by then."""
     return f"The deadline ({deadline:%Y-%m-%d %H:%M:%S} UTC) passed before the job began; post it with a later one."

@@ -37,10 +37,8 @@ def _bundled_hash(name: str) -> str:
 
 
 def measured(variant: Variant, provenance: Provenance) -> Variant:
-    """The variant with the hashes of the files that its weights and its images came from.
-
-    Random weights leave it as it was: they are the same thing to measure whichever seed or library drew them.
-    """
+    """The variant with the hashes of the files that its weights and its images came from. Random weights leave it as it
+    was: they are the same thing to measure whichever seed or library drew them."""
     known = {"weights": provenance.weight_hash if provenance.weight_hash_of == "files" else None}
     if variant.workload.has_labels:
         known["dataset"] = provenance.dataset_hash
@@ -48,10 +46,8 @@ def measured(variant: Variant, provenance: Provenance) -> Variant:
 
 
 def summary_of(variant: Variant) -> VariantSummary:
-    """The summary of a variant that its result contains.
-
-    Of a workload whose largest batch is looked for it has the limit in the place of the batch.
-    """
+    """The summary of a variant that its result contains. Of a workload whose largest batch is looked for it has the
+    limit in the place of the batch."""
     workload: dict[str, JsonValue] = variant.workload.model_dump(mode="json")
     if variant.memory_limit_bytes is not None:
         workload.pop("batch_size", None)

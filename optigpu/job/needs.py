@@ -22,7 +22,6 @@ class Need(Frozen):
 
     @property
     def next_step(self) -> str:
-        """What to do where no worker has it."""
         match self.kind:
             case Want.DEVICE:
                 return f"Start one with `python -m worker --device {self.name}` on a machine that has it."
@@ -43,10 +42,8 @@ class Need(Frozen):
 
 
 def needs_of(spec: JobSpec) -> tuple[Need, ...]:
-    """Each thing once without which the job's own stack cannot be measured.
-
-    A worker need not have what only a stack `beside` it asks for: without it that variant alone ends `unsupported`.
-    """
+    """Each thing once without which the job's own stack cannot be measured. A worker need not have what only a stack
+    `beside` it asks for: without it that variant alone ends `unsupported`."""
     # A search goes on without the stacks that a worker cannot run.
     stack = () if spec.plan is PlanName.SEARCH else resolve(spec.stack, spec.workload.kind)
     facts = [facts_of(parse_reference(model)) if model else None for model in spec.asked_models]

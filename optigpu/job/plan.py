@@ -22,10 +22,8 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Draft:
-    """A variant before it is numbered: why it is there, its resolved stack, a label that was given.
-
-    `rung` is the technique that it adds or leaves out. `backend` is None for the job's own.
-    """
+    """A variant before it is numbered: why it is there, its resolved stack, a label that was given. `rung` is the
+    technique that it adds or leaves out. `backend` is None for the job's own."""
 
     role: Role
     stack: tuple[Technique, ...] = ()
@@ -35,7 +33,6 @@ class Draft:
     endpoint: str | None = None
 
     def engine(self, spec: JobSpec) -> str:
-        """What its engine is called."""
         return spec.engine if self.backend is None else engine_name(self.backend, self.endpoint)
 
 
@@ -95,10 +92,8 @@ def default_beside(
 
 
 def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
-    """The job with the techniques that suit its device on that machine, those that exclude the others beside them.
-
-    Of several models, those that are beside each of them.
-    """
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them. Of
+    several models, those that are beside each of them."""
     about = (environment, spec.device, spec.workload, spec.backend)
     first, *others = (default_beside(*about, model) for model in spec.asked_models)
     beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
@@ -161,10 +156,8 @@ def _ladder(spec: JobSpec) -> Iterator[Draft]:
 
 
 def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...], tuple[Technique, ...]]:
-    """The techniques that are left out with this one, itself the first, and the whole stack without them.
-
-    What requires it would bring it back, so that it is left out as well.
-    """
+    """The techniques that are left out with this one, itself the first, and the whole stack without them. What requires
+    it would bring it back, so that it is left out as well."""
     kind = spec.workload.kind
     left = [
         each for each in spec.stack if technique.name in (needed.name for needed in resolve((each,), kind))
@@ -210,7 +203,6 @@ def _variant(
 
 
 def _labels(drafts: Sequence[Draft], spec: JobSpec) -> list[str]:
-    """One for each draft."""
     plain = [_names(draft.engine(spec), [technique.name for technique in draft.stack]) for draft in drafts]
     alike: dict[str, list[tuple[Technique, ...]]] = {}
     for draft, names in zip(drafts, plain, strict=True):
@@ -256,7 +248,6 @@ class Rung:
     backend: str = "torch"
 
     def stack(self, workload: str) -> tuple[Technique, ...]:
-        """The resolved techniques for that kind of workload."""
         named = (TECHNIQUES[name](name=name, **parameters) for name, parameters in self.techniques.items())
         return resolve(named, workload)
 

@@ -30,10 +30,8 @@ OBJECTIVES = ("weight_bytes", "peak_bytes", "kld_mean", "j_per_token")
 
 
 def stacks_of(menu: Sequence[Technique], workload: str) -> Iterator[tuple[Technique, ...]]:
-    """Every stack of techniques of a menu, resolved, small ones first; those with a conflict are left out.
-
-    A menu may name a technique twice, with other parameters; no stack has both.
-    """
+    """Every stack of techniques of a menu, resolved, small ones first; those with a conflict are left out. A menu may
+    name a technique twice, with other parameters; no stack has both."""
     seen: set[tuple[Technique, ...]] = set()
     for size in range(len(menu) + 1):
         for chosen in combinations(menu, size):
@@ -55,10 +53,8 @@ def rounds_of(candidates: int) -> int:
 
 
 def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
-    """How long all rounds will take: an estimate as rough as that of any job.
-
-    In the rounds after the first one of each variant's processes is there.
-    """
+    """How long all rounds will take: an estimate as rough as that of any job. In the rounds after the first one of each
+    variant's processes is there."""
     count, left, seconds = rounds_of(len(variants)), list(variants), 0.0
     for number in range(count):
         plan = plan_time(round_spec(spec, number, count), left)
@@ -76,10 +72,8 @@ def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
 
 
 def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
-    """The job as round `number` of `count` measures it.
-
-    Only the last one has all replicates and meters: energy has long windows, and a profile decides nothing.
-    """
+    """The job as round `number` of `count` measures it. Only the last one has all replicates and meters: energy has
+    long windows, and a profile decides nothing."""
     if number == count - 1:
         return spec
     share = SHRINK ** (count - 1 - number)
@@ -120,10 +114,8 @@ def survivors(spec: JobSpec, outcomes: Sequence[Outcome]) -> tuple[int, ...]:
 
 
 def is_allowed(spec: JobSpec, result: Result) -> bool:
-    """Whether a result's output is right and keeps the job's limits of quality and bytes.
-
-    A disturbance, which the stacks of a round share, decides nothing here; the verdict stays with the result.
-    """
+    """Whether a result's output is right and keeps the job's limits of quality and bytes. A disturbance, which the
+    stacks of a round share, decides nothing here; the verdict stays with the result."""
     most, divergence = spec.limits.max_bytes, _value(result, "kld_mean")
     if OF_THE_OUTPUT.intersection(result.verdict.reasons) or _value(result, spec.workload.primary) is None:
         return False
@@ -139,16 +131,13 @@ def bytes_of(result: Result) -> float | None:
 
 
 def pareto(results: Sequence[Result], primary: str) -> list[Result]:
-    """The results that no other surpasses: one that is as good in every objective and better in one.
-
-    Speeds whose intervals overlap count as equal, and so does what only one of them knows.
-    """
+    """The results that no other surpasses: one that is as good in every objective and better in one. Speeds whose
+    intervals overlap count as equal, and so does what only one of them knows."""
     points = [_objectives(result, primary) for result in results]
     return [results[number] for number in unsurpassed(points)]
 
 
 def _objectives(result: Result, primary: str) -> tuple[Bounds, ...]:
-    """The primary metric and the others, as `unsurpassed` takes them."""
     return tuple(_bounds(result, name) for name in (primary, *OBJECTIVES))
 
 
@@ -164,7 +153,6 @@ def _bounds(result: Result, name: str) -> Bounds:
 
 
 def _speed(result: Result, primary: str) -> float:
-    """Larger is better."""
     value = _value(result, primary) or 0.0
     return value if METRICS[primary].better is Better.HIGHER else -value
 
@@ -192,7 +180,6 @@ def too_large(spec: JobSpec, variant: Variant, weight_bytes: int | None) -> str 
 
 
 def limited(spec: JobSpec, seconds: float) -> JobSpec:
-    """The job with so much time left."""
     return spec.model_copy(update={"limits": spec.limits.model_copy(update={"timeout_s": seconds})})
 
 
@@ -213,10 +200,8 @@ def with_round(outcome: Outcome, spec: JobSpec, number: int, count: int) -> Outc
 
 
 def foreseen(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated]:
-    """What the session begins with, and the event that tells how long all of it takes.
-
-    Raises SpecError if the job's limit is too short for its least.
-    """
+    """What the session begins with, and the event that tells how long all of it takes. Raises SpecError if the job's
+    limit is too short for its least."""
     if spec.plan is PlanName.SEARCH:
         first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants)
         return first, estimated(spec, variants)

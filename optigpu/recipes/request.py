@@ -70,10 +70,8 @@ class RecipeOutcome(Frozen):
 
 
 def check_output(folder: Path) -> None:
-    """Refuses a folder that cannot be written or that holds something else than a recipe's outcome.
-
-    Raises SpecError.
-    """
+    """Refuses a folder that cannot be written or that holds something else than a recipe's outcome. Raises
+    SpecError."""
     parent = folder.resolve().parent
     if not parent.is_dir():
         raise SpecError(f"output: there is no folder {parent}; make it first.")
@@ -93,10 +91,8 @@ def check_output(folder: Path) -> None:
 
 
 def comparison_of(outcome: RecipeOutcome, device: DeviceKind, replicates: int) -> JobSpec:
-    """A ladder of one rung, whose processes take turns: the teacher, and the smaller model in its place.
-
-    The model's folder must lie in the model directory.
-    """
+    """A ladder of one rung, whose processes take turns: the teacher, and the smaller model in its place. The model's
+    folder must lie in the model directory."""
     request = outcome.request
     technique = {"name": "smaller_model", "model": f"path:{request.output.resolve().name}"}
     return JobSpec.model_validate(

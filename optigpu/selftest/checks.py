@@ -41,10 +41,8 @@ def engine_checks() -> Iterator[SelfCheck]:
 
 
 def run_engine(check: SelfCheck, setting: Setting) -> Comparison:
-    """The largest error of a logit; of an engine that gives none, by how much its tokens are behind torch's.
-
-    Raises UnsupportedError where the engine runs none of the small models.
-    """
+    """The largest error of a logit; of an engine that gives none, by how much its tokens are behind torch's. Raises
+    UnsupportedError where the engine runs none of the small models."""
     reason = f"{check.name} runs no small model."
     for model in TEXT_MODELS:
         try:
@@ -66,10 +64,8 @@ WORKLOAD = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_si
 
 
 def run_model(_check: SelfCheck, setting: Setting) -> Comparison:
-    """The largest error of a logit.
-
-    Raises ReplicateError if torch cannot use a device that the machine has: then no other check can run on it.
-    """
+    """The largest error of a logit. Raises ReplicateError if torch cannot use a device that the machine has: then no
+    other check can run on it."""
     try:
         there = cast(DecodingRuntime, setting.prepared(WORKLOAD, TRAINED_MODEL))
     except UnsupportedError as refused:
@@ -89,7 +85,6 @@ SELF_TESTS: Mapping[str, Callable[[MeterContext], Comparison]] = {
 
 
 def run_meter(check: SelfCheck, setting: Setting) -> Comparison:
-    """What the meter finds. Raises UnsupportedError where there is nothing to read."""
     runtime = setting.prepared(WORKLOAD, TRAINED_MODEL)
     request = WORKLOAD.prepare(cast(DecodingRuntime, runtime))
     request.run()
@@ -110,7 +105,6 @@ FILE = "selftest.py"
 
 @cache
 def kernels() -> Mapping[str, KernelCheck]:
-    """Every kernel's check by its name."""
     root = Path(ops.__path__[0])
     paths = sorted(path.relative_to(root).with_suffix("") for path in root.rglob(FILE))
     modules = (import_module(".".join((ops.__name__, *path.parts))) for path in paths)

@@ -41,7 +41,6 @@ class Kept:
 
 
 def refusal(result: CheckResult) -> str:
-    """Why a technique is not run after it failed its self-test."""
     name, why = result.check.name, (result.reason or "").rstrip(".")
     case = f", with {result.check.case}" if result.check.case else ""
     return (
@@ -81,10 +80,8 @@ def read(environment: Environment, device: DeviceKind) -> Kept:
 
 
 def keep(outcome: SelfTest, environment: Environment) -> Path:
-    """Writes the outcome, with the checks of the kept one that it did not repeat: whole or not at all.
-
-    Raises OptiGPUError if it cannot be written.
-    """
+    """Writes the outcome, with the checks of the kept one that it did not repeat: whole or not at all. Raises
+    OptiGPUError if it cannot be written."""
     before = read(environment, outcome.device).outcome
     path = path_of(environment, outcome.device)
     draft = path.with_suffix(f".{os.getpid()}")

@@ -44,10 +44,8 @@ class Decoded:
         return float(np.max(errors))  # NaN if there is one
 
     def error_of_tokens(self, changed: DecodingRuntime) -> float:
-        """The same of the tokens alone, for an engine that gives no logits.
-
-        Raises ReplicateError for a wrong number of tokens.
-        """
+        """The same of the tokens alone, for an engine that gives no logits. Raises ReplicateError for a wrong number of
+        tokens."""
         return self._behind(self._generated(changed)) / 2 / self._largest
 
     def error_of_whole_passes(self, other: ReferenceRuntime) -> float:
@@ -62,7 +60,6 @@ class Decoded:
         return found
 
     def _scored(self, changed: DecodingRuntime, own_loop: bool) -> Iterable[Logits]:
-        """Through the step that is timed."""
         given = self._given(self._tokens)
         try:
             return list(changed.score(given, self._prefill))

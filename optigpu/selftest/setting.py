@@ -45,10 +45,8 @@ class Setting:
         backend: str = PLAIN_BACKEND,
         device: DeviceKind | None = None,
     ) -> Runtime:
-        """The model with the stack and what it requires; without a model, the bare device.
-
-        Raises UnsupportedError when this machine cannot do it.
-        """
+        """The model with the stack and what it requires; without a model, the bare device. Raises UnsupportedError when
+        this machine cannot do it."""
         order = Order(
             model=model,
             stack=resolve(stack, workload.kind),

@@ -40,10 +40,8 @@ class Learned:
         self._losses = self._losses_of(plain)
 
     def error_of(self, changed: TrainingRuntime) -> float:
-        """The largest error of a loss, as a share of it; NaN if there is one.
-
-        Where the same number of weights is trained, the error of the gradient's norm counts too.
-        """
+        """The largest error of a loss, as a share of it; NaN if there is one. Where the same number of weights is
+        trained, the error of the gradient's norm counts too."""
         errors = []
         if _trained(changed) == self._trained:
             errors.append(abs(changed.gradient_norm(self._batches[0]) / self._norm - 1))
@@ -69,7 +67,6 @@ TrialWorkload = Generate | Prefill | Classify | TrainStep
 
 
 def technique_checks() -> Iterator[SelfCheck]:
-    """Each trial of each technique on each of its devices."""
     for name, kind in TECHNIQUES.items():
         for trial in kind.trials:
             for device in kind.devices:
@@ -93,11 +90,8 @@ def case_of(trial: Trial) -> str:
 
 
 def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
-    """The largest error of a logit, or of the loss of a step.
-
-    Raises UnsupportedError where the technique says that it cannot run, and ReplicateError where it
-    changes nothing.
-    """
+    """The largest error of a logit, or of the loss of a step. Raises UnsupportedError where the technique says that it
+    cannot run, and ReplicateError where it changes nothing."""
     kind = TECHNIQUES[check.name]
     trial = next(trial for trial in kind.trials if case_of(trial) == check.case)
     technique = kind.model_validate({"name": check.name, **trial.parameters})

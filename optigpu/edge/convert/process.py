@@ -1,7 +1,5 @@
-"""Runs a program of `child/` in a Python that has TensorFlow and may not have OptiGPU, and always ends it.
-
-The files of a converted model are written into a temporary folder, and moved to their places when all are there.
-"""
+"""Runs a program of `child/` in a Python that has TensorFlow and may not have OptiGPU, and always ends it. The files of
+a converted model are written into a temporary folder, and moved to their places when all are there."""
 
 import json
 import os
@@ -164,7 +162,6 @@ class _Message(TypedDict, total=False):
 
 
 def message_of(line: bytes) -> _Message:
-    """An answer on the way, or the last one. Raises what the program refuses."""
     try:
         message = json.loads(line)
         if "refused" in message:
@@ -193,10 +190,8 @@ BYTES_A_LINE = 16
 
 @contextmanager
 def work_folder(output: Path) -> Iterator[Path]:
-    """A temporary folder beside the output, on the same file system; it is removed at the end.
-
-    Raises SpecError if nothing can be written there.
-    """
+    """A temporary folder beside the output, on the same file system; it is removed at the end. Raises SpecError if
+    nothing can be written there."""
     if output.exists() and not output.is_dir():
         raise SpecError(f"--output {output}: there is a file of that name; name a folder.")
     try:
@@ -212,10 +207,8 @@ def work_folder(output: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, names: tuple[str, ...], output: Path) -> None:
-    """Moves the files into the output folder, the manifest last: where it is, all the others are.
-
-    Raises SpecError if they cannot be moved.
-    """
+    """Moves the files into the output folder, the manifest last: where it is, all the others are. Raises SpecError if
+    they cannot be moved."""
     try:
         output.mkdir(exist_ok=True)
         (output / MANIFEST).unlink(missing_ok=True)

@@ -33,7 +33,6 @@ class Inference:
 
     @property
     def per_second(self) -> float:
-        """Inferences per second by the device's clock."""
         return self.count / (self.elapsed_us / 1e6)
 
 
@@ -87,7 +86,6 @@ class Device:
         return None if done else "the device does not say that it is complete"
 
     def buffer(self) -> bytes:
-        """The input as the device holds it."""
         answer = self._link.ask("db print", self._silence_s)
         rows = answer.found(r"m-buffer-([0-9a-fA-F]{2}(?:-[0-9a-fA-F]{2})*)")
         return bytes.fromhex("".join(row.replace("-", "") for row, _ in rows))

@@ -1,7 +1,5 @@
-"""A serial port or a pseudo-terminal by termios alone, and commands and answers over it.
-
-What is sent ends with `%`, what comes are lines, the last `m-ready`.
-"""
+"""A serial port or a pseudo-terminal by termios alone, and commands and answers over it. What is sent ends with `%`,
+what comes are lines, the last `m-ready`."""
 
 import os
 import re
@@ -42,10 +40,8 @@ A_READ = 65_536
 
 
 class SerialPort:
-    """An open port: 8 data bits, no parity, one stop bit, no flow control, exclusively ours.
-
-    Raises SpecError for a baud rate that the system lacks, PortError for a port that cannot be opened.
-    """
+    """An open port: 8 data bits, no parity, one stop bit, no flow control, exclusively ours. Raises SpecError for a
+    baud rate that the system lacks, PortError for a port that cannot be opened."""
 
     def __init__(self, path: str, baud: int = DEFAULT_BAUD) -> None:
         speed = getattr(termios, f"B{baud}", None)
@@ -71,7 +67,6 @@ class SerialPort:
         self.close()
 
     def close(self) -> None:
-        """Closes the port."""
         os.close(self._descriptor)
 
     def read(self, timeout_s: float) -> bytes:
@@ -121,7 +116,6 @@ class SerialPort:
 
 
 def rates() -> list[int]:
-    """The baud rates that termios knows here."""
     names = (name[1:] for name in dir(termios) if name.startswith("B") and name[1:].isdecimal())
     return sorted(int(name) for name in names if name != "0")
 
@@ -190,11 +184,8 @@ class Link:
         self._held.clear()
 
     def ask(self, command: str, silence_s: float = SILENCE_S) -> Answer:
-        """Sends a command and returns its answer.
-
-        Raises SilenceError if no line of the protocol comes for `silence_s`, ResetError for a device that starts again
-        meanwhile, and AnswerError for an answer without an end.
-        """
+        """Sends a command and returns its answer. Raises SilenceError if no line of the protocol comes for `silence_s`,
+        ResetError for a device that starts again meanwhile, and AnswerError for an answer without an end."""
         if len(command) > LONGEST_COMMAND:
             raise AnswerError(
                 f"A command has at most {LONGEST_COMMAND} characters; `{command[:20]}...` is longer."

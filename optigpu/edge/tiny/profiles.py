@@ -1,7 +1,5 @@
 """MLPerf Tiny's profiles: what the runner sends, how often it infers, and what quality its closed division asks for.
-
-Source: mlcommons/tiny, benchmark/runner/tests_performance.yaml and its rules for the quality targets.
-"""
+Source: mlcommons/tiny, benchmark/runner/tests_performance.yaml and its rules for the quality targets."""
 
 from enum import StrEnum
 from typing import Literal

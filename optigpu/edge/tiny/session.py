@@ -100,10 +100,8 @@ def timed_runs(
     rules: Rules,
     on_run: Callable[[Inference], None],
 ) -> list[Inference]:
-    """Times the device on one input; a run that was too short is done again with more inferences.
-
-    Raises TinyError; AnswerError for a device so fast or so unsteady that no run is long enough.
-    """
+    """Times the device on one input; a run that was too short is done again with more inferences. Raises TinyError;
+    AnswerError for a device so fast or so unsteady that no run is long enough."""
     device.load(data)
     last = device.infer(1, 0)  # how long one takes at all
     last = device.infer(rules.inferences, warmup, (rules.inferences + warmup) / last.per_second)
@@ -136,10 +134,8 @@ class Session:
 def open_session(
     port: str, baud: int = DEFAULT_BAUD, silence_s: float = SILENCE_S, profile: str | None = None
 ) -> Iterator[Session]:
-    """Opens the port and asks the device who it is; without a `profile` it is the one that the device names.
-
-    Raises SpecError for a profile or a baud rate that there is not, TinyError for a device that cannot be driven.
-    """
+    """Opens the port and asks the device who it is; without a `profile` it is the one that the device names. Raises
+    SpecError for a profile or a baud rate that there is not, TinyError for a device that cannot be driven."""
     given = profile_of(profile) if profile else None
     with SerialPort(port, baud) as opened:
         link = Link(opened)
@@ -245,10 +241,8 @@ def quality_of(profile: Profile, labels: Sequence[int], results: Sequence[tuple[
 
 
 def area(labels: Sequence[int], scores: Sequence[float]) -> float:
-    """The area under the ROC curve: how often an anomaly (label 1) has the higher score; a tie counts one half.
-
-    Raises SpecError unless there are both.
-    """
+    """The area under the ROC curve: how often an anomaly (label 1) has the higher score; a tie counts one half. Raises
+    SpecError unless there are both."""
     if set(labels) != {0, 1}:
         raise SpecError(
             "The area under the ROC curve needs labels 0 (normal) and 1 (anomaly), and both of them."

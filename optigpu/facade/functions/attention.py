@@ -47,9 +47,7 @@ def flash_attention_native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
 @dataclass(frozen=True)
 class AttentionRow(Indexed):
     """Both implementations at one length: medians, their ratio with its 95% interval in this process, and peak memory.
-
-    Memory is in 2**20 bytes: of CUDA's allocator, or of the tensors on a CPU.
-    """
+    Memory is in 2**20 bytes: of CUDA's allocator, or of the tensors on a CPU."""
 
     seq_len: int
     standard_ms: float

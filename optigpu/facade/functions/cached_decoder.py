@@ -99,9 +99,7 @@ class CachedTransformerDecoder(nn.Module):
         self, input_ids: torch.Tensor, kv_caches: list[KvCache] | None = None
     ) -> tuple[torch.Tensor, list[KvCache]]:
         """Logits [batch, new tokens, vocabulary] of the tokens [batch, new tokens], which follow those of the caches.
-
-        Raises SpecError for more tokens than there are positions.
-        """
+        Raises SpecError for more tokens than there are positions."""
         before = kv_caches[0][0].shape[2] if kv_caches else 0
         length = before + input_ids.shape[1]
         if length > CONTEXT:
@@ -121,9 +119,7 @@ class CachedTransformerDecoder(nn.Module):
         self, input_ids: torch.Tensor, max_new_tokens: int = 100, temperature: float = 1.0
     ) -> torch.Tensor:
         """New tokens [batch, max_new_tokens] after a prompt [batch, length], drawn with torch's random numbers.
-
-        `temperature` 0 takes the most likely tokens. Raises SpecError for a negative one, and as `forward`.
-        """
+        `temperature` 0 takes the most likely tokens. Raises SpecError for a negative one, and as `forward`."""
         _require_temperature(temperature)
         logits, caches = self(input_ids)
         tokens = [_chosen(logits[:, -1], temperature)]
@@ -150,8 +146,7 @@ def _require_temperature(temperature: float) -> None:
 @dataclass(frozen=True)
 class GenerationTiming(Indexed):
     """How fast a model generates: medians over the repeats, the prompt's pass included, and the tokens of the last one,
-    [1, max_new].
-    """
+    [1, max_new]."""
 
     total_ms: float
     total_ms_ci: Bounds | None

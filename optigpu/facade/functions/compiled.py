@@ -26,9 +26,7 @@ WARMUP = 20
 @dataclass(frozen=True)
 class CompileRow(Indexed):
     """A pass of one model: its median with the 95% interval in this process, and its speedup over the eager model.
-
-    `compile_s` are the seconds of its first pass, in which it is compiled; None for eager.
-    """
+    `compile_s` are the seconds of its first pass, in which it is compiled; None for eager."""
 
     name: str
     ms: float
@@ -107,7 +105,6 @@ def _timed(models: dict[str, torch.nn.Module], images: torch.Tensor, n: int) -> 
 
 
 def _first_s(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the first call; compilation is the host's work."""
     began = time.perf_counter()
     call()
     if device.type == "cuda":

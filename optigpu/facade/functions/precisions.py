@@ -30,8 +30,7 @@ MOST_WARMUP = 10
 @dataclass(frozen=True)
 class PrecisionResult(Indexed):
     """What training in one precision takes: the median step with its 95% interval in this process, and the peak of
-    CUDA's allocator in 2**20 bytes, None on a CPU.
-    """
+    CUDA's allocator in 2**20 bytes, None on a CPU."""
 
     vram_mb: float | None
     step_ms: float

@@ -1,7 +1,5 @@
-"""Times calls of a caller's own code in this process: the device's clock, and the statistics of every other figure.
-
-One process stands for itself alone: a job measures several (`optigpu.run`).
-"""
+"""Times calls of a caller's own code in this process: the device's clock, and the statistics of every other figure. One
+process stands for itself alone: a job measures several (`optigpu.run`)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -41,10 +39,8 @@ class CallTimes:
 
 
 def device_for(asked: str | torch.device | None) -> torch.device:
-    """The device that was asked for; None takes CUDA where there is an NVIDIA GPU, and else this CPU.
-
-    Raises UnsupportedError for CUDA where there is none, and SpecError for a device that is neither.
-    """
+    """The device that was asked for; None takes CUDA where there is an NVIDIA GPU, and else this CPU. Raises
+    UnsupportedError for CUDA where there is none, and SpecError for a device that is neither."""
     if asked is None:
         return torch.device("cuda" if is_there(DeviceKind.CUDA) else "cpu")
     kind = device_of(str(asked))
@@ -60,12 +56,10 @@ def device_for(asked: str | torch.device | None) -> torch.device:
 
 
 def place_name(device: torch.device) -> str:
-    """The device for a heading: the GPU's name, or the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
 
 
 def timed(call: Callable[[], object], device: torch.device, *, warmup: int, repeats: int) -> CallTimes:
-    """The times of `repeats` calls after `warmup` others."""
     return timed_in_turns({"": call}, device, warmup=warmup, repeats=repeats)[""]
 
 

@@ -1,7 +1,5 @@
-"""One step of training in each precision, and gradients accumulated over small batches.
-
-Images and labels are on the model's device. A model returns logits, or, as transformers' do, an object that has them.
-"""
+"""One step of training in each precision, and gradients accumulated over small batches. Images and labels are on the
+model's device. A model returns logits, or, as transformers' do, an object that has them."""
 
 import math
 from collections.abc import Callable, Iterable

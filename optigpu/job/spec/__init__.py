@@ -1,7 +1,5 @@
-"""A job as it is posted: what it asks for, and the variants that it is made of.
-
-Errors of the request itself are found here; a problem of the machine ends only the variant that it concerns.
-"""
+"""A job as it is posted: what it asks for, and the variants that it is made of. Errors of the request itself are found
+here; a problem of the machine ends only the variant that it concerns."""
 
 from optigpu.job.spec.conditions import JobTarget, Limits, Measure
 from optigpu.job.spec.job_spec import Beside, JobSpec

@@ -121,7 +121,6 @@ class JobSpec(Frozen):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **how: Any) -> Self:
-        """Reads a request from JSON."""
         with refusing(cls):
             return super().model_validate_json(json_data, **how)
 
@@ -141,12 +140,10 @@ class JobSpec(Frozen):
 
     @property
     def engine(self) -> str:
-        """The backend, and for a server what it serves and where."""
         return engine_name(self.backend, self.endpoint)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The servers that it asks."""
         asked = (self.endpoint, *(each.endpoint for each in self.beside))
         return tuple(dict.fromkeys(filter(None, asked)))
 
@@ -157,7 +154,6 @@ class JobSpec(Frozen):
 
     @property
     def primary(self) -> str:
-        """The metric that its variants are compared by."""
         return LARGEST_BATCH if self.plan is PlanName.BATCH_SCALING else str(self.workload.primary)
 
     @model_validator(mode="after")
@@ -219,7 +215,6 @@ def _check_one_model(workload: Workload, model: str) -> None:
 
 
 def _check_meters(spec: "JobSpec") -> None:
-    """Refuses a workload without the meters that it needs, and quality of random weights."""
     needed = (*spec.workload.meters, *(("quality",) if spec.workload.has_labels else ()))
     missing = [meter for meter in needed if meter not in spec.measure.meters]
     if missing:
@@ -234,13 +229,11 @@ def _check_meters(spec: "JobSpec") -> None:
 
 
 def _untrained(spec: "JobSpec") -> str | None:
-    """The first of the job's models that has random weights, if any."""
     named = (model for model in spec.asked_models if model is not None)
     return next((model for model in named if preset_of(parse_reference(model))), None)
 
 
 def _check_gates(spec: "JobSpec") -> None:
-    """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
     if spec.plan is PlanName.BATCH_SCALING:
@@ -260,7 +253,6 @@ def _check_gates(spec: "JobSpec") -> None:
 
 
 def _check_plan(spec: "JobSpec") -> None:
-    """Refuses a stack for a plan that has its own, a workload that they do not run, and a search of nothing."""
     if spec.limits.max_bytes is not None and spec.plan not in (PlanName.SEARCH, PlanName.BATCH_SCALING):
         raise SpecError(
             "limits.max_bytes: only the plans search and batch_scaling have such a bound; leave it out, or search."

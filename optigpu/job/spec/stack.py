@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 
 def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
-    """The stack with what it requires for that kind of workload, in the order of the phases.
-
-    Raises SpecError when a technique is there twice or two exclude each other.
-    """
+    """The stack with what it requires for that kind of workload, in the order of the phases. Raises SpecError when a
+    technique is there twice or two exclude each other."""
     chosen: dict[str, Technique] = {}
     for technique in stack:
         if technique.name in chosen:

@@ -42,12 +42,10 @@ class Variant(Frozen):
 
     @property
     def primary(self) -> str:
-        """The metric that it is measured for."""
         return self.workload.primary if self.memory_limit_bytes is None else LARGEST_BATCH
 
     @property
     def engine(self) -> str:
-        """The backend, and for a server what it serves and where."""
         return engine_name(self.backend, self.endpoint)
 
     @property

@@ -41,11 +41,8 @@ Doing = Callable[[str], None]
 
 
 def make(request: RecipeRequest, doing: Doing) -> RecipeOutcome:
-    """Makes the model and writes its folder, all of it or nothing.
-
-    Raises SpecError for a folder that cannot be written, UnsupportedError for a model that cannot be made smaller so,
-    and OptiGPUError if a loss is not finite.
-    """
+    """Makes the model and writes its folder, all of it or nothing. Raises SpecError for a folder that cannot be
+    written, UnsupportedError for a model that cannot be made smaller so, and OptiGPUError if a loss is not finite."""
     began_s = time.monotonic()
     check_output(request.output)
     doing("loading the teacher")
@@ -88,7 +85,6 @@ def make(request: RecipeRequest, doing: Doing) -> RecipeOutcome:
 def _smaller(
     request: RecipeRequest, teacher: PreTrainedModel, texts: torch.Tensor
 ) -> tuple[PreTrainedModel, str]:
-    """The untrained student, and what makes it smaller."""
     if request.recipe is RecipeName.DISTILLATION:
         blocks = len(blocks_of(teacher))
         kept = kept_blocks(blocks, request.layers)

@@ -69,7 +69,6 @@ def narrower(teacher: PreTrainedModel, kept: Sequence[torch.Tensor]) -> PreTrain
 
 
 def blocks_of(model: PreTrainedModel) -> list[Module]:
-    """The blocks in their order."""
     parts = decoder_of(model)
     return list(model.get_submodule(f"{parts.path}.{parts.blocks}").children())
 
@@ -81,7 +80,6 @@ def down_layers(model: PreTrainedModel) -> list[Module]:
 
 
 def inner_size(model: PreTrainedModel) -> int:
-    """How many neurons an MLP has."""
     layer: Any = down_layers(model)[0]
     return int(weight_of(layer).shape[1])
 

@@ -25,15 +25,12 @@ class Answers:
         self._pipe: TextIO = os.fdopen(descriptor, "w", encoding="utf-8")
 
     def doing(self, text: str) -> None:
-        """What goes on now."""
         self._send({"doing": text})
 
     def done(self, outcome: Request) -> None:
-        """The last answer of a program that succeeded."""
         self._send({"done": outcome})
 
     def refuse(self, refusal: RefusalError) -> None:
-        """The last answer of one that cannot."""
         self._send({"refused": str(refusal), "wrong": refusal.wrong})
 
     def _send(self, message: Request) -> None:

@@ -28,10 +28,8 @@ Pair = tuple[Numbers, Numbers]
 
 
 def evaluate(request: Request, answers: Answers) -> Request:
-    """Writes golden.bin and int8.npy (what the model answers to held-out inputs) into the request's folder.
-
-    Raises RefusalError if the two interpreters do not agree, or the model needs more than `arena_limit` bytes.
-    """
+    """Writes golden.bin and int8.npy (what the model answers to held-out inputs) into the request's folder. Raises
+    RefusalError if the two interpreters do not agree, or the model needs more than `arena_limit` bytes."""
     folder, limit = Path(str(request["folder"])), int(str(request["arena_limit"]))
     model = (folder / "model.tflite").read_bytes()
     with np.load(folder / "held_out.npz", allow_pickle=False) as file:

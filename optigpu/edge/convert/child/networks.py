@@ -23,10 +23,8 @@ Outputs = Inputs
 
 
 class Network:
-    """A float network: its input's shape without the batch, and what it computes.
-
-    `keep` is what owns the variables, `model` the Keras model if it is one.
-    """
+    """A float network: its input's shape without the batch, and what it computes. `keep` is what owns the variables,
+    `model` the Keras model if it is one."""
 
     def __init__(
         self, call: Callable[[Any], Any], shape: tuple[int, ...], keep: Any, model: Any = None
