@@ -18,7 +18,7 @@ from optigpu.claims.model import (
     rounded,
 )
 from optigpu.claims.work import NUMBER_FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
-from optigpu.hardware.catalog import Device, find
+from optigpu.hardware.catalog import find
 
 CLOCK_MARGIN = 1.1
 """Cards boost above the clock of their published peak by less than this factor."""
@@ -30,7 +30,7 @@ IDLE_SHARE = 0.01
 
 def compute_peak(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags more operations per second than the hardware's peak for the precision."""
-    device, rate = _device(claim), flop_per_s(claim, book)
+    device, rate = find(claim.hardware or ""), flop_per_s(claim, book)
     peak = peak_flop_per_s(claim, device) if device else None
     if rate is None or peak is None:
         return None
@@ -46,7 +46,7 @@ def compute_peak(claim: Claim, book: Book) -> RuleFinding | None:
 
 def bandwidth(claim: Claim, _: Book) -> RuleFinding | None:
     """Flags more bytes of weights per second than the memory bandwidth; the KV cache is not counted."""
-    device, weights = _device(claim), weights_of(claim.model)
+    device, weights = find(claim.hardware or ""), weights_of(claim.model)
     limit = device.memory_bandwidth_bytes_per_s if device else None
     if claim.metric != "tokens_per_s" or not (device and limit and weights and claim.precision):
         return None
@@ -96,7 +96,7 @@ def efficiency(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags work per energy that rests on an impossible rate, or on an almost idle device."""
     if claim.rate_of is None or claim.power_of is None:
         return None
-    rated, device = book.claim(claim.rate_of), _device(claim)
+    rated, device = book.claim(claim.rate_of), find(claim.hardware or "")
     rate, peak = flop_per_s(rated, book), peak_flop_per_s(rated, device) if device else None
     if rate is None or peak is None:
         return None
@@ -120,10 +120,6 @@ def _against_peak(rate: float, peak: float) -> Plausibility:
     if rate <= peak:
         return Plausibility.PLAUSIBLE
     return Plausibility.IMPLAUSIBLE if rate > CLOCK_MARGIN * peak else Plausibility.DOUBTFUL
-
-
-def _device(claim: Claim) -> Device | None:
-    return find(claim.hardware) if claim.hardware else None
 
 
 def _operations(claim: Claim, book: Book, rate: float) -> str:

@@ -77,12 +77,18 @@ def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None =
         larger = _known(against)
         smaller = (find_class(gap.hardware) if gap else None) or smaller
     hardware = _hardware_gap(larger, smaller)
+    verdict = ClaimVerdict.NOT_MEASURED
+    if gap is not None:
+        above = {bound > ratio for ratio in hardware.ratios.values() for bound in gap.ci or (gap.ratio,)}
+        verdict = ClaimVerdict.HOLDS if above == {True} else ClaimVerdict.UNDECIDED
+        if above == {False}:
+            verdict = ClaimVerdict.DOES_NOT_HOLD
     return Thesis(
         sentence=claim.sentence,
         source=claim.source,
         optimization=gap,
         hardware=hardware,
-        verdict=_verdict(gap, hardware),
+        verdict=verdict,
     )
 
 
@@ -130,12 +136,3 @@ def _hardware_gap(one: Device, other: Device) -> HardwareGap:
 
 def _over(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
-
-
-def _verdict(gap: OptimizationGap | None, hardware: HardwareGap) -> ClaimVerdict:
-    if gap is None:
-        return ClaimVerdict.NOT_MEASURED
-    larger = {bound > ratio for ratio in hardware.ratios.values() for bound in gap.ci or (gap.ratio,)}
-    if len(larger) != 1:
-        return ClaimVerdict.UNDECIDED
-    return ClaimVerdict.HOLDS if larger.pop() else ClaimVerdict.DOES_NOT_HOLD

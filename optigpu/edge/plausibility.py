@@ -187,10 +187,9 @@ def _energy_is_absurd(report: DeviceReport) -> bool:
 
 
 def _run_unknown(report: DeviceReport, evidence: Evidence) -> bool:
-    if report.run_id is None:
-        return False
     run = evidence.run
-    return run is None or run.boot_id != report.boot_id or run.model_sha256 != report.model_sha256
+    known = run is not None and (run.boot_id, run.model_sha256) == (report.boot_id, report.model_sha256)
+    return report.run_id is not None and not known
 
 
 def _clock_unsynchronised(report: DeviceReport, evidence: Evidence) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from optigpu.backends.runtime import Ids
 from optigpu.documents.facts import NOT_RECORDED, RunFacts
-from optigpu.documents.result import Result, Verdict, VerdictWarning
+from optigpu.documents.result import MetricSummary, Result, Verdict, VerdictWarning
 from optigpu.documents.shapes import ModelFacts
 from optigpu.facade.benchmark_result import BenchmarkResult
 from optigpu.facade.in_process import milliseconds, timed
@@ -112,8 +112,12 @@ def decode(
         flops_total=_flops(workload, facts),
         notes=() if tokenizer else (RANDOM_PROMPT,),
     )
-    # It says of itself where it was measured; nobody keeps or ranks it.
-    result = Result(
+    return Decoded(benchmark, _result(variant, summaries, facts))
+
+
+def _result(variant: Variant, summaries: dict[str, MetricSummary], facts: RunFacts) -> Result:
+    """It says of itself where it was measured; nobody keeps or ranks it."""
+    return Result(
         id=new_id(),
         source="in_process",
         created_at=utc_now(),
@@ -124,7 +128,6 @@ def decode(
         environment=probe(),
         seed=0,
     )
-    return Decoded(benchmark, result)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """BenchmarkEngine: this machine's matrix products and a model's decoding, beside what is claimed for an RTX 5090."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +119,7 @@ class BenchmarkEngine(Shown):
     def grids(self) -> Sequence[Grid]:
         products = [grid for report in self.matmul for grid in report.grids()]
         inference = [_inference_grid(self._decoded)] if self._decoded else []
-        return (*products, *inference, beside_grid(self._documents()))
+        return (*products, *inference, _beside_grid(self._documents()))
 
     def to_frame(self) -> "DataFrame":
         """A row for each inference. Raises UnsupportedError where pandas is not installed."""
@@ -136,7 +135,7 @@ class BenchmarkEngine(Shown):
         return {
             "results": self._documents(),
             "inference": [each.record() | {"reasons": dict(each.reasons)} for each in self.inference],
-            "baselines": [each.document() for each in beside_card(self._documents())],
+            "baselines": [_beside_document(*each) for each in _beside_card(self._documents())],
         }
 
     def save(self, folder: str | Path = "results/") -> tuple[Path, ...]:
@@ -189,50 +188,41 @@ def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
     )
 
 
-@dataclass(frozen=True)
-class Beside:
-    """One claim for the card, and every measured figure of the same work, on any hardware by any stack."""
-
-    claim: Claim
-    measured: tuple[Measured, ...]
-
-    def document(self) -> dict[str, object]:
-        """The claim and the figures, in the claim's unit, as plain JSON."""
-        figures = [
-            {
-                "label": each.label,
-                "hardware": each.hardware,
-                "value": each.value / UNITS[self.claim.unit],
-                "of_claim": self.claim.over(each.value),
-                "result_id": each.result_id,
-            }
-            for each in self.measured
-        ]
-        return {"claim": self.claim.model_dump(mode="json"), "measured": figures}
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """The cells of `beside_grid`: a row for each figure, or one that says that there is none."""
-        name, claimed = f"{self.claim.what}, {self.claim.precision}", figure(self.claim)
-        for each in self.measured:
-            value = plain(each.value / UNITS[self.claim.unit])
-            share = plain(self.claim.over(each.value))
-            yield name, claimed, each.label, f"{value} {self.claim.unit}", f"{share}x"
-        if not self.measured:
-            yield name, claimed, NOT_MEASURED, "", ""
-
-
-def beside_card(results: Sequence[Document]) -> list[Beside]:
-    """The claims for the card's speed, with what the results have beside them."""
+def _beside_card(results: Sequence[Document]) -> list[tuple[Claim, list[Measured]]]:
+    """The claims for the card's speed, each with the measured figures of the same work, on any hardware by any
+    stack."""
     measured = from_results(results)
-    return [Beside(claim, tuple(beside(claim, measured))) for claim in claims_of_the_card(baselines())]
+    return [(claim, beside(claim, measured)) for claim in claims_of_the_card(baselines())]
 
 
-def beside_grid(results: Sequence[Document]) -> Grid:
+def _beside_document(claim: Claim, measured: Sequence[Measured]) -> dict[str, object]:
+    figures = [
+        {
+            "label": each.label,
+            "hardware": each.hardware,
+            "value": each.value / UNITS[claim.unit],
+            "of_claim": claim.over(each.value),
+            "result_id": each.result_id,
+        }
+        for each in measured
+    ]
+    return {"claim": claim.model_dump(mode="json"), "measured": figures}
+
+
+def _beside_grid(results: Sequence[Document]) -> Grid:
     headings = ("claim", "claimed", "measured", "figure", "of the claim")
+    rows = []
+    for claim, found in _beside_card(results):
+        about = f"{claim.what}, {claim.precision}", figure(claim)
+        for each in found:
+            value = f"{plain(each.value / UNITS[claim.unit])} {claim.unit}"
+            rows.append((*about, each.label, value, f"{plain(claim.over(each.value))}x"))
+        if not found:
+            rows.append((*about, NOT_MEASURED, "", ""))
     return Grid(
         title=f"Beside what is claimed for an {CARD}",
         columns=tuple(Column(each, right=each not in ("claim", "measured")) for each in headings),
-        rows=tuple(row for each in beside_card(results) for row in each.rows()),
+        rows=tuple(rows),
         notes=(
             "Claims are published figures that OptiGPU has not measured.",
             *filter(None, [origin_line(results)]),

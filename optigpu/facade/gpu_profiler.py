@@ -130,10 +130,13 @@ def measured_roofs(peaks: Peaks, precision: Precision, device: str) -> Roofs | N
     rate = peaks.matmul_flops_per_s.get(dtype)
     if rate is None:
         return None
-    source = f"measured {peaks.measured_at:%Y-%m-%d} by torch {peaks.torch}, {peaks.threads} threads"
-    reads = peaks.reads[-1].bytes_per_s
     return Roofs(
-        device=device, basis="measured", source=source, bytes_per_s=reads, flop_per_s=rate, dtype=dtype
+        device=device,
+        basis="measured",
+        source=f"measured {peaks.measured_at:%Y-%m-%d} by torch {peaks.torch}, {peaks.threads} threads",
+        bytes_per_s=peaks.reads[-1].bytes_per_s,
+        flop_per_s=rate,
+        dtype=dtype,
     )
 
 

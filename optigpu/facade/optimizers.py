@@ -45,12 +45,6 @@ class CompileOptimizer:
 
         Raises FieldsError, a SpecError, for an unknown mode or backend, and UnsupportedError where nothing can be
         compiled: TorchInductor needs a C++ compiler on a CPU.
-
-        >>> import torch
-        >>> from optigpu import CompileOptimizer
-        >>> model = CompileOptimizer.compile(torch.nn.Linear(4, 2), backend="eager")
-        >>> model(torch.zeros(1, 4)).shape
-        torch.Size([1, 2])
         """
         with refusing(TorchCompile):
             technique = TorchCompile.model_validate({"mode": mode, "backend": backend})

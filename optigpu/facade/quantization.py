@@ -71,10 +71,6 @@ class QuantizationOptimizer:
         >>> ids = tokenizer("Once upon a time", return_tensors="pt").input_ids
         >>> model.generate(ids, max_new_tokens=4).shape[1] - ids.shape[1]
         4
-        >>> QuantizationOptimizer.load("bundled:tiny", precision="int7")
-        Traceback (most recent call last):
-        ...
-        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int8 or int4? The precisions are ...
         """
         if precision not in STACKS:
             meant = did_you_mean(closest(precision, STACKS))

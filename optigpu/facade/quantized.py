@@ -67,16 +67,6 @@ def make_it_work_hybrid(
     as they are, and with them a tied head.
 
     Raises what `quantize` raises, and SpecError for samples that are not token ids of this model.
-
-    >>> import torch
-    >>> from transformers import AutoModelForCausalLM
-    >>> from optigpu import make_it_work_hybrid
-    >>> from optigpu.models.reference import BUNDLED
-    >>> model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype="float32")
-    >>> calibration_data = [torch.tensor([[464, 318, 257, 12]])]
-    >>> model = make_it_work_hybrid(model, sample_inputs=calibration_data, smoothing_alpha=0.3, memory_target=0.4)
-    >>> type(model.transformer.h[0].mlp.c_fc).__name__  # the target leaves the first block 16 bits
-    'Int16Linear'
     """
     ids = None if sample_inputs is None else _ids(sample_inputs, model)
     alpha = DEFAULT_ALPHA if smoothing_alpha is None and ids is not None else smoothing_alpha
@@ -137,15 +127,6 @@ def accelerate(
 
     Raises UnsupportedError, with the model left as it was, for a family that the operator does not run, for a model
     that is quantized or accelerated already, and where the operator cannot be built; SpecError for a wrong parameter.
-
-    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
-    >>> from optigpu import accelerate
-    >>> from optigpu.models.reference import BUNDLED
-    >>> tokenizer = AutoTokenizer.from_pretrained(BUNDLED["tiny"])
-    >>> model = accelerate(AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"]))
-    >>> prompt = tokenizer("The future of AI is", return_tensors="pt")
-    >>> model.generate(**prompt, max_new_tokens=20).shape[1] - prompt["input_ids"].shape[1]
-    20
     """
     from optigpu.techniques.decoding.native_decode.generating import NativeGenerate, generate_natively
 

@@ -219,13 +219,6 @@ def replace_linears(model: Model, group_size: int | None = None) -> Model:
     A head that is tied to an embedding stays: quantized it would be there twice. Raises UnsupportedError, with the
     model left as it was, when there is nothing to replace or a weight is NaN or infinite, and SpecError for a group
     size that is not one of GROUP_SIZES.
-
-    >>> import torch
-    >>> from optigpu.facade.quantized_linear import replace_linears
-    >>> replace_linears(torch.nn.Sequential(torch.nn.Linear(64, 8)), group_size=64)
-    Sequential(
-      (0): QuantizedLinear(64, 8, bias=True, int4 groups of 64)
-    )
     """
     _check_group(group_size)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}

@@ -47,8 +47,8 @@ def run_engine(check: SelfCheck, setting: Setting) -> Comparison:
     for model in TEXT_MODELS:
         try:
             engine = cast(DecodingRuntime, setting.prepared(WORKLOAD, model, backend=check.name))
-        except UnsupportedError as error:
-            reason = str(error)
+        except UnsupportedError as refused:
+            reason = str(refused)
             continue
         on_cpu = setting.prepared(WORKLOAD, model, device=DeviceKind.CPU)
         expected = Decoded(cast(DecodingRuntime, on_cpu), WORKLOAD)

@@ -73,8 +73,11 @@ def read(environment: Environment, device: DeviceKind) -> Kept:
         return Kept(ignored=f"The self-test in {path} cannot be read ({error.strerror}); {AGAIN}.")
     except ValidationError:
         return Kept(ignored=f"The file {path} holds no self-test of this version; {AGAIN}.")
-    wanted = outcome_of(environment, device, ())
-    if _holds_for(outcome) != _holds_for(wanted):
+    found, wanted = (
+        each.model_dump(exclude={"ended_at", "results"})
+        for each in (outcome, outcome_of(environment, device, ()))
+    )
+    if found != wanted:
         return Kept(ignored=f"The self-test in {path} was of other software or hardware; {AGAIN}.")
     return Kept(outcome)
 
@@ -110,14 +113,3 @@ def _hardware(environment: Environment, device: DeviceKind) -> str:
     """The fingerprint of what a job on that device uses: of several GPUs the first."""
     gpus = environment.gpus(device)[:1]
     return hardware_fingerprint(environment.model_copy(update={"accelerators": gpus}))
-
-
-def _holds_for(outcome: SelfTest) -> tuple[object, ...]:
-    return (
-        outcome.format,
-        outcome.device,
-        outcome.hardware_fingerprint,
-        outcome.software_fingerprint,
-        outcome.optigpu_version,
-        outcome.git_revision,
-    )

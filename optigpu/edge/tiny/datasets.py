@@ -78,17 +78,14 @@ def _from_folder(folder: Path) -> Iterator[Sample]:
         if len(row) not in (3, 5) or not all(cell.isdecimal() for cell in row[1:]):
             raise SpecError(f"{place} is not: file, classes, class (and for ad01 bytes, stride).")
         segment, stride = (int(row[3]), int(row[4])) if len(row) == 5 else (0, 0)
-        yield Sample(_segments(_file(folder, row[0], place), segment, stride, place), int(row[2]))
-
-
-def _file(folder: Path, name: str, place: str) -> bytes:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise SpecError(f"{place} names {name}, which lies outside of the folder.")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{place} names {name}, which cannot be read: {error.strerror}.") from error
+        path = folder / row[0]
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise SpecError(f"{place} names {row[0]}, which lies outside of the folder.")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SpecError(f"{place} names {row[0]}, which cannot be read: {error.strerror}.") from error
+        yield Sample(_segments(data, segment, stride, place), int(row[2]))
 
 
 def _segments(data: bytes, segment: int, stride: int, place: str) -> tuple[bytes, ...]:

@@ -23,20 +23,8 @@ WARMUP, REPEATS = 1, 5
 
 
 class CachedMultiHeadAttention(nn.Module):
-    """Causal attention that keeps the keys and values of all tokens so far, so that each is computed once.
-
-    Several tokens may come after a cache: each attends to the cached ones and to those before it.
-
-    >>> import torch
-    >>> from optigpu import CachedMultiHeadAttention
-    >>> attention = CachedMultiHeadAttention(d_model=16, n_heads=2)
-    >>> x = torch.randn(1, 6, 16)
-    >>> whole, _ = attention(x)
-    >>> first, cache = attention(x[:, :4])
-    >>> last, cache = attention(x[:, 4:], cache)
-    >>> torch.allclose(whole[:, 4:], last, atol=1e-6), cache[0].shape
-    (True, torch.Size([1, 2, 6, 8]))
-    """
+    """Causal attention that keeps the keys and values of all tokens so far, so that each is computed once. Several
+    tokens may come after a cache: each attends to the cached ones and to those before it."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         """Raises SpecError if the heads do not divide the width."""
@@ -170,13 +158,6 @@ def benchmark_generation(
     prompt and the tokens: the same seed gives the same ones, in each of the `repeats`. `temperature` 0 takes the most
     likely tokens. `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for ids that the
     model does not have and for no new token, UnsupportedError for a device that is not here.
-
-    >>> from optigpu import CachedTransformerDecoder, benchmark_generation
-    >>> model = CachedTransformerDecoder(vocab_size=100, d_model=16, n_heads=2, n_layers=2)
-    >>> timing = benchmark_generation(model, 100, seq_len=8, max_new=4, device="cpu")  # doctest: +ELLIPSIS
-    With KV Cache on this CPU: ...ms total, ... token/s
-    >>> timing["tokens"].shape
-    torch.Size([1, 4])
     """
     _require_temperature(temperature)
     if isinstance(model, CachedTransformerDecoder):

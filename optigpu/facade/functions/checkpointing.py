@@ -58,13 +58,6 @@ def enable_gradient_checkpointing_hf(model: PreTrainedModel) -> None:
     again would fill twice.
 
     Raises UnsupportedError for a model that is not of transformers, or whose family marks no block for it.
-
-    >>> from optigpu import enable_gradient_checkpointing_hf
-    >>> from optigpu.models.loading.load import load_model
-    >>> from optigpu.models.reference import parse_reference
-    >>> model = load_model(parse_reference("preset:tiny-gpt2-test"), device="cpu", dtype="float32")
-    >>> enable_gradient_checkpointing_hf(model)
-    Gradient checkpointing enabled on GPT2LMHeadModel
     """
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
@@ -108,14 +101,6 @@ def compare_checkpointing(
 
     `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for heads that do not divide the
     width, and UnsupportedError for a device that is not here.
-
-    >>> from optigpu import compare_checkpointing
-    >>> results = compare_checkpointing(64, 2, 32, 4, 2, "cpu", n_steps=2)  # doctest: +ELLIPSIS
-    Training 4 blocks on this CPU, 2 sequences of 64
-    without checkpointing: peak ...MB, step ...ms
-    with checkpointing: peak ...MB, step ...ms
-    >>> results["with checkpointing"]["peak_mb"] < results["without checkpointing"]["peak_mb"]
-    True
     """
     require_divisible(d_model, n_heads)
     place = device_for(device)

@@ -123,20 +123,6 @@ def train_with_gradient_accumulation(
     the end makes an update of its own. `precision` is that of the forward pass, bf16 or fp32. `device` None is CUDA
     where there is a GPU, and else this CPU. Raises as train_step_fp32, SpecError for another precision or less than one
     step, and UnsupportedError for a device that is not here.
-
-    >>> import torch
-    >>> from optigpu import train_with_gradient_accumulation
-    >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> train_loader = [(torch.randn(2, 4), torch.randint(0, 2, (2,))) for _ in range(6)]
-    >>> criterion = torch.nn.CrossEntropyLoss()
-    >>> steps = train_with_gradient_accumulation(
-    ...     model, optimizer, train_loader, criterion, accumulation_steps=4, device="cpu"
-    ... )  # doctest: +ELLIPSIS
-    Step 1 | Effective batch: 8 | Loss: ...
-    Step 2 | Effective batch: 4 | Loss: ...
-    >>> [each.effective_batch for each in steps]
-    [8, 4]
     """
     if accumulation_steps < 1:
         raise SpecError(

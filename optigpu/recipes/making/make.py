@@ -115,8 +115,13 @@ MULTIPLE = 8
 """The number of neurons that stay is a multiple of it: kernels are slower for odd sizes."""
 
 
-def kept_count(neurons: int, keep: float) -> int:
-    """How many of the neurons stay. Raises UnsupportedError if none would, or all."""
+def kept_neurons(model: PreTrainedModel, texts: torch.Tensor, keep: float) -> list[torch.Tensor]:
+    """The neurons of each block that stay, in their order, int64 [neurons].
+
+    A neuron's importance is by how much the loss would change without it, to first order: the sum of |activation times
+    gradient|. Source: Molchanov et al., Importance Estimation for Neural Network Pruning, 2019, arXiv:1906.10771.
+    """
+    neurons = inner_size(model)
     count = round(neurons * keep / MULTIPLE) * MULTIPLE
     if count < MULTIPLE:
         raise UnsupportedError(
@@ -128,17 +133,7 @@ def kept_count(neurons: int, keep: float) -> int:
             f"An MLP of this model has {neurons} neurons, and a share of {keep:g} removes none of them; lower keep to "
             f"{1 - MULTIPLE / neurons:.3g}."
         )
-    return count
-
-
-def kept_neurons(model: PreTrainedModel, texts: torch.Tensor, keep: float) -> list[torch.Tensor]:
-    """The neurons of each block that stay, in their order, int64 [neurons].
-
-    A neuron's importance is by how much the loss would change without it, to first order: the sum of |activation times
-    gradient|. Source: Molchanov et al., Importance Estimation for Neural Network Pruning, 2019, arXiv:1906.10771.
-    """
-    count = kept_count(inner_size(model), keep)
-    importance = [torch.zeros(inner_size(model), dtype=torch.float64) for _ in down_layers(model)]
+    importance = [torch.zeros(neurons, dtype=torch.float64) for _ in down_layers(model)]
     with _watched(model, lambda block, change: importance[block].add_(change)):
         for rows in texts.split(AT_ONCE):
             logits = model(input_ids=rows, use_cache=False).logits

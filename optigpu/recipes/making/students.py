@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.functional import kl_div, log_softmax
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from optigpu.models.families import Decoder, Mlp, ModelFamily, family_of
+from optigpu.models.families import Decoder, Mlp, family_of
 from optigpu.surgery.places import weight_of
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -59,9 +59,13 @@ def narrower(teacher: PreTrainedModel, kept: Sequence[torch.Tensor]) -> PreTrain
     config: Any = copy.deepcopy(teacher.config)
     setattr(config, key, len(kept[0]))
     weights = dict(teacher.state_dict())
+    outputs, inputs = (1, 0) if family.conv1d else (0, 1)  # Conv1D's are [inputs, outputs]
+    slices = [(f"{mlp.down}.weight", inputs)]
+    for name in filter(None, (mlp.gate, mlp.up)):
+        slices += [(f"{name}.weight", outputs), (f"{name}.bias", 0)]
     for place, neurons in enumerate(kept):
         prefix = ".".join(filter(None, (parts.path, parts.blocks, str(place), mlp.path)))
-        for name, dimension in _slices(family, mlp):
+        for name, dimension in slices:
             weight = f"{prefix}.{name}"
             if weight in weights:
                 weights[weight] = weights[weight].index_select(dimension, neurons)
@@ -98,17 +102,6 @@ def mlp_of(model: PreTrainedModel) -> Mlp:
     if family.mlp is None or family.keys.inner_size is None:
         raise UnsupportedError(f"The MLP of {family.title} models is not known, so that it cannot be pruned.")
     return family.mlp
-
-
-def _slices(family: ModelFamily, mlp: Mlp) -> list[tuple[str, int]]:
-    """The weights that neurons belong to, each with its dimension of neurons. Conv1D's are [inputs, outputs]."""
-    outputs, inputs = (1, 0) if family.conv1d else (0, 1)
-    rising = [name for name in (mlp.gate, mlp.up) if name]
-    return [
-        *((f"{name}.weight", outputs) for name in rising),
-        *((f"{name}.bias", 0) for name in rising),
-        (f"{mlp.down}.weight", inputs),
-    ]
 
 
 def _made(teacher: PreTrainedModel, config: Any, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
