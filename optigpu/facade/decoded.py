@@ -38,23 +38,13 @@ FEWEST = 3
 class Origin(NamedTuple):
     """The reference that was loaded, the techniques that changed it, and the number of its weights before they did."""
 
-    reference: str
+    reference: str | None
     stack: tuple[Technique, ...]
-    weights: int
+    weights: int | None
 
 
 ORIGINS: "WeakKeyDictionary[PreTrainedModel, Origin]" = WeakKeyDictionary()
 """Of the models that QuantizationOptimizer has loaded."""
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """What to decode: `new_tokens` after a prompt, for so many seconds, with energy or without."""
-
-    prompt: str
-    new_tokens: int
-    seconds: float
-    energy: bool
 
 
 @dataclass(frozen=True)
@@ -68,9 +58,13 @@ class Decoded:
 def decode(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase | None",
-    asked: Decoding,
+    text: str,
     label: str,
     index: int,
+    *,
+    new_tokens: int,
+    seconds: float,
+    energy: bool,
 ) -> Decoded:
     """Checks the model's output, warms it up and times it. Raises SpecError for a prompt without a token or beyond the
     model's context, OptiGPUError for output that is NaN or infinite."""
@@ -81,25 +75,29 @@ def decode(
     device = kind_of(model.device)
     with _plain_greedy(model), TemporaryDirectory() as folder:
         runtime = TorchDecodingRuntime(DecodingModel(model, (), device, 0, lambda _: None), Path(folder))
-        prompt = _prompt_ids(tokenizer, asked.prompt, runtime.facts)
-        workload = _workload(prompt, asked, runtime.facts)
-        request = DecodingRequest(runtime, prompt.shape, workload.new_tokens, prompt=prompt)
+        prompt = _prompt_ids(tokenizer, text, runtime.facts)
+        if new_tokens < 2:
+            raise SpecError("new_tokens must be at least 2: the first token is the prompt's.")
+        workload = Generate(prompt_tokens=prompt.shape[1], new_tokens=new_tokens)
+        if problem := workload.check(runtime.facts):
+            raise SpecError(problem)
+        request = DecodingRequest(runtime, prompt.shape, new_tokens, prompt=prompt)
         check = request.check()
         if check.problem:
             raise OptiGPUError(check.problem)
         warm_up(request, check.request_s)
-        found = timed(runtime, request, workload, seconds=asked.seconds, least=FEWEST, energy=asked.energy)
+        found = timed(runtime, request, workload, seconds=seconds, least=FEWEST, energy=energy)
         noted = runtime.notes.facts | check.details
         noted |= {"weights": runtime.weights(), "footprint": runtime.footprint()}
-    origin = ORIGINS.get(model)
+    origin = ORIGINS.get(model) or Origin(None, (), None)
     variant = Variant(
         index=index,
         role=Role.SINGLE,
         label=label,
         workload=workload,
-        model=origin.reference if origin else None,
+        model=origin.reference,
         device=device,
-        stack=origin.stack if origin else (),
+        stack=origin.stack,
     )
     summaries, facts = found.summaries(), RunFacts.gathered(noted, NOT_RECORDED)
     benchmark = found.benchmark(label, "tokens")
@@ -107,7 +105,7 @@ def decode(
         benchmark,
         throughput_per_sec=summaries["tokens_per_s"].value,
         first_token_ms=milliseconds(summaries["ttft_s"].value),
-        params_total=origin.weights if origin else benchmark.params_total,
+        params_total=benchmark.params_total if origin.weights is None else origin.weights,
         params_trainable=sum(each.numel() for each in model.parameters() if each.requires_grad),
         flops_total=_flops(workload, facts),
         notes=() if tokenizer else (RANDOM_PROMPT,),
@@ -158,16 +156,6 @@ def _prompt_ids(tokenizer: "PreTrainedTokenizerBase | None", prompt: str, facts:
             "one place."
         )
     return ids
-
-
-def _workload(prompt: Ids, asked: Decoding, facts: ModelFacts) -> Generate:
-    if asked.new_tokens < 2:
-        raise SpecError("new_tokens must be at least 2: the first token is the prompt's.")
-    workload = Generate(prompt_tokens=prompt.shape[1], new_tokens=asked.new_tokens)
-    problem = workload.check(facts)
-    if problem:
-        raise SpecError(problem)
-    return workload
 
 
 def _flops(workload: Generate, facts: RunFacts) -> float | None:

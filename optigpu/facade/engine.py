@@ -10,11 +10,11 @@ from optigpu.claims import Claim, Measured, baselines, beside, from_results
 from optigpu.claims.model import UNITS, plain
 from optigpu.documents.result import Result
 from optigpu.facade.benchmark_result import BenchmarkResult
-from optigpu.facade.decoded import Decoded, Decoding, decode
+from optigpu.facade.decoded import Decoded, decode
 from optigpu.facade.in_process import device_of
-from optigpu.facade.job_report import JobReport, chart_of
+from optigpu.facade.job_report import JobReport
 from optigpu.facade.measuring import job_spec, measured
-from optigpu.facade.shown import Picture, Shown, drawn, frame
+from optigpu.facade.shown import Shown, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.report import Column, Grid, markdown
@@ -94,9 +94,17 @@ class BenchmarkEngine(Shown):
 
         Raises SpecError for an empty prompt or too many tokens, and OptiGPUError for output that is NaN or infinite.
         """
-        asked = Decoding(prompt, new_tokens, seconds, energy)
         index = len(self._decoded)
-        decoded = decode(model, tokenizer, asked, label or f"inference {index + 1}", index)
+        decoded = decode(
+            model,
+            tokenizer,
+            prompt,
+            label or f"inference {index + 1}",
+            index,
+            new_tokens=new_tokens,
+            seconds=seconds,
+            energy=energy,
+        )
         self._decoded.append(decoded)
         return decoded.benchmark
 
@@ -124,11 +132,6 @@ class BenchmarkEngine(Shown):
     def to_frame(self) -> "DataFrame":
         """A row for each inference. Raises UnsupportedError where pandas is not installed."""
         return frame([each.record() for each in self.inference])
-
-    def plot(self, kind: str = "baselines", path: str | Path | None = None) -> Picture:
-        """A chart of all results, by default beside what is claimed for an RTX 5090; the kinds are JobReport.plot's.
-        Raises SpecError for an unknown kind, and where no result has what such a chart shows."""
-        return drawn(chart_of(kind), Report(TITLE, self._documents()), path)
 
     def document(self) -> dict[str, object]:
         """Everything as plain JSON: results, the figures of each inference, and the claims beside them."""

@@ -14,7 +14,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.report import Grid, ladder_grid, ladder_records
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS, Chart
+from optigpu.report.charts import CHARTS
 from optigpu.report.charts import Report as Drawn
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
@@ -92,7 +92,11 @@ class JobReport(Shown):
     def plot(self, kind: str = "ladder", path: str | Path | None = None) -> Picture:
         """A chart of the results, which a notebook shows; written to `path` (.svg or .png) if that is given. Raises
         SpecError for an unknown kind, and where the results have nothing that such a chart shows."""
-        return drawn(chart_of(kind), Drawn(self._title, self._documents, self.attribution), path)
+        chart = CHARTS.get(kind)
+        if chart is None:
+            meant = did_you_mean(closest(kind, CHARTS))
+            raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
+        return drawn(chart, Drawn(self._title, self._documents, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""
@@ -109,12 +113,3 @@ class JobReport(Shown):
         counted = ((len(self.rows), "variant"), (len(self.results), "result"))
         counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counted)
         return f"JobReport({self.spec.workload.kind}: {counts})"
-
-
-def chart_of(kind: str) -> Chart:
-    """The chart of that name. Raises SpecError for an unknown one, which lists those that there are."""
-    chart = CHARTS.get(kind)
-    if chart is None:
-        meant = did_you_mean(closest(kind, CHARTS))
-        raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
-    return chart

@@ -109,7 +109,6 @@ def test_it_saves_charts_with_their_data_tables_and_everything_as_json(
     assert len(saved["results"]) == 3
     assert [each["name"] for each in saved["inference"]] == ["tiny", "inference 2"]
     assert saved["baselines"][0]["claim"]["status"] == "claimed"
-    assert engine.plot("ladder").svg.startswith("<svg")
 
 
 @pytest.mark.usefixtures("forked_children")
