@@ -1,8 +1,6 @@
-"""Rules that check a claim against the limits of the named hardware and the size of the model's weights.
-
-The claim has the benefit of the doubt: bytes are the fewest that the format needs, memory is read in the larger of two
-units, and peaks are the highest that the precision allows.
-"""
+"""Rules that check a claim against the limits of the named hardware and the size of the model's weights. The claim has
+the benefit of the doubt: bytes are the fewest that the format needs, memory is read in the larger of two units, and
+peaks are the highest that the precision allows."""
 
 from optigpu.claims.model import (
     BINARY_UNITS,

@@ -1,8 +1,6 @@
-"""Which measured figure is of the same thing as a claim, and why there can be none for some claims.
-
-Figures come from `optigpu run --format json` and from a leaderboard; a stack matches that has the same precision and
-the same techniques beside it.
-"""
+"""Which measured figure is of the same thing as a claim, and why there can be none for some claims. Figures come from
+`optigpu run --format json` and from a leaderboard; a stack matches that has the same precision and the same techniques
+beside it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

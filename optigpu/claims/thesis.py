@@ -63,12 +63,9 @@ class Thesis(Frozen):
 
 
 def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None = None) -> Thesis:
-    """Compares the two gaps, from reports of jobs: `{"spec", "results", "attribution"}`.
-
-    The machines are the two that the thesis names. With `against`, they are that device and the one that the largest
-    gap was measured on (the thesis's smaller one where the catalog does not know it). Raises SpecError for a name that
-    is not in the catalog.
-    """
+    """Compares the two gaps, from reports of jobs: `{"spec", "results", "attribution"}`. The machines are the two that
+    the thesis names. With `against`, they are that device and the one that the largest gap was measured on (the
+    thesis's smaller one where the catalog does not know it). Raises SpecError for a name that is not in the catalog."""
     gap = max(
         (gap for report in reports if (gap := gap_of(report))), key=lambda each: each.ratio, default=None
     )

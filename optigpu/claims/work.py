@@ -17,11 +17,9 @@ TRAINING_FACTOR = 3
 
 @dataclass(frozen=True)
 class Weights:
-    """The matrices of a decoder as counts of weights, without norms and biases (at most a thousandth).
-
-    `embedding` holds the tables of which a decode step reads one row (tokens, unless the head is tied to them;
-    positions), `head` the projection to the vocabulary, which each step reads whole.
-    """
+    """The matrices of a decoder as counts of weights, without norms and biases (at most a thousandth). `embedding`
+    holds the tables of which a decode step reads one row (tokens, unless the head is tied to them; positions), `head`
+    the projection to the vocabulary, which each step reads whole."""
 
     blocks: int
     embedding: int

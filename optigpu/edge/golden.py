@@ -1,8 +1,6 @@
-"""The file `golden.bin`: inputs that a device is given, and the outputs that it must reproduce bit for bit.
-
-`OGLD`, then three little-endian numbers of 32 bits (count, bytes of an input, bytes of an output), then for each golden
-input its bytes and those of its output.
-"""
+"""The file `golden.bin`: inputs that a device is given, and the outputs that it must reproduce bit for bit. `OGLD`,
+then three little-endian numbers of 32 bits (count, bytes of an input, bytes of an output), then for each golden input
+its bytes and those of its output."""
 
 import hashlib
 import struct

@@ -1,8 +1,6 @@
-"""Multiply-accumulates of a model's operators, for one input, from the shapes of their tensors.
-
-Counted are the products of linear operators, as published figures count them. What adds, compares, pools or scales
-costs time as well, and counts as 0.
-"""
+"""Multiply-accumulates of a model's operators, for one input, from the shapes of their tensors. Counted are the
+products of linear operators, as published figures count them. What adds, compares, pools or scales costs time as well,
+and counts as 0."""
 
 from collections import defaultdict
 

@@ -1,9 +1,7 @@
-"""Whether a device's report can be true, and whether it ranks. Pure: whatever is known besides it is handed in.
-
-A signature says who reports, not that it is true. What can be held against a report: what the server saw itself (when
-the run began, when the report came), what the chip can do at most, the model's golden outputs, and the report's own
-figures, which must agree with each other.
-"""
+"""Whether a device's report can be true, and whether it ranks. Pure: whatever is known besides it is handed in. A
+signature says who reports, not that it is true. What can be held against a report: what the server saw itself (when the
+run began, when the report came), what the chip can do at most, the model's golden outputs, and the report's own
+figures, which must agree with each other."""
 
 import hmac
 from collections.abc import Callable, Mapping
@@ -46,11 +44,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the server knows besides the report. `received_at` and the run's start are by the same clock.
-
-    `run` is the one that the report names, None if this device began no such run. `device_board` is what the device
-    enrolled as, `board` the report's board in the catalog.
-    """
+    """What the server knows besides the report. `received_at` and the run's start are by the same clock. `run` is the
+    one that the report names, None if this device began no such run. `device_board` is what the device enrolled as,
+    `board` the report's board in the catalog."""
 
     received_at: datetime
     source: DeviceSource

@@ -1,9 +1,6 @@
-"""Reads a .tflite file: its operators, its tensors and how they are quantized. Needs neither TensorFlow nor LiteRT.
-
-The file may be damaged or hostile: every offset in it is checked before it is followed.
-
-The numbers of the fields are those of tensorflow/compiler/mlir/lite/schema/schema.fbs, version 3.
-"""
+"""Reads a .tflite file: its operators, its tensors and how they are quantized. Needs neither TensorFlow nor LiteRT. The
+file may be damaged or hostile: every offset in it is checked before it is followed. The numbers of the fields are those
+of tensorflow/compiler/mlir/lite/schema/schema.fbs, version 3."""
 
 import math
 import struct

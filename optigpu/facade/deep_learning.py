@@ -60,13 +60,10 @@ class DeepLearningBenchmark(Shown):
         show: bool = True,
     ) -> BenchmarkResult:
         """Times `n_runs` forward passes, in evaluation mode and without gradients, after `n_warmup` that are not timed.
-
-        `input_fn` makes the inputs of each run, a tensor, a tuple of positional or a mapping of keyword arguments;
-        that is not timed. A 95th percentile takes 130 runs, a 99th 662. Memory is read in one run more, energy (with
-        `energy`) in runs of a quarter of a minute.
-
-        Raises UnsupportedError where the device is missing, OptiGPUError for outputs that are NaN or infinite.
-        """
+        `input_fn` makes the inputs of each run, a tensor, a tuple of positional or a mapping of keyword arguments; that
+        is not timed. A 95th percentile takes 130 runs, a 99th 662. Memory is read in one run more, energy (with
+        `energy`) in runs of a quarter of a minute. Raises UnsupportedError where the device is missing, OptiGPUError
+        for outputs that are NaN or infinite."""
         import torch
 
         from optigpu.backends.torch.own_module import ModuleRuntime, forward_passes
@@ -77,8 +74,7 @@ class DeepLearningBenchmark(Shown):
         model.to(runtime.place.name).eval()
         request = forward_passes(runtime, input_fn)
         with torch.no_grad():
-            problem = request.check().problem
-            if problem:
+            if problem := request.check().problem:
                 raise OptiGPUError(problem)
             for _ in range(n_warmup):
                 request.run()
@@ -104,10 +100,8 @@ class DeepLearningBenchmark(Shown):
         show: bool = True,
     ) -> BenchmarkResult:
         """Times `n_steps` steps in training mode, the first `n_warmup` of them not counted: forward, backward, update.
-
         `input_fn` gives inputs and labels. The model is trained by all steps, and by one more for memory. Raises
-        OptiGPUError when the loss becomes NaN or infinite, SpecError for too few steps.
-        """
+        OptiGPUError when the loss becomes NaN or infinite, SpecError for too few steps."""
         from optigpu.backends.torch.own_module import ModuleRuntime, training_steps
 
         if not n_steps > n_warmup >= 0:

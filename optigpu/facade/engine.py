@@ -64,10 +64,8 @@ class BenchmarkEngine(Shown):
         **fields: object,
     ) -> JobReport:
         """Measures square matrix products, by default with the sizes and dtypes of `optigpu bench`, more with `full`.
-
         The claim for an RTX 5090 is of 4096: on a CPU ask for `sizes=[4096]` to stand beside it. `fields` are those of
-        a job, as `optigpu.run` takes them. Raises what that raises.
-        """
+        a job, as `optigpu.run` takes them. Raises what that raises."""
         mode = BenchMode.FULL if full else BenchMode.QUICK
         usual = SIZES[self.device, mode]
         workload = {"kind": "matmul", "sizes": sizes or usual.sides, "dtypes": dtypes or usual.dtypes}
@@ -87,13 +85,10 @@ class BenchmarkEngine(Shown):
         seconds: float = 3.0,
         energy: bool = False,
     ) -> BenchmarkResult:
-        """Decodes `new_tokens` tokens greedily after the prompt, again and again for `seconds`, in this process.
-
-        It runs the model's own `generate` without its decoding settings (an end token, a penalty), under torch.no_grad.
+        """Decodes `new_tokens` tokens greedily after the prompt, again and again for `seconds`, in this process. It
+        runs the model's own `generate` without its decoding settings (an end token, a penalty), under torch.no_grad.
         Without a tokenizer the prompt is as many random ids as it has words. Energy takes a quarter of a minute more.
-
-        Raises SpecError for an empty prompt or too many tokens, and OptiGPUError for output that is NaN or infinite.
-        """
+        Raises SpecError for an empty prompt or too many tokens, and OptiGPUError for output that is NaN or infinite."""
         index = len(self._decoded)
         decoded = decode(
             model,

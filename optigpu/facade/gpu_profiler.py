@@ -38,11 +38,9 @@ _LOOKUP = re.compile(r"index|gather|embedding", re.IGNORECASE)
 
 
 class KernelFigure(Frozen):
-    """A kernel's calls and seconds in one pass, on average, and its share of all kernels' seconds.
-
-    `read_bytes` are those of its inputs in one pass and `flops` its operations; None where the profiler does not tell
-    them for each of its calls. What it writes is not counted, so that its bandwidth is a lower bound.
-    """
+    """A kernel's calls and seconds in one pass, on average, and its share of all kernels' seconds. `read_bytes` are
+    those of its inputs in one pass and `flops` its operations; None where the profiler does not tell them for each of
+    its calls. What it writes is not counted, so that its bandwidth is a lower bound."""
 
     name: str
     calls: float
@@ -90,11 +88,9 @@ class Roofs(Frozen):
 
 
 class KernelRoof(Frozen):
-    """A kernel under the roofs: what bounds it where it ran, and the share of that roof that it reached.
-
-    `card_bound` and `card_least_s` are for the GPU that was asked for; unless it ran there, the seconds are a
-    prediction. A share above 1 comes from a cache, which is faster than memory.
-    """
+    """A kernel under the roofs: what bounds it where it ran, and the share of that roof that it reached. `card_bound`
+    and `card_least_s` are for the GPU that was asked for; unless it ran there, the seconds are a prediction. A share
+    above 1 comes from a cache, which is faster than memory."""
 
     figure: KernelFigure
     bound: Bound | None
@@ -188,10 +184,8 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class ForwardProfile(Frozen):
-    """One profiled module: the median of passes without the profiler, and the kernels of the average pass.
-
-    `dtype` is that of the weights; `peak_bytes` is None on a CPU.
-    """
+    """One profiled module: the median of passes without the profiler, and the kernels of the average pass. `dtype` is
+    that of the weights; `peak_bytes` is None on a CPU."""
 
     precision: Precision
     dtype: str
@@ -205,12 +199,10 @@ class ForwardProfile(Frozen):
 
 
 class RooflineAnalysis(Frozen):
-    """A profile under the roofs of the device where it ran (`here`) and of the GPU that was asked for (`card`).
-
-    The shares are of the kernels' time, by the ridge of `here`; what is neither could not be told. `card_least_s` is
-    the time that the card's roofs allow the kernels whose bytes are known, and `predicted` says that it was not
-    measured there.
-    """
+    """A profile under the roofs of the device where it ran (`here`) and of the GPU that was asked for (`card`). The
+    shares are of the kernels' time, by the ridge of `here`; what is neither could not be told. `card_least_s` is the
+    time that the card's roofs allow the kernels whose bytes are known, and `predicted` says that it was not measured
+    there."""
 
     profile: ForwardProfile
     here: Roofs | None
@@ -253,11 +245,9 @@ class GPUProfiler(Shown):
         input_tensor: "torch.Tensor | Mapping[str, torch.Tensor]",
         precision: str = "FP32",
     ) -> ForwardProfile:
-        """Profiles `model(input_tensor)`, or `model(**inputs)`, on the device of the model's weights.
-
-        FP16 and BF16 run a model of float32 weights under torch.autocast; otherwise `precision` says what the model was
-        made for (FP32, FP16, BF16, INT8, INT4) and which peak it is held against. Raises SpecError for another one.
-        """
+        """Profiles `model(input_tensor)`, or `model(**inputs)`, on the device of the model's weights. FP16 and BF16 run
+        a model of float32 weights under torch.autocast; otherwise `precision` says what the model was made for (FP32,
+        FP16, BF16, INT8, INT4) and which peak it is held against. Raises SpecError for another one."""
         import torch
 
         from optigpu.backends.torch.own_module import profiled_passes

@@ -21,12 +21,10 @@ SUMMARY_ROWS = (1, 16, 256, 4096)
 
 
 class SpeculativeVerifyConfig(Frozen):
-    """How many tokens a draft should guess, and how the pass that verifies them multiplies.
-
-    One of `draft_tokens` is accepted with probability `acceptance`, independent of the others, and costs `draft_cost`
-    of a plain step. Then a pass gives `expected_tokens` on average ((1 - a^(k+1)) / (1 - a): Leviathan et al., 2023,
-    arXiv:2211.17192), and `speedup` is predicted over one token a step.
-    """
+    """How many tokens a draft should guess, and how the pass that verifies them multiplies. One of `draft_tokens` is
+    accepted with probability `acceptance`, independent of the others, and costs `draft_cost` of a plain step. Then a
+    pass gives `expected_tokens` on average ((1 - a^(k+1)) / (1 - a): Leviathan et al., 2023, arXiv:2211.17192), and
+    `speedup` is predicted over one token a step."""
 
     draft_tokens: int
     acceptance: float
@@ -117,10 +115,8 @@ class CUDAKernelOptimizer(Shown):
         group_size: int = GROUP,
     ) -> KernelSpeedup:
         """What a kernel buys over what it replaces; `fused_int4_gemm` is measured where this machine has the card.
-
         fused_int4_gemm replaces widening all weights into memory and multiplying in float16; speculative_verify, of
-        `rows` tokens, as many steps of one. Raises SpecError for another operation.
-        """
+        `rows` tokens, as many steps of one. Raises SpecError for another operation."""
         if operation not in OPERATIONS:
             meant = did_you_mean(closest(operation, OPERATIONS))
             raise SpecError(

@@ -98,10 +98,8 @@ def leaderboard(
     url: str | None = None, *, api_key: str | None = None, **filters: str | float | bool | None
 ) -> Leaderboard:
     """The best results of a service, by the filters of `optigpu leaderboard`: metric, workload, model, hardware, ...
-
     Without `url` the service is the one that OPTIGPU_URL names, else one on this machine; the key is OPTIGPU_API_KEY's.
-    Raises UnreachableError where none answers, and ServiceError for a filter that it does not know.
-    """
+    Raises UnreachableError where none answers, and ServiceError for a filter that it does not know."""
     address = url or os.environ.get("OPTIGPU_URL", DEFAULT_URL)
     with Client(address, api_key or os.environ.get("OPTIGPU_API_KEY")) as client:
         return Leaderboard(client.leaderboard(**filters))

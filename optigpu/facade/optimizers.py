@@ -37,23 +37,19 @@ class CompileOptimizer:
 
     @staticmethod
     def compile(model: "Module", mode: str = "default", *, backend: str = "inductor") -> "Module":
-        """Has torch compile the module's forward pass at its first call, in place, and returns the module.
-
-        A transformers model's `generate` runs the compiled pass too, compiled again for a few lengths of the cache;
-        the technique, with its fixed cache, compiles once. `mode` is default, reduce-overhead, max-autotune or
-        max-autotune-no-cudagraphs, `backend` inductor, aot_eager, eager or cudagraphs.
-
-        Raises FieldsError, a SpecError, for an unknown mode or backend, and UnsupportedError where nothing can be
-        compiled: TorchInductor needs a C++ compiler on a CPU.
-        """
+        """Has torch compile the module's forward pass at its first call, in place, and returns the module. A
+        transformers model's `generate` runs the compiled pass too, compiled again for a few lengths of the cache; the
+        technique, with its fixed cache, compiles once. `mode` is default, reduce-overhead, max-autotune or
+        max-autotune-no-cudagraphs, `backend` inductor, aot_eager, eager or cudagraphs. Raises FieldsError, a SpecError,
+        for an unknown mode or backend, and UnsupportedError where nothing can be compiled: TorchInductor needs a C++
+        compiler on a CPU."""
         with refusing(TorchCompile):
             technique = TorchCompile.model_validate({"mode": mode, "backend": backend})
         weights = next(model.parameters(), None)
         from optigpu.backends.torch.device import kind_of
 
         device = kind_of(weights.device) if weights is not None else DeviceKind.CPU
-        problem = technique.check(probe(), device, None)
-        if problem:
+        if problem := technique.check(probe(), device, None):
             raise UnsupportedError(problem)
         model.compile(mode=technique.mode if backend == "inductor" else None, backend=backend)
         return model
@@ -68,11 +64,9 @@ class CompileOptimizer:
         progress: bool | None = None,
         **fields: object,
     ) -> JobReport:
-        """Measures a model eager and compiled, side by side in processes of their own, and prints the table.
-
-        `model` is a reference: without a `workload` a decoder generates text, an image classifier classifies. `fields`
-        are the others of a job, as `optigpu.run` takes them. Raises what that raises.
-        """
+        """Measures a model eager and compiled, side by side in processes of their own, and prints the table. `model` is
+        a reference: without a `workload` a decoder generates text, an image classifier classifies. `fields` are the
+        others of a job, as `optigpu.run` takes them. Raises what that raises."""
         images = isinstance(known_facts(parse_reference(model)), ImageFacts)
         usual = Classify() if images else Generate(prompt_tokens=32, new_tokens=32)
         compiled = {"name": "torch_compile", "mode": mode, "backend": backend}
@@ -176,15 +170,11 @@ class MemoryOptimizer:
     @staticmethod
     @contextmanager
     def optimized_inference(*, device: str | None = None, autocast: AutocastDtype = "auto") -> Iterator[None]:
-        """Runs what is in the block without gradients, as the techniques `inference_mode` and `autocast` do.
-
-        "auto" is float16 on a GPU and none on a CPU, where converting weights costs more than it saves. With autocast
-        the block runs under torch.no_grad: in inference mode torch would convert the weights again for each product. It
-        keeps the conversions of weights that require gradients until the block ends. What inference mode makes can
-        never be used in training.
-
-        Raises SpecError for another dtype or device, UnsupportedError for float16 on a CPU.
-        """
+        """Runs what is in the block without gradients, as the techniques `inference_mode` and `autocast` do. "auto" is
+        float16 on a GPU and none on a CPU, where converting weights costs more than it saves. With autocast the block
+        runs under torch.no_grad: in inference mode torch would convert the weights again for each product. It keeps the
+        conversions of weights that require gradients until the block ends. What inference mode makes can never be used
+        in training. Raises SpecError for another dtype or device, UnsupportedError for float16 on a CPU."""
         if autocast not in get_args(AutocastDtype):
             raise SpecError(
                 f"There is no autocast to {autocast!r}; choose one of {', '.join(get_args(AutocastDtype))}."
@@ -195,8 +185,7 @@ class MemoryOptimizer:
             technique = Autocast(dtype="float16")
         elif autocast not in ("auto", "none"):
             technique = Autocast(dtype=autocast)
-        problem = technique.check(probe(), kind, None)
-        if problem:
+        if problem := technique.check(probe(), kind, None):
             raise UnsupportedError(problem)
         from optigpu.backends.torch.attention import mode_of
         from optigpu.backends.torch.stack import mode_options

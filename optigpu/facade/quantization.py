@@ -14,32 +14,26 @@ from optigpu.hardware import best_device, probe
 from optigpu.job.spec import resolve
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.quantization.awq import Awq
-from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.fp16 import Fp16
-from optigpu.techniques.quantization.gptq import Gptq
-from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
-from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NATIVE, INT4 = "native", "int4"
-STACKS: Mapping[str, tuple[Technique, ...]] = MappingProxyType(
+STACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "fp32": (),
-        "fp16": (Fp16(),),
-        "bf16": (Bf16(),),
-        "int8": (Int8WeightOnly(),),
-        INT4: (Int4WeightOnly(),),
-        "nf4": (Nf4(),),
-        "gptq": (Gptq(),),
-        "awq": (Awq(),),
-        NATIVE: (NativeDecode(),),
+        "fp16": ("fp16",),
+        "bf16": ("bf16",),
+        "int8": ("int8_weight_only",),
+        INT4: ("int4_weight_only",),
+        "nf4": ("nf4",),
+        "gptq": ("gptq",),
+        "awq": ("awq",),
+        NATIVE: ("native_decode",),
     }
 )
 """The techniques of each precision; int4 is NF4 where its library and a GPU are there."""
@@ -78,9 +72,10 @@ class QuantizationOptimizer:
                 f"There is no precision {precision!r}.{meant} The precisions are {', '.join(STACKS)}."
             )
         reference, kind = parse_reference(name), best_device() if device is None else device_of(device)
-        environment, stack = probe(), STACKS[precision]
+        environment, names = probe(), STACKS[precision]
         if precision == INT4 and kind is DeviceKind.CUDA and "bitsandbytes" in environment.software:
-            stack = (Nf4(),)
+            names = STACKS["nf4"]
+        stack = tuple(TECHNIQUES[name](name=name) for name in names)
         _require(stack, environment, kind, reference)
         from optigpu.backends.torch.applied import DecodingModel
         from optigpu.models.loading.load import load_tokenizer
@@ -104,6 +99,5 @@ def _require(
     for technique in stack:
         if device not in technique.devices:
             raise UnsupportedError(technique.not_on(device))
-        reason = technique.check(environment, device, decoder)
-        if reason:
+        if reason := technique.check(environment, device, decoder):
             raise UnsupportedError(reason)

@@ -59,15 +59,11 @@ def make_it_work_hybrid(
     memory_target: float | None = None,
     bits: Literal[8, 4] = 8,
 ) -> "PreTrainedModel":
-    """As `quantize`, with smoothing, and with embeddings quantized or not.
-
-    `smoothing_alpha`, from 0 to 1, is SmoothQuant's: how much of the outliers of activations moves into the weights. It
-    is calibrated on `sample_inputs`, token ids that are cut to the shortest sample, or on a text that the model writes.
-    With samples and no alpha it is 0.5; with neither nothing is smoothed. Without `quantize_embeddings` the tables stay
-    as they are, and with them a tied head.
-
-    Raises what `quantize` raises, and SpecError for samples that are not token ids of this model.
-    """
+    """As `quantize`, with smoothing, and with embeddings quantized or not. `smoothing_alpha`, from 0 to 1, is
+    SmoothQuant's: how much of the outliers of activations moves into the weights. It is calibrated on `sample_inputs`,
+    token ids that are cut to the shortest sample, or on a text that the model writes. With samples and no alpha it is
+    0.5; with neither nothing is smoothed. Without `quantize_embeddings` the tables stay as they are, and with them a
+    tied head. Raises what `quantize` raises, and SpecError for samples that are not token ids of this model."""
     ids = None if sample_inputs is None else _ids(sample_inputs, model)
     alpha = DEFAULT_ALPHA if smoothing_alpha is None and ids is not None else smoothing_alpha
     with refusing(Int8Hybrid):
@@ -117,17 +113,14 @@ def accelerate(
     calibration: Calibration = "none",
 ) -> "PreTrainedModel":
     """Packs a loaded transformers model in place for the native decoder and returns it: the fastest way to decode.
-
     `model.generate` takes and returns what it did. Greedy decoding and sampling run by one operator (the technique
     native_decode), with everything that looks at logits and tokens alone: processors, stopping criteria, a streamer,
     scores. For every other setting, such as beams, transformers' own loop runs, with a UserWarning that says why. The
     parameters are those of native_decode. `weights` None takes 4 bits, or bfloat16 for a model that then fits into the
     last cache. `calibration` "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights;
-    "sequential" leaves a tenth less again, for five to six times the time.
-
-    Raises UnsupportedError, with the model left as it was, for a family that the operator does not run, for a model
-    that is quantized or accelerated already, and where the operator cannot be built; SpecError for a wrong parameter.
-    """
+    "sequential" leaves a tenth less again, for five to six times the time. Raises UnsupportedError, with the model left
+    as it was, for a family that the operator does not run, for a model that is quantized or accelerated already, and
+    where the operator cannot be built; SpecError for a wrong parameter."""
     from optigpu.techniques.decoding.native_decode.generating import NativeGenerate, generate_natively
 
     if isinstance(model, NativeGenerate):

@@ -83,11 +83,9 @@ class QuantizedLinear(torch.nn.Module):
         return made.train(layer.training)
 
     def quantize_weights(self, weights: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Takes the 4-bit numbers of `weights`, floating point [out_features, in_features], on their device.
-
-        `bias` [out_features] replaces the layer's own, and None leaves it. Raises SpecError, with the layer left as it
-        was, for another shape or dtype, weights that are NaN or infinite, and a bias where the layer has none.
-        """
+        """Takes the 4-bit numbers of `weights`, floating point [out_features, in_features], on their device. `bias`
+        [out_features] replaces the layer's own, and None leaves it. Raises SpecError, with the layer left as it was,
+        for another shape or dtype, weights that are NaN or infinite, and a bias where the layer has none."""
         _check_weights(weights, (self.out_features, self.in_features), "weights")
         if bias is not None and self.bias is None:
             raise SpecError("This QuantizedLinear has no bias; make it with bias=True, or leave bias out.")
@@ -214,12 +212,10 @@ class FrozenWeight(torch.Tensor):
 
 
 def replace_linears(model: Model, group_size: int | None = None) -> Model:
-    """Replaces every Linear and Conv1D of a model in place by a QuantizedLinear, and returns the model.
-
-    A head that is tied to an embedding stays: quantized it would be there twice. Raises UnsupportedError, with the
-    model left as it was, when there is nothing to replace or a weight is NaN or infinite, and SpecError for a group
-    size that is not one of GROUP_SIZES.
-    """
+    """Replaces every Linear and Conv1D of a model in place by a QuantizedLinear, and returns the model. A head that is
+    tied to an embedding stays: quantized it would be there twice. Raises UnsupportedError, with the model left as it
+    was, when there is nothing to replace or a weight is NaN or infinite, and SpecError for a group size that is not one
+    of GROUP_SIZES."""
     _check_group(group_size)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     places = [place for place in linear_places(model) if id(place.layer.weight) not in tables]

@@ -1,9 +1,7 @@
-"""Predicts the peak of a device's memory while a decoder generates: weights, key-value cache, activations.
-
-Nothing is loaded. Weights are counted by `optigpu.models.tensors` and the techniques' hook `stored`, the cache by the
-shapes of the model, and activations by what transformers' forward passes hold at their widest points: in the MLP of the
-last block, in its attention, at the head, and while a cache grows. docs/fit.md has the errors against measured peaks.
-"""
+"""Predicts the peak of a device's memory while a decoder generates: weights, key-value cache, activations. Nothing is
+loaded. Weights are counted by `optigpu.models.tensors` and the techniques' hook `stored`, the cache by the shapes of
+the model, and activations by what transformers' forward passes hold at their widest points: in the MLP of the last
+block, in its attention, at the head, and while a cache grows. docs/fit.md has the errors against measured peaks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,10 +60,8 @@ class DecoderMemory:
         backend: str = "torch",
     ) -> None:
         """`stack` is resolved. Raises UnsupportedError for a technique whose bytes depend on more than shapes.
-
         llama.cpp computes prompts in parts of LLAMA_CPP_TOKENS and allocates its cache as a whole, of float16 where
-        weights are quantized.
-        """
+        weights are quantized."""
         self.shape, self.stack, self.device = shape, stack, device
         self.options: LoadOptions = load_options(stack)
         self.cache: CacheOptions = cache_options(stack)

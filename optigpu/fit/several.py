@@ -1,8 +1,6 @@
-"""What a decoder needs of each of several equal GPUs, and what they send each other, predicted from shapes.
-
-Tensor parallelism divides every matrix and the cache among `tensor` GPUs, as Megatron-LM does; pipeline parallelism
-gives each of `pipeline` groups of them some of the blocks.
-"""
+"""What a decoder needs of each of several equal GPUs, and what they send each other, predicted from shapes. Tensor
+parallelism divides every matrix and the cache among `tensor` GPUs, as Megatron-LM does; pipeline parallelism gives each
+of `pipeline` groups of them some of the blocks."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -67,11 +65,9 @@ class FitOfSeveral(Frozen):
 def fit_several(
     shape: DecoderShape, card: Device, stack: NamedStack, asked: Asked, link_bytes_per_s: float | None
 ) -> FitOfSeveral:
-    """Predicts every division that the model's heads and blocks allow.
-
-    `link_bytes_per_s` is what a GPU sends in a second. Raises SpecError for a context that the model does not have,
-    UnsupportedError for a technique whose bytes depend on more than shapes.
-    """
+    """Predicts every division that the model's heads and blocks allow. `link_bytes_per_s` is what a GPU sends in a
+    second. Raises SpecError for a context that the model does not have, UnsupportedError for a technique whose bytes
+    depend on more than shapes."""
     context = asked.context_of(shape)
     memory = DecoderMemory(shape, stack.techniques, DeviceKind.CUDA)
     need = memory.need(asked.load(asked.batch, context))

@@ -1,9 +1,6 @@
 """The gain of each technique: each variant of a job against the baseline, against the previous rung, and the whole
-stack against itself without the technique.
-
-Only results of the same workload are compared. A ratio has a verdict of its own: variants that took turns share what
-disturbed them, so that their ratio holds where their speeds do not.
-"""
+stack against itself without the technique. Only results of the same workload are compared. A ratio has a verdict of its
+own: variants that took turns share what disturbed them, so that their ratio holds where their speeds do not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,11 +32,9 @@ Gains = Mapping[int, tuple[float, ...]]
 def attribute(
     spec: JobSpec, variants: Sequence[Variant], outcomes: Mapping[int, Outcome], again: Samples = ()
 ) -> Attribution:
-    """The gains of a job's variants, from the outcomes that are known, each by its variant's index.
-
-    `again` is what the baseline measured once more at the end, where not all variants were side by side. A variant
-    without an outcome has no row. `best` is None where a job has several workloads: they do not compare.
-    """
+    """The gains of a job's variants, from the outcomes that are known, each by its variant's index. `again` is what the
+    baseline measured once more at the end, where not all variants were side by side. A variant without an outcome has
+    no row. `best` is None where a job has several workloads: they do not compare."""
     ended = [variant for variant in variants if variant.index in outcomes]
     groups: dict[str, dict[Way, Variant]] = {}
     for variant in ended:

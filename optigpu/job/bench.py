@@ -1,8 +1,6 @@
-"""The jobs of `optigpu bench`: what a machine does with matrix products, with attention and with decoding.
-
-"quick" takes about two minutes on two cores, "full" about five: more sizes, three processes of each variant, and the
-same precision by the layers of a compiled model.
-"""
+"""The jobs of `optigpu bench`: what a machine does with matrix products, with attention and with decoding. "quick"
+takes about two minutes on two cores, "full" about five: more sizes, three processes of each variant, and the same
+precision by the layers of a compiled model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

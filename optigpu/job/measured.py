@@ -13,11 +13,9 @@ from optigpu.models.reference import BUNDLED, parse_reference
 
 
 def as_measured(variant: Variant) -> Variant | None:
-    """The variant as its result has it, as far as that can be known before anything is read where it is measured.
-
-    None where only who reads the files can know their hashes: those of the hub and of folders may change under their
-    names, as may labelled images and whatever a server serves.
-    """
+    """The variant as its result has it, as far as that can be known before anything is read where it is measured. None
+    where only who reads the files can know their hashes: those of the hub and of folders may change under their names,
+    as may labelled images and whatever a server serves."""
     if variant.endpoint is not None or variant.workload.has_labels:
         return None
     if variant.model is None:
@@ -69,11 +67,9 @@ def summary_of(variant: Variant) -> VariantSummary:
 
 
 def unplanned(result: Result, plan: Iterable[Variant]) -> str | None:
-    """Why a result is not of the variant of its index in a plan, as a clause, or None if it is.
-
-    Its digests are computed again, with the hashes of its provenance where this machine cannot know them: files that
-    were read elsewhere are believed to have the hash that the result names, and rank only beside the same ones.
-    """
+    """Why a result is not of the variant of its index in a plan, as a clause, or None if it is. Its digests are
+    computed again, with the hashes of its provenance where this machine cannot know them: files that were read
+    elsewhere are believed to have the hash that the result names, and rank only beside the same ones."""
     said = result.variant
     planned = next((variant for variant in plan if variant.index == said.index), None)
     if planned is None:

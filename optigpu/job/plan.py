@@ -37,12 +37,9 @@ class Draft:
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
-    """The variants of a job in the order in which they are measured: model by model.
-
-    A variant that stands for two things (a ladder's first prefix is its first technique alone) is measured once.
-    No two have the same label. Raises SpecError when there are more than the job allows, and for a label that was given
-    to two or is another variant's.
-    """
+    """The variants of a job in the order in which they are measured: model by model. A variant that stands for two
+    things (a ladder's first prefix is its first technique alone) is measured once. No two have the same label. Raises
+    SpecError when there are more than the job allows, and for a label that was given to two or is another variant's."""
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
     drafts = _distinct(spec, most)

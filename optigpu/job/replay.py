@@ -13,12 +13,9 @@ Document = dict[str, Any]
 def replay_request(
     result: Mapping[str, Any], spec: Mapping[str, Any] | None, measure: Mapping[str, Any]
 ) -> Document:
-    """A job, as JSON, of the one variant that `result` is of: its stored stack, with the same seed.
-
-    How to measure and the limits come from its job's `spec`, where that is known; `measure` overrides them. Raises
-    SpecError when a later version stored the result, when its workload or a technique does not exist any more, and for
-    a largest batch.
-    """
+    """A job, as JSON, of the one variant that `result` is of: its stored stack, with the same seed. How to measure and
+    the limits come from its job's `spec`, where that is known; `measure` overrides them. Raises SpecError when a later
+    version stored the result, when its workload or a technique does not exist any more, and for a largest batch."""
     variant, version = result["variant"], result["schema_version"]
     if version > SCHEMA_VERSION:  # the older ones differ only in results
         raise SpecError(

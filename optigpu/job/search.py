@@ -1,10 +1,8 @@
-"""The plan `search`: successive halving over the stacks that a menu of techniques allows.
-
-Every stack is measured for a little time; the better third goes on with three times as much, and so on, until what is
-left is measured as the job asks (Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
-Optimization, 2016, arXiv:1502.07943). A stack whose interval lies below the best one's, and that is better in nothing
-else, stops at once. A pure part of the run: it decides, and measures nothing.
-"""
+"""The plan `search`: successive halving over the stacks that a menu of techniques allows. Every stack is measured for a
+little time; the better third goes on with three times as much, and so on, until what is left is measured as the job
+asks (Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016,
+arXiv:1502.07943). A stack whose interval lies below the best one's, and that is better in nothing else, stops at once.
+A pure part of the run: it decides, and measures nothing."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -90,11 +88,9 @@ def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
 
 
 def survivors(spec: JobSpec, outcomes: Sequence[Outcome]) -> tuple[int, ...]:
-    """The indices of the variants that go on after a round, the fastest first.
-
-    At most a third of them, rounded up: of those that the limits allow first the ones that no other surpasses in
-    everything, then the fastest. What is surely slower than the fastest and better in nothing stops in any case.
-    """
+    """The indices of the variants that go on after a round, the fastest first. At most a third of them, rounded up: of
+    those that the limits allow first the ones that no other surpasses in everything, then the fastest. What is surely
+    slower than the fastest and better in nothing stops in any case."""
     primary = spec.workload.primary
     known = (outcome.result for outcome in outcomes if outcome.result)
     allowed = [result for result in known if is_allowed(spec, result)]

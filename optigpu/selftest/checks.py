@@ -1,9 +1,6 @@
-"""The list of all checks, and what runs one of them: models, kernels, engines, meters, and techniques.
-
-A `selftest.py` in a folder of optigpu.ops holds functions in its `KERNELS`, by name, which bring their references,
-operands and bounds with them. They load torch, so they are imported when the checks are listed, in the measuring
-process.
-"""
+"""The list of all checks, and what runs one of them: models, kernels, engines, meters, and techniques. A `selftest.py`
+in a folder of optigpu.ops holds functions in its `KERNELS`, by name, which bring their references, operands and bounds
+with them. They load torch, so they are imported when the checks are listed, in the measuring process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache

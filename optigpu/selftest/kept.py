@@ -1,8 +1,6 @@
-"""The outcome of the last self-test of each device, in the data folder: what later runs and workers go by.
-
-A file is of one device of one hardware, and holds for the software that it names. One that is broken, of other software
-or cannot be read is ignored, with a sentence.
-"""
+"""The outcome of the last self-test of each device, in the data folder: what later runs and workers go by. A file is of
+one device of one hardware, and holds for the software that it names. One that is broken, of other software or cannot be
+read is ignored, with a sentence."""
 
 import os
 from collections.abc import Mapping

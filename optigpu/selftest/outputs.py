@@ -31,13 +31,10 @@ class Decoded:
         self._logits = _stacked(plain.score(self._given(self._tokens), self._prefill))
 
     def error_of(self, changed: DecodingRuntime, *, own_loop: bool) -> float:
-        """The largest error of a logit, as a share of the largest logit; NaN if there is one.
-
-        With `own_loop` the stack replaces the decode loop, by one that may give no logits: then the model's own count.
-
-        Half of what a chosen token is behind the best one counts as an error of its logit: a greedy choice from logits
-        that are off by so much explains it. Raises ReplicateError for a wrong number of tokens.
-        """
+        """The largest error of a logit, as a share of the largest logit; NaN if there is one. With `own_loop` the stack
+        replaces the decode loop, by one that may give no logits: then the model's own count. Half of what a chosen
+        token is behind the best one counts as an error of its logit: a greedy choice from logits that are off by so
+        much explains it. Raises ReplicateError for a wrong number of tokens."""
         found = self._generated(changed)
         logits = _stacked(self._scored(changed, own_loop))
         errors = np.abs(logits - self._logits).max() / self._largest, self._behind(found) / 2 / self._largest

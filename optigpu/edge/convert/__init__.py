@@ -1,8 +1,6 @@
 """Converts a Keras network to INT8 TensorFlow Lite, and proves it. Nothing is written unless all of it went well.
-
 TensorFlow, LiteRT and TFLite Micro run in processes of their own: TensorFlow and triton in one process crash, and an
-interpreter may abort on a model that it does not like.
-"""
+interpreter may abort on a model that it does not like."""
 
 import hashlib
 import json
@@ -50,11 +48,9 @@ class Converted:
 
 
 def convert(request: ConversionRequest, doing: Doing, stop: Stop = lambda: None) -> Converted:
-    """Converts, checks and writes a model; `doing` is told what goes on, and `stop` asked whether to go on.
-
-    Raises SpecError for a wrong request, UnsupportedError for a network that cannot run on a device, ConversionError
-    for a conversion that died or took too long, and CancelledError when it is stopped.
-    """
+    """Converts, checks and writes a model; `doing` is told what goes on, and `stop` asked whether to go on. Raises
+    SpecError for a wrong request, UnsupportedError for a network that cannot run on a device, ConversionError for a
+    conversion that died or took too long, and CancelledError when it is stopped."""
     check_request(request)
     python = choose_python(request.python)
     watch = Watch(doing, time.monotonic() + request.timeout_s, stop)

@@ -57,11 +57,9 @@ class Watch:
 
 
 def run_program(python: Path, step: str, request: Mapping[str, object], watch: Watch) -> Document:
-    """The program's answer.
-
-    Raises SpecError or UnsupportedError for what the program refuses, ConversionError if it dies, answers nonsense or
-    takes too long, and CancelledError when it is stopped; then it has been killed with all that it started.
-    """
+    """The program's answer. Raises SpecError or UnsupportedError for what the program refuses, ConversionError if it
+    dies, answers nonsense or takes too long, and CancelledError when it is stopped; then it has been killed with all
+    that it started."""
     reading, writing = os.pipe()
     try:
         process = _start(python, step, writing)

@@ -1,8 +1,6 @@
-"""Inputs with labels: a .npz file, or a folder in the form of the open runner's data sets.
-
-A .npz holds `inputs` [samples, ...] of the profile's type and, for accuracy, `labels` [samples]. A folder holds raw
-files and `y_labels.csv` with the columns file, classes, class, and for ad01 the bytes of a segment and its stride.
-"""
+"""Inputs with labels: a .npz file, or a folder in the form of the open runner's data sets. A .npz holds `inputs`
+[samples, ...] of the profile's type and, for accuracy, `labels` [samples]. A folder holds raw files and `y_labels.csv`
+with the columns file, classes, class, and for ad01 the bytes of a segment and its stride."""
 
 import csv
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
-"""A whole run against one device: open the port, ask who is there, measure, and write down what was found.
-
-Performance: timed runs of at least 10 s and 10 inferences, five of them, and their median. Accuracy: one inference for
-each sample, then top-1, or the area under the ROC curve for anomalies.
-"""
+"""A whole run against one device: open the port, ask who is there, measure, and write down what was found. Performance:
+timed runs of at least 10 s and 10 inferences, five of them, and their median. Accuracy: one inference for each sample,
+then top-1, or the area under the ROC curve for anomalies."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

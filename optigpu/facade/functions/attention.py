@@ -37,10 +37,8 @@ def standard_attention(
 
 def flash_attention_native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """torch's scaled_dot_product_attention: the same result from blocks of scores that never are in memory together.
-
     torch chooses the kernel: FlashAttention-2, memory-efficient attention, or cuDNN's; a kernel of its own on a CPU;
-    and the definition for what none of them takes (Dao et al., FlashAttention, 2022, arXiv:2205.14135).
-    """
+    and the definition for what none of them takes (Dao et al., FlashAttention, 2022, arXiv:2205.14135)."""
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
@@ -67,14 +65,10 @@ def benchmark_attention_implementations(
     dtype: str | None = None,
     repeats: int = REPEATS,
 ) -> list[AttentionRow]:
-    """Times standard and fused attention in turns at each length, prints a table and returns its rows.
-
-    `device` None is CUDA where there is a GPU, and else this CPU; `dtype` None is float16 on CUDA and float32 on a CPU.
-    The workload `attention` measures the same operators in several processes, with a roofline.
-
-    Raises UnsupportedError where a length does not fit the memory, where no fused kernel takes these shapes, and for a
-    device that is not here.
-    """
+    """Times standard and fused attention in turns at each length, prints a table and returns its rows. `device` None is
+    CUDA where there is a GPU, and else this CPU; `dtype` None is float16 on CUDA and float32 on a CPU. The workload
+    `attention` measures the same operators in several processes, with a roofline. Raises UnsupportedError where a
+    length does not fit the memory, where no fused kernel takes these shapes, and for a device that is not here."""
     place = device_for(device)
     name = dtype or ("float16" if place.type == "cuda" else "float32")
     print(f"Attention on {place_name(place)} in {name}, batch {batch_size}, {n_heads} heads of {d_head}")

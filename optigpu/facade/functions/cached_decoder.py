@@ -152,13 +152,11 @@ def benchmark_generation(
     seed: int = 0,
     repeats: int = REPEATS,
 ) -> GenerationTiming:
-    """Times `model.generate` after a random prompt of ids below `vocab_size`, and prints the speed.
-
-    The model is a CachedTransformerDecoder or one of transformers, which is kept from ending early. `seed` draws the
-    prompt and the tokens: the same seed gives the same ones, in each of the `repeats`. `temperature` 0 takes the most
-    likely tokens. `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for ids that the
-    model does not have and for no new token, UnsupportedError for a device that is not here.
-    """
+    """Times `model.generate` after a random prompt of ids below `vocab_size`, and prints the speed. The model is a
+    CachedTransformerDecoder or one of transformers, which is kept from ending early. `seed` draws the prompt and the
+    tokens: the same seed gives the same ones, in each of the `repeats`. `temperature` 0 takes the most likely tokens.
+    `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for ids that the model does not have
+    and for no new token, UnsupportedError for a device that is not here."""
     _require_temperature(temperature)
     if isinstance(model, CachedTransformerDecoder):
         known: int = model.embed.num_embeddings

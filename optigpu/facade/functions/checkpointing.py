@@ -55,10 +55,8 @@ class CheckpointedTransformerBlock(nn.Module):
 
 def enable_gradient_checkpointing_hf(model: PreTrainedModel) -> None:
     """Turns transformers' own gradient checkpointing on, and the key-value cache off, which a block that is computed
-    again would fill twice.
-
-    Raises UnsupportedError for a model that is not of transformers, or whose family marks no block for it.
-    """
+    again would fill twice. Raises UnsupportedError for a model that is not of transformers, or whose family marks no
+    block for it."""
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(
@@ -77,10 +75,8 @@ def enable_gradient_checkpointing_hf(model: PreTrainedModel) -> None:
 @dataclass(frozen=True)
 class CheckpointingRow(Indexed):
     """What a step of training takes: the median with its 95% interval in this process, and the peak memory in 2**20
-    bytes: of CUDA's allocator, or of the tensors on a CPU, weights and the optimizer's state included.
-
-    `vram_mb` is None on a CPU.
-    """
+    bytes: of CUDA's allocator, or of the tensors on a CPU, weights and the optimizer's state included. `vram_mb` is
+    None on a CPU."""
 
     vram_mb: float | None
     step_ms: float
@@ -97,11 +93,9 @@ def compare_checkpointing(
     device: str | None = None,
     n_steps: int = 10,
 ) -> dict[str, CheckpointingRow]:
-    """Trains the same blocks without and with checkpointing, and prints what a step takes.
-
-    `device` None is CUDA where there is a GPU, and else this CPU. Raises SpecError for heads that do not divide the
-    width, and UnsupportedError for a device that is not here.
-    """
+    """Trains the same blocks without and with checkpointing, and prints what a step takes. `device` None is CUDA where
+    there is a GPU, and else this CPU. Raises SpecError for heads that do not divide the width, and UnsupportedError for
+    a device that is not here."""
     require_divisible(d_model, n_heads)
     place = device_for(device)
     print(f"Training {n_layers} blocks on {place_name(place)}, {batch_size} sequences of {seq_len}")

@@ -62,11 +62,9 @@ def train_step_bf16(
     labels: torch.Tensor,
     criterion: Criterion,
 ) -> float:
-    """A step whose forward pass computes in bfloat16 under autocast, with the gradient's norm clipped to 1.
-
-    bfloat16 has the range of float32, so that its losses need no scaling. Weights and the optimizer stay float32.
-    Raises as train_step_fp32.
-    """
+    """A step whose forward pass computes in bfloat16 under autocast, with the gradient's norm clipped to 1. bfloat16
+    has the range of float32, so that its losses need no scaling. Weights and the optimizer stay float32. Raises as
+    train_step_fp32."""
     optimizer.zero_grad()
     with torch.autocast(imgs.device.type, torch.bfloat16):
         loss = criterion(logits_of(model, imgs), labels)
@@ -82,12 +80,10 @@ def train_step_fp16(
     scaler: GradScaler,
 ) -> float:
     """A step whose forward pass computes in float16 under autocast, with scaled losses and the gradient's norm clipped.
-
     float16 ends at 65,504 and loses what is below 6e-8, so that the scaler raises losses before the backward pass, and
     leaves out a step whose gradients are not finite: then the loss that is returned may be infinite or NaN. Gradients
     are scaled back before they are clipped (Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740).
-    Raises OptiGPUError for a model without a parameter to train.
-    """
+    Raises OptiGPUError for a model without a parameter to train."""
     optimizer.zero_grad()
     with torch.autocast(imgs.device.type, torch.float16):
         loss = criterion(logits_of(model, imgs), labels)
@@ -118,12 +114,10 @@ def train_with_gradient_accumulation(
     precision: str = "bf16",
 ) -> list[AccumulatedStep]:
     """Trains on every batch once, with one update for `accumulation_steps` of them: in the memory of a small batch.
-
     Each batch weighs as much as its share of the samples, so that the gradient is that of the whole. What is left at
     the end makes an update of its own. `precision` is that of the forward pass, bf16 or fp32. `device` None is CUDA
     where there is a GPU, and else this CPU. Raises as train_step_fp32, SpecError for another precision or less than one
-    step, and UnsupportedError for a device that is not here.
-    """
+    step, and UnsupportedError for a device that is not here."""
     if accumulation_steps < 1:
         raise SpecError(
             f"accumulation_steps: {accumulation_steps} is less than 1; name how many batches make an update."

@@ -204,8 +204,7 @@ def _check_one_model(workload: Workload, model: str) -> None:
             f"model: {model} {does}, and {workload.kind} needs another model, for example "
             f"{workload.example_model}."
         )
-    problem = workload.check(facts)
-    if problem:
+    if problem := workload.check(facts):
         raise SpecError(f"workload: {problem}")
     if workload.has_text and preset_of(parse_reference(model)):
         raise SpecError(

@@ -68,8 +68,7 @@ def _check_stack(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> No
             )
         if spec.device not in technique.devices:
             raise SpecError(f"stack: {technique.not_on(spec.device)}")
-        problem = technique.fits(spec.workload)
-        if problem:
+        if problem := technique.fits(spec.workload):
             raise SpecError(f"stack: {problem}")
     backend = BACKENDS[name]
     if spec.device not in backend.devices:
@@ -77,8 +76,7 @@ def _check_stack(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> No
             f"backend: {name} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
             "device."
         )
-    problem = backend.supports(spec.workload, None)
-    if problem:
+    if problem := backend.supports(spec.workload, None):
         raise SpecError(f"backend: {problem}")
     for technique in resolved:
         if name not in technique.backends:
@@ -86,8 +84,7 @@ def _check_stack(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> No
                 f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {name}; "
                 "leave it out or name that backend."
             )
-        problem = backend.supports(spec.workload, technique)
-        if problem:
+        if problem := backend.supports(spec.workload, technique):
             raise SpecError(f"stack: {problem}")
 
 

@@ -116,11 +116,9 @@ MULTIPLE = 8
 
 
 def kept_neurons(model: PreTrainedModel, texts: torch.Tensor, keep: float) -> list[torch.Tensor]:
-    """The neurons of each block that stay, in their order, int64 [neurons].
-
-    A neuron's importance is by how much the loss would change without it, to first order: the sum of |activation times
-    gradient|. Source: Molchanov et al., Importance Estimation for Neural Network Pruning, 2019, arXiv:1906.10771.
-    """
+    """The neurons of each block that stay, in their order, int64 [neurons]. A neuron's importance is by how much the
+    loss would change without it, to first order: the sum of |activation times gradient|. Source: Molchanov et al.,
+    Importance Estimation for Neural Network Pruning, 2019, arXiv:1906.10771."""
     neurons = inner_size(model)
     count = round(neurons * keep / MULTIPLE) * MULTIPLE
     if count < MULTIPLE:

@@ -16,11 +16,9 @@ from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 
 def kept_blocks(blocks: int, layers: int | None) -> tuple[int, ...]:
-    """Which blocks a student of so many layers keeps: evenly spaced ones, the first and the last among them.
-
-    Sanh et al., DistilBERT, 2019, arXiv:1910.01108 begin with every other block. Raises UnsupportedError if that is not
-    fewer than there are.
-    """
+    """Which blocks a student of so many layers keeps: evenly spaced ones, the first and the last among them. Sanh et
+    al., DistilBERT, 2019, arXiv:1910.01108 begin with every other block. Raises UnsupportedError if that is not fewer
+    than there are."""
     wanted = max(1, blocks // 2) if layers is None else layers
     if wanted >= blocks:
         raise UnsupportedError(
@@ -130,11 +128,9 @@ def learn(
     learning_rate: float,
     doing: Callable[[str], None],
 ) -> list[float]:
-    """The loss of each step, in nats: how far the student diverges from the teacher, the mean over positions.
-
-    Hinton et al., Distilling the Knowledge in a Neural Network, 2015, arXiv:1503.02531, at temperature 1. `texts` are
-    ids [rows, length]. Raises OptiGPUError if a loss is not finite.
-    """
+    """The loss of each step, in nats: how far the student diverges from the teacher, the mean over positions. Hinton et
+    al., Distilling the Knowledge in a Neural Network, 2015, arXiv:1503.02531, at temperature 1. `texts` are ids [rows,
+    length]. Raises OptiGPUError if a loss is not finite."""
     student.train().requires_grad_(True)
     said = _Said(teacher, texts)
     optimizer = torch.optim.AdamW(student.parameters(), lr=learning_rate)

@@ -131,11 +131,9 @@ def _reference(model: bytes) -> Model:
 
 
 def _agreeing(micro: Model, reference: Model, candidates: Numbers, count: int) -> tuple[list[Pair], int]:
-    """The first `count` candidates on which both agree bit for bit, with their outputs, and how many were left out.
-
-    The roundings of a fully connected layer may differ in the last bit, on one of some thousand sums. Raises
-    RefusalError where the candidates are used up: then one of both computes another network.
-    """
+    """The first `count` candidates on which both agree bit for bit, with their outputs, and how many were left out. The
+    roundings of a fully connected layer may differ in the last bit, on one of some thousand sums. Raises RefusalError
+    where the candidates are used up: then one of both computes another network."""
     pairs: list[Pair] = []
     steps: list[int] = []
     for candidate in candidates:
