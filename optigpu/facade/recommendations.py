@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import isfinite
-from typing import TypeVar
 
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.runs import KeptRun, kept_runs
@@ -16,26 +14,14 @@ from optigpu.workloads import WORKLOADS
 GUIDE = "the founding documents' decision guide, a claim"
 
 
-class GuideTask(StrEnum):
-    """What a model is to do."""
-
-    TRAINING = "training"
-    INFERENCE = "inference"
-    EDGE = "edge"
-
-
-class GuideHardware(StrEnum):
-    """The kind of machine."""
-
-    SERVER_GPU = "server_gpu"
-    CONSUMER_GPU = "consumer_gpu"
-    CPU = "cpu"
-    EDGE = "edge"
-
-    @property
-    def device(self) -> DeviceKind:
-        gpus = (GuideHardware.SERVER_GPU, GuideHardware.CONSUMER_GPU)
-        return DeviceKind.CUDA if self in gpus else DeviceKind.CPU
+TASKS = ("training", "inference", "edge")
+FOUR_BITS = {
+    "server_gpu": ("GPTQ INT4", "gptq", "It has the highest throughput on an NVIDIA GPU."),
+    "consumer_gpu": ("AWQ INT4 (or GGUF Q4_K_M)", "awq", "Its checkpoints serve many kinds of hardware."),
+    "cpu": ("GGUF Q4_K_M (or AWQ INT4)", "gguf", "llama.cpp is made for processors."),
+    "edge": ("GGUF Q3_K_M or Q4_K_M", "gguf", "It is what fits a board of a few GB."),
+}
+"""By the kind of machine: what has weights of 4 bits, its technique, and why."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,12 @@ class Scenario:
     vram_available_gb: float
     trains: bool
     accuracy_critical: bool
-    hardware: GuideHardware
+    hardware: str
+
+    @property
+    def device(self) -> DeviceKind:
+        """What a technique must run on there."""
+        return DeviceKind.CUDA if self.hardware.endswith("_gpu") else DeviceKind.CPU
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ def _training(scenario: Scenario) -> Iterator[Advice]:
             f"{why} A batch that fits may be too small to converge well.",
             for_speed=False,
         )
-    if scenario.hardware in (GuideHardware.CONSUMER_GPU, GuideHardware.EDGE):
+    if scenario.hardware in ("consumer_gpu", "edge"):
         yield Advice(
             "QLoRA",
             "qlora",
@@ -122,7 +113,20 @@ def _training(scenario: Scenario) -> Iterator[Advice]:
 
 
 def _inference(scenario: Scenario) -> Iterator[Advice]:
-    yield _int8(scenario) if scenario.accuracy_critical else _four_bits(scenario.hardware)
+    if scenario.accuracy_critical:
+        on_cpu = scenario.device is DeviceKind.CPU
+        yield Advice(
+            "INT8 weights" if on_cpu else "INT8 (bitsandbytes)",
+            "int8_weight_only" if on_cpu else "llm_int8",
+            "half the bytes of 16-bit weights, for 0% to 0.5% of accuracy",
+            "Accuracy counts, and 8 bits lose the least.",
+            for_speed=False,
+        )
+    else:
+        title, technique, reason = FOUR_BITS[scenario.hardware]
+        speed = "1.3 to 1.8 times the speed"
+        claim = f"a quarter of the bytes of 16-bit weights, {speed}, for 0.5% to 1.5% of accuracy"
+        yield Advice(title, technique, claim, reason)
     if scenario.vram_available_gb < SMALL_TO_SERVE_GB:
         why = f"{scenario.vram_available_gb:g} GB is less than {SMALL_TO_SERVE_GB} GB."
         yield Advice(
@@ -140,35 +144,6 @@ def _inference(scenario: Scenario) -> Iterator[Advice]:
         )
 
 
-def _int8(scenario: Scenario) -> Advice:
-    on_cpu = scenario.hardware.device is DeviceKind.CPU
-    return Advice(
-        "INT8 weights" if on_cpu else "INT8 (bitsandbytes)",
-        "int8_weight_only" if on_cpu else "llm_int8",
-        "half the bytes of 16-bit weights, for 0% to 0.5% of accuracy",
-        "Accuracy counts, and 8 bits lose the least.",
-        for_speed=False,
-    )
-
-
-def _four_bits(hardware: GuideHardware) -> Advice:
-    claim = (
-        "a quarter of the bytes of 16-bit weights, 1.3 to 1.8 times the speed, for 0.5% to 1.5% of accuracy"
-    )
-    match hardware:
-        case GuideHardware.SERVER_GPU:
-            return Advice("GPTQ INT4", "gptq", claim, "It has the highest throughput on an NVIDIA GPU.")
-        case GuideHardware.CONSUMER_GPU:
-            return Advice(
-                "AWQ INT4 (or GGUF Q4_K_M)", "awq", claim, "Its checkpoints serve many kinds of hardware."
-            )
-        case GuideHardware.CPU:
-            return Advice("GGUF Q4_K_M (or AWQ INT4)", "gguf", claim, "llama.cpp is made for processors.")
-        case GuideHardware.EDGE:
-            return Advice("GGUF Q3_K_M or Q4_K_M", "gguf", claim, "It is what fits a board of a few GB.")
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
 _TRUST = ("measured here", "literature", "arithmetic", "aim")
 """What an effect may rest on, the best first."""
 
@@ -247,9 +222,10 @@ def recommend_optimization(
     """
     if not (isfinite(vram_available_gb) and vram_available_gb >= 0):
         raise SpecError(f"vram_available_gb: {vram_available_gb} is no amount of memory; name 0 or more.")
-    trains = _one_of(GuideTask, "task", task) is GuideTask.TRAINING
-    machine = _one_of(GuideHardware, "hardware", hardware)
-    scenario = Scenario(vram_available_gb, trains, accuracy_critical, machine)
+    for field, given, known in (("task", task, TASKS), ("hardware", hardware, FOUR_BITS)):
+        if given not in known:
+            raise SpecError(f"{field}: {given!r} is unknown; write one of {', '.join(known)}.")
+    scenario = Scenario(vram_available_gb, task == "training", accuracy_critical, hardware)
     gains = measured_gains(kept_runs() if runs is None else runs, scenario)
     listed = [_recommended(advice, gains) for advice in advice_for(scenario)]
     listed += _beyond_the_guide(gains, {each.technique for each in listed}, accuracy_critical)
@@ -277,7 +253,7 @@ def measured_gains(runs: Iterable[KeptRun], scenario: Scenario) -> dict[str, Mea
             variant = result["variant"]
             kind = WORKLOADS.get(str(variant["workload"].get("kind")))
             trains = kind is not None and kind.task is Task.TRAINING
-            if variant["device"] == scenario.hardware.device and trains == scenario.trains:
+            if variant["device"] == scenario.device and trains == scenario.trains:
                 measured = MeasuredGain(
                     technique=row.technique,
                     ratio=gain.ratio,
@@ -340,11 +316,3 @@ def _expected(advice: Advice) -> tuple[str, str]:
         return advice.claim, GUIDE
     source = best.source or (kind.citation if best.basis == "literature" else best.basis)
     return f"{best.basis}: {best.text}", source
-
-
-def _one_of(choices: type[Choice], field: str, given: str) -> Choice:
-    try:
-        return choices(given)
-    except ValueError:
-        known = ", ".join(choices)
-        raise SpecError(f"{field}: {given!r} is unknown; write one of {known}.") from None
