@@ -2,7 +2,7 @@
 stack against itself without the technique. Only results of the same workload are compared. A ratio has a verdict of its
 own: variants that took turns share what disturbed them, so that their ratio holds where their speeds do not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from optigpu.documents.result import (
@@ -90,12 +90,11 @@ class _Comparison:
     @property
     def baseline(self) -> Variant | None:
         """The job's own backend with no technique; with the plan `single`, which has no such variant, its stack."""
-        if self.spec.plan is PlanName.SINGLE:
-            return self._of(resolve(self.spec.stack, self.spec.workload.kind))
-        return self._of(())
+        return self._of(self.spec.stack if self.spec.plan is PlanName.SINGLE else ())
 
-    def _of(self, stack: tuple[Technique, ...]) -> Variant | None:
-        return self.by_way.get((self.spec.engine, self.spec.workload.reference, stack))
+    def _of(self, stack: Iterable[Technique]) -> Variant | None:
+        way = self.spec.engine, self.spec.workload.reference, resolve(stack, self.spec.workload.kind)
+        return self.by_way.get(way)
 
     def repeated(self, again: Samples) -> Gain | None:
         """The baseline at the end over itself at the start: a ratio far from 1 means that the machine changed during
@@ -136,8 +135,7 @@ class _Comparison:
 
     def reference_of(self, technique: Technique) -> Variant | None:
         """The variant that a technique alone is compared with: the baseline, or the variant of its `compared_with`."""
-        named = (TECHNIQUES[name](name=name) for name in technique.compared_with)
-        return self._of(resolve(named, self.spec.workload.kind))
+        return self._of(TECHNIQUES[name](name=name) for name in technique.compared_with)
 
     def rung_before(self, variant: Variant) -> Variant | None:
         """The last prefix of the stack that was measured before the one that this variant is, if it is one. A prefix
@@ -146,7 +144,7 @@ class _Comparison:
             return None
         measured: list[Variant] = []
         for length in range(len(self.spec.stack) + 1):
-            rung = self._of(resolve(self.spec.stack[:length], self.spec.workload.kind))
+            rung = self._of(self.spec.stack[:length])
             if rung is variant:
                 right = [each for each in measured if not self.sides[each.index].reasons & OF_THE_OUTPUT]
                 return next(reversed(right or measured), None)
@@ -158,7 +156,7 @@ class _Comparison:
         """What the whole stack gains over itself without that technique; None in a plan that does not ask for it."""
         if self.spec.plan not in (PlanName.ABLATION, PlanName.GRID):
             return None
-        whole = self._of(resolve(self.spec.stack, self.spec.workload.kind))
+        whole = self._of(self.spec.stack)
         rest = self._of(without(self.spec, technique)[1])
         return self.gain(whole, rest) if whole else None
 

@@ -217,11 +217,7 @@ def guessed(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated
     attempts = 2 * math.ceil(math.log2(spec.limits.max_batch)) + 1
     guess = Guess({ATTEMPTS: START_S + attempts * ATTEMPT_S})
     plan = Plan(spec=spec, guesses={variant.index: guess for variant in variants}, replicates=1)
-    seconds, limit = plan.beside_sampling_s, spec.limits.timeout_s
-    return plan, Estimated(
-        seconds=seconds,
-        limit_s=limit,
-        replicates=1,
-        sentence=f"{len(variants)} x {attempts} batches at most, about {spoken(seconds)} (an estimate); the limit is "
-        f"{spoken(limit)}.",
-    )
+    limit_s, seconds = spec.limits.timeout_s, plan.beside_sampling_s
+    about = f"{len(variants)} x {attempts} batches at most, about {spoken(seconds)} (an estimate)"
+    sentence = f"{about}; the limit is {spoken(limit_s)}."
+    return plan, Estimated(seconds=seconds, limit_s=limit_s, replicates=1, sentence=sentence)
