@@ -71,7 +71,7 @@ def make_it_work_hybrid(
             bits=bits, memory_target=memory_target, quantize_embeddings=quantize_embeddings, smoothing=alpha
         )
     try:
-        technique.apply(model, Notes(), ids)
+        technique.modules(model, Notes(), ids)
     except ValueError as error:  # what smoothing says of ids that do not fit
         raise SpecError(f"sample_inputs: {str(error).replace('calibration_ids', 'sample_inputs')}") from None
     return model

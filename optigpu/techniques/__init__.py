@@ -75,72 +75,18 @@ from optigpu.techniques.training.qlora import Qlora
 from optigpu.techniques.training.sequence_packing import SequencePacking
 
 AnyTechnique = Annotated[
-    Fp16
-    | Bf16
-    | Tf32
-    | Int8WeightOnly
-    | Int8Dynamic
-    | Int8Hybrid
-    | Int4WeightOnly
-    | LlmInt8
-    | Nf4
-    | Fp8
-    | Gptq
-    | Awq
-    | Gguf
-    | VllmBf16
-    | OnnxInt8
-    | OnnxInt4
-    | OnnxStaticInt8
-    | OpenVinoInt8
-    | OpenVinoInt4
-    | EagerAttention
-    | FusedAttention
-    | FusedLayernorm
-    | FusedRmsnorm
-    | FusedGelu
-    | FusedSwiglu
-    | FusedQkv
-    | LlamaFlashAttention
-    | InferenceMode
-    | Autocast
-    | GradEnabled
-    | NoKvCache
-    | KvCache
-    | StaticKvCache
-    | Int8KvCache
-    | SlidingKvCache
-    | LlamaKvCache
-    | LlamaPromptBatch
-    | OpenVinoKvCache
-    | CpuOffload
-    | TensorParallel
-    | PipelineParallel
-    | TorchCompile
-    | CudaGraphs
-    | ExportAot
-    | TensorflowXla
-    | OnnxGraph
-    | SpeculativeDecoding
-    | NativeDecode
-    | MagnitudePruning
-    | SmallerModel
-    | MixedPrecision
-    | GradientCheckpointing
-    | GradientAccumulation
-    | FusedOptimizer
-    | OptimizerInBackward
-    | Optimizer8bit
-    | ChunkedCrossEntropy
-    | ActivationOffload
-    | Lora
-    | Qlora
-    | Int8Finetune
-    | CompileTraining
-    | SequencePacking
-    | Fp8Training,
+    Fp16 | Bf16 | Tf32 | Int8WeightOnly | Int8Dynamic | Int8Hybrid | Int4WeightOnly | LlmInt8 | Nf4
+    | Fp8 | Gptq | Awq | Gguf | VllmBf16 | OnnxInt8 | OnnxInt4 | OnnxStaticInt8 | OpenVinoInt8
+    | OpenVinoInt4 | EagerAttention | FusedAttention | FusedLayernorm | FusedRmsnorm | FusedGelu
+    | FusedSwiglu | FusedQkv | LlamaFlashAttention | InferenceMode | Autocast | GradEnabled | NoKvCache
+    | KvCache | StaticKvCache | Int8KvCache | SlidingKvCache | LlamaKvCache | LlamaPromptBatch
+    | OpenVinoKvCache | CpuOffload | TensorParallel | PipelineParallel | TorchCompile | CudaGraphs
+    | ExportAot | TensorflowXla | OnnxGraph | SpeculativeDecoding | NativeDecode | MagnitudePruning
+    | SmallerModel | MixedPrecision | GradientCheckpointing | GradientAccumulation | FusedOptimizer
+    | OptimizerInBackward | Optimizer8bit | ChunkedCrossEntropy | ActivationOffload | Lora | Qlora
+    | Int8Finetune | CompileTraining | SequencePacking | Fp8Training,
     Field(discriminator="name"),
-]
+]  # fmt: skip
 """The union that a request's `stack` is made of; the one list of all techniques."""
 
 TECHNIQUES: dict[str, type[Technique]] = {

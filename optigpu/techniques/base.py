@@ -33,8 +33,10 @@ ON_TEXT = (Task.DECODING, Task.PREFILL)
 """Workloads of a model that generates text; a prefill goes through the hook `forward`."""
 ON_MODELS = (*ON_TEXT, Task.IMAGES)
 """Workloads of any model; those that decode nothing go through the hook `forward`."""
-IN_TRAINING = (Task.TRAINING,)
+TRAINING = (Task.TRAINING,)
 """The workload that trains: through the hooks `load`, `modules`, `finish` and `training`."""
+EVERYWHERE = (*ON_MODELS, *TRAINING)
+"""Workloads of any model, and the one that trains."""
 
 
 class Phase(IntEnum):

@@ -301,8 +301,7 @@ def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> N
     """What is packed is rounded, so the logits are those of the model with the rounded weights."""
     import torch
 
-    from optigpu.techniques.decoding.native_decode.programs import attached
-    from optigpu.techniques.decoding.native_decode.requirements import refusal
+    from optigpu.techniques.decoding.native_decode.programs import attached, refusal
     from optigpu.vocabulary import UnsupportedError
     from tests.engine.decode_reference import ReferenceDecoder
     from tests.engine.decoder_models import packed, twin

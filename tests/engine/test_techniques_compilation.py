@@ -12,7 +12,7 @@ from optigpu.backends.torch.passes import PassModel
 from optigpu.hardware import probe
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.compilation.export_aot import ExportAot, exported
+from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.export_aot import package as aot_package
 from optigpu.techniques.compilation.export_aot.package import Package
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -187,7 +187,7 @@ def test_an_exported_graph_decodes_right_again_and_again(
     family: str, others: tuple[Technique, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run by the interpreter, operator by operator: compiling takes long and is tested once."""
-    monkeypatch.setattr(exported, "load_package", interpreted)
+    monkeypatch.setattr(aot_package, "load_package", interpreted)
     runtime = runtime_of(f"path:{family}", ExportAot(), *others)
     plain = runtime_of(f"path:{family}", StaticKvCache(), *others)
     for _ in range(2):
@@ -300,4 +300,4 @@ def test_a_library_that_cannot_be_built_is_refused_and_leaves_no_half(
 def interpreted(exported: Any) -> Package:
     """A package that interprets the graph on the tensors that it was made of."""
     module = exported.module(check_guards=False)
-    return Package(lambda inputs: list(module(*inputs)), False, 0.0, 0.0, 0)
+    return Package(lambda inputs: list(module(*inputs)), {}, False, 0.0, 0.0, 0)

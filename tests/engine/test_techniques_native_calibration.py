@@ -25,8 +25,7 @@ from optigpu.techniques.decoding.native_decode.calibration import (
 )
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
 from optigpu.techniques.decoding.native_decode.prediction import finer_rows
-from optigpu.techniques.decoding.native_decode.programs import attached
-from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
+from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, attached, has_tied_head
 from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
 from optigpu.techniques.decoding.native_decode.sequential import SHARE, sequential_moments

@@ -27,9 +27,8 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
     load,
     pack_or_restore,
     save,
-    sources_of,
 )
-from optigpu.techniques.decoding.native_decode.packing import PackingOptions
+from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from tests.breadth import spread
 from tests.engine.caches import largest_file
 from tests.engine.decoder_models import decoder_of, packed
@@ -151,12 +150,12 @@ def last_bit(tensor: torch.Tensor, as_: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "matters"),
-    [("ops/decode/cpu/packing.py", True), ("surgery/places.py", True), ("surgery/smoothing.py", False)],
+    [("ops/decode/cpu/packing.py", True), ("surgery/places.py", True), ("report/pages.py", False)],
 )
 def test_a_change_of_a_source_changes_the_key_where_it_decides_what_is_packed(
     changed: str, matters: bool, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_store, "sources_of", lambda module: sources_of.__wrapped__(module, package))
+    monkeypatch.setattr(decode_store, "PACKAGE", package)
     before = key_of(nothing(), OPTIONS)
     path = package / changed
     content = path.read_bytes()

@@ -14,8 +14,7 @@ from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
-from optigpu.techniques.decoding.speculative_decoding.drafts import PromptLookup
-from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
+from optigpu.techniques.decoding.speculative_decoding.loop import PromptLookup, SpeculativeLoop
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, UnsupportedError

@@ -21,7 +21,7 @@ from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.selftest.setting import Setting
 from optigpu.selftest.techniques import case_of, run_technique
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import IN_TRAINING, Notes, Phase, Technique
+from optigpu.techniques.base import TRAINING, Notes, Phase, Technique
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.vocabulary import DeviceKind, Layer, ReplicateError, SpecError, Task
@@ -124,7 +124,7 @@ class Wrong(Technique):
 
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.TRAINING
-    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    tasks: ClassVar[tuple[Task, ...]] = TRAINING
     name: Literal["wrong"] = "wrong"
     how: Literal["gradients", "learning rate", "samples", "nan"]
 

@@ -1,16 +1,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import (
-    IN_TRAINING,
-    ON_MODELS,
-    Expected,
-    LoadOptions,
-    Model,
-    Notes,
-    Phase,
-    Technique,
-)
+from optigpu.techniques.base import EVERYWHERE, Expected, LoadOptions, Model, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -19,7 +10,7 @@ class EagerAttention(Technique):
 
     layer = Layer.KERNELS
     phase = Phase.KERNELS
-    tasks = (*ON_MODELS, *IN_TRAINING)
+    tasks = EVERYWHERE
     summary = "attention as separate operators; what fused_attention is compared with"
     citation = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
     expected = (Expected("aim", "slower than the library's default, which is already fused"),)

@@ -4,8 +4,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability, refusal
 from optigpu.techniques.base import (
-    IN_TRAINING,
-    ON_MODELS,
+    EVERYWHERE,
     AttentionKernel,
     Expected,
     LoadOptions,
@@ -32,7 +31,7 @@ class FusedAttention(Technique):
 
     layer = Layer.KERNELS
     phase = Phase.KERNELS
-    tasks = (*ON_MODELS, *IN_TRAINING)
+    tasks = EVERYWHERE
     summary = "softmax(QK^T)V in one kernel that never stores the scores"
     citation = (
         "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, "
@@ -55,9 +54,11 @@ class FusedAttention(Technique):
     kernel: AttentionKernel = "auto"
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        if device is DeviceKind.CPU:
-            return self._reason_on_cpu()
-        if self.kernel == "auto":
+        if device is DeviceKind.CPU and self.kernel == "memory_efficient":
+            return "torch has no memory-efficient attention kernel for CPUs; set kernel to flash or math."
+        if device is DeviceKind.CPU and self.kernel == "flash_3":
+            return "FlashAttention-3 needs a Hopper GPU; set kernel to flash or math on a CPU."
+        if device is DeviceKind.CPU or self.kernel == "auto":
             return None
         asked = f"fused_attention with the {self.kernel} kernel"
         absent = refusal(device, Ability.ATTENTION_KERNELS, asked, "set kernel to auto")
@@ -86,13 +87,6 @@ class FusedAttention(Technique):
         if self.kernel == "flash_3":
             _activate_flash_3()
             notes.record(flash_attention="FA3")
-
-    def _reason_on_cpu(self) -> str | None:
-        if self.kernel == "memory_efficient":
-            return "torch has no memory-efficient attention kernel for CPUs; set kernel to flash or math."
-        if self.kernel == "flash_3":
-            return "FlashAttention-3 needs a Hopper GPU; set kernel to flash or math on a CPU."
-        return None
 
 
 def _not_hopper(environment: Environment) -> str | None:

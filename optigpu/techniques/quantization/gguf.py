@@ -1,6 +1,6 @@
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part, StoredWeights
@@ -77,7 +77,11 @@ def _packed(matrix: Matrix, gguf: Gguf, weights: StoredWeights) -> Matrix:
     if gguf.type == "Q4_0":
         return replace(matrix, bytes=size("Q4_0"), bias_bytes=bias)
     if matrix.name in ("qkv", "qkv.v", "down"):
-        more = sum(_has_more_bits(index, matrix.count) for index in range(matrix.count))
+        # llama.cpp's use_more_bits: the first and the last eighth of the blocks, and every third between them.
+        first, last = matrix.count // 8, 7 * matrix.count // 8
+        more = sum(
+            index < first or index >= last or (index - first) % 3 == 2 for index in range(matrix.count)
+        )
         total = more * size("Q6_K") + (matrix.count - more) * size("Q4_K")
         return replace(matrix, bytes=total // matrix.count, bias_bytes=bias)
     return replace(matrix, bytes=size("Q4_K"), bias_bytes=bias)
@@ -86,14 +90,6 @@ def _packed(matrix: Matrix, gguf: Gguf, weights: StoredWeights) -> Matrix:
 def _block(kind: GgufType) -> GgufBlock:
     """The type's block; the names with S, M and L are mixtures of one."""
     name = kind.removesuffix("_S").removesuffix("_M").removesuffix("_L") if "_K_" in kind else kind
-    for block in get_args(GgufBlock):
-        if block == name:
-            found: GgufBlock = block
-            return found
-    raise UnsupportedError(f"How many bytes {kind} takes is known when a file of it is written.")
-
-
-def _has_more_bits(index: int, blocks: int) -> bool:
-    """llama.cpp's use_more_bits: the first and the last eighth of the blocks, and every third between them."""
-    first, last = blocks // 8, 7 * blocks // 8
-    return index < first or index >= last or (index - first) % 3 == 2
+    if name not in get_args(GgufBlock):
+        raise UnsupportedError(f"How many bytes {kind} takes is known when a file of it is written.")
+    return cast(GgufBlock, name)

@@ -63,7 +63,10 @@ class Int4WeightOnly(Technique):
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """The groups must divide the inputs of every layer, as far as those are known."""
-        inputs = _known_inputs(model) if model else set()
+        if model is None:
+            return None
+        inputs = {model.hidden_size, model.embedding_size, model.heads * model.head_size}
+        inputs |= set() if model.inner_size is None else {model.inner_size}
         wrong = [number for number in sorted(inputs) if number % self.group_size]
         if not wrong:
             return None
@@ -114,9 +117,3 @@ class Int4WeightOnly(Technique):
         backend = int4_linear_backend(weight.device, weight.dtype)
         exchange(places, partial(Int4Linear.of, scheme=scheme))
         notes.record(int4_layers=len(places), int4_backend=backend, int4_bits_per_weight=scheme.bits)
-
-
-def _known_inputs(model: ModelFacts) -> set[int]:
-    """How many inputs the linear layers of a model's blocks and its head have."""
-    known = {model.hidden_size, model.embedding_size, model.heads * model.head_size}
-    return known if model.inner_size is None else known | {model.inner_size}

@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Matrix, Part, StoredWeights
+from optigpu.models.tensors import Part, StoredWeights
 from optigpu.ops.layouts import openvino_int8_bytes
 from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
@@ -40,10 +40,11 @@ class OpenVinoInt8(Technique):
         return options.but(weights=f"int8_{self.scheme}", products=self.products)
 
     def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
-        return weights.but(matrices=tuple(self._packed(matrix, weights.tied) for matrix in weights.matrices))
-
-    def _packed(self, matrix: Matrix, tied: bool) -> Matrix:
-        if matrix.part is Part.HEAD and tied:
-            return matrix
-        size = openvino_int8_bytes(matrix.outputs, matrix.inner, offsets=self.scheme == "asym")
-        return replace(matrix, bytes=size)
+        offsets = self.scheme == "asym"
+        matrices = (
+            matrix
+            if matrix.part is Part.HEAD and weights.tied
+            else replace(matrix, bytes=openvino_int8_bytes(matrix.outputs, matrix.inner, offsets=offsets))
+            for matrix in weights.matrices
+        )
+        return weights.but(matrices=tuple(matrices))

@@ -3,7 +3,7 @@ from typing import Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique
+from optigpu.techniques.base import EVERYWHERE, Choice, Expected, Model, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 NEEDED_CAPABILITY = (8, 0)
@@ -15,7 +15,7 @@ class Tf32(Technique):
 
     layer = Layer.QUANTIZATION
     phase = Phase.PRECISION
-    tasks = (*ON_MODELS, *IN_TRAINING)
+    tasks = EVERYWHERE
     summary = "float32 matrix products on tensor cores with 10 bits of mantissa; weights keep their size"
     citation = (
         "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "

@@ -1,12 +1,8 @@
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import Literal
 
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import Layer
-
-if TYPE_CHECKING:
-    from torch.nn import Parameter
-    from torch.optim import Optimizer
 
 
 class FusedOptimizer(Technique):
@@ -14,7 +10,7 @@ class FusedOptimizer(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "weights, gradients and moments are read and written once in an update"
     citation = "PyTorch documentation, torch.optim: foreach and fused implementations"
     expected = (
@@ -29,8 +25,4 @@ class FusedOptimizer(Technique):
         from torch.optim import SGD, AdamW
 
         kind: type[AdamW | SGD] = AdamW if parts.rule.name == "adamw" else SGD
-
-        def make(weights: "Sequence[Parameter]") -> "Optimizer":
-            return kind(weights, lr=parts.rule.learning_rate, fused=True)
-
-        return parts.but(optimizer=make)
+        return parts.but(optimizer=partial(kind, lr=parts.rule.learning_rate, fused=True))

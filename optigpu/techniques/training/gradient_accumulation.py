@@ -2,7 +2,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import Layer
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class GradientAccumulation(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "a step in micro-batches whose gradients are added up: a large batch in little memory"
     citation = "Ott et al., Scaling Neural Machine Translation, 2018, arXiv:1806.00187"
     expected = (

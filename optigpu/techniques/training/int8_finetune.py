@@ -2,7 +2,7 @@ from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -14,7 +14,7 @@ class Int8Finetune(AdapterParameters, Technique):
 
     layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = IN_TRAINING
+    tasks = TRAINING
     abilities = (Ability.OWN_KERNELS,)
     summary = "low-rank factors are trained beside frozen int8 weights"
     citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"

@@ -1,7 +1,7 @@
 from typing import Literal
 
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -14,7 +14,7 @@ class Lora(AdapterParameters, Technique):
 
     layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "low-rank factors are trained beside frozen weights"
     citation = "Hu et al., LoRA, 2021, arXiv:2106.09685"
     expected = (

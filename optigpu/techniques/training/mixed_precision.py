@@ -6,17 +6,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
-from optigpu.techniques.base import (
-    IN_TRAINING,
-    Choice,
-    Expected,
-    Model,
-    Notes,
-    Parts,
-    Phase,
-    Technique,
-    Trial,
-)
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -29,7 +19,7 @@ class MixedPrecision(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "matrix products in bfloat16 or float16, weights and updates in float32"
     citation = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected = (

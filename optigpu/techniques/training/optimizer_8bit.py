@@ -1,18 +1,13 @@
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.nn import Parameter
-    from torch.optim import Optimizer
 
 
 class Optimizer8bit(Technique):
@@ -24,7 +19,7 @@ class Optimizer8bit(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     abilities = (Ability.OPTIMIZER_8BIT,)
     summary = "AdamW with both moments in 8 bits"
     citation = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021, arXiv:2110.02861"
@@ -80,10 +75,7 @@ class Optimizer8bit(Technique):
                 "model trains no larger one; set smallest lower, or leave it out of the stack."
             )
 
-        def make(weights: "Sequence[Parameter]") -> "Optimizer":
-            rate = parts.rule.learning_rate
-            made: Optimizer = AdamW8bit(weights, lr=rate, min_8bit_size=self.smallest, is_paged=self.paged)
-            return made
-
         notes.record(tensors_with_8bit_states=len(large))
-        return parts.but(optimizer=make)
+        rate = parts.rule.learning_rate
+        made = partial(AdamW8bit, lr=rate, min_8bit_size=self.smallest, is_paged=self.paged)
+        return parts.but(optimizer=made)

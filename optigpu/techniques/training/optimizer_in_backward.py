@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -13,7 +13,7 @@ class OptimizerInBackward(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "weights are updated within the backward pass, and each gradient is freed at once"
     citation = (
         "Lv et al., Full Parameter Fine-tuning for Large Language Models with Limited Resources, 2023, "

@@ -6,7 +6,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.surgery.extras import AdapterParameters, Package
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -20,7 +20,7 @@ class Qlora(AdapterParameters, Technique):
 
     layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "low-rank factors are trained beside frozen weights of 4 bits"
     citation = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected = (

@@ -52,6 +52,6 @@ class ExportAot(Technique):
         return None
 
     def step(self, step: Step, notes: Notes) -> Step:
-        from optigpu.techniques.compilation.export_aot.exported import ExportedStep
+        from optigpu.techniques.compilation.export_aot.package import ExportedStep
 
         return ExportedStep(step, notes)

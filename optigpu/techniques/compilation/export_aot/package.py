@@ -1,21 +1,27 @@
-"""An exported graph as a compiled package: made by AOTInductor, kept in the cache folder, loaded around given tensors.
+"""A decode step as a package: compiled by AOTInductor, kept in the cache folder, loaded around given tensors.
 
 The package has no weights and no values of weights in it, so that one serves every model of the same graph. What it
 reads and writes are the tensors that it is given when it is loaded, in place.
 """
 
+import copy
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock  # torch itself depends on it
 from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch.utils._pytree import tree_map_only
+from transformers import Cache
 
 from optigpu.paths import cache_dir
+from optigpu.surgery.compile_times import MadeFor, cache_tensors, is_filled, made_for, require_same
+from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
 BUILD_TIMEOUT_S = 1800
@@ -28,14 +34,15 @@ CONFIG = {
 }
 
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
-
 @dataclass(frozen=True)
 class Package:
-    """A loaded package: `run([inputs])` returns the outputs, flat. `hit` says that it was compiled before."""
+    """A loaded package: `run([inputs])` returns the outputs, flat. `hit` says that it was compiled before.
 
-    run: Run
+    `tensors` are those whose addresses `run` uses: kept, they stay alive.
+    """
+
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    tensors: dict[str, torch.Tensor]
     hit: bool
     build_s: float
     load_s: float
@@ -48,7 +55,8 @@ def load_package(exported: torch.export.ExportedProgram) -> Package:
     Raises UnsupportedError when it cannot be compiled or loaded here, with the compiler's first line.
     """
     started = time.perf_counter()
-    path = folder() / f"{_digest(exported)}.pt2"
+    digest = hashlib.sha256("\0".join(made_of(exported).values()).encode()).hexdigest()[:32]
+    path = folder() / f"{digest}.pt2"
     hit = path.is_file()
     try:
         if not hit:
@@ -58,7 +66,7 @@ def load_package(exported: torch.export.ExportedProgram) -> Package:
     except (OSError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         raise UnsupportedError(f"AOTInductor cannot compile this model here: {why}.") from error
-    tensors: Mapping[str, torch.Tensor] = {**exported.state_dict, **exported.constants}
+    tensors = {**exported.state_dict, **exported.constants}
     names = loaded.get_constant_fqns()
     if unknown := set(names) - set(tensors):
         raise UnsupportedError(
@@ -67,24 +75,13 @@ def load_package(exported: torch.export.ExportedProgram) -> Package:
         )
     wanted = {name: tensors[name] for name in names}
     loaded.load_constants(wanted, check_full_update=True, user_managed=True)
-    run = _Holding(loaded.loader.boxed_run, wanted)
-    return Package(run, hit, built - started, time.perf_counter() - built, path.stat().st_size)
+    load_s = time.perf_counter() - built
+    return Package(loaded.loader.boxed_run, wanted, hit, built - started, load_s, path.stat().st_size)
 
 
 def folder() -> Path:
     """The folder of the compiled packages."""
     return cache_dir() / "aot"
-
-
-class _Holding:
-    """Runs a function that uses the addresses of tensors, and keeps these tensors alive."""
-
-    def __init__(self, run: Run, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._run = run
-        self._tensors = tensors
-
-    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return self._run(inputs)
 
 
 def _build(exported: torch.export.ExportedProgram, target: Path) -> None:
@@ -109,12 +106,14 @@ def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
     layouts = [(str(value.dtype), str(value.device), value.shape, value.stride()) for value in values]
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     other = torch.xpu.get_device_name(0) if torch.xpu.is_available() else "none"
+    settings = torch._inductor.config.save_config_portable(ignore_private_configs=False)
+    settings.pop("aot_inductor.metadata", None)  # of the last package made in this process
     return {
         "graph": str(exported.graph),
         "signature": str(exported.graph_signature),
         "layouts": str(layouts),
         "torch": torch.__version__,
-        "inductor": _inductor_settings(),
+        "inductor": str(sorted(settings.items())),
         "config": str(CONFIG),
         "instructions": str(pick_vec_isa()),
         "threads": str(torch.get_num_threads()),
@@ -122,11 +121,68 @@ def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
     }
 
 
-def _inductor_settings() -> str:
-    """TorchInductor's settings, without what it notes among them about the last package made in this process."""
-    settings = torch._inductor.config.save_config_portable(ignore_private_configs=False)
-    return str(sorted((name, value) for name, value in settings.items() if name != "aot_inductor.metadata"))
+class ExportedStep:
+    """Exports and compiles at its first call; later calls need the same batch size and the same cache."""
+
+    def __init__(self, step: Any, notes: Notes) -> None:
+        self._step = step
+        self._notes = notes
+        self._made_for: MadeFor | None = None
+        self._package: Package | None = None
+
+    def __call__(
+        self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not is_filled(cache):
+            next_tokens, logits = self._step(tokens, position, cache)  # allocates the cache's tensors
+            return next_tokens, logits
+        if self._made_for is None or self._package is None:
+            self._package = self._library(tokens, position, cache)
+            self._made_for = made_for(tokens, position, cache)
+        require_same("export_aot", self._made_for, tokens, position, cache)
+        next_tokens, logits = self._package.run([tokens, position])
+        return next_tokens, logits
+
+    def _library(self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache) -> Package:
+        """Raises UnsupportedError when the step cannot be exported or compiled here."""
+        started = time.perf_counter()
+        try:
+            module = StepWithCache(self._step, cache)
+            exported = torch.export.export(module, (tokens, position), strict=False)
+        except (RuntimeError, ValueError) as error:
+            why = str(error).strip().splitlines()[0].rstrip(".")
+            raise UnsupportedError(f"torch.export cannot make one graph of this model: {why}.") from error
+        exported_s = time.perf_counter() - started
+        package = load_package(exported)
+        self._notes.record(
+            aot_export_s=exported_s,
+            aot_build_s=package.build_s,
+            aot_load_s=package.load_s,
+            aot_cache_hit=package.hit,
+            aot_library_bytes=package.size_bytes,
+        )
+        return package
 
 
-def _digest(exported: torch.export.ExportedProgram) -> str:
-    return hashlib.sha256("\0".join(made_of(exported).values()).encode()).hexdigest()[:32]
+class StepWithCache(torch.nn.Module):
+    """A step with its cache as buffers: the graph then writes them in place, instead of copies."""
+
+    def __init__(self, step: Any, cache: Cache) -> None:
+        super().__init__()
+        self.model = step.model
+        self._step = step
+        self._cache = copy.copy(cache)
+        self._cache.layers = [copy.copy(layer) for layer in cache.layers]
+        self._kept = [dict(vars(layer)) for layer in cache.layers]
+        self._names = {id(tensor): f"cache_{index}" for index, tensor in enumerate(cache_tensors(cache))}
+        for tensor in cache_tensors(cache):
+            self.register_buffer(self._names[id(tensor)], tensor)
+
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer, kept in zip(self._cache.layers, self._kept, strict=True):
+            # While the graph is traced, buffers are in the place of the cache's tensors.
+            vars(layer).update(
+                tree_map_only(torch.Tensor, lambda tensor: getattr(self, self._names[id(tensor)]), kept)
+            )
+        next_tokens, logits = self._step(tokens, position, self._cache)
+        return next_tokens, logits

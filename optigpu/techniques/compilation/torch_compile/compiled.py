@@ -6,17 +6,15 @@ import sysconfig
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._dynamo.exc import Unsupported
 
 from optigpu.surgery.compile_times import MadeFor, compile_facts, made_for, require_same
 from optigpu.techniques.base import Notes
+from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    from optigpu.techniques.compilation.torch_compile import TorchCompile
 
 MANY_RECOMPILES = 256
 """With graph breaks a layer is a graph of its own, and torch's limit of 8 would run the ninth in the interpreter."""
@@ -31,10 +29,14 @@ class Compiled:
     """
 
     def __init__(
-        self, technique: "TorchCompile", name: str, function: Callable[..., Any], notes: Notes
+        self, technique: TorchCompile, name: str, function: Callable[..., Any], notes: Notes
     ) -> None:
-        if technique.backend == "inductor":
-            _require_headers()
+        is_inductor = technique.backend == "inductor"
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if is_inductor and not header.is_file():
+            raise UnsupportedError(
+                f"TorchInductor needs Python's headers, and {header} is missing; install the package python3-dev."
+            )
         if not technique.fullgraph:
             torch._dynamo.config.recompile_limit = MANY_RECOMPILES
         if technique.dynamic:
@@ -43,12 +45,17 @@ class Compiled:
         self._technique = technique
         self._notes = notes
         self._made_for: MadeFor | None = None
+        options: dict[str, Any] = torch._inductor.list_mode_options(technique.mode) if is_inductor else {}
+        if technique.fullgraph:
+            options["guard_filter_fn"] = (
+                _guards_of_arguments if technique.dynamic else lambda guards: [False] * len(guards)
+            )
         self._compiled = torch.compile(
             _with_own_code(name, function),
             fullgraph=technique.fullgraph,
             dynamic=technique.dynamic,
             backend=technique.backend,
-            options=_options(technique),
+            options=options,
         )
 
     def __call__(self, *arguments: Any) -> Any:
@@ -79,17 +86,6 @@ class Compiled:
         return result
 
 
-def _options(technique: "TorchCompile") -> dict[str, Any]:
-    options = torch._inductor.list_mode_options(technique.mode) if technique.backend == "inductor" else {}
-    if not technique.fullgraph:
-        return options
-    return options | {"guard_filter_fn": _guards_of_arguments if technique.dynamic else _no_guards}
-
-
-def _no_guards(guards: Sequence[Any]) -> list[bool]:
-    return [False] * len(guards)
-
-
 def _guards_of_arguments(guards: Sequence[Any]) -> list[bool]:
     """Those whose name begins with an argument, as in "cache.layers[0].keys", and that on how shapes relate."""
     return [
@@ -116,12 +112,3 @@ def _with_own_code(name: str, function: Callable[..., Any]) -> Callable[..., Any
 
 
 _NUMBERS = itertools.count()
-
-
-def _require_headers() -> None:
-    """Raises UnsupportedError where TorchInductor's launchers cannot be built."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.is_file():
-        raise UnsupportedError(
-            f"TorchInductor needs Python's headers, and {header} is missing; install the package python3-dev."
-        )

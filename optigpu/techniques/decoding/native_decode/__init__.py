@@ -20,12 +20,12 @@ from optigpu.techniques.base import (
     Technique,
     Trial,
 )
-from optigpu.techniques.decoding.native_decode.limits import known_refusal
-from optigpu.techniques.decoding.native_decode.prediction import RAISED, Calibration, Layout, packed_weights
+from optigpu.techniques.decoding.native_decode import prediction
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 if TYPE_CHECKING:
     from optigpu.ops.decode.cpu.decoder import CpuDecoder
+    from optigpu.techniques.decoding.native_decode.loop import NativeLoop
 
 _OWN_CACHE = "native_decode has its own key-value cache"
 _OWN_BLOCKS = (
@@ -119,12 +119,12 @@ class NativeDecode(Technique):
     kv: CacheKind = "bf16"
     head: Literal["same", "w8", "bf16"] = "same"
     extra_bytes: float = Field(0.0, ge=0, le=1)
-    calibration: Calibration = "self"
+    calibration: prediction.Calibration = "self"
     tokens_at_once: int = Field(1, ge=1, le=2**20)
 
     @model_validator(mode="after")
     def _bytes_for_four_bits(self) -> Self:
-        if self.extra_bytes and self.weights not in RAISED:
+        if self.extra_bytes and self.weights not in prediction.RAISED:
             raise ValueError(
                 "extra_bytes needs weights w4 or w3k; leave it out, or set weights to one of these"
             )
@@ -133,7 +133,7 @@ class NativeDecode(Technique):
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         if device is DeviceKind.CPU and environment.compiler is None:
             return f"{self.name} needs a C++ compiler on a CPU, and none was found; install g++."
-        reason = self._refused_by(device) or (known_refusal(model, self._unit) if model else None)
+        reason = self._refused_by(device) or (prediction.known_refusal(model, self._unit) if model else None)
         return f"{self.name} {reason}." if reason else None
 
     def as_alternative(
@@ -150,10 +150,10 @@ class NativeDecode(Technique):
         With `extra_bytes` the sum may be below by less than a layer. Raises UnsupportedError for a model that the
         operator does not run.
         """
-        reason = known_refusal(weights.facts, self._unit)
+        reason = prediction.known_refusal(weights.facts, self._unit)
         if reason:
             raise UnsupportedError(f"{self.name} {reason}.")
-        return packed_weights(weights, self._layout, device)
+        return prediction.packed_weights(weights, self._options, self.kv, device)
 
     def modules(self, model: Model, notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -163,26 +163,29 @@ class NativeDecode(Technique):
         the operator cannot be built.
         """
         from optigpu.surgery.places import checked_places, require_unquantized
+        from optigpu.techniques.decoding.native_decode import programs
         from optigpu.techniques.decoding.native_decode.loop import require_operator
         from optigpu.techniques.decoding.native_decode.packed_store import pack_or_restore
-        from optigpu.techniques.decoding.native_decode.packing import PackingOptions
-        from optigpu.techniques.decoding.native_decode.programs import attach, exchange_tables
-        from optigpu.techniques.decoding.native_decode.requirements import has_tied_head, refusal
 
         require_unquantized(model, self.name)
-        reason = self._refused_by(DeviceKind(model.device.type)) or refusal(model)
+        reason = self._refused_by(DeviceKind(model.device.type)) or programs.refusal(model)
         if reason:
             raise UnsupportedError(f"{self.name} {reason}.")
         places = checked_places(model, self.name, self._unit)
         operator = require_operator(model.device)
-        options = PackingOptions(self.weights, self.group, self.head, self.extra_bytes, self.calibration)
-        tied = has_tied_head(model)
-        facts = pack_or_restore(model, places, options)
-        exchange_tables(model, self._layout.tables, self.group, tied=tied)
-        attach(model)
+        tied = programs.has_tied_head(model)
+        facts = pack_or_restore(model, places, self._options)
+        programs.exchange_tables(model, self._options.tables, self.group, tied=tied)
+        programs.attach(model)
         notes.record(decode_operator=operator, decode_calibration=self.calibration, **facts)
 
     def loop(self, loop: Loop, model: Model, notes: Notes) -> Loop:
+        return self._native_loop(model, notes)
+
+    def forward(self, forward: Forward, notes: Notes) -> Forward:
+        return self._native_loop(forward.model, notes).prefill  # type: ignore[attr-defined]
+
+    def _native_loop(self, model: Model, notes: Notes) -> "NativeLoop":
         from optigpu.techniques.decoding.native_decode.loop import NativeLoop
         from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder, placement_facts
 
@@ -190,14 +193,6 @@ class NativeDecode(Technique):
         decoder = new_decoder(program, self.kv)
         facts = self._facts(program) | placement_facts(decoder)
         return NativeLoop(decoder, self.tokens_at_once, facts, notes, self._drafted)
-
-    def forward(self, forward: Forward, notes: Notes) -> Forward:
-        from optigpu.techniques.decoding.native_decode.loop import NativePass
-        from optigpu.techniques.decoding.native_decode.programs import attached, new_decoder, placement_facts
-
-        program = attached(forward.model)  # type: ignore[attr-defined]
-        decoder = new_decoder(program, self.kv)
-        return NativePass(decoder, self._facts(program) | placement_facts(decoder), notes)
 
     def _refused_by(self, device: DeviceKind) -> str | None:
         """What the operator of CUDA does not read."""
@@ -214,8 +209,10 @@ class NativeDecode(Technique):
         return CpuDecoder(attached(model), self.kv, beside=beside)
 
     @property
-    def _layout(self) -> Layout:
-        return Layout(self.weights, self.group, self.head, self.extra_bytes, self.kv)
+    def _options(self) -> prediction.PackingOptions:
+        return prediction.PackingOptions(
+            self.weights, self.group, self.head, self.extra_bytes, self.calibration
+        )
 
     @property
     def _unit(self) -> int:

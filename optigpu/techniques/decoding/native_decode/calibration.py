@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -13,8 +13,13 @@ from optigpu.ops.decode.program import Program, Sampling
 from optigpu.ops.four_bits.few_bits import add_moment, product_type
 from optigpu.surgery.places import Place, linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
-from optigpu.techniques.decoding.native_decode.programs import exchange_tables, new_decoder, program_of
-from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
+from optigpu.techniques.decoding.native_decode.programs import (
+    HEAD_PATH,
+    exchange_tables,
+    has_tied_head,
+    new_decoder,
+    program_of,
+)
 
 Moments = dict[str, torch.Tensor]
 Inputs = tuple[torch.Tensor, ...]
@@ -73,7 +78,11 @@ def moments_by_layer(
     """
     most = int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
     for part in _parts(places, most):
-        yield part, _moments(model, part, text)
+        gathered = Gathered()
+        with torch.no_grad(), in_product_type(model), _watched(model, part, gathered):
+            for rows in text.split(ROWS_AT_ONCE):
+                model.base_model(input_ids=rows, use_cache=False)
+        yield part, gathered.whole()
 
 
 def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:
@@ -88,14 +97,6 @@ def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:
         size += needed
     if part:
         yield part
-
-
-def _moments(model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor) -> Moments:
-    gathered = Gathered()
-    with torch.no_grad(), in_product_type(model), _watched(model, places, gathered):
-        for rows in text.split(ROWS_AT_ONCE):
-            model.base_model(input_ids=rows, use_cache=False)
-    return gathered.whole()
 
 
 def in_product_type(model: PreTrainedModel) -> AbstractContextManager[object]:
@@ -147,19 +148,13 @@ def _watched(model: PreTrainedModel, places: Sequence[Place], gathered: Gathered
     def watch(path: str) -> Callable[[torch.nn.Module, Inputs], None]:
         return lambda _, inputs: gathered.add(path, inputs[0])
 
-    handles = [
-        place.layer.register_forward_pre_hook(watch(place.path))
-        for place in places
-        if place.path != HEAD_PATH
-    ]
-    if len(handles) < len(places):
-        handles.append(
-            model.base_model.register_forward_hook(
+    with ExitStack() as hooks:
+        for place in places:
+            if place.path != HEAD_PATH:
+                hooks.enter_context(place.layer.register_forward_pre_hook(watch(place.path)))
+        if any(place.path == HEAD_PATH for place in places):
+            last = model.base_model.register_forward_hook(
                 lambda _, __, output: gathered.add(HEAD_PATH, output.last_hidden_state)
             )
-        )
-    try:
+            hooks.enter_context(last)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -7,7 +7,7 @@ decoder's here, and every other loop runs as ever, on the model itself.
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, cast
 
@@ -171,8 +171,22 @@ class FilledLater(DynamicCache):
         super().__init__(config=model.config)
         del self.layers
 
+        @torch.no_grad()
         def fill() -> DynamicCache:
-            return _filled(model, tokens, mask)
+            unpack(model)
+            inputs: dict[str, torch.Tensor] = {}
+            if mask is not None:
+                more = mask.new_ones(mask.shape[0], tokens.shape[1] - mask.shape[1])
+                whole = torch.cat([mask, more], dim=1).to(model.device)
+                inputs = {
+                    "attention_mask": whole,
+                    "position_ids": (whole.long().cumsum(dim=1) - 1).clamp(min=0),
+                }
+            cache = DynamicCache(config=model.config)
+            model.base_model(
+                input_ids=tokens.to(model.device), past_key_values=cache, use_cache=True, **inputs
+            )
+            return cache
 
         self._fill = fill  # a function, so that a copy of the cache has the same model
 
@@ -182,19 +196,6 @@ class FilledLater(DynamicCache):
             raise AttributeError(f"{type(self).__name__} has no attribute {name}.")
         self.layers = self._fill().layers
         return self.layers
-
-
-@torch.no_grad()
-def _filled(model: PreTrainedModel, tokens: torch.Tensor, mask: torch.Tensor | None) -> DynamicCache:
-    unpack(model)
-    inputs: dict[str, torch.Tensor] = {}
-    if mask is not None:
-        more = mask.new_ones(mask.shape[0], tokens.shape[1] - mask.shape[1])
-        whole = torch.cat([mask, more], dim=1).to(model.device)
-        inputs = {"attention_mask": whole, "position_ids": (whole.long().cumsum(dim=1) - 1).clamp(min=0)}
-    cache = DynamicCache(config=model.config)
-    model.base_model(input_ids=tokens.to(model.device), past_key_values=cache, use_cache=True, **inputs)
-    return cache
 
 
 FREE_SHARE = 0.8
@@ -216,27 +217,18 @@ def unpack(model: PreTrainedModel) -> bool:
 
     Where there is too little memory each layer goes on unpacking its weights at each call.
     """
-    packed = [module for module in _holders(model) if module.kept is None]
-    sizes = {_place(module): module.inputs * module.outputs * model.dtype.itemsize for module in packed}
-    if sum(sizes.values()) > FREE_SHARE * _free_bytes(model.device):
+    holders = (module for module in model.modules() if isinstance(module, DecodeLinear | DecodeTable))
+    packed = [(module, module.numbers.data_ptr()) for module in holders if module.kept is None]
+    # By the place of the numbers: a tied table is there twice.
+    sizes = {place: module.inputs * module.outputs * model.dtype.itemsize for module, place in packed}
+    is_cuda = model.device.type == "cuda"
+    free = int(torch.cuda.mem_get_info(model.device)[0]) if is_cuda else free_host_bytes()
+    if sum(sizes.values()) > FREE_SHARE * free:
         return False
     made: dict[int, torch.Tensor] = {}
     with torch.inference_mode(mode=False), torch.no_grad():
-        for module in packed:
-            place = _place(module)  # of a tied table, which is there twice
+        for module, place in packed:
             if place not in made:
                 made[place] = module.unpacked().to(model.dtype)
             module.kept = made[place]
     return True
-
-
-def _holders(model: PreTrainedModel) -> Iterator[DecodeLinear | DecodeTable]:
-    return (module for module in model.modules() if isinstance(module, DecodeLinear | DecodeTable))
-
-
-def _place(module: DecodeLinear | DecodeTable) -> int:
-    return module.numbers.data_ptr()
-
-
-def _free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_host_bytes()

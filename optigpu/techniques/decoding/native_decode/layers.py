@@ -37,10 +37,8 @@ class HoldsMatrix(torch.nn.Module):
         """Only once a module is initialized."""
         self.kind, self.group = matrix.kind, matrix.group
         self.outputs, self.inputs = matrix.outputs, matrix.inputs
-        self.register_buffer("numbers", matrix.numbers)
-        self.register_buffer("scale", matrix.scale)
-        self.register_buffer("bias", matrix.bias)
-        self.register_buffer("unit", matrix.unit)
+        for name in ("numbers", "scale", "bias", "unit"):
+            self.register_buffer(name, getattr(matrix, name))
         self.register_buffer("kept", None, persistent=False)
         self.finer = None if matrix.finer is None else HeldFinerRows(matrix.finer)
 

@@ -1,8 +1,9 @@
 """The loop, and the pass over a prompt, by the operator that runs a whole decode step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -60,48 +61,49 @@ class NativeSlots:
         self._lengths.clear()
 
 
+@dataclass(eq=False)
 class NativeLoop:
-    """A Loop around a decoder, and has `score`; on a CPU also `slots`, for a load, and `speculated`, for guesses."""
+    """A Loop around a decoder, and has `score`; on a CPU also `slots`, for a load, and `speculated`, for guesses.
 
-    def __init__(
-        self,
-        decoder: "Decoder",
-        tokens_at_once: int,
-        facts: Mapping[str, Any],
-        notes: Notes,
-        drafted: Callable[[PreTrainedModel, CpuDecoder], CpuDecoder],
-    ) -> None:
-        """`drafted` packs a draft model and makes its decoder, which uses the threads of another one."""
-        self._decoder = decoder
-        self._tokens_at_once = tokens_at_once
-        self._facts = facts
-        self._notes = notes
-        self._drafted = drafted
+    `drafted` packs a draft model and makes its decoder, which uses the threads of another one.
+    """
+
+    decoder: "Decoder"
+    tokens_at_once: int
+    facts: Mapping[str, Any]
+    notes: Notes
+    drafted: Callable[[PreTrainedModel, CpuDecoder], CpuDecoder]
 
     def __call__(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[torch.Tensor, list[Any]]:
         """Greedy tokens int64 [batch, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [batch, prompt_tokens].
 
         Tokens of one call share a mark. Raises UnsupportedError when the cache does not fit the memory.
         """
-        self._notes.record(**self._facts)
+        self.notes.record(**self.facts)
         marks = [clock.mark()]
-        self._decoder.begin(prompt.shape[0], prompt.shape[1] + new_tokens)
-        first = self._decoder.extend(prompt).argmax(dim=1, keepdim=True)
+        self.decoder.begin(prompt.shape[0], prompt.shape[1] + new_tokens)
+        first = self.decoder.extend(prompt).argmax(dim=1, keepdim=True)
         marks.append(clock.mark())
         others = first.new_empty(prompt.shape[0], new_tokens - 1)
-        calls = self._decoder.decode_into(others, first, self._tokens_at_once) if new_tokens > 1 else ()
+        calls = self.decoder.decode_into(others, first, self.tokens_at_once) if new_tokens > 1 else ()
         for chosen in calls:
             marks += [clock.mark()] * chosen
         return torch.cat([first, others], dim=1), marks
 
+    def prefill(self, prompt: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [batch, vocabulary] of the last token of a prompt, int64 [batch, length]."""
+        self.notes.record(**self.facts)
+        self.decoder.begin(*prompt.shape)
+        return self.decoder.extend(prompt)
+
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary]."""
-        self._notes.record(**self._facts)
-        self._decoder.begin(*tokens.shape)
+        self.notes.record(**self.facts)
+        self.decoder.begin(*tokens.shape)
         if prefill:
-            self._decoder.extend(tokens[:, :prefill])
+            self.decoder.extend(tokens[:, :prefill])
         for token in tokens[:, prefill:].split(1, dim=1):
-            yield self._decoder.extend(token).clone()
+            yield self.decoder.extend(token).clone()
 
     def slots(self, count: int, length: int, block_tokens: int) -> NativeSlots:
         """Places for sequences that join and leave between steps.
@@ -110,7 +112,7 @@ class NativeLoop:
         """
         decoder = self._on_cpu("a load")
         own = {"kv_cache": "native, paged", "decode_loop": "native operator, continuous batching"}
-        self._notes.record(**{**self._facts, **own})
+        self.notes.record(**{**self.facts, **own})
         return NativeSlots(decoder, count, length, block_tokens)
 
     def speculated(self, draft: PreTrainedModel | None, ngram: int, lookahead: int) -> Loop:
@@ -119,33 +121,16 @@ class NativeLoop:
         Raises UnsupportedError on a GPU, and for a draft that the operator does not run.
         """
         decoder = self._on_cpu("speculative_decoding")
-        drafting = None if draft is None else self._drafted(draft, decoder)
+        drafting = None if draft is None else self.drafted(draft, decoder)
         guessing = GuessingDecoder(decoder, ngram, lookahead, drafting)
-        return NativeSpeculation(
-            self, decoder, guessing, lookahead, self._tokens_at_once, self._facts, self._notes
-        )
+        return NativeSpeculation(self, decoder, guessing, lookahead)
 
     def _on_cpu(self, what: str) -> CpuDecoder:
-        if not isinstance(self._decoder, CpuDecoder):
+        if not isinstance(self.decoder, CpuDecoder):
             raise UnsupportedError(
                 f"native_decode runs {what} on a CPU alone; leave it out of the stack, or ask for device cpu."
             )
-        return self._decoder
-
-
-class NativePass:
-    """A prompt through a decoder into an empty cache; the logits of its last token."""
-
-    def __init__(self, decoder: "Decoder", facts: Mapping[str, Any], notes: Notes) -> None:
-        self._decoder = decoder
-        self._facts = facts
-        self._notes = notes
-
-    def __call__(self, prompt: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
-        self._notes.record(**self._facts)
-        self._decoder.begin(*prompt.shape)
-        return self._decoder.extend(prompt)
+        return self.decoder
 
 
 def require_operator(device: torch.device) -> str:
@@ -162,38 +147,17 @@ def require_operator(device: torch.device) -> str:
     return "triton"
 
 
-class Clock(Protocol):
-    """Marks moments."""
-
-    def mark(self) -> object:
-        """This moment."""
-
-
+@dataclass(eq=False)
 class NativeSpeculation:
     """A Loop that decodes one sequence, and has `score`. Tokens that were verified together share a mark."""
 
-    def __init__(
-        self,
-        plain: Loop,
-        decoder: CpuDecoder,
-        guessing: GuessingDecoder,
-        lookahead: int,
-        tokens_at_once: int,
-        facts: Mapping[str, object],
-        notes: Notes,
-    ) -> None:
-        self._plain = plain
-        self._decoder = decoder
-        self._guessing = guessing
-        self._lookahead = lookahead
-        self._tokens_at_once = tokens_at_once
-        self._facts = facts
-        self._notes = notes
-        self._compared = False
+    plain: NativeLoop
+    decoder: CpuDecoder
+    guessing: GuessingDecoder
+    lookahead: int
+    _compared: bool = False
 
-    def __call__(
-        self, prompt: torch.Tensor, new_tokens: int, clock: Clock
-    ) -> tuple[torch.Tensor, list[object]]:
+    def __call__(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[torch.Tensor, list[Any]]:
         """Greedy tokens int64 [1, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [1, prompt_tokens].
 
         Raises UnsupportedError for a batch, and ReplicateError when the first request's tokens are not those of plain
@@ -204,16 +168,21 @@ class NativeSpeculation:
                 f"speculative_decoding needs a batch size of 1, not {prompt.shape[0]}; set batch_size to 1."
             )
         marks = [clock.mark()]
-        first = self._guessing.begin(prompt, new_tokens).argmax(dim=1, keepdim=True)
+        first = self.guessing.begin(prompt, new_tokens).argmax(dim=1, keepdim=True)
         marks.append(clock.mark())
         others = first.new_empty(1, new_tokens - 1)
-        calls = self._guessing.decode_into(others, self._tokens_at_once) if new_tokens > 1 else ()
+        calls = self.guessing.decode_into(others, self.plain.tokens_at_once) if new_tokens > 1 else ()
         for chosen in calls:
             marks += [clock.mark()] * chosen
         tokens = torch.cat([first, others], dim=1)
-        self._record()
+        tally = self.guessing.tally
+        self.plain.notes.record(
+            **self.plain.facts,
+            acceptance_rate=tally.accepted / tally.guessed if tally.guessed else None,
+            tokens_per_pass=tally.tokens / tally.passes if tally.passes else None,
+        )
         if not self._compared:
-            self._compare(tokens, self._plain(prompt, new_tokens, clock)[0])
+            self._compare(tokens, self.plain(prompt, new_tokens, clock)[0])
         return tokens, marks
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
@@ -221,24 +190,16 @@ class NativeSpeculation:
 
         By passes that are as long as those that verify can be: what is scored is what would have been guessed.
         """
-        self._notes.record(**self._facts)
+        self.plain.notes.record(**self.plain.facts)
         batch, length = tokens.shape
-        self._decoder.begin(batch, length)
+        self.decoder.begin(batch, length)
         if prefill:
-            self._decoder.extend(tokens[:, :prefill])
-        for start in range(prefill, length, self._lookahead + 1):
-            given = tokens[:, start : start + self._lookahead + 1].tolist()
+            self.decoder.extend(tokens[:, :prefill])
+        for start in range(prefill, length, self.lookahead + 1):
+            given = tokens[:, start : start + self.lookahead + 1].tolist()
             count = len(given[0])
-            self._decoder.advance([Part(row, start, part, count) for row, part in enumerate(given)])
-            yield from self._decoder.logits.clone().view(batch, count, -1).unbind(1)
-
-    def _record(self) -> None:
-        tally = self._guessing.tally
-        self._notes.record(
-            **self._facts,
-            acceptance_rate=tally.accepted / tally.guessed if tally.guessed else None,
-            tokens_per_pass=tally.tokens / tally.passes if tally.passes else None,
-        )
+            self.decoder.advance([Part(row, start, part, count) for row, part in enumerate(given)])
+            yield from self.decoder.logits.clone().view(batch, count, -1).unbind(1)
 
     def _compare(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
         differing = (tokens != expected)[0].nonzero()
@@ -247,5 +208,5 @@ class NativeSpeculation:
                 f"native_decode with guesses chose another token than without at {int(differing[0])}; leave "
                 "speculative_decoding out, and report this with the model."
             )
-        self._notes.record(speculation_agreement=1.0)
+        self.plain.notes.record(speculation_agreement=1.0)
         self._compared = True

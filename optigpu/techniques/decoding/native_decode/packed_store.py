@@ -5,14 +5,11 @@
 The entry of a key depends on the key's model, options and sources alone. A lock lets one process write at a time.
 """
 
-import ast
 import hashlib
-import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,11 +25,11 @@ from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.packing import (
     Packed,
-    PackingOptions,
     pack_layers,
     packed_tensors,
     restore_layers,
 )
+from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from optigpu.vocabulary import UnsupportedError
 
 BOUND = Bound("OPTIGPU_DECODE_CACHE_GB", default=20 * 2**30, files="packed weights")
@@ -43,9 +40,9 @@ AT_ONCE = 2**22
 """Bytes that are hashed at once: the size of the pieces that are copied from the accelerator."""
 SUFFIX = ".safetensors"
 
-PACKING_MODULE = "optigpu.techniques.decoding.native_decode.packing"
-"""The module that decides how weights are packed. A change of its file, or of a file that it imports, changes all
-keys."""
+PACKAGE = Path(__file__).resolve().parents[3]
+SOURCES = ("models", "ops", "surgery", "techniques/decoding/native_decode")
+"""The folders that decide how weights are packed. A change of one of their files changes all keys."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -74,7 +71,7 @@ def pack_or_restore(
     kept = load(key) if key else None
     if kept is not None:
         packed = Packed(kept.facts["kinds"], kept.facts["facts"])
-        restore_layers(places, options, packed, kept.tensors)
+        restore_layers(places, options.group, packed, kept.tensors)
         return packed.facts
     packed = pack_layers(model, places, options)
     if key:
@@ -89,8 +86,10 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
     """
     found = hashlib.blake2b(digest_size=20)
     _add(found, torch.__version__, model.config.to_json_string(), json.dumps(options, sort_keys=True))
-    for source in sources_of(PACKING_MODULE):
-        _add(found, source.read_bytes())
+    for folder in SOURCES:
+        for source in sorted((PACKAGE / folder).rglob("*")):
+            if source.suffix in (".py", ".cpp", ".h"):
+                _add(found, source.read_bytes())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         _add_tensor(found, name, tensor)
     return found.hexdigest()
@@ -129,14 +128,16 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
         return False
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     about = json.dumps(facts)
+    path = folder.path / f"{key}{SUFFIX}"
     try:
-        with folder.locked(LOCK_TIMEOUT_S):
-            return _write(folder, folder.path / f"{key}{SUFFIX}", whole, about)
-    except (
-        OSError,
-        NotImplementedError,
-        SafetensorError,
-    ):  # NotImplementedError: a file system without locks
+        with folder.locked(LOCK_TIMEOUT_S), folder.draft_of(path) as draft:
+            save_file(whole, draft, {"facts": about, "digest": _digest(whole, about)})
+            if draft.stat().st_size > folder.most:
+                return False
+            folder.admit(draft)
+            return True
+    # NotImplementedError: a file system without locks.
+    except (OSError, NotImplementedError, SafetensorError):
         return False
 
 
@@ -152,7 +153,7 @@ def _folder() -> BoundedFolder | None:
 
 
 def _read(path: Path) -> StoredPacking:
-    """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
+    """Raises SafetensorError or ValueError for a file that is not as `save` left it, OSError for none."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -160,16 +161,6 @@ def _read(path: Path) -> StoredPacking:
     if metadata.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
     return StoredPacking(tensors, json.loads(about))
-
-
-def _write(folder: BoundedFolder, path: Path, tensors: Tensors, about: str) -> bool:
-    """Whether the file is not larger than the bound and so was kept. Only who holds the lock calls this."""
-    with folder.draft_of(path) as draft:
-        save_file(tensors, draft, {"facts": about, "digest": _digest(tensors, about)})
-        if draft.stat().st_size > folder.most:
-            return False
-        folder.admit(draft)
-        return True
 
 
 def _digest(tensors: Tensors, about: str) -> str:
@@ -194,72 +185,3 @@ def _add(found: hashlib.blake2b, *parts: str | bytes) -> None:
         content = part.encode() if isinstance(part, str) else part
         found.update(len(content).to_bytes(8, "little"))
         found.update(content)
-
-
-PACKAGE = Path(__file__).resolve().parents[3]
-NATIVE = (".cpp", ".h")
-
-
-@cache
-def sources_of(module: str, package: Path = PACKAGE) -> tuple[Path, ...]:
-    """The files of a module and of everything of `package` that it imports, at its top or within a function, and the
-    C++ sources that these name and lie beside.
-
-    `module` is a full name ("optigpu.surgery.places"). Imports for type checkers alone are not followed, and neither
-    are the packages above a module: nothing is taken from them. In the order of their paths.
-    """
-    found: dict[str, Path] = {}
-    native: set[Path] = set()
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        path = _file_of(name, package)
-        if path is None or name in found:
-            continue
-        found[name] = path
-        code = list(_run(ast.parse(path.read_text("utf-8"))))
-        native |= set(_named_in(code, path.parent))
-        waiting += _imported_by(name, path, code, package)
-    return tuple(sorted({*found.values(), *native}))
-
-
-def _file_of(module: str, package: Path) -> Path | None:
-    """The file of a module of the package; None for other packages, and for a name that is not a module."""
-    top, *parts = module.split(".")
-    path = package.joinpath(*parts)
-    if top != package.name:
-        return None
-    files = (path.with_name(f"{path.name}.py"), path / "__init__.py") if parts else (path / "__init__.py",)
-    return next((file for file in files if file.is_file()), None)
-
-
-def _named_in(code: Iterable[ast.AST], folder: Path) -> Iterator[Path]:
-    for node in code:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(NATIVE):
-            yield from (file for file in (folder / node.value,) if file.is_file())
-
-
-def _imported_by(module: str, path: Path, code: Iterable[ast.AST], package: Path) -> Iterator[str]:
-    parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in code:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), parent)
-            names = [f"{origin}.{alias.name}" for alias in node.names]
-            # A name may be a module of a package, or something in a module.
-            yield from (name if _file_of(name, package) else origin for name in names)
-
-
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """All code except that under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
-        if (
-            isinstance(child, ast.If)
-            and isinstance(child.test, ast.Name)
-            and child.test.id == "TYPE_CHECKING"
-        ):
-            yield from (each for other in child.orelse for each in (other, *_run(other)))
-        else:
-            yield child
-            yield from _run(child)

@@ -1,11 +1,11 @@
 """Packing a model's linear layers for the operator, or taking them as they were packed before.
 
-What is packed depends on the model, on `Request`, and on the sources that this file imports: see `packed_store.key_of`.
+What is packed depends on the model, on the options, and on sources: see `packed_store.key_of`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -27,27 +27,10 @@ from optigpu.techniques.decoding.native_decode.layers import (
     exchange_linears,
     kept,
 )
-from optigpu.techniques.decoding.native_decode.prediction import Calibration, finer_rows
-from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
-from optigpu.techniques.decoding.native_decode.sensitivity import divergences
+from optigpu.techniques.decoding.native_decode.prediction import PackingOptions, finer_rows
+from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head
+from optigpu.techniques.decoding.native_decode.sensitivity import TiedTable, divergences
 from optigpu.techniques.decoding.native_decode.sequential import sequential_moments
-from optigpu.techniques.decoding.native_decode.tied_table import TiedTable
-
-
-@dataclass(frozen=True)
-class PackingOptions:
-    """The options of packing: the parameters of `native_decode` of the same names."""
-
-    weights: WeightKind
-    group: int
-    head: Literal["same", "w8", "bf16"]
-    extra_bytes: float
-    calibration: Calibration
-
-    def kind(self, model: PreTrainedModel, place: Place) -> WeightKind:
-        """The kind of weights of a layer without extra bytes."""
-        is_head = place.layer is model.get_output_embeddings()
-        return self.head if is_head and self.head != "same" else self.weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +43,7 @@ class Packed:
 
 def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: PackingOptions) -> Packed:
     """Exchanges the linear layers for packed ones, in place."""
-    kinds = [options.kind(model, place) for place in places]
+    kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
     is_calibrated = options.calibration != "none" and any(kind in FEW_BITS for kind in kinds)
     size = SEQUENTIAL if options.calibration == "sequential" else SELF
     text = calibration_text(model, options.group, size) if is_calibrated else None
@@ -76,14 +59,6 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
         "decode_bits_per_weight": 8 * total_bytes(decisions) / weights,
     }
     return Packed(chosen, facts)
-
-
-def restore_layers(
-    places: Sequence[Place], options: PackingOptions, packed: Packed, tensors: dict[str, torch.Tensor]
-) -> None:
-    """Like `pack_layers`, with stored tensors."""
-    arena = _arena_for(places, packed.facts["decode_bytes"])
-    restore_linears(places, packed.kinds, options.group, arena, tensors)
 
 
 def _costs(
@@ -145,16 +120,13 @@ def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, to
     }
 
 
-def restore_linears(
-    places: Sequence[Place],
-    kinds: Mapping[str, WeightKind],
-    group: int,
-    arena: Arena | None,
-    tensors: Mapping[str, torch.Tensor],
+def restore_layers(
+    places: Sequence[Place], group: int, packed: Packed, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Like `exchange_linears`, with tensors from `packed_tensors`."""
+    """Like `pack_layers`, with tensors from `packed_tensors`."""
+    arena = _arena_for(places, packed.facts["decode_bytes"])
     for place in places:
-        weight, kind = weight_of(place.layer), kinds[place.path]
+        weight, kind = weight_of(place.layer), packed.kinds[place.path]
         found = {
             name.removeprefix(f"{place.path}."): kept(
                 tensor, weight.device, None if name.endswith("bias") else arena

@@ -1,22 +1,16 @@
-"""What `native_decode` makes of a decoder's bytes, and what its operator holds, from the shapes alone.
-
-Imports no torch.
-"""
+"""What the operator runs, and what `native_decode` makes of a decoder's bytes, from shapes alone. Imports no torch."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from optigpu.models.families import family_of
-from optigpu.models.tensors import Matrix, OwnPasses, Part
-from optigpu.ops.decode.program import FEW_BITS, CacheKind, WeightKind
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, ModelFamily, family_of
+from optigpu.models.tensors import Matrix, OwnPasses, Part, StoredWeights
+from optigpu.ops.decode.program import FEW_BITS, MOST_HEAD_SIZE, CacheKind, WeightKind
 from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
 from optigpu.vocabulary import DeviceKind
-
-if TYPE_CHECKING:
-    from optigpu.documents.shapes import ModelFacts
-    from optigpu.models.tensors import StoredWeights
 
 Calibration = Literal["self", "sequential", "none"]
 CACHE_TILE = 16
@@ -36,18 +30,18 @@ FINER_UNIT = 16
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How native_decode stores weights and cache, by its parameters of the same names."""
+class PackingOptions:
+    """The options of packing: the parameters of `native_decode` of the same names."""
 
     weights: WeightKind
     group: int
     head: Literal["same", "w8", "bf16"]
     extra_bytes: float
-    kv: CacheKind
+    calibration: Calibration
 
-    def kind(self, part: Part) -> WeightKind:
+    def kind(self, is_head: bool) -> WeightKind:
         """Of a linear layer's weights without extra bytes."""
-        return self.head if part is Part.HEAD and self.head != "same" else self.weights
+        return self.head if is_head and self.head != "same" else self.weights
 
     @property
     def tables(self) -> WeightKind:
@@ -63,7 +57,9 @@ def finer_rows(vocabulary: int) -> int:
     return min(vocabulary, FINER_UNIT * math.ceil(math.pow(vocabulary, 2 / 3) / FINER_UNIT))
 
 
-def packed_weights(weights: "StoredWeights", layout: Layout, device: DeviceKind) -> "StoredWeights":
+def packed_weights(
+    weights: StoredWeights, layout: PackingOptions, kv: CacheKind, device: DeviceKind
+) -> StoredWeights:
     """Packed matrices and tables, of which a tied head and embedding share one, and float32 copies of norms of 16 bits.
 
     Which layers get the extra bytes depends on the weights, so that the sum may be below by less than a layer.
@@ -71,18 +67,21 @@ def packed_weights(weights: "StoredWeights", layout: Layout, device: DeviceKind)
     matrices = tuple(_stored(matrix, weights, layout, device) for matrix in weights.matrices)
     copies = 0 if weights.width == FLOAT else weights.norm_bytes // weights.width * FLOAT
     least = sum(matrix.count * matrix.bytes for matrix in _linear(matrices))
-    most = sum(matrix.count * matrix.bytes for matrix in _raised(matrices, weights, layout, device))
+    most = 0
+    for matrix in _linear(matrices):
+        kind = layout.kind(matrix.part is Part.HEAD)
+        most += matrix.count * _linear_bytes(matrix, RAISED.get(kind, kind), weights, layout, device)
     extra = min(int(layout.extra_bytes * least), most - least)
     widest = max(matrix.elements for matrix in weights.linear)
     return weights.but(
         matrices=matrices,
         other_bytes=weights.other_bytes + copies + extra,
         widened_bytes=WIDENED * widest if device is DeviceKind.CUDA and layout.weights != "bf16" else 0,
-        own_passes=_passes(weights.facts, layout, device),
+        own_passes=_passes(weights.facts, kv, device),
     )
 
 
-def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: DeviceKind) -> Matrix:
+def _stored(matrix: Matrix, weights: StoredWeights, layout: PackingOptions, device: DeviceKind) -> Matrix:
     if matrix.part is Part.EMBEDDING and weights.tied:
         return replace(matrix, bytes=0)
     if matrix.part is Part.EMBEDDING:
@@ -90,24 +89,15 @@ def _stored(matrix: Matrix, weights: "StoredWeights", layout: Layout, device: De
     if matrix.part is Part.POSITIONS:
         used = replace(matrix, outputs=weights.facts.longest)
         return replace(matrix, bytes=_packed(used, layout.tables, layout, device))
-    outputs, kind = matrix.outputs, layout.kind(matrix.part)
+    outputs, kind = matrix.outputs, layout.kind(matrix.part is Part.HEAD)
     if device is DeviceKind.CPU:
         outputs = -(-outputs // DECODE_TILE) * DECODE_TILE
     size = _linear_bytes(matrix, kind, weights, layout, device)
     return replace(matrix, bytes=size, bias_bytes=FLOAT * outputs if matrix.bias_bytes else 0)
 
 
-def _raised(
-    matrices: tuple[Matrix, ...], weights: "StoredWeights", layout: Layout, device: DeviceKind
-) -> Iterator[Matrix]:
-    """The linear ones, each of the kind that extra bytes are for."""
-    for matrix in _linear(matrices):
-        kind = layout.kind(matrix.part)
-        yield replace(matrix, bytes=_linear_bytes(matrix, RAISED.get(kind, kind), weights, layout, device))
-
-
 def _linear_bytes(
-    matrix: Matrix, kind: WeightKind, weights: "StoredWeights", layout: Layout, device: DeviceKind
+    matrix: Matrix, kind: WeightKind, weights: StoredWeights, layout: PackingOptions, device: DeviceKind
 ) -> int:
     """With the finer rows of a tied head."""
     size = _packed(matrix, kind, layout, device)
@@ -116,18 +106,18 @@ def _linear_bytes(
     return size
 
 
-def _packed(matrix: Matrix, kind: WeightKind, layout: Layout, device: DeviceKind) -> int:
+def _packed(matrix: Matrix, kind: WeightKind, layout: PackingOptions, device: DeviceKind) -> int:
     return decode_bytes(matrix.outputs, matrix.inner, device, kind=kind, group=layout.group)
 
 
-def _linear(matrices: Iterator[Matrix] | tuple[Matrix, ...]) -> Iterator[Matrix]:
+def _linear(matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
     return (matrix for matrix in matrices if matrix.part in (Part.LINEAR, Part.HEAD))
 
 
-def _passes(facts: "ModelFacts", layout: Layout, device: DeviceKind) -> OwnPasses:
+def _passes(facts: ModelFacts, kv: CacheKind, device: DeviceKind) -> OwnPasses:
     head, is_cpu = facts.head_size, device is DeviceKind.CPU
-    numbers = sum(kv_bytes(layout.kv, head)) if is_cpu else 2 * head * (HALF if layout.kv == "bf16" else 1)
-    scales = 0 if layout.kv == "bf16" else 2 * KV_SCALE_BYTES
+    numbers = sum(kv_bytes(kv, head)) if is_cpu else 2 * head * (HALF if kv == "bf16" else 1)
+    scales = 0 if kv == "bf16" else 2 * KV_SCALE_BYTES
     half_angles = 0 if family_of(facts.family).learns_positions else FLOAT * (head // 2)
     # What the C++ operator has for a pass is its own, some MB at the most; on CUDA a prompt goes through torch.
     row = 0 if is_cpu else FLOAT * (4 * facts.hidden_size + 4 * (facts.inner_size or 4 * facts.hidden_size))
@@ -139,3 +129,96 @@ def _passes(facts: "ModelFacts", layout: Layout, device: DeviceKind) -> OwnPasse
         row_bytes=row,
         most_rows=MOST_ROWS,
     )
+
+
+NORM_UNIT = 16
+"""The hidden size must be a multiple of this: the operator normalizes this many numbers at once."""
+HEAD_UNIT = 4
+LEAVE_OUT = "leave it out of the stack"
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A family that the operator can run: all of its parts are known.
+
+    `qkv`, `output`, `gate`, `up` and `down` are paths from a block.
+    """
+
+    family: ModelFamily
+    decoder: Decoder
+    attention: AttentionParts
+    mlp: Mlp
+    qkv: tuple[str, ...]
+    output: str
+    gate: str | None
+    up: str
+    down: str
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The linear layers of a block in the order in which they run; those of a stage share their inputs."""
+        gate = (self.gate,) if self.gate else ()
+        return (self.qkv, (self.output,), (*gate, self.up), (self.down,))
+
+
+def runnable(name: str) -> Runnable | None:
+    """The family of that model_type; None where the operator cannot run it."""
+    family = family_of(name)
+    attention, mlp = family.attention, family.mlp
+    if family.decoder is None or attention is None or mlp is None:
+        return None
+    return Runnable(
+        family,
+        family.decoder,
+        attention,
+        mlp,
+        qkv=tuple(_path(attention.path, each) for each in attention.qkv),
+        output=_path(attention.path, attention.output),
+        gate=_path(mlp.path, mlp.gate) if mlp.gate else None,
+        up=_path(mlp.path, mlp.up),
+        down=_path(mlp.path, mlp.down),
+    )
+
+
+def runnable_names() -> str:
+    """The families that the operator runs, for a sentence."""
+    return ", ".join(name for name in FAMILIES if runnable(name))
+
+
+def known_refusal(model: ModelFacts, group: int) -> str | None:
+    """Why no program can be filled from a model, as far as its facts say, as a sentence's words without an end; or
+    None.
+
+    `group` is what the inputs of every matrix must be a multiple of.
+    """
+    if runnable(model.family) is None:
+        return f"supports the families {runnable_names()}, not {model.family}; {LEAVE_OUT}"
+    if model.embedding_size != model.hidden_size:
+        return f"does not support an embedding that is projected to another width; {LEAVE_OUT}"
+    reason = other_size(model.hidden_size, model.head_size)
+    if reason:
+        return f"{reason}; {LEAVE_OUT}"
+    inputs = {model.hidden_size, model.heads * model.head_size, model.inner_size or model.hidden_size}
+    wrong = [number for number in sorted(inputs) if number % group]
+    if wrong:
+        return (
+            f"needs layers whose inputs are a multiple of {group}; this model has layers with {wrong[0]}. Choose "
+            "another group or leave it out of the stack"
+        )
+    return None
+
+
+def other_size(hidden_size: int, head_size: int) -> str | None:
+    """Why the operator cannot run a model of these sizes, or None."""
+    if hidden_size % NORM_UNIT:
+        return f"needs a hidden size that is a multiple of {NORM_UNIT}; this model has {hidden_size}"
+    if head_size % HEAD_UNIT or head_size > MOST_HEAD_SIZE:
+        return (
+            f"needs a head size that is a multiple of {HEAD_UNIT} and at most {MOST_HEAD_SIZE}; this model has "
+            f"{head_size}"
+        )
+    return None
+
+
+def _path(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name

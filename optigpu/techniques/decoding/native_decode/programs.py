@@ -1,4 +1,4 @@
-"""How a decoder's program is filled from a transformers model."""
+"""How a decoder's program is filled from a transformers model, and why none can be."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,12 @@ from torch.nn import Embedding, LayerNorm, Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from optigpu.hardware.cpu import one_cpu_of_each_core
+from optigpu.models.families import FAMILIES
+from optigpu.models.loading.expressed import DECODER, Fields, unexpressed
 from optigpu.models.loading.footprint import storage_of
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, WeightKind
-from optigpu.surgery.places import weight_of
+from optigpu.ops.decode.program import Activation, Block, CacheKind, Matrix, Norm, Program, WeightKind
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.layers import (
     DecodeLinear,
     DecodeTable,
@@ -19,8 +21,7 @@ from optigpu.techniques.decoding.native_decode.layers import (
     joined_matrices,
     packed_table,
 )
-from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
-from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD_PATH
+from optigpu.techniques.decoding.native_decode.prediction import LEAVE_OUT, Runnable, other_size, runnable
 
 if TYPE_CHECKING:
     from optigpu.ops.decode.cuda.decoder import CudaDecoder
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
     Decoder = CpuDecoder | CudaDecoder
 
 
+HEAD_PATH = "lm_head"
+"""The path of the head in every causal language model."""
+ACTIVATIONS: dict[str, Activation] = {
+    **dict.fromkeys(
+        ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"
+    ),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    "relu": "relu",
+    **dict.fromkeys(("silu", "swish"), "silu"),
+}
+"""By transformers' names, of which it has several for one function."""
+EXPRESSED: Fields = DECODER | dict.fromkeys(("hidden_act", "activation_function"), tuple(ACTIVATIONS))
+"""What a program has of a configuration."""
 ATTACHED = "native_decode"
 """The model's attribute for tensors that its program has copied."""
 
@@ -40,9 +54,62 @@ class Attached(Module):
         self.program = program
 
 
+def has_tied_head(model: PreTrainedModel) -> bool:
+    """Whether head and embedding share a matrix, as long as nothing is packed."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """Why no program can be filled from a loaded model, as `known_refusal`; nothing is changed.
+
+    What `checked_places` looks at, the linear layers' weights and inputs, is not looked at again.
+    """
+    family = runnable(model.config.model_type)
+    if family is None or type(model).__name__ != family.decoder.model:
+        kinds = ", ".join(known.decoder.model for name in FAMILIES if (known := runnable(name)))
+        return f"supports {kinds}, not {type(model).__name__}; {LEAVE_OUT}"
+    reason = unexpressed(model.config, EXPRESSED)
+    if reason:
+        return f"does not support {reason}; {LEAVE_OUT}"
+    decoder = model.get_submodule(family.decoder.path)
+    blocks: list[Module] = list(getattr(decoder, family.decoder.blocks))
+    changed = {type(block).__name__ for block in blocks} - {family.decoder.block}
+    root = f"{family.decoder.path}.{family.decoder.blocks}"
+    layers = [path for stage in family.stages for path in stage]
+    expected = {f"{root}.{index}.{path}" for index in range(len(blocks)) for path in layers}
+    paths = {place.path for place in linear_places(model)} ^ {HEAD_PATH, *expected}
+    if changed or paths:
+        strange = ", ".join(sorted(changed or paths)[:3])
+        return f"needs the blocks of transformers' {family.decoder.model}, and {strange} differs; {LEAVE_OUT}"
+    reason = _other_shapes(model, family, decoder, blocks)
+    if reason:
+        return f"{reason}; {LEAVE_OUT}"
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"needs finite weights, and {name} has some that are NaN or infinite; the model's files are damaged"
+    return None
+
+
+def _other_shapes(
+    model: PreTrainedModel, family: Runnable, decoder: Module, blocks: list[Module]
+) -> str | None:
+    """The property of the model's parts that a program cannot express, or None."""
+    attention: Any = blocks[0].get_submodule(family.attention.path)
+    reason = other_size(model.config.hidden_size, attention.head_dim)
+    if reason:
+        return reason
+    rows, outputs = (
+        weight_of(layer).shape[0]
+        for layer in (getattr(decoder, family.decoder.embedding), model.get_submodule(HEAD_PATH))
+    )
+    if rows != outputs:
+        return f"needs a head with as many outputs as the embedding has rows; this model has {outputs} and {rows}"
+    return None
+
+
 def exchange_tables(model: PreTrainedModel, kind: WeightKind, group: int, *, tied: bool) -> None:
     """Packs the tables whose rows are looked up; a tied embedding has those of the head, which is a DecodeLinear."""
-    parts = _family(model).decoder
+    parts = runnable_of(model).decoder
     decoder = model.get_submodule(parts.path)
     embedding: Embedding = getattr(decoder, parts.embedding)
     if tied:
@@ -51,9 +118,7 @@ def exchange_tables(model: PreTrainedModel, kind: WeightKind, group: int, *, tie
         exchange_table(embedding, packed_table(embedding.weight, kind, group))
     if parts.positions is not None:
         positions: Embedding = getattr(decoder, parts.positions)
-        used = positions.weight[
-            getattr(positions, "offset", 0) :
-        ]  # OPT's begin with two rows that no position has
+        used = positions.weight[getattr(positions, "offset", 0) :]  # OPT has two rows without a position
         exchange_table(positions, packed_table(used, kind, group))
 
 
@@ -81,7 +146,7 @@ def attached(model: PreTrainedModel) -> Program:
 
 def program_of(model: PreTrainedModel) -> Program:
     """The program of a model that nothing refuses and whose layers and tables are packed."""
-    config, family = model.config, _family(model)
+    config, family = model.config, runnable_of(model)
     parts = family.decoder
     decoder = model.get_submodule(parts.path)
     stack: list[Module] = list(getattr(decoder, parts.blocks))
@@ -108,7 +173,8 @@ def program_of(model: PreTrainedModel) -> Program:
     )
 
 
-def _family(model: PreTrainedModel) -> Runnable:
+def runnable_of(model: PreTrainedModel) -> Runnable:
+    """The family of a model that nothing refuses."""
     found = runnable(model.config.model_type)
     assert found is not None  # or the model was refused
     return found
@@ -137,15 +203,11 @@ def _block(config: PreTrainedConfig, family: Runnable, block: Module) -> Block:
         up=_decode_linear(block, family.up).matrix,
         down=_decode_linear(block, family.down).matrix,
         scale=float(attention.scaling),
-        window=_window(config, family, attention),
+        # Some families have one window for all layers, others one for some of them.
+        window=getattr(
+            config if family.attention.window_in == "config" else attention, "sliding_window", None
+        ),
     )
-
-
-def _window(config: PreTrainedConfig, family: Runnable, attention: Module) -> int | None:
-    """Some families have one window for all layers, others one for some of them."""
-    holder = config if family.attention.window_in == "config" else attention
-    window: int | None = getattr(holder, "sliding_window", None)
-    return window
 
 
 def _norm(norm: Any) -> Norm:

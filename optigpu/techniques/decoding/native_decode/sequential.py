@@ -6,13 +6,14 @@ arXiv:2504.02692).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.ops.four_bits.compensated import Compensation, compensation
+from optigpu.ops.four_bits.compensated import compensation
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import (
@@ -22,8 +23,7 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     in_product_type,
 )
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
-from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
-from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH, has_tied_head
+from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head, runnable_of
 
 States = list[torch.Tensor]
 """What goes from block to block, [rows, tokens, width] for some rows of a text at a time."""
@@ -54,73 +54,41 @@ class RunningBlock:
         def keep(kept: States) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
             return lambda _, inputs: kept.append(inputs[0])
 
-        handles = [
-            layer.register_forward_pre_hook(keep(kept)) for layer, kept in zip(layers, given, strict=True)
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer, kept in zip(layers, given, strict=True):
+                hooks.enter_context(layer.register_forward_pre_hook(keep(kept)))
             return [self.run(state) for state in states], given
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def given(self, state: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
-        """What a layer is given; the block runs up to it."""
-        return _given(layer, lambda: self.run(state))
 
 
 def running_blocks(model: PreTrainedModel, rows: torch.Tensor) -> list[RunningBlock]:
     """The blocks, for passes over as many rows of as many tokens as `rows` has, int64 [rows, tokens]."""
     found: list[RunningBlock] = []
-    family = _family(model)
+    family = runnable_of(model)
     root = f"{family.decoder.path}.{family.decoder.blocks}"
 
     def watch(path: str) -> Callable[..., None]:
         stages = [[f"{path}.{layer}" for layer in stage] for stage in family.stages]
         return lambda block, args, kwargs: found.append(RunningBlock(block, args[1:], kwargs, stages))
 
-    handles = [
-        block.register_forward_pre_hook(watch(f"{root}.{name}"), with_kwargs=True)
-        for name, block in model.get_submodule(root).named_children()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, block in model.get_submodule(root).named_children():
+            watched = block.register_forward_pre_hook(watch(f"{root}.{name}"), with_kwargs=True)
+            hooks.enter_context(watched)
         model.base_model(input_ids=rows, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
-def embedded(model: PreTrainedModel, first: RunningBlock, rows: torch.Tensor) -> torch.Tensor:
-    """What the first block is given."""
-    return _given(first.module, lambda: model.base_model(input_ids=rows, use_cache=False))
-
-
-def final_norm(model: PreTrainedModel) -> torch.nn.Module:
-    """What makes the last block's output the head's input."""
-    decoder = _family(model).decoder
-    return model.get_submodule(f"{decoder.path}.{decoder.final}")
-
-
 def _given(layer: torch.nn.Module, run: Callable[[], object]) -> torch.Tensor:
+    """What a layer is given; the model runs up to it."""
     found: States = []
 
     def reach(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         found.append(inputs[0])
         raise _ReachedError
 
-    handle = layer.register_forward_pre_hook(reach)
-    try:
-        with suppress(_ReachedError):
-            run()
-    finally:
-        handle.remove()
+    with layer.register_forward_pre_hook(reach), suppress(_ReachedError):
+        run()
     return found[0]
-
-
-def _family(model: PreTrainedModel) -> Runnable:
-    found = runnable(model.config.model_type)
-    assert found is not None, "the model was checked"
-    return found
 
 
 SHARE = 0.75
@@ -164,8 +132,12 @@ class _Passes:
         parts = text.split(ROWS_AT_ONCE)
         with torch.no_grad(), in_product_type(model):
             self.blocks = running_blocks(model, parts[0])
-            self._exact = [embedded(model, self.blocks[0], part) for part in parts]
+            self._exact = [self._embedded(part) for part in parts]
         self._rounded = self._exact
+
+    def _embedded(self, rows: torch.Tensor) -> torch.Tensor:
+        run = partial(self._model.base_model, input_ids=rows, use_cache=False)
+        return _given(self.blocks[0].module, run)
 
     def exact_through(self, block: RunningBlock, places: Sequence[Place]) -> list[States]:
         """Takes a block that is not rounded yet; what it gives each of the layers."""
@@ -178,11 +150,12 @@ class _Passes:
 
     def moments(self, block: RunningBlock, stage: Sequence[Place], wished: States) -> Moments:
         """Of what the layers of a stage are given; changes their weights."""
-        given = self._each(lambda state: block.given(state, stage[0].layer), self._rounded)
+        given = self._each(lambda state: _given(stage[0].layer, lambda: block.run(state)), self._rounded)
         return dict.fromkeys([place.path for place in stage], _aimed(stage, given, wished))
 
     def head_moments(self, head: Place) -> Moments:
-        final = final_norm(self._model)
+        decoder = runnable_of(self._model).decoder
+        final = self._model.get_submodule(f"{decoder.path}.{decoder.final}")  # makes the head's input
         changed = [] if has_tied_head(self._model) else [head]
         given, wished = self._each(final, self._rounded), self._each(final, self._exact)
         return {HEAD_PATH: _aimed(changed, given, wished)}
@@ -202,28 +175,19 @@ def _aimed(
     gathered, drift = Gathered(), None
     for x, f in zip(given, wished, strict=True):
         gathered.add(HEAD_PATH, x)
-        more = _moment_of(f - x, x)
+        products = product_type(x.device)
+        more = ((f - x).flatten(0, -2).to(products).T @ x.flatten(0, -2).to(products)).float()
         drift = more if drift is None else drift.add_(more)
     moment = gathered.whole()[HEAD_PATH]
     if places and drift is not None and bool(drift.any()):
         known, size = compensation(moment), moment.diagonal().mean()
         for place in places:
             weight = weight_of(place.layer)
-            weight.add_(_solved(known, weight.float() @ (drift / size)).mul_(SHARE))
+            # Times moment^-1, by the factor of the moment.
+            rows = weight.float() @ (drift / size)
+            half = torch.linalg.solve_triangular(known.factor.T, rows.T, upper=True)
+            weight.add_(torch.linalg.solve_triangular(known.factor, half, upper=False).T.mul_(SHARE))
     return moment
-
-
-def _moment_of(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The sum over tokens of left rightT, float32."""
-    products = product_type(left.device)
-    return (left.flatten(0, -2).to(products).T @ right.flatten(0, -2).to(products)).float()
-
-
-def _solved(known: Compensation, rows: torch.Tensor) -> torch.Tensor:
-    """rows @ moment^-1, by the factor of the moment."""
-    half = torch.linalg.solve_triangular(known.factor.T, rows.T, upper=True)
-    found: torch.Tensor = torch.linalg.solve_triangular(known.factor, half, upper=False).T
-    return found
 
 
 def _widened(layer: torch.nn.Module) -> torch.nn.Linear:

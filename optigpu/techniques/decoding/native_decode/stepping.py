@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from transformers import Cache, GenerationConfig, LogitsProcessorList, QuantizedCache, StoppingCriteriaList
@@ -14,17 +13,15 @@ from optigpu.ops.decode.cpu.decoder import CpuDecoder, Part
 from optigpu.ops.decode.program import Program
 from optigpu.vocabulary import UnsupportedError
 
-_INPUTS = frozenset(
-    {
-        "attention_mask",
-        "position_ids",
-        "past_key_values",
-        "use_cache",
-        "logits_to_keep",
-        "tokenizer",
-        "assistant_tokenizer",
-    }
-)
+_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "tokenizer",
+    "assistant_tokenizer",
+}
 """What transformers hands to its loop besides the prompt and the native decoder knows, or knows it need not."""
 
 
@@ -79,7 +76,13 @@ def prepared_request(
         raise NotNativeError(inner[0])
     if config.is_assistant:
         raise NotNativeError("the work of an assistant")
-    _check_cache(inputs.get("past_key_values"))
+    cache = inputs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False) or (isinstance(cache, Cache) and cache.get_seq_length()):
+        raise NotNativeError("a cache of the caller's own (past_key_values)")
+    if isinstance(cache, QuantizedCache):
+        raise NotNativeError("a quantized cache (cache_implementation)")
+    kinds = [type(each) for each in criteria]
+    are_few = set(kinds) <= {MaxLengthCriteria, EosTokenCriteria} and len(set(kinds)) == len(kinds)
     ends = next((each.eos_token_id for each in criteria if hasattr(each, "eos_token_id")), None)
     pad = config.pad_token_id
     return Request(
@@ -88,24 +91,12 @@ def prepared_request(
         limit=limit,
         ends=ends,
         pad=int(ends[0] if pad is None and ends is not None else pad or 0),
-        is_plain=not (processors or config.do_sample or returned) and _are_only_lengths_and_ends(criteria),
+        is_plain=not (processors or config.do_sample or returned) and are_few,
         is_sampled=bool(config.do_sample),
         is_dict=returned,
         keeps_scores=returned and bool(config.output_scores),
         keeps_logits=returned and bool(config.output_logits),
     )
-
-
-def _are_only_lengths_and_ends(criteria: StoppingCriteriaList) -> bool:
-    kinds = [type(each) for each in criteria]
-    return set(kinds) <= {MaxLengthCriteria, EosTokenCriteria} and len(set(kinds)) == len(kinds)
-
-
-def _check_cache(cache: object) -> None:
-    if getattr(cache, "_is_user_defined", False) or (isinstance(cache, Cache) and cache.get_seq_length()):
-        raise NotNativeError("a cache of the caller's own (past_key_values)")
-    if isinstance(cache, QuantizedCache):
-        raise NotNativeError("a quantized cache (cache_implementation)")
 
 
 def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, object]) -> tuple[int, ...]:
@@ -131,18 +122,13 @@ TOKENS_A_CALL = 16
 """With end tokens the decoder stops to look for one after so many, and at most one fewer are decoded in vain."""
 
 
-class Steps(Protocol):
-    """Steps of all sequences at once; each gives their next tokens' logits, float32 [batch, vocabulary]."""
+def stepping(
+    decoder: ProgramDecoder, request: Request, device: torch.device
+) -> "_OneLength | _SeveralLengths":
+    """The steps of a request, in an empty cache; each gives all next tokens' logits, float32 [batch, vocabulary].
 
-    def first(self) -> torch.Tensor:
-        """After the prompts."""
-
-    def next(self, chosen: torch.Tensor) -> torch.Tensor:
-        """After one more token of each, int64 [batch]."""
-
-
-def stepping(decoder: ProgramDecoder, request: Request, device: torch.device) -> Steps:
-    """The steps of a request, in an empty cache. Raises NotNativeError where the decoder cannot take them."""
+    Raises NotNativeError where the decoder cannot take them.
+    """
     if len(set(request.lengths)) == 1:
         _begin(decoder, len(request.lengths), request.lengths[0] + request.limit)
         return _OneLength(decoder, request.prompts(device)[:, -request.lengths[0] :])
@@ -199,7 +185,7 @@ class Done:
 
 
 def stepwise(
-    steps: Steps,
+    steps: _OneLength | _SeveralLengths,
     request: Request,
     processors: Callable[..., torch.Tensor],
     criteria: Callable[..., torch.Tensor],
@@ -216,7 +202,10 @@ def stepwise(
         score = processors(ids, raw)
         scores += (score,) if request.keeps_scores else ()
         logits += (raw,) if request.keeps_logits else ()
-        chosen = _choose(score, request.is_sampled)
+        if request.is_sampled:
+            chosen = torch.multinomial(score.softmax(dim=-1), num_samples=1).squeeze(1)
+        else:
+            chosen = score.argmax(dim=-1)
         if request.ends is not None:
             chosen = chosen.where(running, request.pad)
         ids = torch.cat([ids, chosen[:, None]], dim=1)
@@ -229,13 +218,6 @@ def stepwise(
     if streamer is not None:
         streamer.end()
     return Done(ids, scores, logits)
-
-
-def _choose(scores: torch.Tensor, is_sampled: bool) -> torch.Tensor:
-    """int64 [batch] of float32 [batch, vocabulary]."""
-    if is_sampled:
-        return torch.multinomial(scores.softmax(dim=-1), num_samples=1).squeeze(1)
-    return scores.argmax(dim=-1)
 
 
 def greedy(decoder: ProgramDecoder, request: Request, device: torch.device) -> Done:

@@ -1,5 +1,5 @@
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,14 +14,6 @@ from optigpu.vocabulary import DeviceKind, Layer, SpecError
 
 NGRAM = 3
 _OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
-
-
-@runtime_checkable
-class SpeculatingLoop(Protocol):
-    """A loop of another technique that verifies guesses by itself."""
-
-    def speculated(self, draft: "Model | None", ngram: int, lookahead: int) -> Loop:
-        """The loop with guesses from the sequence, or from a draft model, which it may change."""
 
 
 class SpeculativeDecoding(Technique):
@@ -116,15 +108,18 @@ class SpeculativeDecoding(Technique):
         Raises UnsupportedError, with the model left as it was, when the draft cannot be loaded or has another
         vocabulary.
         """
-        from optigpu.techniques.decoding.speculative_decoding.drafts import draft_of, load_draft
-        from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
+        from optigpu.techniques.decoding.speculative_decoding import loop as speculation
 
-        drafting = None if self.draft is None else load_draft(self.draft, model, notes)
-        plain: object = loop
-        if isinstance(plain, SpeculatingLoop):
-            made: Loop = plain.speculated(drafting, self.ngram, self.lookahead)
+        drafting = None if self.draft is None else speculation.load_draft(self.draft, model, notes)
+        # A loop of another technique may verify guesses by itself.
+        speculated: Callable[..., Loop] | None = getattr(loop, "speculated", None)
+        if speculated is None:
+            draft = (
+                speculation.PromptLookup(self.ngram) if drafting is None else speculation.DraftModel(drafting)
+            )
+            made: Loop = speculation.SpeculativeLoop(loop, model, draft, self.lookahead, notes)
         else:
-            made = SpeculativeLoop(loop, model, draft_of(drafting, self.ngram), self.lookahead, notes)
+            made = speculated(drafting, self.ngram, self.lookahead)
         if drafting is not None:
             model.add_module("speculative_draft", drafting)  # in memory as well, and counted
         notes.record(speculation=self.draft or f"prompt lookup of up to {self.ngram} tokens")

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 from optigpu.models.families import FAMILIES
 from optigpu.ops.activation.fused_activation import bias_gelu
 from optigpu.surgery.merging import activation_kernels, kind_of, linear_of, modules_of
-from optigpu.surgery.places import LinearLayer, Place, weight_of
+from optigpu.surgery.places import Place, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 Form = Literal["none", "tanh"]
@@ -44,29 +44,28 @@ def fuse(model: PreTrainedModel, technique: str) -> dict[str, int | str]:
 
     Raises UnsupportedError, with the model left as it was.
     """
-    pairs = [_pair(place) for place in modules_of(model, MLPS)]
+    pairs = []
+    for place in modules_of(model, MLPS):
+        mlp = place.layer
+        up, act = (Place(f"{place.path}.{name}", mlp, name) for name in MLPS[kind_of(mlp, MLPS)])
+        _require(technique, up, act)
+        pairs.append((up, act, _FORMS[type(act.layer).__name__]))
     if not pairs:
         known = ", ".join(family.title for family in FAMILIES_WITH_GELU)
         raise UnsupportedError(
             f"{technique} supports the MLPs of {known}, and this {model.config.model_type} model has none of them; "
             "leave it out of the stack."
         )
-    for linear, activation in pairs:
-        _require(technique, linear, activation)
-    forms = sorted({_form(activation.layer) for _, activation in pairs})
+    forms = "+".join(sorted({form for *_, form in pairs}))
     backend = activation_kernels(technique, model.device)
-    for linear, activation in pairs:
-        activation.put(BiasGelu(linear.layer.bias, _form(activation.layer)))
-        linear.put(_without_bias(linear.layer))
-    return {"fused_gelu_layers": len(pairs), "gelu": "+".join(forms), "activation_backend": backend}
-
-
-def _pair(place: Place) -> tuple[Place, Place]:
-    """The places of the linear layer and the activation of an MLP."""
-    mlp = place.layer
-    names = MLPS[kind_of(mlp, MLPS)]
-    linear, activation = (Place(f"{place.path}.{name}", mlp, name) for name in names)
-    return linear, activation
+    for linear, activation, form in pairs:
+        activation.put(BiasGelu(linear.layer.bias, form))
+        weight = linear.layer.weight
+        # Of a Conv1D a view, so that nothing is copied or laid out anew.
+        if isinstance(linear.layer, Conv1D):
+            weight = torch.nn.Parameter(weight_of(linear.layer).detach(), weight.requires_grad)
+        linear.put(linear_of(weight, None))
+    return {"fused_gelu_layers": len(pairs), "gelu": forms, "activation_backend": backend}
 
 
 def _require(technique: str, linear: Place, activation: Place) -> None:
@@ -81,15 +80,3 @@ def _require(technique: str, linear: Place, activation: Place) -> None:
             f"{type(linear.layer).__name__}; kernels are fused before weights are quantized or adapted, so leave out "
             "what changed it."
         )
-
-
-def _form(activation: torch.nn.Module) -> Form:
-    return _FORMS[type(activation).__name__]
-
-
-def _without_bias(layer: LinearLayer) -> torch.nn.Linear:
-    """A torch Linear over the same weight: for a Conv1D over a view, so that nothing is copied or laid out anew."""
-    weight = layer.weight
-    if isinstance(layer, Conv1D):
-        weight = torch.nn.Parameter(weight_of(layer).detach(), weight.requires_grad)
-    return linear_of(weight, None)

@@ -34,7 +34,11 @@ def merge(model: torch.nn.Module, technique: str) -> int:
         for place in modules_of(model, ATTENTION_FAMILIES)
         if hasattr(place.layer, _parts(place.layer).qkv[0])
     ]
-    require_mergeable(model, technique, [_three(place) for place in places])
+    threes = [
+        [Place(f"{place.path}.{name}", place.layer, name) for name in _parts(place.layer).qkv]
+        for place in places
+    ]
+    require_mergeable(model, technique, threes)
     for place in places:
         _merge(place.layer)
     return len(places)
@@ -142,10 +146,6 @@ def _parts(attention: torch.nn.Module) -> AttentionParts:
     found = ATTENTION_FAMILIES[kind_of(attention, ATTENTION_FAMILIES)].attention
     assert found is not None  # as KINDS has it
     return found
-
-
-def _three(place: Place) -> list[Place]:
-    return [Place(f"{place.path}.{name}", place.layer, name) for name in _parts(place.layer).qkv]
 
 
 def _merge(attention: Any) -> None:

@@ -32,11 +32,11 @@ class SwigluMlp(torch.nn.Module):
 
     def __init__(self, mlp: torch.nn.Module) -> None:
         super().__init__()
-        gate, up, down = _linears(mlp)
-        merged = joined([gate, up])
+        names = _names(mlp)
+        merged = joined([getattr(mlp, str(names.gate)), getattr(mlp, names.up)])
         self.gate_up_proj = linear_of(merged.weight, None)
         self.register_parameter("bias", merged.bias)
-        self.down_proj = down
+        self.down_proj = getattr(mlp, names.down)
         self.train(mlp.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,13 +56,17 @@ def fuse(model: PreTrainedModel, technique: str) -> dict[str, int | str]:
             f"{technique} supports the gated MLPs of {known}, and this {model.config.model_type} model has none of "
             "them; leave it out of the stack."
         )
+    pairs = []
     for place in places:
-        gate = type(getattr(place.layer, _names(place.layer).activation)).__name__
+        names = _names(place.layer)
+        two = (str(names.gate), names.up)
+        pairs.append([Place(f"{place.path}.{name}", place.layer, name) for name in two])
+        gate = type(getattr(place.layer, names.activation)).__name__
         if gate not in _SILU:
             raise UnsupportedError(
                 f"{technique} needs the activation SiLU, and {place.path} has {gate}; leave it out of the stack."
             )
-    require_mergeable(model, technique, [_pair(place) for place in places])
+    require_mergeable(model, technique, pairs)
     backend = activation_kernels(technique, model.device)
     for place in places:
         place.put(SwigluMlp(place.layer))
@@ -71,16 +75,3 @@ def fuse(model: PreTrainedModel, technique: str) -> dict[str, int | str]:
 
 def _names(mlp: torch.nn.Module) -> Mlp:
     return MLPS[kind_of(mlp, MLPS)]
-
-
-def _pair(place: Place) -> list[Place]:
-    """The places of the gate and the layer beside it."""
-    names = _names(place.layer)
-    return [Place(f"{place.path}.{name}", place.layer, name) for name in (str(names.gate), names.up)]
-
-
-def _linears(mlp: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear, torch.nn.Linear]:
-    """Gate, up and down."""
-    names = _names(mlp)
-    gate, up, down = (getattr(mlp, name) for name in (str(names.gate), names.up, names.down))
-    return gate, up, down

@@ -64,7 +64,7 @@ class Parcel:
 
     def __init__(self, tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         self._tensors = tensors
-        self.size = _size(tensors)
+        self.size = sum(map(_room, tensors))
         self.buffer = lane.empty(self.size)
         self._home = _views(self.buffer, tensors)
         self._staged: list[list[torch.Tensor]] = []
@@ -143,7 +143,12 @@ def offload(model: PreTrainedModel, device: torch.device, lane: Lane) -> dict[st
     """
     layers = decoder_layers(model)
     within = set(layers.modules())
-    rest = _unique(tensor for module in model.modules() if module not in within for tensor in _own(module))
+    others = [module for module in model.modules() if module not in within]
+    rest = _unique(
+        tensor
+        for module in others
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
     shared = set(map(id, rest))
     inside = [
         _unique(tensor for tensor in (*layer.parameters(), *layer.buffers()) if id(tensor) not in shared)
@@ -153,29 +158,21 @@ def offload(model: PreTrainedModel, device: torch.device, lane: Lane) -> dict[st
     homes = [tensor.device for tensor in rest]
     try:
         _point(rest, [tensor.data.to(device) for tensor in rest])
-        size = max(map(_size, inside))
+        size = max(sum(map(_room, tensors)) for tensors in inside)
         slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
         parcels = [Parcel(tensors, lane) for tensors in inside]
     except Exception:
         _point(rest, [tensor.data.to(home) for tensor, home in zip(rest, homes, strict=True)])
         raise
-    _hook(layers, Schedule(parcels, slots, lane))
+    schedule = Schedule(parcels, slots, lane)
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: schedule.before(number))
+        layer.register_forward_hook(lambda *_, number=number: schedule.after(number), always_call=True)
     return {
         "offloaded_layers": len(layers),
         "offloaded_bytes": sum(parcel.size for parcel in parcels),
         "staging_bytes": SLOTS * size,
     }
-
-
-def _hook(layers: torch.nn.ModuleList, schedule: Schedule) -> None:
-    for number, layer in enumerate(layers):
-        layer.register_forward_pre_hook(lambda *_, number=number: schedule.before(number))
-        layer.register_forward_hook(lambda *_, number=number: schedule.after(number), always_call=True)
-
-
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    """A module's parameters and buffers, without those of its children."""
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _unique(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -199,25 +196,18 @@ def _point(tensors: Sequence[torch.Tensor], data: Sequence[torch.Tensor]) -> Non
 
 
 def _views(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of the same types, shapes and orders of dimensions in a buffer of bytes, one behind the other."""
+    """Tensors of the same types, shapes and orders of dimensions in a buffer of bytes, one behind the other.
+
+    Strides are a tensor's own where it fills its memory, and those of a contiguous one where it has gaps.
+    """
     views, begin = [], 0
     for tensor in tensors:
         flat = buffer[begin : begin + tensor.nbytes].view(tensor.dtype)
-        views.append(flat.as_strided(tensor.shape, _strides(tensor)))
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        like = tensor if last + 1 == tensor.numel() else torch.empty(tensor.shape, device="meta")
+        views.append(flat.as_strided(tensor.shape, like.stride()))
         begin += _room(tensor)
     return views
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor's own where it fills its memory, in whatever order; those of a contiguous one where it has gaps."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    fills = last + 1 == tensor.numel()
-    strides: tuple[int, ...] = tensor.stride() if fills else torch.empty(tensor.shape, device="meta").stride()
-    return strides
-
-
-def _size(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(map(_room, tensors))
 
 
 def _room(tensor: torch.Tensor) -> int:

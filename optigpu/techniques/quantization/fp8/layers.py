@@ -11,7 +11,6 @@ from optigpu.surgery.places import LinearLayer, weight_of
 
 E4M3_LARGEST = 448.0
 """The largest e4m3 number (Micikevicius et al., 2022, table 1)."""
-FP8_SIZE_MULTIPLE = FP8_STEP
 
 
 def quantize_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +41,7 @@ class Fp8Linear(torch.nn.Module):
         q, scale = quantize_fp8(weight.detach())
         outputs, inner = q.shape
         # Padding knows no 8-bit floats; zero has the same bits as an integer.
-        filled = pad(q.view(torch.uint8), (0, -inner % FP8_SIZE_MULTIPLE, 0, -outputs % FP8_SIZE_MULTIPLE))
+        filled = pad(q.view(torch.uint8), (0, -inner % FP8_STEP, 0, -outputs % FP8_STEP))
         self.register_buffer("q", filled.contiguous().view(torch.float8_e4m3fn))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", float_bias(bias))

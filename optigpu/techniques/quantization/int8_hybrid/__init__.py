@@ -81,38 +81,31 @@ class Int8Hybrid(Technique):
         """
         return hybrid_bytes(weights, self.bits, device, self.memory_target or DEFAULT_TARGETS[self.bits])
 
-    def modules(self, model: Model, notes: Notes) -> None:
+    def modules(self, model: Model, notes: Notes, calibration_ids: "torch.Tensor | None" = None) -> None:
         """Replaces linear layers and tables in place and records what was decided for each.
 
+        `calibration_ids` is a text for the smoothing, int64 [sequences, length]; None: one that the model writes.
         Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are NaN
         or infinite, cannot be smoothed as asked, or cannot be as small as asked.
         """
-        self.apply(model, notes)
-
-    def apply(self, model: Model, notes: Notes, calibration_ids: "torch.Tensor | None" = None) -> None:
-        """As `modules`, with a text for the smoothing, int64 [sequences, length]; None: one that the model writes."""
         from optigpu.ops.linear.int4_linear import int4_linear_backend
         from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.smoothing import own_text, smooth
-        from optigpu.techniques.quantization.int8_hybrid.layers import (
-            candidates_of,
-            carry_out,
-            fp32_bytes,
-            parts_of,
-            rest_of,
-        )
+        from optigpu.techniques.quantization.int8_hybrid import layers
 
-        parts = parts_of(model, self.name, self.quantize_embeddings)
-        whole, rest = fp32_bytes(model), rest_of(parts)
+        parts = layers.parts_of(model, self.name, self.quantize_embeddings)
+        whole, rest = layers.fp32_bytes(model), layers.rest_of(parts)
         target = DEFAULT_TARGETS[self.bits] if self.memory_target is None else self.memory_target
         budget = int(target * whole) - total_bytes(rest)
         if self.memory_target is not None:
-            self._require(least_bytes(candidates_of(parts, self.bits, self.keep_first_block)), budget, whole)
+            self._require(
+                least_bytes(layers.candidates_of(parts, self.bits, self.keep_first_block)), budget, whole
+            )
         if self.smoothing is not None:
             ids = own_text(model) if calibration_ids is None else calibration_ids
             notes.record(smoothed_norms=smooth(model, ids, self.smoothing))
-        decisions = decide(candidates_of(parts, self.bits, self.keep_first_block), budget)
-        carry_out(parts, decisions)
+        decisions = decide(layers.candidates_of(parts, self.bits, self.keep_first_block), budget)
+        layers.carry_out(parts, decisions)
         notes.record(
             hybrid_target=target,
             hybrid_share=round(total_bytes([*decisions, *rest]) / whole, 4),
@@ -151,8 +144,12 @@ def hybrid_bytes(weights: StoredWeights, bits: int, device: DeviceKind, target: 
     packed = weights.with_bytes(least, head=True)
     matrices = tuple(_table(matrix, weights, eight) for matrix in packed.matrices)
     found = packed.but(matrices=matrices)
-    whole = sum(4 * _numbers(matrix, weights.tied) for matrix in weights.matrices)
-    whole += 4 * (weights.other_bytes // weights.width)
+    numbers = sum(
+        matrix.count * (matrix.elements + (matrix.outputs if matrix.bias_bytes else 0))
+        for matrix in weights.matrices
+        if not (matrix.part is Part.HEAD and weights.tied)  # a tied head has none of its own
+    )
+    whole = 4 * (numbers + weights.other_bytes // weights.width)
     return found.but(other_bytes=found.other_bytes + max(0, int(target * whole) - found.bytes))
 
 
@@ -163,11 +160,3 @@ def _table(matrix: Matrix, weights: StoredWeights, eight: "partial[int]") -> Mat
     if matrix.part is Part.POSITIONS:
         return replace(matrix, bytes=matrix.elements * min(2, weights.width))
     return matrix
-
-
-def _numbers(matrix: Matrix, tied: bool) -> int:
-    """How many weights and biases all of a kind have; a tied head has none of its own."""
-    if matrix.part is Part.HEAD and tied:
-        return 0
-    biases = matrix.outputs if matrix.bias_bytes else 0
-    return matrix.count * (matrix.elements + biases)

@@ -50,26 +50,38 @@ class ModelParts:
 
 
 def parts_of(model: PreTrainedModel, technique: str, with_tables: bool) -> ModelParts:
-    """The model taken apart, with its tables or without; all weights are looked at and none is changed.
+    """The model taken apart, with its tables or without; no weight is changed.
 
     Raises UnsupportedError when there is no linear layer, when the model is quantized already, and when a weight is NaN
     or infinite.
     """
     places = checked_places(model, technique)
-    embedding = _embedding_place(model)
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:  # of an image classifier
+        table = None
+    embedding = None
+    if type(table) is Embedding and not read_layers(model, [table]):
+        embedding = places_of(model, lambda module: module is table)[0]
     tied = [place for place in places if embedding and place.layer.weight is embedding.layer.weight]
     head = tied[0] if tied else None
     if embedding is not None and head is None and not bool(embedding.layer.weight.isfinite().all()):
         raise UnsupportedError(damaged(technique, embedding.path))
-    input_embedding = _input_embedding(model)
-    tables = [module for module in model.modules() if isinstance(module, Embedding)]
+    tables = [each for each in model.modules() if isinstance(each, Embedding) and each is not table]
+    blocks = getattr(model.config, "num_hidden_layers", None)
+    lists = (
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, ModuleList) and len(module) == blocks
+    )
+    first_list = next(lists, None)
     return ModelParts(
         model=model,
         linears=tuple(place for place in places if place is not head),
         head=head if with_tables else None,
         embedding=embedding if with_tables else None,
-        tables=tuple(table for table in tables if with_tables and table is not input_embedding),
-        first_block=_first_block(model),
+        tables=tuple(tables) if with_tables else (),
+        first_block=None if first_list is None else f"{first_list}.0.",
     )
 
 
@@ -83,7 +95,13 @@ def candidates_of(parts: ModelParts, bits: int, keep_first_block: bool) -> list[
     for place in parts.linears:
         first = parts.first_block is not None and place.path.startswith(parts.first_block)
         stage = Stage.FIRST_BLOCK if first and keep_first_block else Stage.REST
-        found.append(Candidate(place.path, _levels(place.layer, bits), stage, _sensitivity(place.layer)))
+        # The relative error of rounding each row to steps of its largest weight / 127, evenly spread within a step.
+        weight = weight_of(place.layer).detach().float()
+        largest, length = float(weight.abs().amax(dim=1).norm()), float(weight.norm())
+        error = largest / 127 * (weight.shape[1] / 12) ** 0.5
+        found.append(
+            Candidate(place.path, _levels(place.layer, bits), stage, error / length if length else 0.0)
+        )
     return found
 
 
@@ -104,7 +122,8 @@ def rest_of(parts: ModelParts) -> list[BitDecision]:
         path = next(path for path, module in parts.model.named_modules() if module is parts.tables[0])
         reason = "rows are looked up and added, so that bfloat16 costs little"
         found.append(BitDecision(path, Level("bfloat16", 16, size), reason))
-    others = Level("as loaded", _bits_of(parts.model), _other_bytes(parts))
+    bits = 8 * next(parts.model.parameters()).element_size()
+    others = Level("as loaded", bits, _other_bytes(parts))
     reason = "norms, biases, buffers and layers of other kinds are not quantized"
     return [*found, BitDecision("all else", others, reason)]
 
@@ -121,7 +140,11 @@ def carry_out(parts: ModelParts, decisions: Sequence[BitDecision]) -> None:
         else:
             _share(parts.head, embedding, kinds[f"{embedding.path} + {parts.head.path}"], dtype)
     for table in parts.tables:
-        _halve(table)
+        weight = table.weight.detach()
+        if weight.element_size() > 2:
+            del table.weight
+            # A buffer: a model takes the dtype of its first parameter for its own.
+            table.register_buffer("weight", weight.to(torch.bfloat16))
 
 
 _MAKERS: dict[str, Callable[[LinearLayer], torch.nn.Module]] = {
@@ -147,58 +170,15 @@ def _share(head: Place, embedding: Place, kind: str, dtype: torch.dtype) -> None
 def _levels(layer: torch.nn.Module, bits: int, readable: bool = False) -> tuple[Level, ...]:
     """From the fewest bits on; groups of 4-bit numbers must divide a layer's inputs. `readable`: rows are looked up."""
     weight = weight_of(layer)
-    whole = _int8_bytes(weight)
-    levels = (Level("int8", 8, whole), Level("int8 + int8", 16, 2 * whole))
-    if bits == 8 or weight.shape[1] % SCHEME.group_size:
-        return levels
-    return (Level("int4", 4, _int4_bytes(weight, readable)), *levels)
-
-
-def _int4_bytes(weight: torch.Tensor, readable: bool) -> int:
-    if readable and int4_linear_backend(weight.device, weight.dtype) == "torch-int4pack":
-        outputs, inner = weight.shape
-        return int(outputs * (inner // 2 + 2 * (inner // SCHEME.group_size)))
-    return int4_bytes(weight, SCHEME)
-
-
-def _int8_bytes(weight: torch.Tensor) -> int:
-    """Bytes of packed int8 weights and their scales, as optigpu.ops lays them out."""
-    tile = TILE if int8_linear_backend(weight.device).startswith("native") else 1
     outputs, inner = weight.shape
-    return int(-(-outputs // tile) * tile * inner + 4 * outputs)
-
-
-def _sensitivity(layer: torch.nn.Module) -> float:
-    """The relative error of rounding each row to steps of its largest weight / 127: evenly spread within a step."""
-    weight = weight_of(layer).detach().float()
-    largest, length = weight.abs().amax(dim=1), weight.norm()
-    error = float(largest.norm()) / 127 * (weight.shape[1] / 12) ** 0.5
-    return error / float(length) if float(length) else 0.0
-
-
-def _input_embedding(model: PreTrainedModel) -> torch.nn.Module | None:
-    """A model's input embedding; None for an image classifier."""
-    try:
-        return model.get_input_embeddings()
-    except NotImplementedError:
-        return None
-
-
-def _embedding_place(model: PreTrainedModel) -> Place | None:
-    embedding = _input_embedding(model)
-    if type(embedding) is not Embedding or read_layers(model, [embedding]):
-        return None
-    return places_of(model, lambda module: module is embedding)[0]
-
-
-def _first_block(model: PreTrainedModel) -> str | None:
-    blocks = getattr(model.config, "num_hidden_layers", None)
-    lists = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, ModuleList) and len(module) == blocks
-    ]
-    return f"{lists[0]}.0." if lists else None
+    tile = TILE if int8_linear_backend(weight.device).startswith("native") else 1
+    whole = -(-outputs // tile) * tile * inner + 4 * outputs
+    levels = (Level("int8", 8, whole), Level("int8 + int8", 16, 2 * whole))
+    if bits == 8 or inner % SCHEME.group_size:
+        return levels
+    if readable and int4_linear_backend(weight.device, weight.dtype) == "torch-int4pack":
+        return (Level("int4", 4, outputs * (inner // 2 + 2 * (inner // SCHEME.group_size))), *levels)
+    return (Level("int4", 4, int4_bytes(weight, SCHEME)), *levels)
 
 
 def _other_bytes(parts: ModelParts) -> int:
@@ -213,16 +193,3 @@ def _other_bytes(parts: ModelParts) -> int:
     }
     biases = [getattr(place.layer, "bias", None) for place in places]
     return int(sum(kept.values()) + sum(4 * bias.numel() for bias in biases if bias is not None))
-
-
-def _halve(table: Embedding) -> None:
-    """Makes a table's weight bfloat16, and a buffer: a model takes the dtype of its first parameter for its own."""
-    weight = table.weight.detach()
-    if weight.element_size() > 2:
-        del table.weight
-        table.register_buffer("weight", weight.to(torch.bfloat16))
-
-
-def _bits_of(model: PreTrainedModel) -> int:
-    size: int = next(model.parameters()).element_size()
-    return 8 * size

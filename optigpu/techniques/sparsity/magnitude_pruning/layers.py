@@ -80,17 +80,11 @@ def prune(weight: torch.Tensor, sparsity: float, structure: Structure) -> None:
     with torch.no_grad():
         size = weight.abs()
         if structure == "2:4":
-            weight.masked_fill_(_two_of_four(size), 0)
+            order = size.reshape(size.shape[0], -1, GROUP).argsort(dim=-1, stable=True)
+            mask = torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order[..., : GROUP // 2], True)
         else:
-            weight.masked_fill_(_smallest(size, round(sparsity * size.numel())), 0)
-
-
-def _two_of_four(size: torch.Tensor) -> torch.Tensor:
-    """A mask of the two smallest of every four along the last dimension."""
-    fours = size.reshape(size.shape[0], -1, GROUP)
-    order = fours.argsort(dim=-1, stable=True)
-    smallest = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, order[..., : GROUP // 2], True)
-    return smallest.reshape(size.shape)
+            mask = _smallest(size, round(sparsity * size.numel()))
+        weight.masked_fill_(mask.reshape(size.shape), 0)
 
 
 def _smallest(size: torch.Tensor, count: int) -> torch.Tensor:
@@ -102,7 +96,7 @@ def _smallest(size: torch.Tensor, count: int) -> torch.Tensor:
     mask = flat < limit
     equal = (flat == limit).nonzero()[:, 0]
     mask[equal[: count - int(mask.sum())]] = True
-    return mask.reshape(size.shape)
+    return mask
 
 
 def _untied(model: PreTrainedModel, places: list[Place]) -> list[Place]:

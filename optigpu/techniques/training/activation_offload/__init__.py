@@ -6,7 +6,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
-from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Parts, Phase, Technique, Trial
+from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -19,7 +19,7 @@ class ActivationOffload(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "saved activations wait in the host's memory or on a disk"
     citation = "Rhu et al., vDNN, 2016, arXiv:1602.08124"
     expected = (
@@ -50,12 +50,10 @@ class ActivationOffload(Technique):
         return refusal(device, Ability.OWN_MEMORY, "activation_offload to the host", "set target to disk")
 
     def training(self, parts: Parts, model: Model, notes: Notes) -> Parts:
-        from optigpu.techniques.training.activation_offload.saving import (
-            DiskStore,
-            HostStore,
-            OffloadedSaving,
-        )
+        from optigpu.techniques.training.activation_offload import saving
 
-        store = DiskStore if self.target == "disk" else HostStore
+        store = saving.DiskStore if self.target == "disk" else saving.HostStore
         notes.record(activations_on=self.target)
-        return parts.but(around=(*parts.around, OffloadedSaving(model, store, self.smallest_bytes, notes)))
+        return parts.but(
+            around=(*parts.around, saving.OffloadedSaving(model, store, self.smallest_bytes, notes))
+        )

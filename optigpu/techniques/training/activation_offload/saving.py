@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,15 +16,11 @@ Restore = Callable[[], torch.Tensor]
 """Brings a stored tensor back: the same values, contiguous, on the device that it came from."""
 
 
-class Store(Protocol):
-    """Where tensors wait."""
-
-    def put(self, tensor: torch.Tensor) -> Restore:
-        """Copies the tensor; its place is free again once the function that it returns is."""
-
-
 class HostStore:
-    """Pinned memory. Copies are in the order of the device's stream, so no operation waits for the host."""
+    """Pinned memory. Copies are in the order of the device's stream, so no operation waits for the host.
+
+    What `put` copies is kept until the function that it returns is freed.
+    """
 
     def put(self, tensor: torch.Tensor) -> Restore:
         stored = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -35,7 +30,7 @@ class HostStore:
 
 
 class DiskStore:
-    """A file without a name, so that nothing of it is left however the process ends."""
+    """A file without a name, so that nothing of it is left however the process ends; `put` as HostStore's."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the last stored tensor
@@ -69,33 +64,37 @@ class OffloadedSaving:
     """Makes the context of a forward pass whose saved tensors go to a store of its own."""
 
     def __init__(
-        self, model: torch.nn.Module, new_store: Callable[[], Store], smallest_bytes: int, notes: Notes
+        self,
+        model: torch.nn.Module,
+        new_store: type[HostStore | DiskStore],
+        smallest_bytes: int,
+        notes: Notes,
     ) -> None:
         """Tensors of fewer bytes stay, and so do the model's weights."""
         self._model, self._new_store, self._smallest, self._notes = model, new_store, smallest_bytes, notes
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        one_pass = _OnePass(self._new_store(), self._smallest, self._weights())
-        with torch.autograd.graph.saved_tensors_hooks(one_pass.pack, _unpack):
+        held = chain(self._model.parameters(), self._model.buffers())
+        one_pass = _OnePass(self._new_store(), self._smallest, set(map(storage_of, held)))
+        with torch.autograd.graph.saved_tensors_hooks(
+            one_pass.pack, lambda saved: saved if isinstance(saved, torch.Tensor) else saved()
+        ):
             yield
         self._notes.record(offloaded_tensors=one_pass.tensors, offloaded_bytes=one_pass.bytes)
-
-    def _weights(self) -> set[int]:
-        held = chain(self._model.parameters(), self._model.buffers())
-        return {storage_of(tensor) for tensor in held}
 
 
 class _OnePass:
     """What one forward pass has stored so far; `tensors` and `bytes` count it."""
 
-    def __init__(self, store: Store, smallest: int, weights: set[int]) -> None:
+    def __init__(self, store: HostStore | DiskStore, smallest: int, weights: set[int]) -> None:
         self._store, self._smallest, self._weights = store, smallest, weights
         self._known: dict[tuple[object, ...], tuple[StorageWeakRef, Restore]] = {}
         self.tensors = self.bytes = 0
 
     def pack(self, tensor: torch.Tensor) -> Saved:
-        if tensor.nbytes < self._smallest or storage_of(tensor) in self._weights or _repeats(tensor):
+        repeats = tensor.nbytes > tensor.untyped_storage().nbytes()  # an expanded view is less than its copy
+        if tensor.nbytes < self._smallest or storage_of(tensor) in self._weights or repeats:
             return tensor
         # The weak reference keeps the storage's address from being used again while the pass goes on.
         storage = StorageWeakRef(tensor.untyped_storage())
@@ -107,12 +106,3 @@ class _OnePass:
             self.tensors += 1
             self.bytes += tensor.nbytes
         return self._known[key][1]
-
-
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether it is an expanded view, which takes less memory than a copy of it."""
-    return bool(tensor.nbytes > tensor.untyped_storage().nbytes())
-
-
-def _unpack(saved: Saved) -> torch.Tensor:
-    return saved if isinstance(saved, torch.Tensor) else saved()

@@ -2,7 +2,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -16,7 +16,7 @@ class ChunkedCrossEntropy(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "the head and the loss for a chunk of tokens at a time"
     citation = "Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024, arXiv:2411.09009"
     expected = (

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import IN_TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -19,7 +19,7 @@ class CompileTraining(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.COMPILATION
-    tasks = IN_TRAINING
+    tasks = TRAINING
     abilities = (Ability.INDUCTOR,)
     summary = "forward pass, loss and backward pass as compiled graphs of fused kernels"
     citation = "Ansel et al., PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366"

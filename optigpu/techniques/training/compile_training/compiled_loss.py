@@ -1,6 +1,6 @@
 """What torch.compile makes of a forward pass with its loss."""
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
@@ -8,10 +8,8 @@ from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
 from optigpu.backends.training import LossOf, MicroBatch
 from optigpu.surgery.compile_times import compile_facts
 from optigpu.techniques.base import Notes
+from optigpu.techniques.training.compile_training import CompileTraining
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    from optigpu.techniques.training.compile_training import CompileTraining
 
 
 class CompiledLoss:
@@ -20,7 +18,7 @@ class CompiledLoss:
     The graph of the backward pass may be compiled when that runs, so the times are recorded again at the second call.
     """
 
-    def __init__(self, technique: "CompileTraining", loss: LossOf, notes: Notes) -> None:
+    def __init__(self, technique: CompileTraining, loss: LossOf, notes: Notes) -> None:
         self._fullgraph, self._notes = technique.fullgraph, notes
         self._before = compile_facts()
         self._calls = 0

@@ -3,7 +3,7 @@ from typing import Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Phase, Technique, Trial
+from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
 NEEDED_CAPABILITY = (8, 9)
@@ -20,7 +20,7 @@ class Fp8Training(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.PLACEMENT
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "products of linear layers in 8-bit floats, forward and backward, on fp8 tensor cores"
     citation = "Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433"
     expected = (

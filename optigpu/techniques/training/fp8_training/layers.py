@@ -21,13 +21,14 @@ def train_in_fp8(model: torch.nn.Module) -> int:
 
     Raises UnsupportedError, with the model left as it was, if there is none.
     """
-    find_head = getattr(model, "get_output_embeddings", lambda: None)
-    head = find_head()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     places = places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
     chosen = [
         place.layer
         for place in places
-        if place.layer is not head and _FACTORS not in place.path and _fits(weight_of(place.layer))
+        if place.layer is not head
+        and _FACTORS not in place.path
+        and not any(size % FP8_SIZE_MULTIPLE for size in weight_of(place.layer).shape)
     ]
     if not chosen:
         raise UnsupportedError(
@@ -100,7 +101,3 @@ def product(a: Quantized, b: Quantized, dtype: torch.dtype) -> torch.Tensor:
     """a @ b.T in `dtype`; a: [rows, inner], b: [columns, inner], both row by row."""
     y: torch.Tensor = torch._scaled_mm(a[0], b[0].T, a[1], b[1], out_dtype=dtype)
     return y
-
-
-def _fits(weight: torch.Tensor) -> bool:
-    return not any(size % FP8_SIZE_MULTIPLE for size in weight.shape)

@@ -2,17 +2,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import (
-    IN_TRAINING,
-    Choice,
-    Expected,
-    Model,
-    Notes,
-    Parts,
-    Phase,
-    Technique,
-    Trial,
-)
+from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique, Trial
 from optigpu.vocabulary import Layer, UnsupportedError
 
 _WITH_CACHE = "a block that is computed again would write to the key-value cache twice"
@@ -27,7 +17,7 @@ class GradientCheckpointing(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.TRAINING
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "activations of blocks are computed again in the backward pass instead of kept"
     citation = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv:1604.06174; Korthikanti et al., "

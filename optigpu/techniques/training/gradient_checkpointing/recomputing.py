@@ -72,7 +72,9 @@ class KeptProducts:
             index = seen[context.is_recompute]
             seen[context.is_recompute] += 1
             if again is None and not context.is_recompute:
-                self._operations.append(_operations(packet, arguments))
+                first = _PRODUCTS.get(packet)  # None: always kept
+                count = None if first is None else arguments[first].numel() * arguments[first + 1].shape[-1]
+                self._operations.append(math.inf if count is None else float(count))
             is_again = again is not None and index in again
             return CheckpointPolicy.PREFER_RECOMPUTE if is_again else CheckpointPolicy.MUST_SAVE
 
@@ -90,11 +92,3 @@ def chosen_again(operations: list[float]) -> frozenset[int]:
             left -= operations[index]
             chosen.add(index)
     return frozenset(chosen)
-
-
-def _operations(packet: Any, arguments: tuple[Any, ...]) -> float:
-    """Multiplications of a matrix product; infinite for what is always kept."""
-    if packet not in _PRODUCTS:
-        return math.inf
-    first = _PRODUCTS[packet]
-    return float(arguments[first].numel() * arguments[first + 1].shape[-1])

@@ -1,6 +1,6 @@
 from typing import Any, Literal
 
-from optigpu.techniques.base import IN_TRAINING, Expected, Model, Notes, Parts, Phase, Technique
+from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -13,7 +13,7 @@ class SequencePacking(Technique):
 
     layer = Layer.TRAINING
     phase = Phase.EXECUTION
-    tasks = IN_TRAINING
+    tasks = TRAINING
     summary = "several documents share a row, each with attention and positions of its own"
     citation = "Krell et al., Efficient Sequence Packing without Cross-contamination, 2021, arXiv:2107.02027"
     expected = (

@@ -66,15 +66,26 @@ class PackedArrangement:
         return [self._packed(batch, rows)]
 
     def _packed(self, batch: Texts, rows: Sequence[Sequence[int]]) -> MicroBatch:
-        packed = _Rows(len(rows), batch.length)
+        """The padding after a row's documents is a document of its own without targets."""
+        shape = (len(rows), batch.length)
+        ids, positions, owners = (np.zeros(shape, np.int64) for _ in range(3))
+        labels = np.full(shape, NO_TARGET, np.int64)
         for row, documents in enumerate(rows):
-            packed.fill(row, [batch.documents[document] for document in documents])
+            begin = 0
+            for owner, document in enumerate((batch.documents[index] for index in documents), start=1):
+                end = begin + len(document)
+                ids[row, begin:end] = document
+                positions[row, begin:end] = np.arange(len(document))
+                labels[row, begin : end - 1] = document[1:]
+                owners[row, begin:end] = owner
+                begin = end
+            positions[row, begin:] = np.arange(batch.length - begin)
         inputs = {
-            "input_ids": self._tensor(packed.ids),
-            "position_ids": self._tensor(packed.positions),
-            "attention_mask": self._mask(self._tensor(packed.owners)),
+            "input_ids": self._tensor(ids),
+            "position_ids": self._tensor(positions),
+            "attention_mask": self._mask(self._tensor(owners)),
         }
-        return MicroBatch(inputs, self._tensor(packed.labels), int((packed.labels != NO_TARGET).sum()))
+        return MicroBatch(inputs, self._tensor(labels), int((labels != NO_TARGET).sum()))
 
     def _mask(self, owners: torch.Tensor) -> torch.Tensor:
         """[rows, 1, length, length]: whether a token (third) sees another (last), or what is added to its score."""
@@ -111,29 +122,3 @@ class PackedArrangement:
 
     def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device)
-
-
-class _Rows:
-    """Arrays [rows, length]: ids, positions within a document, next tokens, and whose token each is.
-
-    The padding after a row's documents is a document of its own without targets.
-    """
-
-    def __init__(self, rows: int, length: int) -> None:
-        shape = (rows, length)
-        self.ids = np.zeros(shape, np.int64)
-        self.positions = np.zeros(shape, np.int64)
-        self.labels = np.full(shape, NO_TARGET, np.int64)
-        self.owners = np.zeros(shape, np.int64)
-
-    def fill(self, row: int, documents: Sequence[NDArray[np.int64]]) -> None:
-        """Writes documents one after the other into an empty row."""
-        begin = 0
-        for owner, document in enumerate(documents, start=1):
-            end = begin + len(document)
-            self.ids[row, begin:end] = document
-            self.positions[row, begin:end] = np.arange(len(document))
-            self.labels[row, begin : end - 1] = document[1:]
-            self.owners[row, begin:end] = owner
-            begin = end
-        self.positions[row, begin:] = np.arange(self.ids.shape[1] - begin)
