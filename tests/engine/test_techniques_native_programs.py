@@ -14,7 +14,7 @@ from optigpu.surgery.places import linear_places
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
-from optigpu.techniques.decoding.native_decode.loop import NativeSlots
+from optigpu.techniques.decoding.native_decode.loop import NativeLoop, NativeSlots
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
@@ -246,6 +246,6 @@ def test_tokens_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     """As if the operator that verifies were at fault."""
     runtime = with_guesses("gpt2", SpeculativeDecoding())
     tokens = runtime_of("path:gpt2", NativeDecode(calibration="none")).generate(prompt(1), 6).tokens
-    monkeypatch.setattr(runtime._decode, "_plain", lambda *_: (tokens + (tokens == tokens[0, 3]), []))
+    monkeypatch.setattr(NativeLoop, "__call__", lambda *_: (tokens + (tokens == tokens[0, 3]), []))
     with pytest.raises(ReplicateError, match="chose another token than without at"):
         runtime.generate(prompt(1), 6)
