@@ -6,14 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.models.loading.footprint import storage_of
-from optigpu.surgery.places import (
-    LinearLayer,
-    Place,
-    checked_places,
-    exchange,
-    linear_places,
-    weight_of,
-)
+from optigpu.surgery.places import LinearLayer, Place, checked_places, exchange, linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 Structure = Literal["unstructured", "2:4"]
