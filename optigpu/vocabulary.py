@@ -184,7 +184,7 @@ class JobState(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """What an attempt at a job failed of, as far as it decides what follows: optigpu.store.retries."""
+    """What an attempt at a job failed of, as far as it decides what follows: optigpu.store.transitions."""
 
     LOST = "lost"
     DATABASE_AWAY = "database_away"

@@ -9,7 +9,7 @@ from api.routes.jobs import linked
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import JobView
-from optigpu.store import audit, imports
+from optigpu.store import audit, outcomes
 
 router = APIRouter(prefix="/v1", tags=["jobs"], responses=GUARDED)
 
@@ -29,7 +29,7 @@ def import_run(
     They are ranked as others are, on their own hardware; who imports vouches for them.
     """
     with service.database.write() as session:
-        job = linked(imports.add(session, posted.run, posted.spec), service)
+        job = linked(outcomes.enter_run(session, posted.run, posted.spec), service)
         audit.write(session, who.actor, AuditAction.RUN_IMPORTED, job.id)
     request.state.job_id = job.id
     response.headers["Location"] = job.links["self"]

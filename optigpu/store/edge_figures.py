@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import EdgeModelView
-from optigpu.documents.edge import EDGE_METRICS, EdgeFigure, EdgeMetric
+from optigpu.documents.edge import EDGE_METRICS, CostAssumptions, EdgeFigure, EdgeMetric
 from optigpu.documents.manifest import ModelManifest
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
@@ -24,15 +24,6 @@ NO_SENSOR, SIMULATED = "none", "simulated"
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What inferences on a device cost: its price in US dollars, spread over its life, and that of a kilowatt-hour."""
-
-    price: float | None
-    price_per_kwh: float | None
-    lifetime_years: float
-
-
-@dataclass(frozen=True)
 class _Run:
     """Inferences one after the other: a window, or all windows together. `energy_j` is null where none was measured."""
 
@@ -41,7 +32,7 @@ class _Run:
     energy_j: float | None
 
 
-def figures_of(report: Document, board: str, costs: Costs) -> dict[EdgeMetric, EdgeFigure]:
+def figures_of(report: Document, board: str, costs: CostAssumptions) -> dict[EdgeMetric, EdgeFigure]:
     """Every metric of a report, which is read as it was stored."""
     missing = _why_no_energy(report)
     windows = [
@@ -70,7 +61,7 @@ def figures_of(report: Document, board: str, costs: Costs) -> dict[EdgeMetric, E
     return found
 
 
-def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, str]:
+def _reasons(missing: str | None, board: str, costs: CostAssumptions) -> dict[EdgeMetric, str]:
     """Why metrics have no value."""
     found = dict.fromkeys((EdgeMetric.ENERGY, EdgeMetric.FPS_PER_WATT), missing) if missing else {}
     if costs.price is None:
@@ -80,7 +71,7 @@ def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, 
     return found
 
 
-def _value(metric: EdgeMetric, run: _Run, costs: Costs) -> float:
+def _value(metric: EdgeMetric, run: _Run, costs: CostAssumptions) -> float:
     """The metric of inferences; the energy is known if the metric needs it."""
     fps, energy = run.count / run.seconds, (run.energy_j or 0.0) / run.count
     match metric:

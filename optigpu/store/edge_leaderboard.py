@@ -1,8 +1,9 @@
 """The edge leaderboard: boards of the devices that ran one model's file with inputs of one source in one runner, each
 ranked by one metric. `device_reports` says which report of a device stands, `edge_figures` what it amounts to."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import Field
@@ -12,24 +13,24 @@ from sqlalchemy.orm import Session
 from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import (
     EDGE_METRICS,
-    LIFETIME_YEARS,
     CostAssumptions,
     EdgeBoard,
-    EdgeFigure,
     EdgeMetric,
     EdgePage,
     EdgeRow,
+    EdgeWorkerRow,
+    Likeness,
 )
 from optigpu.documents.facts import NetworkFacts
+from optigpu.documents.views import RowFacts, Standing
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
-from optigpu.store.edge_figures import Costs, figures_of
-from optigpu.store.edge_workers import WorkersBeside
+from optigpu.store.edge_figures import figures_of
 from optigpu.store.errors import CursorError
-from optigpu.store.tables import Device, DeviceReportRow, EdgeModel, EdgeStanding
-from optigpu.vocabulary import Better, Frozen
+from optigpu.store.tables import Device, DeviceReportRow, EdgeModel, EdgeStanding, LeaderboardEntry
+from optigpu.vocabulary import Better, Document
 
 
-class EdgeQuery(Frozen):
+class EdgeQuery(CostAssumptions):
     """What to list. None leaves a filter out. `model` is the beginning of a file's SHA-256, `prices` are the catalog's
     by board in US dollars, and `price` is taken in their place."""
 
@@ -39,24 +40,14 @@ class EdgeQuery(Frozen):
     input: InputSource | None = None
     runner: RunnerName | None = None
     include_unranked: bool = False
-    price: float | None = None
-    price_per_kwh: float | None = None
-    lifetime_years: float = LIFETIME_YEARS
     prices: dict[str, float] = Field(default_factory=dict)
     limit: int | None = None
     cursor: str | None = None
 
-    @property
-    def assumptions(self) -> CostAssumptions:
-        """What costs are computed from."""
-        return CostAssumptions(
-            price=self.price, price_per_kwh=self.price_per_kwh, lifetime_years=self.lifetime_years
-        )
-
-    def costs(self, board: str) -> Costs:
-        """What a device with that board costs."""
+    def costs(self, board: str) -> CostAssumptions:
+        """Those of a device with that board."""
         price = self.prices.get(board) if self.price is None else self.price
-        return Costs(price, self.price_per_kwh, self.lifetime_years)
+        return self.model_copy(update={"price": price})
 
 
 def conditions(query: EdgeQuery) -> Iterable[ColumnElement[bool]]:
@@ -83,6 +74,12 @@ def boards(session: Session) -> list[str]:
     return sorted(set(session.scalars(standing.distinct())))
 
 
+IMAGES = "classify"
+"""The workload that devices run."""
+MOST_RESULTS = 2000
+"""The newest of the current results of that workload that are looked at."""
+NOT_MEASURED = "Its energy was not measured."
+RATES = ("images_per_s", "latency_s", "power_w")
 BOARDS = 20
 """How many boards a page has."""
 ROWS = 50
@@ -108,16 +105,11 @@ class _Place(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """A device on a board, before it has its rank."""
 
     place: _Place
     row: EdgeRow
-
-    @property
-    def ranks(self) -> bool:
-        return self.place.group == _RANKED
 
 
 _RANKED, _WITHOUT_FIGURE, _UNRANKED = range(3)
@@ -129,11 +121,11 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     found = session.execute(_partitions(query, at, after)).all()
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    workers = WorkersBeside(session)
-    boards = tuple(_board(session, query, Partition(*row[:3]), limit, at, workers) for row in found[:BOARDS])
+    images = _image_results(session) if found else ()
+    boards = tuple(_board(session, query, Partition(*row[:3]), limit, at, images) for row in found[:BOARDS])
     return EdgePage(
         boards=boards,
-        cost=query.assumptions,
+        cost=CostAssumptions(**query.model_dump(include=set(CostAssumptions.model_fields))),
         note=None if boards else _why_none(session),
         next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     )
@@ -192,13 +184,21 @@ def _board(
     partition: Partition,
     limit: int,
     at: tuple[Partition, _Place] | None,
-    workers: WorkersBeside,
+    images: Sequence[LeaderboardEntry],
 ) -> EdgeBoard:
     every = sorted(_candidates(session, query, partition), key=lambda each: each.place)
     unranked = [each.row for each in every if each.place.group == _UNRANKED]
     listed = [each for each in every if query.include_unranked or each.place.group != _UNRANKED]
     rows = [each for each in _with_ranks(listed, query.metric) if at is None or each.place > at[1]]
-    network = _network(session, partition.model_sha256)
+    model = session.get(EdgeModel, partition.model_sha256)
+    network = NetworkFacts.of_manifest(model.document) if model else None
+    counts = Counter(reason for row in unranked for reason in row.reasons)
+    not_ranked = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+    note = None
+    if not listed:
+        are = "report is" if len(unranked) == 1 else "reports are"
+        named = ", ".join(f"{reason} ({count})" for reason, count in not_ranked.items())
+        note = f"{len(unranked)} {are} not ranked: {named}. Show them with include_unranked=true."
     return EdgeBoard(
         **partition._asdict(),
         network=network,
@@ -207,9 +207,9 @@ def _board(
         better=EDGE_METRICS[query.metric].better,
         rows=tuple(each.row for each in rows[:limit]),
         row_count=len(listed),
-        not_ranked=_counts(unranked),
-        workers=workers.of(partition.model_sha256, network),
-        note=None if listed else _why_empty(unranked),
+        not_ranked=not_ranked,
+        workers=_workers(images, partition.model_sha256, network),
+        note=note,
         next_cursor=encode_cursor(*partition, *rows[limit - 1].place) if len(rows) > limit else None,
     )
 
@@ -228,84 +228,104 @@ def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Ite
         group = _WITHOUT_FIGURE if figure.value is None else _RANKED
         if not ranked or device.revoked_at is not None:
             group = _UNRANKED
-            row = row.model_copy(update={"reasons": _reasons(report, device)})
-        yield _Candidate(_Place(group, _order(query.metric, figure), _key(row)), row)
-
-
-def _order(metric: EdgeMetric, figure: EdgeFigure) -> float:
-    value = figure.value or 0.0
-    return -value if EDGE_METRICS[metric].better is Better.HIGHER else value
-
-
-def _key(row: EdgeRow) -> str:
-    """Tells rows with equal values apart: a device may have two on a board, one of which does not rank."""
-    return f"{row.device_id}/{row.report_id}"
-
-
-def _reasons(report: DeviceReportRow, device: Device) -> tuple[str, ...]:
-    revoked = (REVOKED,) if device.revoked_at is not None else ()
-    return (*report.reasons, *revoked)
+            revoked = (REVOKED,) if device.revoked_at is not None else ()
+            row = row.model_copy(update={"reasons": (*report.reasons, *revoked)})
+        sign = -1 if EDGE_METRICS[query.metric].better is Better.HIGHER else 1
+        # A device may have two rows on a board, one of which does not rank.
+        yield _Candidate(_Place(group, sign * (figure.value or 0.0), f"{device.id}/{report.id}"), row)
 
 
 def _row(query: EdgeQuery, report: DeviceReportRow, device: Device) -> EdgeRow:
     document = report.document
-    return EdgeRow(
+    return report.as_view(
+        EdgeRow,
         rank=None,
-        device_id=device.id,
         device=device.name,
-        board=report.board,
-        source=report.source,
         report_id=report.id,
-        received_at=report.received_at,
         firmware_sha256=document["firmware_sha256"],
         runner_version=document["runner"]["version"],
         clock_hz=document["clock_hz"],
         windows=len(document["windows"]),
         inferences=report.count,
-        power_source=report.power_source,
         figures=figures_of(document, report.board, query.costs(report.board)),
-        flags=tuple(report.flags),
+        reasons=(),
     )
 
 
 def _with_ranks(listed: Sequence[_Candidate], metric: EdgeMetric) -> Iterable[_Candidate]:
     """A row shares the rank of the one before it if its spread touches that of the first row of that rank; else its
     rank is its position (1, 1, 3). Rows are compared with the first alone, so that a chain of overlaps ends."""
-    rank, first = 0, EdgeFigure(value=None)
+    rank, first = 0, (0.0, 0.0)
     for position, each in enumerate(listed, start=1):
-        if not each.ranks:
+        if each.place.group != _RANKED:
             yield each
             continue
         figure = each.row.figures[metric]
-        if rank == 0 or not _overlap(first, figure):
-            rank, first = position, figure
+        low, high = figure.low or 0.0, figure.high or 0.0  # of what ranks, both are known
+        if rank == 0 or first[0] > high or low > first[1]:
+            rank, first = position, (low, high)
         yield _Candidate(each.place, each.row.model_copy(update={"rank": rank}))
 
 
-def _overlap(one: EdgeFigure, other: EdgeFigure) -> bool:
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return False
-    return one.low <= other.high and other.low <= one.high
+def _image_results(session: Session) -> Sequence[LeaderboardEntry]:
+    """The newest current results of image classifiers that workers measured."""
+    query = select(LeaderboardEntry).where(
+        LeaderboardEntry.workload == IMAGES,
+        LeaderboardEntry.standing == Standing.CURRENT,
+        LeaderboardEntry.source == "worker",
+    )
+    return session.scalars(query.order_by(LeaderboardEntry.result_id.desc()).limit(MOST_RESULTS)).all()
 
 
-def _network(session: Session, model_sha256: str) -> NetworkFacts | None:
-    model = session.get(EdgeModel, model_sha256)
-    return NetworkFacts.of_manifest(model.document) if model else None
+def _workers(
+    entries: Sequence[LeaderboardEntry], model_sha256: str, network: NetworkFacts | None
+) -> tuple[EdgeWorkerRow, ...]:
+    """The results of a model's file or network, by energy per inference; those without it last, fastest first."""
+    likenesses = [(entry, _likeness(entry.edge or {}, model_sha256, network)) for entry in entries]
+    found = [_worker_row(entry, likeness) for entry, likeness in likenesses if likeness]
+    found.sort(
+        key=lambda row: (row.energy_per_inference_j or math.inf, -(row.images_per_s or 0.0), row.result_id)
+    )
+    return tuple(found)
 
 
-def _counts(rows: Sequence[EdgeRow]) -> dict[str, int]:
-    """How many rows have each reason, the most frequent first."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        for reason in row.reasons:
-            counts[reason] = counts.get(reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+def _likeness(edge: Document, model_sha256: str, network: NetworkFacts | None) -> Likeness | None:
+    """How like a model a result's is; None for another network, and for a result that does not say which it ran."""
+    if edge.get("weight_hash") == model_sha256:
+        return Likeness.FILE
+    ran = edge.get("network")
+    if ran is None or network is None:
+        return None
+    found = NetworkFacts.model_validate(ran)
+    if not found.has_body_of(network):
+        return None
+    return Likeness.NETWORK if found.classes == network.classes else Likeness.BODY
 
 
-def _why_empty(unranked: Sequence[EdgeRow]) -> str:
-    are = "report is" if len(unranked) == 1 else "reports are"
-    named = ", ".join(f"{reason} ({count})" for reason, count in _counts(unranked).items())
-    return f"{len(unranked)} {are} not ranked: {named}. Show them with include_unranked=true."
+def _worker_row(entry: LeaderboardEntry, likeness: Likeness) -> EdgeWorkerRow:
+    """The energy of an image is the power while requests run, idle included, over the rate at which they run."""
+    shown, edge = RowFacts.model_validate(entry.shown), entry.edge or {}
+    metrics: Mapping[str, Document] = edge["metrics"]
+    known = {name: (metrics.get(name) or {}).get("value") for name in (*RATES, "j_per_image")}
+    rate, power = known["images_per_s"], known["power_w"]
+    energy = power / rate if power and rate else None
+    sensor = edge.get("energy") or {}
+    return entry.as_view(
+        EdgeWorkerRow,
+        **{name: known[name] for name in RATES},
+        job_id=shown.job_id,
+        hardware=entry.hardware_class,
+        label=shown.label,
+        likeness=likeness,
+        batch_size=shown.workload.get("batch_size"),
+        energy_per_inference_j=energy,
+        energy_above_idle_j=known["j_per_image"],
+        fps_per_watt=1 / energy if energy else None,
+        energy_source=sensor.get("source"),
+        energy_scope=sensor.get("scope"),
+        reason=None if energy else (metrics.get("power_w") or {}).get("reason") or NOT_MEASURED,
+        warnings=tuple(entry.warnings.split()),
+    )
 
 
 def _why_none(session: Session) -> str:

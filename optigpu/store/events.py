@@ -15,7 +15,7 @@ from optigpu.store import results
 from optigpu.store.database import moment
 from optigpu.store.errors import absent
 from optigpu.store.tables import Job, JobEvent, VariantRow
-from optigpu.vocabulary import Document, Frozen
+from optigpu.vocabulary import Frozen
 
 VARIANT_FINISHED, FINISHED = "variant_finished", "finished"
 
@@ -50,14 +50,17 @@ def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> lis
     )
     found = session.scalars(query).all()
     whole = _whole(session, job_id, found)
-    return [
-        EventView(sequence=event.sequence, at=event.at, kind=event.kind, data=whole(event)) for event in found
-    ]
+    return [event.as_view(EventView, data=whole(event)) for event in found]
 
 
 def _whole(session: Session, job_id: str, found: Sequence[JobEvent]) -> Callable[[JobEvent], dict[str, Any]]:
     """Gives the data of an event with the result or the attribution that it stands for."""
-    names = {event.sequence: _result_id(event.data) for event in found if event.kind == VARIANT_FINISHED}
+    outcomes = {event.sequence: event.data["outcome"] for event in found if event.kind == VARIANT_FINISHED}
+    # The version before wrote the whole result.
+    names = {
+        sequence: told.get("result_id") or (told.get("result") or {}).get("id")
+        for sequence, told in outcomes.items()
+    }
     named = results.by_id(session, [each for each in names.values() if each])
     gone = set(names.values()) - set(named) - {None}
     of_variant = select(VariantRow.index, VariantRow.reason).where(VariantRow.job_id == job_id)
@@ -70,20 +73,13 @@ def _whole(session: Session, job_id: str, found: Sequence[JobEvent]) -> Callable
             return event.data if attribution is None else event.data | {"attribution": attribution}
         if event.kind != VARIANT_FINISHED:
             return event.data
-        name, told = names[event.sequence], event.data["outcome"]
+        name, told = names[event.sequence], outcomes[event.sequence]
         outcome = {"index": told["index"], "status": told["status"], "reason": told["reason"]}
         if name in gone:
             outcome["reason"] = reasons.get(told["index"])
         return event.data | {"outcome": outcome | {"result": named.get(name) if name else None}}
 
     return data
-
-
-def _result_id(data: Document) -> str | None:
-    """The result that the event of a variant's end names; the version before wrote the whole result."""
-    outcome = data["outcome"]
-    name: str | None = outcome.get("result_id") or (outcome.get("result") or {}).get("id")
-    return name
 
 
 def locked(session: Session, job_id: str) -> Job:

@@ -20,33 +20,32 @@ from optigpu.store.tables import Attempt, Job, ResultRow, VariantRow
 from optigpu.store.unserved import Prospects
 from optigpu.vocabulary import Document, JobState
 
-Fields = dict[str, Any]
-"""Some fields of a view, by their names."""
-
 ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
 """The progress of a job that has ended, in whatever state: it stands for time, and the state says what came of it."""
 
 
 def summary(job: Job) -> JobSummary:
     """The job in a list."""
-    return JobSummary(**_summary(job))
+    return job.as_view(JobSummary, **_of_spec(job.spec))
 
 
 def view(session: Session, job: Job, lease_s: float) -> JobView:
     """The job as it is now, whole."""
-    return JobView(
-        **_summary(job),
-        **_place(session, job, lease_s),
-        not_before=job.not_before,
-        failure=job.failure,
+    place = begins = None
+    if job.state is JobState.QUEUED and job.via is None:
+        at = moment(session)
+        place = queue.position(session, job, at)
+        begins = queue.estimated_start(session, job, place, lease_s, at)
+    return job.as_view(
+        JobView,
+        **_of_spec(job.spec),
+        queue_position=place,
+        estimated_start_at=begins,
         unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
         launch=launches.last_of(session, job.id) if job.via else None,
-        progress=ENDED if job.state.is_final else ProgressView(**job.progress),
+        progress=ENDED if job.state.is_final else job.progress,
         attempts=_attempts(session, job.id),
         variants=_variants(session, job),
-        spec=job.spec,
-        schema_version=job.schema_version,
-        attribution=job.attribution,
     )
 
 
@@ -70,41 +69,13 @@ def new_view(row: Document, created_at: datetime, prospects: Prospects) -> JobVi
     )
 
 
-def _place(session: Session, job: Job, lease_s: float) -> Fields:
-    if job.state is not JobState.QUEUED or job.via is not None:
-        return {}
-    at = moment(session)
-    place = queue.position(session, job, at)
-    begins = queue.estimated_start(session, job, place, lease_s, at)
-    return {"queue_position": place, "estimated_start_at": begins}
-
-
-def _summary(job: Job) -> Fields:
-    shown = ("id", "state", "created_at", "started_at", "ended_at", "cancel_requested_at", "reason", "parked")
-    asked = ("workload", "model", "plan", "device")
-    return {name: getattr(job, name) for name in shown + asked} | _of_spec(job.spec)
-
-
-def _of_spec(spec: Document) -> Fields:
-    return {
-        "name": spec.get("name"),
-        "tags": spec.get("tags", ()),
-        "priority": spec.get("priority", 0),
-    }
+def _of_spec(spec: Document) -> dict[str, Any]:
+    return {"name": spec.get("name"), "tags": spec.get("tags", ()), "priority": spec.get("priority", 0)}
 
 
 def _attempts(session: Session, job_id: str) -> tuple[AttemptView, ...]:
     rows = session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number))
-    return tuple(
-        AttemptView(
-            number=row.number,
-            worker_id=row.worker_id,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            outcome=row.outcome,
-        )
-        for row in rows
-    )
+    return tuple(row.as_view(AttemptView) for row in rows)
 
 
 def _variants(session: Session, job: Job) -> tuple[VariantView, ...]:
@@ -114,22 +85,11 @@ def _variants(session: Session, job: Job) -> tuple[VariantView, ...]:
         .where(VariantRow.job_id == job.id)
         .order_by(VariantRow.index)
     )
-    return tuple(
-        VariantView(
-            index=row.index,
-            role=row.role,
-            label=row.label,
-            status=row.status,
-            reason=row.reason,
-            result_id=row.result_id,
-            reused=None if row.result_id is None else _reused(job, measured_by, measured_at),
-        )
-        for row, measured_by, measured_at in session.execute(query)
-    )
-
-
-def _reused(job: Job, measured_by: str | None, measured_at: datetime) -> ReusedView | None:
-    if measured_by == job.id:
-        return None
-    age_s = (job.created_at - measured_at).total_seconds()
-    return ReusedView(job_id=measured_by, measured_at=measured_at, age_s=age_s)
+    found = []
+    for row, measured_by, measured_at in session.execute(query):
+        reused = None
+        if row.result_id is not None and measured_by != job.id:
+            age_s = (job.created_at - measured_at).total_seconds()
+            reused = ReusedView(job_id=measured_by, measured_at=measured_at, age_s=age_s)
+        found.append(row.as_view(VariantView, reused=reused))
+    return tuple(found)

@@ -11,16 +11,15 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import LaunchState, LaunchView
 from optigpu.job.spec import JobSpec
-from optigpu.store import leases, retries
+from optigpu.store import leases, transitions
 from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.keys import hash_of
 from optigpu.store.leases import Lease
-from optigpu.store.matching import suits
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import Attempt, Job, LauncherRow, LaunchRow
 from optigpu.store.transitions import attempt_of, in_state
-from optigpu.store.turns import is_due
+from optigpu.store.turns import is_due, suits
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import ConflictError, FailureKind, Frozen, JobState, Scheduler, new_id
 
@@ -114,7 +113,7 @@ def note(session: Session, launch_id: str, state: LaunchState, reference: str) -
 
 def end(session: Session, launch_id: str, reason: str) -> None:
     """The launch is over, and its token with it. If no pilot has claimed the job, this was an attempt at it that
-    failed; `store.retries` says what follows. Ending a launch again changes nothing."""
+    failed; `transitions.RETRIES` says what follows. Ending a launch again changes nothing."""
     job_id = session.scalars(select(LaunchRow.job_id).where(LaunchRow.id == launch_id)).one()
     job, row = locked(session, job_id), _row(session, launch_id)  # in the order of a claim
     if row.ended_at is not None:
@@ -125,7 +124,7 @@ def end(session: Session, launch_id: str, reason: str) -> None:
     session.flush()
     if job.state is JobState.QUEUED and job.fencing == row.fencing:
         _attempt_without_pilot(session, job, row)
-        retries.fail(session, job, FailureKind.NOT_STARTED, said, at)
+        transitions.fail(session, job, FailureKind.NOT_STARTED, said, at)
 
 
 def verify(session: Session, token: str) -> Pilot | None:

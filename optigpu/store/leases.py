@@ -2,7 +2,6 @@
 raises the job's fencing number. What a worker writes is accepted only while the job runs under the number with which it
 was claimed."""
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, select, update
@@ -11,7 +10,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import ProgressView
 from optigpu.job.estimate import missed
 from optigpu.job.spec import JobSpec
-from optigpu.store import retries
+from optigpu.store import transitions
 from optigpu.store.database import moment
 from optigpu.store.events import replace
 from optigpu.store.tables import Attempt, Job, VariantRow
@@ -101,7 +100,9 @@ def readable(session: Session, job: Job, at: datetime) -> JobSpec | None:
     try:
         return JobSpec.model_validate(job.spec)
     except SpecError as error:
-        retries.fail(session, job, FailureKind.REFUSED, _unreadable(error), at)
+        first = str(error).splitlines()[0].rstrip(".")
+        why = f"This version can no longer run the job ({first}); post it again in the current format."
+        transitions.fail(session, job, FailureKind.REFUSED, why, at)
         return None
 
 
@@ -148,13 +149,13 @@ def release(session: Session, lease: Hold) -> None:
 
 
 def fail(session: Session, lease: Hold, kind: FailureKind, error: str) -> None:
-    """This attempt failed; `store.retries` says what follows. Raises LeaseLostError."""
+    """This attempt failed; `RETRIES` says what follows. Raises LeaseLostError."""
     job = held(session, lease)
     at = moment(session)
     if job.cancel_requested_at is not None:
         end(session, job, JobState.CANCELLED, "Cancelled on request.", at)
     else:
-        retries.fail(session, job, kind, error, at)
+        transitions.fail(session, job, kind, error, at)
 
 
 def sweep(session: Session, now: datetime | None = None) -> Swept:
@@ -167,11 +168,16 @@ def sweep(session: Session, now: datetime | None = None) -> Swept:
     for job in session.scalars(query.with_for_update(skip_locked=True)).all():
         _take_back(session, job, at)
         swept[job.state].append(job.id)
+    late = select(Job).where(in_state(JobState.QUEUED), Job.deadline <= at).order_by(Job.created_at, Job.id)
+    overdue = session.scalars(late.with_for_update(skip_locked=True)).all()
+    for job in overdue:
+        assert job.deadline is not None
+        end(session, job, JobState.FAILED, missed(job.deadline), at)
     return Swept(
         requeued=tuple(swept[JobState.QUEUED]),
         failed=tuple(swept[JobState.FAILED]),
         cancelled=tuple(swept[JobState.CANCELLED]),
-        overdue=_end_overdue(session, at),
+        overdue=tuple(job.id for job in overdue),
     )
 
 
@@ -218,37 +224,19 @@ def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime)
     if job.via is not None or (last.host_id, last.device, last.version) != here:
         session.execute(delete(VariantRow).where(VariantRow.job_id == job.id))
         return ()
-    return tuple(_finished(session, job.id))
-
-
-def _finished(session: Session, job_id: str) -> Collection[int]:
-    query = select(VariantRow.index).where(VariantRow.job_id == job_id, VariantRow.status.not_in(UNFINISHED))
-    return session.scalars(query.order_by(VariantRow.index)).all()
+    finished = VariantRow.job_id == job.id, VariantRow.status.not_in(UNFINISHED)
+    return tuple(session.scalars(select(VariantRow.index).where(*finished).order_by(VariantRow.index)))
 
 
 def _take_back(session: Session, job: Job, at: datetime) -> None:
     if job.cancel_requested_at is not None:
         end(session, job, JobState.CANCELLED, "Cancelled on request; its worker had stopped answering.", at)
         return
-    lost = retries.times(session, job, FailureKind.LOST) + 1
+    lost = transitions.times(session, job, FailureKind.LOST) + 1
     times = "once" if lost == 1 else f"{lost} times"
     reason = f"Its worker was lost {times}: it died, hung or lost its connection. Read the worker's log."
-    retries.fail(session, job, FailureKind.LOST, reason, at)
-
-
-def _end_overdue(session: Session, at: datetime) -> tuple[str, ...]:
-    query = select(Job).where(in_state(JobState.QUEUED), Job.deadline <= at).order_by(Job.created_at, Job.id)
-    overdue = session.scalars(query.with_for_update(skip_locked=True)).all()
-    for job in overdue:
-        assert job.deadline is not None
-        end(session, job, JobState.FAILED, missed(job.deadline), at)
-    return tuple(job.id for job in overdue)
+    transitions.fail(session, job, FailureKind.LOST, reason, at)
 
 
 def _lost(job_id: str) -> LeaseLostError:
     return LeaseLostError(f"Job {job_id} has ended or belongs to another worker; stop working on it.")
-
-
-def _unreadable(error: SpecError) -> str:
-    first = str(error).splitlines()[0].rstrip(".")
-    return f"This version can no longer run the job ({first}); post it again in the current format."

@@ -17,17 +17,22 @@ from optigpu.documents.events import (
     Waiting,
     as_document,
 )
-from optigpu.documents.older import current
+from optigpu.documents.older import current, why_none_ranks
 from optigpu.documents.result import Attribution, Outcome, Result
-from optigpu.store import artifacts, results, standings
+from optigpu.documents.runs import RunDocument
+from optigpu.documents.views import JobView
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
+from optigpu.store import artifacts, jobs, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
-from optigpu.store.events import FINISHED, VARIANT_FINISHED, record
+from optigpu.store.events import FINISHED, VARIANT_FINISHED, locked, record
 from optigpu.store.leases import Hold, Lease, held
-from optigpu.store.tables import Job, VariantRow
+from optigpu.store.tables import Job, ResultRow, VariantRow
 from optigpu.store.transitions import end
 from optigpu.store.types import clean_text
 from optigpu.vocabulary import (
+    ConflictError,
     DocumentError,
     JobState,
     LeaseLostError,
@@ -37,6 +42,8 @@ from optigpu.vocabulary import (
     check_document,
 )
 
+IMPORTED = "import"
+"""In place of a worker's id."""
 LONGEST_PRINTED = 16_000
 """Of what a variant's processes have printed."""
 
@@ -109,21 +116,21 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
     LeaseLostError, NotFoundError."""
     job = held(session, lease)
     variant = _variant(session, job, outcome.index)
-    outcome = _storable(_of_job(outcome, job.id))
-    if _is_saved(variant, outcome):
+    if outcome.result is None:
+        outcome = outcome.model_copy(update={"reason": clean_text(outcome.reason or "")})
+    else:
+        result = outcome.result.model_copy(update={"job_id": job.id})
+        outcome = _storable(outcome.model_copy(update={"result": result}))
+    result_id = outcome.result.id if outcome.result else None
+    now = outcome.status, outcome.reason, result_id
+    if (variant.status, variant.reason, variant.result_id) == now:
         return
     if outcome.result is not None:
         results.add(session, outcome.result, outcome.samples)
         artifacts.add(session, outcome.result.id, kept)
         standings.enter(session, outcome.result)
-    variant.status, variant.reason = outcome.status, outcome.reason
-    variant.result_id = outcome.result.id if outcome.result else None
-    told = {
-        "index": outcome.index,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "result_id": variant.result_id,
-    }
+    variant.status, variant.reason, variant.result_id = now
+    told = dict(zip(("index", "status", "reason", "result_id"), (outcome.index, *now), strict=True))
     record(session, job, VARIANT_FINISHED, {"kind": VARIANT_FINISHED, "outcome": told}, moment(session))
 
 
@@ -140,9 +147,10 @@ def finish(
     try:
         job = held(session, lease)
     except LeaseLostError:
-        if _is_finished(session, lease, state):
-            return
-        raise
+        ended = Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == state
+        if session.scalars(select(Job.id).where(*ended)).one_or_none() is None:
+            raise
+        return
     at = moment(session)
     if attribution is not None:
         job.attribution = attribution.model_dump(mode="json")
@@ -150,19 +158,40 @@ def finish(
     end(session, job, state, reason, at)
 
 
+def enter_run(session: Session, run: RunDocument, spec: JobSpec) -> JobView:
+    """Enters a run that was measured elsewhere as a job that has ended, with its results, all or nothing; `spec` is its
+    request. Raises ConflictError if it is here already."""
+    known = select(ResultRow.job_id).where(ResultRow.id.in_([result.id for result in run.results]))
+    if (job_id := session.scalars(known.limit(1)).first()) is not None:
+        raise ConflictError(f"This run is here already, as job {job_id}.")
+    # No worker can take it: it runs under this lease from the transaction's beginning to its end.
+    job = locked(session, jobs.submit(session, spec, fresh=True).job.id)
+    job.state, job.started_at, job.fencing = JobState.RUNNING, moment(session), job.fencing + 1
+    session.flush()
+    lease = Lease(job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=IMPORTED)
+    planned = [
+        PlannedVariant(index=each.index, role=each.role, label=each.label) for each in variants_of(spec)
+    ]
+    plan(session, lease, planned)
+    measured = {result.variant.index: result for result in run.results}
+    for kept in run.outcomes:  # a variant of the plan that has none is cancelled at the end
+        result = measured.get(kept.index)
+        reason = None if result else kept.reason or "The run does not say why."
+        known_outcome = kept.model_dump(exclude={"reason"})
+        save_outcome(session, lease, Outcome(**known_outcome, reason=reason, result=result))
+    state = JobState.SUCCEEDED if run.results else JobState.FAILED
+    told = f"Imported; it was measured on {run.created_at:%Y-%m-%d} outside of this service."
+    unranked = why_none_ranks([result.model_dump(mode="json") for result in run.results])
+    finish(session, lease, state, " ".join(filter(None, (run.stopped, unranked, told))), run.attribution)
+    return jobs.get(session, job.id)
+
+
 def _variant(session: Session, job: Job, index: int) -> VariantRow:
-    row = session.scalars(
-        select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.index == index)
-    ).one_or_none()
+    query = select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.index == index)
+    row = session.scalars(query).one_or_none()
     if row is None:
         raise NotFoundError(f"Job {job.id} has no variant {index}; enter its plan first.")
     return row
-
-
-def _of_job(outcome: Outcome, job_id: str) -> Outcome:
-    if outcome.result is None:
-        return outcome.model_copy(update={"reason": clean_text(outcome.reason or "")})
-    return outcome.model_copy(update={"result": outcome.result.model_copy(update={"job_id": job_id})})
 
 
 def _storable(outcome: Outcome) -> Outcome:
@@ -172,14 +201,3 @@ def _storable(outcome: Outcome) -> Outcome:
         reason = f"Its result cannot be stored: {error}"
         return Outcome(index=outcome.index, status=VariantStatus.FAILED, reason=reason)
     return outcome
-
-
-def _is_saved(variant: VariantRow, outcome: Outcome) -> bool:
-    result_id = outcome.result.id if outcome.result else None
-    now = variant.status, variant.reason, variant.result_id
-    return now == (outcome.status, outcome.reason, result_id)
-
-
-def _is_finished(session: Session, lease: Hold, state: JobState) -> bool:
-    query = select(Job.id).where(Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == state)
-    return session.scalars(query).one_or_none() is not None

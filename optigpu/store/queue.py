@@ -48,19 +48,13 @@ def position(session: Session, job: Job, at: datetime) -> int:
     mine = used.get(job.owner, 0.0) + own * JUST_BEGUN_S
     before = 0
     for owner, count in lanes:
-        ahead, tie = _turns(mine - used.get(owner, 0.0))
-        if tie and ahead < count:
+        # How many jobs the other key begins before its use has caught up; then both may be even.
+        turns, rest = divmod(mine - used.get(owner, 0.0), JUST_BEGUN_S)
+        ahead = max(int(turns) + (rest > 0), 0)
+        if rest == 0 and turns >= 0 and ahead < count:
             ahead += _is_older(session, (*alike, Job.owner == owner), ahead, job)
         before += min(count, ahead)
     return more_urgent + own + before + 1
-
-
-def _turns(lead_s: float) -> tuple[int, bool]:
-    """How many jobs another key begins before its use has caught up, and whether both keys then are even."""
-    if lead_s < 0:
-        return 0, False
-    whole, rest = divmod(lead_s, JUST_BEGUN_S)
-    return int(whole) + (rest > 0), rest == 0
 
 
 def _is_older(session: Session, lane: tuple[ColumnElement[bool], ...], number: int, job: Job) -> bool:

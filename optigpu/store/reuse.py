@@ -25,15 +25,6 @@ MEASURED_BY_A_WORKER = "worker"
 """The source of results that count here: those of other sources may have been measured in other ways."""
 
 
-class Kept(Frozen):
-    """A result that stands for a variant of the plan."""
-
-    index: int
-    result_id: str
-    job_id: str
-    measured_at: datetime
-
-
 class Candidate(Frozen):
     """A valid result of the right digests and hardware, with what its job asked for and where it was in its plan."""
 
@@ -52,17 +43,8 @@ class Answer(Frozen):
     """What a job asks for, from results that are there."""
 
     variants: tuple[Variant, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[Candidate, ...]
     attribution: Document
-
-    @property
-    def sentence(self) -> str:
-        """The reason of the job's end."""
-        oldest = min(each.measured_at for each in self.kept)
-        return (
-            f"Measured before, since {oldest:%Y-%m-%d %H:%M} UTC: its results are those of the very same measurement. "
-            "Post the job with fresh: true to measure it again."
-        )
 
 
 def find(session: Session, spec: JobSpec, prospects: Prospects) -> Answer | None:
@@ -79,7 +61,7 @@ def find(session: Session, spec: JobSpec, prospects: Prospects) -> Answer | None
     rows = [
         row
         for row in _candidates(session, measured, classes.pop())
-        if _is_of(RowFacts.model_validate(row.shown), software) and _suffices(row.spec, row.warnings, spec)
+        if _is_of(row, software) and _suffices(row.spec, row.warnings, spec)
     ]
     if spec.plan is PlanName.SINGLE and not spec.beside:
         return _apart(spec, measured, rows)
@@ -88,20 +70,17 @@ def find(session: Session, spec: JobSpec, prospects: Prospects) -> Answer | None
 
 def enter(session: Session, job: Job, answer: Answer, at: datetime) -> None:
     """Ends a queued job that nobody has taken with these results."""
-    kept = {each.index: each.result_id for each in answer.kept}
-    for variant in answer.variants:
-        session.add(
-            VariantRow(
-                job_id=job.id,
-                index=variant.index,
-                role=variant.role,
-                label=variant.label,
-                status=VariantStatus.SUCCEEDED,
-                result_id=kept[variant.index],
-            )
-        )
+    for variant, kept in zip(answer.variants, answer.kept, strict=True):
+        planned = {"index": variant.index, "role": variant.role, "label": variant.label}
+        row = VariantRow(job_id=job.id, status=VariantStatus.SUCCEEDED, result_id=kept.result_id, **planned)
+        session.add(row)
     job.attribution = dict(answer.attribution)
-    end(session, job, JobState.SUCCEEDED, answer.sentence, at)
+    oldest = min(each.measured_at for each in answer.kept)
+    sentence = (
+        f"Measured before, since {oldest:%Y-%m-%d %H:%M} UTC: its results are those of the very same measurement. "
+        "Post the job with fresh: true to measure it again."
+    )
+    end(session, job, JobState.SUCCEEDED, sentence, at)
 
 
 def _candidates(session: Session, variants: Sequence[Variant], hardware_class: str) -> Sequence[Candidate]:
@@ -131,10 +110,11 @@ def _candidates(session: Session, variants: Sequence[Variant], hardware_class: s
     return [Candidate.model_validate(row, from_attributes=True) for row in found]
 
 
-def _is_of(shown: RowFacts, software: Iterable[Mapping[str, str]]) -> bool:
+def _is_of(row: Candidate, software: Iterable[Mapping[str, str]]) -> bool:
     """Whether each worker that may take the job has the versions with which this was measured, of what is compared."""
-    versions = shown.versions
-    return bool(versions) and all(versions_of(shown.backend, each) == versions for each in software)
+    shown = RowFacts.model_validate(row.shown)
+    of_each = [versions_of(shown.backend, each) for each in software]
+    return bool(shown.versions) and all(versions == shown.versions for versions in of_each)
 
 
 def _suffices(earlier: Document, warnings: str, spec: JobSpec) -> bool:
@@ -163,17 +143,13 @@ def _apart(spec: JobSpec, variants: Sequence[Variant], rows: Sequence[Candidate]
         best.setdefault(row.variant_digest, row)
     if any(variant.digest not in best for variant in variants):
         return None
-    kept = [_kept(variant, best[variant.digest]) for variant in variants]
-    attribution = Attribution(
-        metric=spec.primary,
-        rows=tuple(
-            AttributionRow(
-                index=variant.index, role=variant.role, label=variant.label, status=VariantStatus.SUCCEEDED
-            )
-            for variant in variants
-        ),
-    )
-    return Answer(variants=tuple(variants), kept=tuple(kept), attribution=attribution.model_dump(mode="json"))
+    status = VariantStatus.SUCCEEDED
+    gains = [
+        AttributionRow(index=each.index, role=each.role, label=each.label, status=status) for each in variants
+    ]
+    attribution = Attribution(metric=spec.primary, rows=tuple(gains)).model_dump(mode="json")
+    kept = tuple(best[variant.digest] for variant in variants)
+    return Answer(variants=tuple(variants), kept=kept, attribution=attribution)
 
 
 def _together(
@@ -185,22 +161,12 @@ def _together(
         if row.plan == spec.plan:
             by_job.setdefault(row.job_id, {})[row.index, row.variant_digest] = row
     wanted = [(variant.index, variant.digest) for variant in variants]
-    for job_id, found in by_job.items():
-        if all(place in found for place in wanted):
-            return _of_job(session, job_id, variants, [found[place] for place in wanted])
-    return None
-
-
-def _of_job(
-    session: Session, job_id: str, variants: Sequence[Variant], rows: Sequence[Candidate]
-) -> Answer | None:
+    job_id, found = next(
+        ((job, found) for job, found in by_job.items() if found.keys() >= {*wanted}), ("", {})
+    )
     planned = select(func.count()).select_from(VariantRow).where(VariantRow.job_id == job_id)
-    gains = session.scalars(select(Job.attribution).where(Job.id == job_id)).one()
+    gains = session.scalars(select(Job.attribution).where(Job.id == job_id)).one_or_none()
     if gains is None or session.scalars(planned).one() != len(variants):
         return None
-    kept = tuple(_kept(variant, row) for variant, row in zip(variants, rows, strict=True))
+    kept = tuple(found[place] for place in wanted)
     return Answer(variants=tuple(variants), kept=kept, attribution=gains)
-
-
-def _kept(variant: Variant, row: Candidate) -> Kept:
-    return Kept(index=variant.index, result_id=row.result_id, job_id=row.job_id, measured_at=row.measured_at)

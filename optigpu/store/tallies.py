@@ -4,7 +4,7 @@ Jobs that are older than the oldest unfinished one can no longer change: a `Tall
 import json
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -121,49 +121,29 @@ def _count(session: Session, since: datetime, until: datetime | None) -> Tally:
     return tally
 
 
-class _Attempt(NamedTuple):
-    """One attempt, with what is known of its job."""
-
-    job_id: str
-    number: int
-    worker_id: str
-    started_at: datetime
-    ended_at: datetime | None
-    outcome: str | None
-    device: DeviceKind
-    posted_at: datetime
-
-
 def _count_attempts(session: Session, posted: Sequence[ColumnElement[bool]], tally: Tally) -> None:
     starts, now = _variant_starts(session, posted), moment(session)
     queued_since: Mapping[str, datetime] = {}
-    for attempt in _attempts(session, posted):
-        waited_from = queued_since.get(attempt.job_id, attempt.posted_at)
-        tally.took(Phase.QUEUED, attempt.device, attempt.started_at - waited_from)
-        tally.busy_s[attempt.worker_id] += ((attempt.ended_at or now) - attempt.started_at).total_seconds()
-        if attempt.ended_at is None:
-            continue
-        tally.attempts[attempt.device, attempt.outcome or "unknown"] += 1
-        began = [at for at in starts[attempt.job_id] if attempt.started_at <= at <= attempt.ended_at]
-        measuring_from = min(began, default=attempt.ended_at)
-        tally.took(Phase.PREPARING, attempt.device, measuring_from - attempt.started_at)
-        if began:
-            tally.took(Phase.MEASURING, attempt.device, attempt.ended_at - measuring_from)
-        queued_since = {attempt.job_id: attempt.ended_at}
-
-
-def _attempts(session: Session, posted: Sequence[ColumnElement[bool]]) -> Iterator[_Attempt]:
-    """The attempts of these jobs, those of one job in their order."""
-    of_attempt = (Attempt.job_id, Attempt.number, Attempt.worker_id, Attempt.started_at, Attempt.ended_at)
     query = (
-        select(*of_attempt, Attempt.outcome, Job.device, Job.created_at)
+        select(Attempt, Job.device, Job.created_at)
         .join(Job, Job.id == Attempt.job_id)
         .where(*posted)
         .order_by(Attempt.job_id, Attempt.number)
         .execution_options(yield_per=ROWS_AT_ONCE)
     )
-    for row in session.execute(query):
-        yield _Attempt(*row)
+    for attempt, device, posted_at in session.execute(query):
+        waited_from = queued_since.get(attempt.job_id, posted_at)
+        tally.took(Phase.QUEUED, device, attempt.started_at - waited_from)
+        tally.busy_s[attempt.worker_id] += ((attempt.ended_at or now) - attempt.started_at).total_seconds()
+        if attempt.ended_at is None:
+            continue
+        tally.attempts[device, attempt.outcome or "unknown"] += 1
+        began = [at for at in starts[attempt.job_id] if attempt.started_at <= at <= attempt.ended_at]
+        measuring_from = min(began, default=attempt.ended_at)
+        tally.took(Phase.PREPARING, device, measuring_from - attempt.started_at)
+        if began:
+            tally.took(Phase.MEASURING, device, attempt.ended_at - measuring_from)
+        queued_since = {attempt.job_id: attempt.ended_at}
 
 
 def _variant_starts(
@@ -218,24 +198,19 @@ class Figures(Frozen):
 def read(session: Session, lease_s: float) -> Figures:
     """Reads the figures by the indexes of the queue; a worker that is silent for `lease_s` is not alive."""
     at = moment(session)
+    query = select(Job.device, func.count(), func.min(Job.created_at)).group_by(Job.device)
+    waiting = {
+        device: Waiting(count=count, oldest_s=max(0.0, (at - oldest).total_seconds()))
+        for device, count, oldest in session.execute(
+            query.where(Job.state == JobState.QUEUED, Job.via.is_(None))
+        )
+    }
     return Figures(
         at=at,
         jobs=queue.counts(session),
-        waiting=_waiting(session, at),
+        waiting=waiting,
         workers=tuple(workers.list_(session, lease_s=lease_s, now=at)),
     )
-
-
-def _waiting(session: Session, at: datetime) -> dict[DeviceKind, Waiting]:
-    query = (
-        select(Job.device, func.count(), func.min(Job.created_at))
-        .where(Job.state == JobState.QUEUED, Job.via.is_(None))
-        .group_by(Job.device)
-    )
-    return {
-        device: Waiting(count=count, oldest_s=max(0.0, (at - oldest).total_seconds()))
-        for device, count, oldest in session.execute(query)
-    }
 
 
 MOST_JOBS = 200
@@ -257,18 +232,13 @@ def alone(session: Session) -> list[MeasuredGain]:
     """The valid ones of the newest jobs that have an attribution, the newest first."""
     query = select(Job.id, Job.attribution).where(Job.attribution.is_not(None))
     found = session.execute(query.order_by(Job.created_at.desc()).limit(MOST_JOBS)).all()
-    places = _places(session, [row.id for row in found])
-    return [gain for row in found for gain in _gains(row.id, row.attribution, places)]
-
-
-def _places(session: Session, jobs: Iterable[str]) -> dict[tuple[str, int], LeaderboardEntry]:
-    """The entries of jobs' variants, by the job and the index."""
-    query = (
+    query_entries = (
         select(VariantRow.job_id, VariantRow.index, LeaderboardEntry)
         .join(LeaderboardEntry, LeaderboardEntry.result_id == VariantRow.result_id)
-        .where(VariantRow.job_id.in_(list(jobs)))
+        .where(VariantRow.job_id.in_([row.id for row in found]))
     )
-    return {(job, index): entry for job, index, entry in session.execute(query)}
+    places = {(job, index): entry for job, index, entry in session.execute(query_entries)}
+    return [gain for row in found for gain in _gains(row.id, row.attribution, places)]
 
 
 def _gains(
@@ -281,12 +251,10 @@ def _gains(
     for row in rows:
         entry = places.get((job, row.index))
         if entry is not None and row.technique and row.alone is not None and row.alone.valid:
-            yield MeasuredGain(
+            yield entry.as_view(
+                MeasuredGain,
                 technique=row.technique,
                 gain=row.alone,
                 job_id=job,
-                result_id=entry.result_id,
-                model=entry.model,
                 hardware=entry.hardware_class,
-                measured_at=entry.measured_at,
             )

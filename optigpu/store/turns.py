@@ -6,28 +6,49 @@ that wait."""
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import CTE, ColumnElement, and_, func, or_, select
+from sqlalchemy import CTE, ColumnElement, Row, and_, func, literal, not_, or_, select
 from sqlalchemy.orm import Session
 
-from optigpu.store.matching import can_run
+from optigpu.documents.views import Want, WorkerView
+from optigpu.job.needs import HUB
 from optigpu.store.statements import seconds_between
-from optigpu.store.tables import Attempt, Job
+from optigpu.store.tables import Attempt, Job, JobNeed
 from optigpu.store.transitions import in_state
 from optigpu.store.workers import WorkerInfo
-from optigpu.vocabulary import DeviceKind, Frozen, JobState
+from optigpu.vocabulary import DeviceKind, JobState
 
 RECENT = timedelta(hours=1)
 JUST_BEGUN_S = 60.0
 """What a running job counts as at least: otherwise one key would get every worker that becomes free at once."""
 
 
-class Head(Frozen):
-    """The first job of a lane that the worker can run."""
+Capable = WorkerInfo | WorkerView
+"""What a worker can run, as it says itself or as it is stored."""
 
-    owner: str
-    job_id: str
-    precedence: int
-    created_at: datetime
+
+def suits(worker: Capable) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on a job's row that hold if the worker's machine has what the job asks for."""
+    lacking = select(JobNeed.name).where(JobNeed.job_id == Job.id, not_(has(worker)))
+    return (*device_fits(worker).values(), not_(lacking.correlate(Job).exists()))
+
+
+def device_fits(worker: Capable) -> dict[Want, ColumnElement[bool]]:
+    """Conditions on a job's row, each of which holds if the worker's device is in one respect as the job asks for."""
+    names = [literal(name.lower()).like(Job.gpu_pattern, escape="\\") for name in worker.gpus]
+    return {
+        Want.DEVICE: Job.device == worker.device,
+        Want.GPU: or_(Job.gpu_pattern.is_(None), *names),
+        Want.MEMORY: Job.min_vram_bytes <= (worker.vram_bytes or 0),
+    }
+
+
+def has(worker: Capable) -> ColumnElement[bool]:
+    """The condition on a row of a job's needs that holds if the worker has it."""
+    offered = {Want.BACKEND: worker.backends, Want.PACKAGE: worker.packages, Want.MODEL: worker.models}
+    held = [and_(JobNeed.kind == kind, JobNeed.name.in_(names)) for kind, names in offered.items()]
+    if worker.downloads:
+        held.append(and_(JobNeed.kind == Want.MODEL, JobNeed.name.like(f"{HUB}%")))
+    return or_(*held)
 
 
 def next_job(session: Session, worker: WorkerInfo, at: datetime, asked: str | None = None) -> str | None:
@@ -36,13 +57,15 @@ def next_job(session: Session, worker: WorkerInfo, at: datetime, asked: str | No
     heads = _heads(session, worker, at)
     if not heads:
         return None
-    used: Mapping[str, float] = {}
-    if len({head.owner for head in heads}) > 1:
-        used = used_s(session, worker.device, at)
-    first = min(heads, key=lambda head: (used.get(head.owner, 0.0), head.created_at, head.job_id))
-    if asked is not None and asked != first.job_id and _is_alike(session, asked, first, worker, at):
-        return asked
-    return first.job_id
+    used = used_s(session, worker.device, at) if len({head.owner for head in heads}) > 1 else {}
+    first = min(heads, key=lambda head: (used.get(head.owner, 0.0), head.created_at, head.id))
+    turn: str = first.id
+    if asked is not None and asked != turn:
+        same = Job.id == asked, Job.owner == first.owner, Job.precedence == first.precedence
+        can_begin = in_state(JobState.QUEUED), *is_due(at), Job.via.is_(None), *suits(worker)
+        if session.scalars(select(Job.id).where(*same, *can_begin)).one_or_none() is not None:
+            return asked
+    return turn
 
 
 def used_s(session: Session, device: DeviceKind, at: datetime) -> Mapping[str, float]:
@@ -70,28 +93,21 @@ def is_due(at: datetime) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _heads(session: Session, worker: WorkerInfo, at: datetime) -> Sequence[Head]:
+def _heads(session: Session, worker: WorkerInfo, at: datetime) -> Sequence[Row[str, str, int, datetime]]:
     """The first job of each lane that the worker can run, of the highest priority that there is among them."""
     lanes = _lanes(worker.device)
+    queued = in_state(JobState.QUEUED), Job.device == worker.device, *is_due(at)
     first = (
         select(Job.id)
-        .where(in_state(JobState.QUEUED), Job.device == worker.device, Job.lane == lanes.c.lane, *is_due(at))
+        .where(*queued, Job.lane == lanes.c.lane)
         .order_by(Job.precedence, Job.created_at, Job.id)
         .limit(1)
         .correlate(lanes)
         .scalar_subquery()
     )
-    alone = select(Job.id).where(
-        in_state(JobState.QUEUED), Job.device == worker.device, Job.lane.is_(None), *is_due(at)
-    )
-    heads = select(first).select_from(lanes).union_all(alone)
-    query = select(Job.owner, Job.id, Job.precedence, Job.created_at).where(
-        Job.id.in_(heads), *can_run(worker)
-    )
-    found = [
-        Head(owner=row.owner, job_id=row.id, precedence=row.precedence, created_at=row.created_at)
-        for row in session.execute(query)
-    ]
+    heads = select(first).select_from(lanes).union_all(select(Job.id).where(*queued, Job.lane.is_(None)))
+    query = select(Job.owner, Job.id, Job.precedence, Job.created_at)
+    found = session.execute(query.where(Job.id.in_(heads), Job.via.is_(None), *suits(worker))).all()
     highest = min((head.precedence for head in found), default=0)
     return [head for head in found if head.precedence == highest]
 
@@ -104,10 +120,3 @@ def _lanes(device: DeviceKind) -> CTE:
         select(func.min(Job.lane)).where(waiting, Job.lane > lanes.c.lane).correlate(lanes).scalar_subquery()
     )
     return lanes.union_all(select(following).select_from(lanes).where(lanes.c.lane.is_not(None)))
-
-
-def _is_alike(session: Session, asked: str, first: Head, worker: WorkerInfo, at: datetime) -> bool:
-    """Whether the job of a message is of the key and the priority whose turn it is, and the worker can run it."""
-    same = Job.id == asked, Job.owner == first.owner, Job.precedence == first.precedence
-    query = select(Job.id).where(*same, in_state(JobState.QUEUED), *is_due(at), *can_run(worker))
-    return session.scalars(query).one_or_none() is not None

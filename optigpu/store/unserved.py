@@ -10,22 +10,15 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import Unserved, Want, WorkerView
 from optigpu.job.needs import FOLDER, HUB, Need
 from optigpu.store import launches, workers
-from optigpu.store.matching import device_fits, has
 from optigpu.store.tables import Job, JobNeed
-from optigpu.vocabulary import DeviceKind, Frozen, JobState, Scheduler
+from optigpu.store.turns import device_fits, has
+from optigpu.vocabulary import DeviceKind, Frozen, JobState
 
 MOST_NAMES = 8
 """How many names a sentence lists."""
 CAPABILITIES = {
-    "device",
-    "hardware_class",
-    "gpus",
-    "vram_bytes",
-    "backends",
-    "packages",
-    "models",
-    "downloads",
-    "software",
+    *("device", "hardware_class", "gpus", "vram_bytes"),
+    *("backends", "packages", "models", "downloads", "software"),
 }
 
 Lacking = tuple[WorkerView, AbstractSet[Need]]
@@ -34,9 +27,8 @@ Lacking = tuple[WorkerView, AbstractSet[Need]]
 
 def reasons(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, Unserved]:
     """By its id why each of these jobs waits, if it is queued and no worker seen within `lease_s` can take it."""
-    return {
-        job_id: found.unserved for job_id, found in look(session, job_ids, lease_s).items() if found.unserved
-    }
+    found = look(session, job_ids, lease_s)
+    return {job_id: each.unserved for job_id, each in found.items() if each.unserved}
 
 
 class Prospects(Frozen):
@@ -49,35 +41,24 @@ class Prospects(Frozen):
 def look(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, Prospects]:
     """The prospects of each of these jobs that is queued, by its id, with the workers seen within `lease_s`."""
     queued = select(Job).where(Job.id.in_(job_ids), Job.state == JobState.QUEUED)
-    found = session.scalars(queued).all()
-    via = {job.id: _via(session, job.via) for job in found if job.via is not None}
-    waiting = {job.id: job for job in found if job.via is None}
-    if not waiting:
-        return via
-    lacking = [
-        (worker, _lacking(session, waiting, worker)) for worker in _unlike(workers.alive(session, lease_s))
-    ]
-    return via | {
-        job.id: _prospects(job, [(worker, lacks[job.id]) for worker, lacks in lacking])
-        for job in waiting.values()
-    }
-
-
-def _via(session: Session, scheduler: Scheduler) -> Prospects:
-    """Those of a job for a scheduler, whose machines are not known before it allocates one."""
-    problem = launches.problem_of(session, scheduler)
-    unserved = Unserved(want=Want.LAUNCHER, name=scheduler.value, sentence=problem) if problem else None
-    return Prospects(unserved=unserved)
-
-
-def _prospects(job: Job, lacking: Sequence[Lacking]) -> Prospects:
-    able = tuple(worker for worker, lacks in lacking if not lacks)
-    return Prospects(unserved=None if able else _unserved(job, lacking), able=able)
-
-
-def _unlike(alive: Iterable[WorkerView]) -> list[WorkerView]:
-    """One of those workers that can run the same."""
-    return list({worker.model_dump_json(include=CAPABILITIES): worker for worker in alive}.values())
+    found: dict[str, Prospects] = {}
+    waiting: dict[str, Job] = {}
+    for job in session.scalars(queued):
+        if job.via is None:
+            waiting[job.id] = job
+            continue
+        # The machines of a scheduler are not known before it allocates one.
+        problem = launches.problem_of(session, job.via)
+        unserved = Unserved(want=Want.LAUNCHER, name=job.via.value, sentence=problem) if problem else None
+        found[job.id] = Prospects(unserved=unserved)
+    alive = workers.alive(session, lease_s) if waiting else ()
+    unlike = {worker.model_dump_json(include=CAPABILITIES): worker for worker in alive}.values()
+    lacking = [(worker, _lacking(session, waiting, worker)) for worker in unlike]
+    for job in waiting.values():
+        lacks = [(worker, needs[job.id]) for worker, needs in lacking]
+        able = tuple(worker for worker, needs in lacks if not needs)
+        found[job.id] = Prospects(unserved=None if able else _unserved(job, lacks), able=able)
+    return found
 
 
 def _lacking(session: Session, waiting: Mapping[str, Job], worker: WorkerView) -> dict[str, set[Need]]:
@@ -85,23 +66,18 @@ def _lacking(session: Session, waiting: Mapping[str, Job], worker: WorkerView) -
     found: dict[str, set[Need]] = {job_id: set() for job_id in waiting}
     fits = device_fits(worker)
     for job_id, *answers in session.execute(select(Job.id, *fits.values()).where(Job.id.in_(list(waiting)))):
-        found[job_id] |= {
-            _asked(waiting[job_id], want) for want, fit in zip(fits, answers, strict=True) if not fit
+        job = waiting[job_id]
+        asked = {
+            Want.DEVICE: job.device.value,
+            Want.GPU: str(job.spec.get("target", {}).get("gpu")),
+            Want.MEMORY: str(job.min_vram_bytes),
         }
+        unfit = [want for want, fit in zip(fits, answers, strict=True) if not fit]
+        found[job_id] |= {Need(kind=want, name=asked[want]) for want in unfit}
     of_needs = select(JobNeed).where(JobNeed.job_id.in_(list(waiting)), not_(has(worker)))
     for need in session.scalars(of_needs):
         found[need.job_id].add(Need(kind=need.kind, name=need.name))
     return found
-
-
-def _asked(job: Job, want: Want) -> Need:
-    """What the job asks for of a device."""
-    names = {
-        Want.DEVICE: job.device.value,
-        Want.GPU: str(job.spec.get("target", {}).get("gpu")),
-        Want.MEMORY: str(job.min_vram_bytes),
-    }
-    return Need(kind=want, name=names[want])
 
 
 def _unserved(job: Job, lacking: Sequence[Lacking]) -> Unserved:
@@ -113,26 +89,24 @@ def _unserved(job: Job, lacking: Sequence[Lacking]) -> Unserved:
         return Unserved(want=Want.WORKER, name=None, sentence=sentence)
     need, nearest = _obstacle(lacking)
     says = f"{_who(need, job.device, lacking, nearest)} {_lacks(need)}"
-    sentence = f"{says}; there are: {_listed(_offered(need, nearest))}. {need.next_step}"
+    offered = sorted({name for worker in nearest for name in _offered_by(worker, need)})
+    more = f" and {len(offered) - MOST_NAMES} more" if len(offered) > MOST_NAMES else ""
+    listed = ", ".join(offered[:MOST_NAMES]) or "none"
+    sentence = f"{says}; there are: {listed}{more}. {need.next_step}"
     return Unserved(want=need.kind, name=need.name, sentence=sentence)
 
 
 def _obstacle(lacking: Sequence[Lacking]) -> tuple[Need, list[WorkerView]]:
     """What rules the last workers out, one need after the other, and those workers; each lacks something."""
     order = list(Want)
-    needs = iter(
-        sorted(
-            {need for _, lacks in lacking for need in lacks},
-            key=lambda need: (order.index(need.kind), need.name),
-        )
-    )
+    needs = {need for _, lacks in lacking for need in lacks}
     left = list(lacking)
-    while True:
-        need = next(needs)
+    for need in sorted(needs, key=lambda need: (order.index(need.kind), need.name)):
         having = [(worker, lacks) for worker, lacks in left if need not in lacks]
         if not having:
             return need, [worker for worker, _ in left]
         left = having
+    raise AssertionError("A worker lacks nothing.")
 
 
 def _who(need: Need, device: DeviceKind, lacking: Sequence[Lacking], nearest: Sequence[WorkerView]) -> str:
@@ -160,12 +134,8 @@ def _lacks(need: Need) -> str:
             return f"has the {need.kind} {need.name}"
 
 
-def _offered(need: Need, nearest: Iterable[WorkerView]) -> list[str]:
-    """What these workers have of the kind that is asked for."""
-    return [name for worker in nearest for name in _offered_by(worker, need)]
-
-
 def _offered_by(worker: WorkerView, need: Need) -> Iterable[str]:
+    """What the worker has of the kind that is asked for."""
     match need.kind:
         case Want.DEVICE:
             return (f"{worker.device} ({worker.hardware_class})",)
@@ -180,13 +150,6 @@ def _offered_by(worker: WorkerView, need: Need) -> Iterable[str]:
         case _:
             kind = FOLDER if need.name.startswith(FOLDER) else HUB
             return (model for model in worker.models if model.startswith(kind))
-
-
-def _listed(names: Iterable[str]) -> str:
-    unique = sorted(set(names))
-    more = len(unique) - MOST_NAMES
-    shown = ", ".join(unique[:MOST_NAMES])
-    return (f"{shown} and {more} more" if more > 0 else shown) or "none"
 
 
 def _gigabytes(size_bytes: int) -> str:

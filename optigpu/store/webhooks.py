@@ -18,8 +18,8 @@ from optigpu.documents.administration import (
     WebhookEvent,
     WebhookView,
 )
-from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import moment
+from optigpu.store.statements import newest_first
 from optigpu.store.tables import Webhook, WebhookDelivery
 from optigpu.vocabulary import ConflictError, Document, Frozen, NotFoundError, new_id
 
@@ -44,12 +44,12 @@ def create(session: Session, url: str, events: Iterable[WebhookEvent], created_b
     )
     session.add(row)
     session.flush()
-    return NewWebhookView(**_view(row).model_dump(), secret=row.secret)
+    return row.as_view(NewWebhookView)
 
 
 def list_(session: Session) -> list[WebhookView]:
     """Every webhook, the oldest first."""
-    return [_view(row) for row in session.scalars(select(Webhook).order_by(Webhook.id))]
+    return [row.as_view(WebhookView) for row in session.scalars(select(Webhook).order_by(Webhook.id))]
 
 
 def get(session: Session, webhook_id: str) -> WebhookView:
@@ -57,7 +57,7 @@ def get(session: Session, webhook_id: str) -> WebhookView:
     row = session.get(Webhook, webhook_id)
     if row is None:
         raise NotFoundError(f"There is no webhook {webhook_id}.")
-    return _view(row)
+    return row.as_view(WebhookView)
 
 
 def remove(session: Session, webhook_id: str) -> WebhookView:
@@ -73,22 +73,8 @@ def deliveries(
     """A page of a webhook's deliveries, newest first. Raises NotFoundError, CursorError."""
     get(session, webhook_id)
     query = select(WebhookDelivery).where(WebhookDelivery.webhook_id == webhook_id)
-    if cursor is not None:
-        query = query.where(WebhookDelivery.id < decode_cursor(cursor, str)[0])
-    rows = session.scalars(query.order_by(WebhookDelivery.id.desc()).limit(limit + 1))
-    found = [DeliveryView(**{name: getattr(row, name) for name in DeliveryView.model_fields}) for row in rows]
-    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
-    return DeliveryPage(deliveries=tuple(found[:limit]), next_cursor=following)
-
-
-def _view(row: Webhook) -> WebhookView:
-    return WebhookView(
-        id=row.id,
-        url=row.url,
-        events=tuple(WebhookEvent(event) for event in row.events),
-        created_at=row.created_at,
-        created_by=row.created_by,
-    )
+    rows, following = newest_first(session, query, WebhookDelivery.id, limit, cursor)
+    return DeliveryPage(deliveries=tuple(row.as_view(DeliveryView) for row in rows), next_cursor=following)
 
 
 SENDING_S = 60.0
@@ -119,18 +105,8 @@ def record(session: Session, event: WebhookEvent, data: Document, at: datetime) 
     """Enters a delivery for each webhook that asks for this event."""
     webhooks = subscribers(session, event)
     body = json.dumps({"type": event.value, "timestamp": at.isoformat(), "data": data}) if webhooks else ""
-    for webhook_id in webhooks:
-        session.add(
-            WebhookDelivery(
-                id=new_id(),
-                webhook_id=webhook_id,
-                event=event.value,
-                body=body,
-                created_at=at,
-                attempts=0,
-                next_at=at,
-            )
-        )
+    same = {"event": event.value, "body": body, "created_at": at, "attempts": 0, "next_at": at}
+    session.add_all(WebhookDelivery(id=new_id(), webhook_id=each, **same) for each in webhooks)
 
 
 def is_due(session: Session) -> bool:
@@ -154,9 +130,7 @@ def take(session: Session, limit: int, now: datetime | None = None) -> list[Deli
     for row, webhook in session.execute(query).all():
         row.attempts += 1
         row.next_at = at + timedelta(seconds=SENDING_S)
-        taken.append(
-            Delivery(id=row.id, url=webhook.url, secret=webhook.secret, body=row.body, attempt=row.attempts)
-        )
+        taken.append(row.as_view(Delivery, url=webhook.url, secret=webhook.secret, attempt=row.attempts))
     return taken
 
 
@@ -167,15 +141,10 @@ def delivered(session: Session, delivery: Delivery, now: datetime | None = None)
 
 def failed(session: Session, delivery: Delivery, error: str, now: datetime | None = None) -> None:
     """It is sent again after a pause that grows with each attempt, or given up after the last one."""
-    again = delivery.attempt <= len(PAUSES_S)
-    pause = timedelta(seconds=PAUSES_S[delivery.attempt - 1]) if again else None
-    _settle(
-        session,
-        delivery,
-        next_at=moment(session, now) + pause if pause else None,
-        delivered_at=None,
-        last_error=error,
-    )
+    next_at = None
+    if delivery.attempt <= len(PAUSES_S):
+        next_at = moment(session, now) + timedelta(seconds=PAUSES_S[delivery.attempt - 1])
+    _settle(session, delivery, next_at=next_at, delivered_at=None, last_error=error)
 
 
 def forget(session: Session, now: datetime | None = None) -> None:

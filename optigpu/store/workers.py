@@ -11,7 +11,7 @@ from optigpu.documents.views import WorkerView
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import KnownName, Worker
-from optigpu.vocabulary import DeviceKind, Document, Frozen
+from optigpu.vocabulary import DeviceKind, Frozen
 
 LEASE_S = 30.0
 FORGOTTEN_AFTER = timedelta(days=7)
@@ -47,13 +47,10 @@ def register(session: Session, worker: WorkerInfo, now: datetime | None = None) 
     """Enters or updates a worker; removes those that were not seen for a week."""
     at = moment(session, now)
     session.execute(delete(Worker).where(Worker.seen_at < at - FORGOTTEN_AFTER))
-    row = worker.model_dump(exclude={"gpu_uuid"}) | {"started_at": at, "seen_at": at, "job_id": None}
-    row |= {name: list(getattr(worker, name)) for name in ("gpus", "backends", "packages", "models")}
-    row["selftest"] = worker.selftest.model_dump(mode="json") if worker.selftest else None
-    changes = {name: value for name, value in row.items() if name != "id"}
-    session.execute(
-        insert_into(session, Worker).values(row).on_conflict_do_update(index_elements=["id"], set_=changes)
-    )
+    plain = worker.model_dump(mode="json", exclude={"id", "gpu_uuid"})
+    changes = plain | {"device": worker.device, "started_at": at, "seen_at": at, "job_id": None}
+    insert = insert_into(session, Worker).values(id=worker.id, **changes)
+    session.execute(insert.on_conflict_do_update(index_elements=["id"], set_=changes))
 
 
 def note_models(session: Session, worker: WorkerInfo) -> None:
@@ -77,7 +74,14 @@ def list_(session: Session, *, lease_s: float = LEASE_S, now: datetime | None = 
     """Every worker that has not left, by host; `alive` means seen within `lease_s` seconds."""
     heard_since = moment(session, now) - timedelta(seconds=lease_s)
     rows = session.scalars(select(Worker).order_by(Worker.host_id, Worker.device, Worker.id))
-    return [_view(row, alive=row.seen_at >= heard_since) for row in rows]
+    return [
+        row.as_view(
+            WorkerView,
+            selftest=row.selftest and SelfTestSummary.model_validate(row.selftest, extra="ignore"),
+            alive=row.seen_at >= heard_since,
+        )
+        for row in rows
+    ]
 
 
 def alive(session: Session, lease_s: float = LEASE_S) -> list[WorkerView]:
@@ -90,30 +94,3 @@ def hardware_classes(session: Session) -> list[str]:
     serving = session.scalars(select(Worker.hardware_class).distinct())
     ranked = session.scalars(select(KnownName.name).where(KnownName.filter == "hardware"))
     return sorted({*serving, *ranked})
-
-
-def _view(row: Worker, *, alive: bool) -> WorkerView:
-    return WorkerView(
-        id=row.id,
-        host_id=row.host_id,
-        hardware_class=row.hardware_class,
-        device=row.device,
-        gpus=tuple(row.gpus),
-        memory_bytes=row.memory_bytes,
-        vram_bytes=row.vram_bytes,
-        backends=tuple(row.backends),
-        packages=tuple(row.packages),
-        models=tuple(row.models),
-        downloads=row.downloads,
-        version=row.version,
-        software=row.software,
-        selftest=_summary(row.selftest),
-        started_at=row.started_at,
-        seen_at=row.seen_at,
-        alive=alive,
-        job_id=row.job_id,
-    )
-
-
-def _summary(stored: Document | None) -> SelfTestSummary | None:
-    return None if stored is None else SelfTestSummary.model_validate(stored, extra="ignore")

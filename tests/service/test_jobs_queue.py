@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from optigpu.store import jobs, leases, outcomes, queue, workers
 from optigpu.store.database import Database
-from optigpu.store.retries import RETRIES
 from optigpu.store.tables import Job
+from optigpu.store.transitions import RETRIES
 from optigpu.vocabulary import FailureKind, JobState, VariantStatus, utc_now
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome, claimed
 from tests.service.serving import Served
