@@ -5,7 +5,7 @@ http://127.0.0.1:8000         the only model that it serves
 """
 
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from optigpu.proxies import is_loopback
 from optigpu.vocabulary import SpecError
@@ -53,8 +53,12 @@ class Endpoint:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Raises SpecError for what is no such address, with what is wrong in it."""
-    parts = _split(text)
-    if parts is None or parts.scheme not in _PORTS or not parts.hostname:
+    try:
+        parts = urlsplit(text if text.isprintable() and " " not in text else "")
+        port = parts.port  # read from the text only now
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in _PORTS or not parts.hostname:
         raise SpecError(f"{text!r} is not the address of a server; write http://HOST:PORT#MODEL.")
     if "@" in parts.netloc:
         raise SpecError(
@@ -66,7 +70,7 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(
         scheme=parts.scheme,
         host=parts.hostname,
-        port=parts.port or _PORTS[parts.scheme],
+        port=port or _PORTS[parts.scheme],
         path=parts.path.rstrip("/") or PATH,
         model=parts.fragment or None,
     )
@@ -78,14 +82,3 @@ def engine_name(backend: str, endpoint: str | None) -> str:
         return backend
     parsed = parse_endpoint(endpoint)
     return f"{backend} {parsed.model or 'model'} at {parsed.place}{parsed.path.removesuffix(PATH)}"
-
-
-def _split(text: str) -> SplitResult | None:
-    if not text.isprintable() or " " in text:
-        return None
-    try:
-        parts = urlsplit(text)
-        parts.port  # noqa: B018 - it is read from the text only now
-    except ValueError:
-        return None
-    return parts

@@ -234,7 +234,6 @@ class RunFacts(MeterFacts):
 
     attn_implementation: str | None = None  # transformers' ("sdpa", "eager"); null: the model has none
     attention_kernels: tuple[str, ...] | None = None  # that ran, by the profiler's names
-
     product_dtypes: tuple[str, ...] | None = None  # what torch multiplied in one request; null: not observed
     # Whether the GPU ran kernels in that request, and at least half of torch's matrix products; null: not observed.
     device_kernels: bool | None = None
@@ -247,7 +246,6 @@ class RunFacts(MeterFacts):
     nice: int | None = None  # the nice value of timed requests: -20 is the highest priority, 0 the usual one
     reach: Literal["network", "loopback"] | None = None  # "loopback": of its own alone; null: unknown
     versions: dict[str, str] = Field(default_factory=dict)  # of the engine's libraries
-
     builds: tuple[BuildFacts, ...] = ()  # of the libraries that computed; empty: not known
 
     prompt_tokens: int | None = None  # of a text prompt; null: prompts are random, as the workload says

@@ -89,7 +89,16 @@ class Fields:
 
     def describe(self, errors: Sequence[ErrorDetails]) -> list[Entry]:
         """At most MOST_ERRORS entries; a last one counts what is left out."""
-        told = [error for error in errors if not _is_echo(error, errors)]
+        # A list is also called too short because an item of it is wrong, which has an error of its own.
+        places = [error["loc"] for error in errors]
+        told = [
+            error
+            for error in errors
+            if error["type"] != "too_short"
+            or not any(
+                place != error["loc"] and place[: len(error["loc"])] == error["loc"] for place in places
+            )
+        ]
         return _capped([self._entry(error) for error in told[:MOST_ERRORS]], len(told))
 
     def named(self, message: str) -> Entry:
@@ -107,10 +116,9 @@ class Fields:
             _, parent = self._walk(error["loc"][:-1])
             return unknown(path, "field", str(path[-1]), parent.get("properties", ()))
         if error["type"] == "union_tag_not_found":
-            path = [*path, node.get("discriminator", {}).get("propertyName", "")]
-            return _entry(
-                path, "This field is required.", sorted(node.get("discriminator", {}).get("mapping", ()))
-            )
+            tag = node.get("discriminator", {})
+            path = [*path, tag.get("propertyName", "")]
+            return _entry(path, "This field is required.", sorted(tag.get("mapping", ())))
         return entry_of(path, error)
 
     def _walk(self, loc: Iterable[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
@@ -123,28 +131,13 @@ class Fields:
                 node = self._resolve({"$ref": mapping[part]})
                 continue
             path.append(part)
-            node = self._resolve(_child(node, part))
+            child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+            node = self._resolve(child if isinstance(child, Mapping) else {})
         return path, node
 
     def _resolve(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
-        reference = node.get("$ref")
-        definition: Mapping[str, Any] = (
-            self._schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
-        )
-        return definition
-
-
-def _is_echo(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Whether a list is called too short because an item of it is wrong, which has an error of its own."""
-    place = error["loc"]
-    return error["type"] == "too_short" and any(
-        len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in errors
-    )
-
-
-def _child(node: Mapping[str, Any], part: int | str) -> Mapping[str, Any]:
-    child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-    return child if isinstance(child, Mapping) else {}
+        definitions: Mapping[str, Mapping[str, Any]] = self._schema.get("$defs", {})
+        return definitions[node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
 
 
 def describe_parameters(errors: Sequence[ErrorDetails]) -> list[Entry]:
@@ -180,12 +173,8 @@ def unknown(path: Iterable[int | str], what: str, given: str, valid: Iterable[st
     """An entry for a name that is not among the valid ones; the names that are close to it come first."""
     names = sorted(valid)
     close = closest(given, names)
-    shown = _cut(given, LONGEST_NAME)
-    return _entry(
-        path,
-        f"Unknown {what} {shown!r}.{did_you_mean(close)}",
-        [*close, *(name for name in names if name not in close)],
-    )
+    message = f"Unknown {what} {_cut(given, LONGEST_NAME)!r}.{did_you_mean(close)}"
+    return _entry(path, message, dict.fromkeys([*close, *names]))
 
 
 def _entry(path: Iterable[int | str], message: str, valid: Iterable[str] = ()) -> Entry:
@@ -241,11 +230,8 @@ def _cut(text: str, length: int) -> str:
 
 def _capped(entries: list[Entry], count: int) -> list[Entry]:
     left_out = count - len(entries)
-    return (
-        [*entries, {"field": WHOLE, "message": f"{left_out} more errors are not listed."}]
-        if left_out
-        else entries
-    )
+    more: Entry = {"field": WHOLE, "message": f"{left_out} more errors are not listed."}
+    return [*entries, more] if left_out else entries
 
 
 LONGEST_NAME = 80
@@ -262,10 +248,8 @@ def closest(given: str, names: Iterable[str]) -> list[str]:
     begun = [name for name in spelled if wanted and name.startswith(wanted)]
     containing = [name for name in spelled if len(wanted) >= SHORT and wanted in name]
     alike = get_close_matches(wanted, spelled, cutoff=LEAST_ALIKE if len(wanted) > SHORT else SHORT_ALIKE)
-    return [
-        spelled[name]
-        for name in dict.fromkeys([*sorted(begun, key=len), *sorted(containing, key=len), *alike])
-    ][:MOST_CLOSE]
+    found = dict.fromkeys([*sorted(begun, key=len), *sorted(containing, key=len), *alike])
+    return [spelled[name] for name in found][:MOST_CLOSE]
 
 
 def did_you_mean(close: Sequence[str]) -> str:

@@ -30,23 +30,26 @@ def is_report(document: object) -> TypeGuard[Document]:
         return False
     results = document.get("results")
     parts = {"variant", "verdict", "metrics", "environment"}
-    return isinstance(results, list) and all(
-        isinstance(each, dict) and parts <= set(each) for each in results
-    )
+    if not isinstance(results, list):
+        return False
+    return all(isinstance(each, dict) and parts <= set(each) for each in results)
 
 
 def parse_json(content: bytes, what: str, *, strict: bool = True) -> object:
     """What the JSON says; `what` names it in an error. Raises SpecError also for text that is not UTF-8 or begins with
     a byte order mark, and, where it is `strict`, for NaN and a key that occurs twice."""
+
+    def no_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not a JSON number.")
+
     if content.startswith(codecs.BOM_UTF8):
-        raise SpecError(
-            f"{what} begins with a byte order mark, which JSON does not have; save it as UTF-8 without one."
-        )
+        why = f"{what} begins with a byte order mark, which JSON does not have; save it as UTF-8 without one."
+        raise SpecError(why)
     try:
         text = content.decode()
         if not strict:
             return json.loads(text)
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
+        return json.loads(text, parse_constant=no_constant, object_pairs_hook=_no_key_twice)
     except UnicodeDecodeError as error:
         why = f"{what} is not UTF-8 at byte {error.start}."
     except json.JSONDecodeError as error:
@@ -56,10 +59,6 @@ def parse_json(content: bytes, what: str, *, strict: bool = True) -> object:
     except ValueError as error:
         why = f"{what} is not JSON: {error}"
     raise SpecError(why)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number.")
 
 
 def _no_key_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -20,10 +20,8 @@ MOST_GOLDEN = 64
 MOST_TOOLS = 32
 LARGEST_TENSOR = 16 * 2**20
 """The most bytes of an input or an output."""
-
 LARGEST_SCALE = 1e30
 """Of a quantized input or output."""
-
 LARGEST_OUTPUT = 2**16
 """The most bytes of an output, of which a manifest holds several."""
 

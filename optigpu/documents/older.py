@@ -33,13 +33,10 @@ def _facts(details: Document) -> dict[str, Any]:
     if "transformers" in recorded:
         known["versions"] = {"transformers": recorded.pop("transformers")}
     if known.get("weights"):
-        known["weights"] = _weights(known["weights"])
+        given = known["weights"].get("reasons", {})
+        reasons = {_WEIGHT_REASONS.get(name, name): why for name, why in given.items()}
+        known["weights"] = known["weights"] | {"reasons": reasons}
     return known | {"recorded": recorded}
-
-
-def _weights(weights: Document) -> dict[str, Any]:
-    reasons = {_WEIGHT_REASONS.get(name, name): why for name, why in weights.get("reasons", {}).items()}
-    return dict(weights) | {"reasons": reasons}
 
 
 NO_FIGURE = "no figure"

@@ -1,14 +1,12 @@
 """The measured peak rates of a machine, and a variant's time against them; `optigpu.roofline` computes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from pydantic import AwareDatetime, Field, PositiveFloat, PositiveInt
 
 from optigpu.vocabulary import DeviceKind, Frozen
-
-T = TypeVar("T")
 
 
 class ReadRate(Frozen):
@@ -45,8 +43,8 @@ class Peaks(Frozen):
                 "reads": _better(self.reads, later.reads),
                 "copies": _better(self.copies, later.copies),
                 "copy_bytes_per_s": max(self.copy_bytes_per_s, later.copy_bytes_per_s),
-                "matmul_flops_per_s": its | _only(mine, kept),
-                "ways": later.ways | _only(self.ways, kept),
+                "matmul_flops_per_s": its | {name: mine[name] for name in kept},
+                "ways": later.ways | {name: way for name, way in self.ways.items() if name in kept},
                 "reasons": {name: why for name, why in later.reasons.items() if name not in kept},
             }
         )
@@ -57,10 +55,6 @@ def _better(some: Sequence[ReadRate], others: Sequence[ReadRate]) -> tuple[ReadR
     for rate in (*some, *others):
         best[rate.array_bytes] = max(rate.bytes_per_s, best.get(rate.array_bytes, 0.0))
     return tuple(ReadRate(array_bytes=size, bytes_per_s=best[size]) for size in sorted(best))
-
-
-def _only(mapping: Mapping[str, T], names: set[str]) -> dict[str, T]:
-    return {name: value for name, value in mapping.items() if name in names}
 
 
 class Bound(StrEnum):

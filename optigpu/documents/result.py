@@ -334,10 +334,8 @@ class Outcome(Frozen):
         """The samples of a metric of requests that its figures come from: without the rounds that were set aside."""
         rounds = self.result.rounds if self.result else ()
         found = self.samples[metric]
-        return tuple(
-            counted(records, values)
-            for records, values in zip(rounds or ((),) * len(found), found, strict=True)
-        )
+        of_each = zip(rounds or ((),) * len(found), found, strict=True)
+        return tuple(counted(records, values) for records, values in of_each)
 
 
 OF_THE_OUTPUT = frozenset(

@@ -18,8 +18,6 @@ VERSIONED: Mapping[str, tuple[str, ...]] = {
 }
 """The packages of each backend whose versions are compared, the weightiest first. A package that only some machines
 have would make their results the later ones. The last two backends were removed; stored results name them."""
-
-
 COMPARED = ("optigpu", *(package for packages in VERSIONED.values() for package in packages))
 """The packages of every backend, OptiGPU's own first."""
 

@@ -237,8 +237,8 @@ class BoardName(Frozen):
     model: str | None
 
 
-class BoardFacts(BoardName):
-    """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
+class Board(BoardName):
+    """Results that can be compared: one workload with its shapes and its model, ranked by one metric, best first.
     `row_count` is null if rows are more than are counted: 100 of one board, 20 of each board of a list. `not_ranked`
     counts the board's invalid results by reason, whatever the filters are. `baselines` are those of the hardware of its
     rows, where only the best rows are listed. `note` says why a board has no rows."""
@@ -252,11 +252,6 @@ class BoardFacts(BoardName):
     note: str | None = None
     next_cursor: str | None = None
     links: dict[str, str] = Field(default_factory=dict)
-
-
-class Board(BoardFacts):
-    """Results that can be compared, best first."""
-
     rows: tuple[LeaderboardRow, ...]
 
 
@@ -329,11 +324,8 @@ class WithdrawalView(Frozen):
     reason: str
 
 
-class WorkerView(Frozen):
-    """A worker and what it can run. `alive`: it sent a heartbeat within the last lease. `packages` are the optional
-    ones that it has, `models` the folders of its model directory and, if it may not download from the hub
-    (`downloads`), the hub's models in its cache. `software` are the versions that make results comparable. `selftest`
-    is what `optigpu selftest` last found for its device, hardware and software when it started."""
+class WorkerFacts(Frozen):
+    """A worker and what it can run. `gpus` are those that it can see, `vram_bytes` the memory of the smallest."""
 
     id: str
     host_id: str
@@ -349,6 +341,14 @@ class WorkerView(Frozen):
     version: str
     software: dict[str, str] = Field(default_factory=dict)
     selftest: SelfTestSummary | None = None
+
+
+class WorkerView(WorkerFacts):
+    """A worker and what it can run. `alive`: it sent a heartbeat within the last lease. `packages` are the optional
+    ones that it has, `models` the folders of its model directory and, if it may not download from the hub
+    (`downloads`), the hub's models in its cache. `software` are the versions that make results comparable. `selftest`
+    is what `optigpu selftest` last found for its device, hardware and software when it started."""
+
     started_at: datetime
     seen_at: datetime
     alive: bool

@@ -79,12 +79,8 @@ def list_(session: Session, result_id: str) -> ArtifactsView:
     """The files of a result, by name. Raises NotFoundError when there is no such result."""
     if session.get(ResultRow, result_id) is None:
         raise absent(session, Withdrawn.RESULT, result_id)
-    rows = session.scalars(
-        select(ArtifactRow)
-        .options(defer(ArtifactRow.data))
-        .where(ArtifactRow.result_id == result_id)
-        .order_by(ArtifactRow.name)
-    )
+    query = select(ArtifactRow).options(defer(ArtifactRow.data)).where(ArtifactRow.result_id == result_id)
+    rows = session.scalars(query.order_by(ArtifactRow.name))
     return ArtifactsView(result_id=result_id, artifacts=tuple(row.as_view(ArtifactView) for row in rows))
 
 

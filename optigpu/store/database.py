@@ -110,12 +110,6 @@ def default_url(data_dir: Path) -> str:
     return URL.create("sqlite", database=str(data_dir / "optigpu.db")).render_as_string(hide_password=False)
 
 
-def is_made(url: str) -> bool:
-    """Whether a SQLite file is there, which its first use would make; of a server it is taken for granted."""
-    address = address_of(url)
-    return address.get_backend_name() != "sqlite" or Path(address.database or "").is_file()
-
-
 def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
     """An engine with the settings that make the two databases behave alike. Without `foreign_keys` SQLite does not
     enforce them: a migration rebuilds tables that others refer to."""
@@ -228,7 +222,8 @@ URL_VARIABLE = "OPTIGPU_DATABASE_URL"
 def local_database() -> Database | None:
     """The database that a service started here would use; None where its file was never made. Raises StoreError."""
     url = os.environ.get(URL_VARIABLE) or default_url(data_dir())
-    if not is_made(url):
+    address = address_of(url)
+    if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
         return None
     try:
         return Database(url)

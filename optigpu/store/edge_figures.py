@@ -1,7 +1,7 @@
 """A device's figures from its report: each with its spread over the run's windows, or the reason why there is none."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -57,7 +57,12 @@ def figures_of(report: Document, board: str, costs: CostAssumptions) -> dict[Edg
             continue
         is_latency = metric is EdgeMetric.LATENCY  # the median that the device computed
         value = latency["p50"] / 1e6 if is_latency else _value(metric, whole, costs)
-        found[metric] = _with_spread(metric, value, [_value(metric, window, costs) for window in windows])
+        best_first = sorted(
+            (_value(metric, window, costs) for window in windows),
+            reverse=EDGE_METRICS[metric].better is Better.HIGHER,
+        )
+        covered = best_first[: math.ceil(SPREAD_SHARE * len(best_first))]
+        found[metric] = EdgeFigure(value=value, low=min(*covered, value), high=max(*covered, value))
     return found
 
 
@@ -86,12 +91,6 @@ def _value(metric: EdgeMetric, run: _Run, costs: CostAssumptions) -> float:
         case EdgeMetric.COST:
             device = (costs.price or 0.0) / (costs.lifetime_years * SECONDS_PER_YEAR * fps)
             return device + (costs.price_per_kwh or 0.0) * energy / JOULES_PER_KWH
-
-
-def _with_spread(metric: EdgeMetric, value: float, windows: Iterable[float]) -> EdgeFigure:
-    best_first = sorted(windows, reverse=EDGE_METRICS[metric].better is Better.HIGHER)
-    covered = best_first[: math.ceil(SPREAD_SHARE * len(best_first))]
-    return EdgeFigure(value=value, low=min(*covered, value), high=max(*covered, value))
 
 
 def _why_no_energy(report: Document) -> str | None:

@@ -123,10 +123,15 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
     images = _image_results(session) if found else ()
     boards = tuple(_board(session, query, Partition(*row[:3]), limit, at, images) for row in found[:BOARDS])
+    note = None
+    if not boards:
+        note = "No report matches all of these filters; leave one out."
+        if session.scalars(select(EdgeStanding.report_id).limit(1)).first() is None:
+            note = "No device has reported yet. Enrol one with `python -m api devices invite`."
     return EdgePage(
         boards=boards,
         cost=CostAssumptions(**query.model_dump(include=set(CostAssumptions.model_fields))),
-        note=None if boards else _why_none(session),
+        note=note,
         next_cursor=encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
     )
 
@@ -326,9 +331,3 @@ def _worker_row(entry: LeaderboardEntry, likeness: Likeness) -> EdgeWorkerRow:
         reason=None if energy else (metrics.get("power_w") or {}).get("reason") or NOT_MEASURED,
         warnings=tuple(entry.warnings.split()),
     )
-
-
-def _why_none(session: Session) -> str:
-    if session.scalars(select(EdgeStanding.report_id).limit(1)).first() is None:
-        return "No device has reported yet. Enrol one with `python -m api devices invite`."
-    return "No report matches all of these filters; leave one out."

@@ -42,13 +42,8 @@ def head(session: Session, job_id: str) -> Head:
 
 def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> list[EventView]:
     """At most `limit` events of a job that follow the one with that number, in their order."""
-    query = (
-        select(JobEvent)
-        .where(JobEvent.job_id == job_id, JobEvent.sequence > sequence)
-        .order_by(JobEvent.sequence)
-        .limit(limit)
-    )
-    found = session.scalars(query).all()
+    query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.sequence > sequence)
+    found = session.scalars(query.order_by(JobEvent.sequence).limit(limit)).all()
     whole = _whole(session, job_id, found)
     return [event.as_view(EventView, data=whole(event)) for event in found]
 

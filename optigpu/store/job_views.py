@@ -1,5 +1,6 @@
 """Jobs as the service shows them."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +32,7 @@ def summary(job: Job) -> JobSummary:
 
 def view(session: Session, job: Job, lease_s: float) -> JobView:
     """The job as it is now, whole."""
+    attempts = select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number)
     place = begins = None
     if job.state is JobState.QUEUED and job.via is None:
         at = moment(session)
@@ -44,8 +46,8 @@ def view(session: Session, job: Job, lease_s: float) -> JobView:
         unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
         launch=launches.last_of(session, job.id) if job.via else None,
         progress=ENDED if job.state.is_final else job.progress,
-        attempts=_attempts(session, job.id),
-        variants=_variants(session, job),
+        attempts=[row.as_view(AttemptView) for row in session.scalars(attempts)],
+        variants=[*_variants(session, job)],
     )
 
 
@@ -73,23 +75,16 @@ def _of_spec(spec: Document) -> dict[str, Any]:
     return {"name": spec.get("name"), "tags": spec.get("tags", ()), "priority": spec.get("priority", 0)}
 
 
-def _attempts(session: Session, job_id: str) -> tuple[AttemptView, ...]:
-    rows = session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.number))
-    return tuple(row.as_view(AttemptView) for row in rows)
-
-
-def _variants(session: Session, job: Job) -> tuple[VariantView, ...]:
+def _variants(session: Session, job: Job) -> Iterator[VariantView]:
     query = (
         select(VariantRow, ResultRow.job_id, ResultRow.created_at)
         .outerjoin(ResultRow, ResultRow.id == VariantRow.result_id)
         .where(VariantRow.job_id == job.id)
         .order_by(VariantRow.index)
     )
-    found = []
     for row, measured_by, measured_at in session.execute(query):
         reused = None
         if row.result_id is not None and measured_by != job.id:
             age_s = (job.created_at - measured_at).total_seconds()
             reused = ReusedView(job_id=measured_by, measured_at=measured_at, age_s=age_s)
-        found.append(row.as_view(VariantView, reused=reused))
-    return tuple(found)
+        yield row.as_view(VariantView, reused=reused)

@@ -86,13 +86,8 @@ def resumed(session: Session, job_id: str, fencing: int) -> Lease:
     job = session.scalars(query).one_or_none()
     if job is None or job.worker_id is None:
         raise _lost(job_id)
-    return Lease(
-        job_id=job.id,
-        spec=JobSpec.model_validate(job.spec),
-        fencing=fencing,
-        attempt=job.attempt,
-        worker_id=job.worker_id,
-    )
+    spec = JobSpec.model_validate(job.spec)
+    return Lease(job_id=job.id, spec=spec, fencing=fencing, attempt=job.attempt, worker_id=job.worker_id)
 
 
 def readable(session: Session, job: Job, at: datetime) -> JobSpec | None:
@@ -127,12 +122,9 @@ def heartbeat(
 
 def held(session: Session, lease: Hold) -> Job:
     """The job, locked. Raises LeaseLostError if it no longer runs under this lease."""
-    query = select(Job).where(
-        Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
-    )
-    job = session.scalars(
-        query.with_for_update(), execution_options={"populate_existing": True}
-    ).one_or_none()
+    runs = Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
+    query = select(Job).where(*runs).with_for_update()
+    job = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
     if job is None:
         raise _lost(lease.job_id)
     return job
@@ -161,9 +153,8 @@ def fail(session: Session, lease: Hold, kind: FailureKind, error: str) -> None:
 def sweep(session: Session, now: datetime | None = None) -> Swept:
     """Takes back jobs whose lease has run out, and ends those whose deadline has passed before they began."""
     at = moment(session, now)
-    query = (
-        select(Job).where(in_state(JobState.RUNNING), Job.lease_until < at).order_by(Job.created_at, Job.id)
-    )
+    query = select(Job).where(in_state(JobState.RUNNING), Job.lease_until < at)
+    query = query.order_by(Job.created_at, Job.id)
     swept: dict[JobState, list[str]] = {JobState.QUEUED: [], JobState.FAILED: [], JobState.CANCELLED: []}
     for job in session.scalars(query.with_for_update(skip_locked=True)).all():
         _take_back(session, job, at)

@@ -52,16 +52,12 @@ def position(session: Session, job: Job, at: datetime) -> int:
         turns, rest = divmod(mine - used.get(owner, 0.0), JUST_BEGUN_S)
         ahead = max(int(turns) + (rest > 0), 0)
         if rest == 0 and turns >= 0 and ahead < count:
-            ahead += _is_older(session, (*alike, Job.owner == owner), ahead, job)
+            its = select(Job.created_at, Job.id).where(*_WAITS, *alike, Job.owner == owner)
+            its = its.order_by(Job.created_at, Job.id).offset(ahead).limit(1)
+            other = session.execute(its).tuples().one_or_none()
+            ahead += other is not None and other < (job.created_at, job.id)
         before += min(count, ahead)
     return more_urgent + own + before + 1
-
-
-def _is_older(session: Session, lane: tuple[ColumnElement[bool], ...], number: int, job: Job) -> bool:
-    """Whether the job with that number, from 0, of another lane is older than this one."""
-    query = select(Job.created_at, Job.id).where(*_WAITS, *lane)
-    other = session.execute(query.order_by(Job.created_at, Job.id).offset(number).limit(1)).one_or_none()
-    return other is not None and (other.created_at, other.id) < (job.created_at, job.id)
 
 
 def estimated_start(

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import CTE, ColumnElement, Row, and_, func, literal, not_, or_, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import Want, WorkerView
+from optigpu.documents.views import Want, WorkerFacts
 from optigpu.job.needs import HUB
 from optigpu.store.statements import seconds_between
 from optigpu.store.tables import Attempt, Job, JobNeed
@@ -22,17 +22,13 @@ JUST_BEGUN_S = 60.0
 """What a running job counts as at least: otherwise one key would get every worker that becomes free at once."""
 
 
-Capable = WorkerInfo | WorkerView
-"""What a worker can run, as it says itself or as it is stored."""
-
-
-def suits(worker: Capable) -> tuple[ColumnElement[bool], ...]:
+def suits(worker: WorkerFacts) -> tuple[ColumnElement[bool], ...]:
     """Conditions on a job's row that hold if the worker's machine has what the job asks for."""
     lacking = select(JobNeed.name).where(JobNeed.job_id == Job.id, not_(has(worker)))
     return (*device_fits(worker).values(), not_(lacking.correlate(Job).exists()))
 
 
-def device_fits(worker: Capable) -> dict[Want, ColumnElement[bool]]:
+def device_fits(worker: WorkerFacts) -> dict[Want, ColumnElement[bool]]:
     """Conditions on a job's row, each of which holds if the worker's device is in one respect as the job asks for."""
     names = [literal(name.lower()).like(Job.gpu_pattern, escape="\\") for name in worker.gpus]
     return {
@@ -42,7 +38,7 @@ def device_fits(worker: Capable) -> dict[Want, ColumnElement[bool]]:
     }
 
 
-def has(worker: Capable) -> ColumnElement[bool]:
+def has(worker: WorkerFacts) -> ColumnElement[bool]:
     """The condition on a row of a job's needs that holds if the worker has it."""
     offered = {Want.BACKEND: worker.backends, Want.PACKAGE: worker.packages, Want.MODEL: worker.models}
     held = [and_(JobNeed.kind == kind, JobNeed.name.in_(names)) for kind, names in offered.items()]

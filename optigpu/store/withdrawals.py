@@ -55,9 +55,8 @@ def withdraw_job(session: Session, job_id: str, why: Withdrawal) -> WithdrawalVi
         raise ConflictError(
             f"Job {job_id} is running; cancel it and wait until it has ended, then withdraw it."
         )
-    results = session.scalars(
-        select(ResultRow.id).where(ResultRow.job_id == job_id).order_by(ResultRow.id)
-    ).all()
+    query = select(ResultRow.id).where(ResultRow.job_id == job_id).order_by(ResultRow.id)
+    results = session.scalars(query).all()
     session.execute(update(VariantRow).where(VariantRow.job_id == job_id).values(result_id=None))
     _remove(session, results)
     for result_id in results:
@@ -86,17 +85,15 @@ def _bury(session: Session, kind: Withdrawn, id_: str, job_id: str | None, why: 
 def _remove(session: Session, result_ids: Collection[str]) -> None:
     """Removes results; other jobs that were answered with them lose them as well."""
     reused = update(VariantRow).where(VariantRow.result_id.in_(result_ids))
-    session.execute(
-        reused.values(result_id=None, reason="Its result was withdrawn from the job that measured it.")
-    )
+    why = "Its result was withdrawn from the job that measured it."
+    session.execute(reused.values(result_id=None, reason=why))
     standings.remove(session, result_ids)
 
 
 def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
     """Removes a result from its job: from its variant, and the gains computed from it."""
-    variant = session.scalars(
-        select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
-    ).one_or_none()
+    query = select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
+    variant = session.scalars(query).one_or_none()
     if variant is not None:
         variant.result_id, variant.reason = None, reason
         if job.attribution:

@@ -2,40 +2,23 @@
 
 from datetime import datetime, timedelta
 
-from pydantic import Field
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.selftest import SelfTestSummary
-from optigpu.documents.views import WorkerView
+from optigpu.documents.views import WorkerFacts, WorkerView
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import KnownName, Worker
-from optigpu.vocabulary import DeviceKind, Frozen
 
 LEASE_S = 30.0
 FORGOTTEN_AFTER = timedelta(days=7)
 
 
-class WorkerInfo(Frozen):
-    """A worker's description of itself, as in WorkerView. `gpus` are the GPUs that it can see, `vram_bytes` the memory
-    of the smallest; `gpu_uuid` is the one that its jobs run on, null on a CPU."""
+class WorkerInfo(WorkerFacts):
+    """A worker's description of itself, as in WorkerView. `gpu_uuid` is the GPU that its jobs run on; null on a CPU."""
 
-    id: str
-    host_id: str
-    hardware_class: str
-    device: DeviceKind
-    gpus: tuple[str, ...] = ()
     gpu_uuid: str | None = None
-    memory_bytes: int
-    vram_bytes: int | None = None
-    backends: tuple[str, ...]
-    packages: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    downloads: bool = True
-    version: str
-    software: dict[str, str] = Field(default_factory=dict)
-    selftest: SelfTestSummary | None = None
 
     @property
     def measures_on(self) -> str:
