@@ -414,20 +414,16 @@ def _check_parts(document: object, path: str) -> None:
             f"{path} is {document}, which is not valid JSON; store null and the reason instead."
         )
     if isinstance(document, str):
-        _check_text(document, path)
+        if "\x00" in document:
+            raise DocumentError(f"{path} contains a NUL character; remove it.")
+        try:
+            document.encode()
+        except UnicodeEncodeError:
+            raise DocumentError(f"{path} contains an unpaired surrogate; remove it.") from None
     elif isinstance(document, dict):
         for key, value in document.items():
-            _check_text(str(key), f"{path} (a key)")
+            _check_parts(str(key), f"{path} (a key)")
             _check_parts(value, f"{path}.{key}")
     elif isinstance(document, (list, tuple)):
         for index, value in enumerate(document):
             _check_parts(value, f"{path}[{index}]")
-
-
-def _check_text(text: str, path: str) -> None:
-    if "\x00" in text:
-        raise DocumentError(f"{path} contains a NUL character; remove it.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise DocumentError(f"{path} contains an unpaired surrogate; remove it.") from None

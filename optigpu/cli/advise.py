@@ -1,6 +1,7 @@
 """The command `advise`: which stack to use, by measurements first and by predictions where there are none."""
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,50 +53,42 @@ def advise(
     device = DeviceKind.CUDA if card else default_device()
     workload = {"kind": "generate", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     spec = JobSpec(workload=workload | {"batch_size": batch_size}, model=model, device=device)
-    evidence = [*_of_database(spec), *_kept(spec), *(_of_service(spec, url, api_key) if url else ())]
+    evidence = list(_evidence(spec, url, api_key))
     hardware = hardware_class(here, device) if card is None else card.name
     if card is not None:
         there = [each for each in evidence if find_class(each.hardware) == card]
         evidence = [each.model_copy(update={"hardware": card.name}) for each in there]
     advice = best_measured(evidence, spec, hardware, here.software, max_kld=max_kld)
-    as_json = json_ or format_ is OutputFormat.JSON
-    _show(advice or _predicted(spec, card, here, hardware, max_kld), as_json)
+    found = advice or _predicted(spec, card, here, hardware, max_kld)
+    if json_ or format_ is OutputFormat.JSON:
+        echo(json.dumps(found.model_dump(mode="json"), indent=2))
+    else:
+        echo(f"{found.label} ({found.basis})\n{found.reason}\n\n{found.code}", nl=False)
 
 
-def _of_database(spec: "JobSpec") -> "list[Evidence]":
-    """What the database of this machine has. One that cannot be read is named on stderr and answers nothing."""
+def _evidence(spec: "JobSpec", url: str | None, api_key: str | None) -> "Iterator[Evidence]":
+    """Of this machine's database, of the runs that are kept here, and of a service. A database that cannot be read is
+    named on stderr and answers nothing."""
     from optigpu.fit.advice import evidence_of
+    from optigpu.runs import kept_runs
     from optigpu.store import results
     from optigpu.store.database import local_database
 
     try:
         database = local_database()
-        if database is None:
-            return []
-        with closing(database), database.read() as session:
-            found = results.of_workload(session, spec.workload.kind, spec.model)
+        if database is not None:
+            with closing(database), database.read() as session:
+                found = results.of_workload(session, spec.workload.kind, spec.model)
+            yield from evidence_of(found, spec, "the database of this machine")
     except StoreError as error:
         echo(f"The local database was not asked. {error}", err=True)
-        return []
-    return evidence_of(found, spec, "the database of this machine")
-
-
-def _kept(spec: "JobSpec") -> "list[Evidence]":
-    from optigpu.fit.advice import evidence_of
-    from optigpu.runs import kept_runs
-
-    return [
-        each for run in kept_runs() for each in evidence_of(run.results, spec, f"run {run.id}, kept here")
-    ]
-
-
-def _of_service(spec: "JobSpec", url: str, api_key: str | None) -> "list[Evidence]":
-    from optigpu.fit.advice import evidence_of
-
-    with connect(url, api_key) as client:
-        rows = client.leaderboard_rows(model=spec.model, workload=spec.workload.kind)
-        results = [client.result(row.result_id) for row in rows if not row.reasons]
-    return evidence_of(results, spec, url)
+    for run in kept_runs():
+        yield from evidence_of(run.results, spec, f"run {run.id}, kept here")
+    if url:
+        with connect(url, api_key) as client:
+            rows = client.leaderboard_rows(model=spec.model, workload=spec.workload.kind)
+            found = [client.result(row.result_id) for row in rows if not row.reasons]
+        yield from evidence_of(found, spec, url)
 
 
 def _predicted(
@@ -128,12 +121,3 @@ def _predicted(
     )
     found = fit(shape, place, stacks, asked)
     return best_predicted(found, stacks, spec, hardware, max_kld=max_kld)
-
-
-def _show(advice: "Advice", as_json: bool) -> None:
-    if as_json:
-        echo(json.dumps(advice.model_dump(mode="json"), indent=2))
-        return
-    echo(f"{advice.label} ({advice.basis})")
-    echo(advice.reason)
-    echo(f"\n{advice.code}", nl=False)

@@ -23,8 +23,7 @@ def list_engines(format_: FormatOption = OutputFormat.TABLE) -> None:
     from optigpu.report.tables import engine_facts, engines_grid
 
     facts = engine_facts()
-    records = [dict(fact) for fact in facts]
-    show_list(engines_grid(facts), records, records, format_)
+    show_list(engines_grid(facts), facts, facts, format_)
 
 
 @app.command()

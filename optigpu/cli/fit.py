@@ -1,8 +1,7 @@
 """The command `fit`: which stacks of a model fit a GPU, predicted, and which boards hold a converted network."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,12 +18,7 @@ if TYPE_CHECKING:
     from optigpu.models.tensors import DecoderShape
 
 
-class FitPlan(StrEnum):
-    """Which stacks are tried."""
-
-    USUAL = "usual"
-    MEMORY_LADDER = "memory-ladder"
-    SEVERAL_GPUS = "several-gpus"
+FitPlan = Literal["usual", "memory-ladder", "several-gpus"]
 
 
 def fit(
@@ -55,7 +49,7 @@ def fit(
     stack: Annotated[
         str | None, typer.Option(help="Only this stack, for example bf16,nf4. Default: the usual ones.")
     ] = None,
-    plan: Annotated[FitPlan, typer.Option(help="Which stacks to try.")] = FitPlan.USUAL,
+    plan: Annotated[FitPlan, typer.Option(help="Which stacks to try.")] = "usual",
     reserve: Annotated[str, typer.Option(help="Memory that is kept free, such as 1GB.")] = "768MiB",
     train: Annotated[
         bool, typer.Option("--train", help="Predict steps of training: --batch rows of --context tokens.")
@@ -97,7 +91,7 @@ def fit(
     reference, card = parse_reference(model), gpu_of(gpu, "gpu")
     shape = decoder_shape(reference)
     asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
-    if plan is FitPlan.SEVERAL_GPUS:
+    if plan == "several-gpus":
         _show_several(shape, card, stack, asked, link, form)
         return
     if link is not None:
@@ -119,7 +113,7 @@ def _show_several(
     from optigpu.report.fit import several_grid
 
     speed = None if link is None else read_quantity(link, SIZE, "link")
-    (named,) = _stacks(stack or "bf16", FitPlan.USUAL, card, shape.facts)
+    (named,) = _stacks(stack or "bf16", "usual", card, shape.facts)
     found = fit_several(shape, card, named, asked, speed)
     document = found.model_dump(mode="json")
     show_list(several_grid(found), document["divisions"], document, form)
@@ -160,12 +154,12 @@ def _stacks(
     from optigpu.fit.fitting import memory_ladder, stack_of, usual_stacks
     from optigpu.job.spec import Beside
 
-    if stack is not None and plan is not FitPlan.USUAL:
+    if stack is not None and plan != "usual":
         raise SpecError("plan: memory-ladder has its own stacks; give --stack or --plan, not both.")
     if stack is not None:
         with refusing(Beside):
             return (stack_of(Beside.model_validate({"stack": parse_stack(stack)}).stack),)
-    return memory_ladder() if plan is FitPlan.MEMORY_LADDER else usual_stacks(card, facts)
+    return memory_ladder() if plan == "memory-ladder" else usual_stacks(card, facts)
 
 
 def _show_boards(manifest: Path, board: str | None, form: OutputFormat) -> None:

@@ -88,16 +88,14 @@ def parse_beside(given: FlagValue) -> list[dict[str, object]]:
 
 def _beside(text: str) -> dict[str, object]:
     stack, _, label = text.partition(" as ")
+    named = {"label": label.strip()} if label.strip() else {}
     if stack.startswith(("http://", "https://")):
-        return _given(backend=ENDPOINT, endpoint=stack, label=label)
+        return {"backend": ENDPOINT, "endpoint": stack.strip(), **named}
     backend, slash, rest = stack.partition("/")
     if not slash or re.search("[:,]", backend):  # the slash is within a parameter: draft=path:models/tiny
         backend, rest = "", stack
-    return {"stack": parse_stack(rest), **_given(backend=backend, label=label)}
-
-
-def _given(**named: str) -> dict[str, object]:
-    return {name: value.strip() for name, value in named.items() if value.strip()}
+    own = {"backend": backend.strip()} if backend.strip() else {}
+    return {"stack": parse_stack(rest), **own, **named}
 
 
 def parse_stack(text: str) -> list[dict[str, str]]:

@@ -1,6 +1,5 @@
 """Commands that talk to a service: submit, watch, jobs, cancel, withdraw."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +13,6 @@ from optigpu.vocabulary import DeviceKind, JobState, SpecError
 if TYPE_CHECKING:
     from optigpu.client import Client
     from optigpu.documents.views import EventView
-    from optigpu.job.spec import JobSpec
-    from optigpu.report import RunProgress
 
 Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="URL of the service.")]
 ApiKey = Annotated[
@@ -36,6 +33,10 @@ def submit(
     api_key: ApiKey = None,
 ) -> None:
     """Submit a job to a service and print its id."""
+    from optigpu.clusters import SCRIPTS, dry_task
+    from optigpu.job.plan import variants_of
+    from optigpu.job.search import foreseen
+
     with connect(url, api_key) as client:
 
         def usual_device() -> DeviceKind:
@@ -49,7 +50,10 @@ def submit(
 
         spec = spec_of(given, usual_device, spec_file)
         if dry_run:
-            echo(_script(spec), nl=False)
+            if spec.via is None:
+                raise SpecError("--dry-run prints what a scheduler would run; name one with --via slurm.")
+            foreseen(spec, variants_of(spec))
+            echo(SCRIPTS[spec.via](dry_task(spec)), nl=False)  # with the settings of this machine
             return
         job = client.submit(spec)
         echo(job.id)
@@ -119,18 +123,6 @@ def connect(url: str, api_key: str | None) -> "Client":
     return Client(url, api_key)
 
 
-def _script(spec: "JobSpec") -> str:
-    """What a launcher with the settings of this machine would hand to the job's scheduler. Raises SpecError."""
-    from optigpu.clusters import SCRIPTS, dry_task
-    from optigpu.job.plan import variants_of
-    from optigpu.job.search import foreseen
-
-    if spec.via is None:
-        raise SpecError("--dry-run prints what a scheduler would run; name one with --via slurm.")
-    foreseen(spec, variants_of(spec))
-    return SCRIPTS[spec.via](dry_task(spec))
-
-
 def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     """Shows a job's progress on stderr until it has ended, then its results. Exit status 1 unless it succeeded, and 3
     if none of its results can be ranked."""
@@ -138,9 +130,16 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     from optigpu.documents.result import Attribution
     from optigpu.report import RunProgress, console
 
+    def show(event: "EventView") -> None:
+        """Also why no live worker can take a job that comes into the queue, if none can."""
+        progress.show(event.kind, event.data)
+        is_queued = event.kind == "state" and event.data["state"] == JobState.QUEUED
+        if is_queued and (unserved := client.job(job_id).unserved):
+            progress.show("unserved", unserved.model_dump())
+
     try:
         with RunProgress(console(stderr=True)) as progress:
-            job = client.wait(job_id, partial(_show, client, job_id, progress))
+            job = client.wait(job_id, show)
     except KeyboardInterrupt:
         echo(
             f"The job continues. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
@@ -161,12 +160,3 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
         echo(why, err=True)
     if why:
         raise typer.Exit(NOTHING_RANKED)
-
-
-def _show(client: "Client", job_id: str, progress: "RunProgress", event: "EventView") -> None:
-    """Shows an event; and of a job that comes into the queue, why no live worker can take it, if none can."""
-    progress.show(event.kind, event.data)
-    if event.kind == "state" and event.data["state"] == JobState.QUEUED:
-        unserved = client.job(job_id).unserved
-        if unserved:
-            progress.show("unserved", unserved.model_dump())

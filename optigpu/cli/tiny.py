@@ -1,9 +1,8 @@
 """The command `tiny`: drives a device over a serial line by MLPerf Tiny's protocol."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,13 +14,6 @@ if TYPE_CHECKING:
     from optigpu.report import Grid
 
 
-class Mode(StrEnum):
-    """What is found out."""
-
-    PERFORMANCE = "performance"
-    ACCURACY = "accuracy"
-
-
 def tiny(
     port: Annotated[
         str,
@@ -30,8 +22,9 @@ def tiny(
         ),
     ],
     mode: Annotated[
-        Mode, typer.Option(help="How fast the device is, or how well it answers.")
-    ] = Mode.PERFORMANCE,
+        Literal["performance", "accuracy"],
+        typer.Option(help="How fast the device is, or how well it answers."),
+    ] = "performance",
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -62,10 +55,10 @@ def tiny(
     """
     from optigpu.edge.tiny.session import Rules, open_session
 
-    if mode is Mode.ACCURACY and inputs is None:
+    if mode == "accuracy" and inputs is None:
         raise SpecError("--mode accuracy needs --inputs: a .npz with inputs and labels, or a folder.")
     with open_session(port, baud, silence, model_profile) as session:
-        if mode is Mode.PERFORMANCE:
+        if mode == "performance":
             _performance(session, inputs, Rules(seconds, inferences, runs), format_)
         elif inputs is not None:
             _accuracy(session, inputs, limit, format_)

@@ -73,13 +73,15 @@ def _columns() -> tuple[Column, ...]:
 
 
 def _cells(row: EdgeRow) -> tuple[str, ...]:
+    why = ", ".join(row.reasons)
+    status = f"SIMULATED: {why}" if row.source is DeviceSource.SIMULATOR else why and f"not ranked: {why}"
     return (
         MISSING if row.rank is None else str(row.rank),
         row.device or row.device_id,
         row.board,
         *(_figure(row.figures[metric], scale) for metric, (_, scale) in HEADINGS.items()),
         row.power_source,
-        _status(row),
+        status,
         ", ".join(row.flags),
     )
 
@@ -92,12 +94,6 @@ def _figure(figure: EdgeFigure, scale: float) -> str:
     if figure.low is None or figure.high is None or figure.low == figure.high:
         return value
     return f"{value} [{short(figure.low * scale)}, {short(figure.high * scale)}]"
-
-
-def _status(row: EdgeRow) -> str:
-    if row.source is DeviceSource.SIMULATOR:
-        return f"SIMULATED: {', '.join(row.reasons)}"
-    return f"not ranked: {', '.join(row.reasons)}" if row.reasons else ""
 
 
 def _notes(board: EdgeBoard, cost: CostAssumptions) -> Iterator[str]:

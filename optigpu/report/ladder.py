@@ -63,26 +63,16 @@ def scenario_of(rows: Sequence[Row]) -> Scenario | None:
 
 
 FURTHER_METRICS = {
-    "ttft_s": ("TTFT (ms)", 1e3),
-    "latency_s": ("latency (ms)", 1e3),
-    "goodput_per_s": ("goodput/s", 1.0),
-    "queue_length": ("queue", 1.0),
-    "highest_rate_per_s": ("highest rate/s", 1.0),
-    "trained_tokens_per_s": ("trained tokens/s", 1.0),
-    "weight_bytes": ("weights (MB)", 1e-6),
-    "peak_bytes": ("peak (MB)", 1e-6),
-    "top1_agreement": ("top-1 (%)", 100.0),
-    "alone_agreement": ("as alone (%)", 100.0),
-    "accuracy": ("accuracy (%)", 100.0),
-    "kld_mean": ("KLD (nat)", 1.0),
-    "loss_deviation": ("loss deviation", 1.0),
-    "j_per_token": ("J/token", 1.0),
-    "j_per_image": ("J/image", 1.0),
-    "j_per_1000_tokens": ("J/1,000 tokens", 1.0),
-    "mfu": ("MFU (%)", 100.0),
-    "hfu": ("HFU (%)", 100.0),
+    "ttft_s": ("TTFT (ms)", 1e3), "latency_s": ("latency (ms)", 1e3), "goodput_per_s": ("goodput/s", 1.0),
+    "queue_length": ("queue", 1.0), "highest_rate_per_s": ("highest rate/s", 1.0),
+    "trained_tokens_per_s": ("trained tokens/s", 1.0), "weight_bytes": ("weights (MB)", 1e-6),
+    "peak_bytes": ("peak (MB)", 1e-6), "top1_agreement": ("top-1 (%)", 100.0),
+    "alone_agreement": ("as alone (%)", 100.0), "accuracy": ("accuracy (%)", 100.0),
+    "kld_mean": ("KLD (nat)", 1.0), "loss_deviation": ("loss deviation", 1.0),
+    "j_per_token": ("J/token", 1.0), "j_per_image": ("J/image", 1.0),
+    "j_per_1000_tokens": ("J/1,000 tokens", 1.0), "mfu": ("MFU (%)", 100.0), "hfu": ("HFU (%)", 100.0),
     "headroom": ("headroom", 1.0),
-}
+}  # fmt: skip
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 METRICS_OF_SOME_WORKLOADS = {
     "latency_s": ("batch_sweep", "serve", "classify", "attention", "normalization"),

@@ -128,28 +128,13 @@ def asked_text(spec: Document) -> str:
 
 
 _SHAPES = {
-    "batch_size": "x{}",
-    "batch_sizes": "x{}",
-    "sequence_tokens": "{} tokens",
-    "shortest_tokens": "from {}",
-    "learning_rate": "at {}",
-    "new_tokens": "+{}",
-    "image_size": "{} px",
-    "heads": "{} heads",
-    "kv_heads": "sharing {}",
-    "head_size": "of {}",
-    "rows": "{} rows",
-    "rates": "{} per s",
-    "clients": "{} clients",
-    "queries": "{} queries",
-    "prompt_tokens_most": "to {}",
-    "new_tokens_most": "to {}",
-    "slots": "{} slots",
-    "block_tokens": "blocks of {}",
-    "ttft_s": "ttft to {} s",
-    "tpot_s": "tpot to {} s",
-    "memory_limit_bytes": "under {} bytes",
-}
+    "batch_size": "x{}", "batch_sizes": "x{}", "sequence_tokens": "{} tokens", "shortest_tokens": "from {}",
+    "learning_rate": "at {}", "new_tokens": "+{}", "image_size": "{} px", "heads": "{} heads",
+    "kv_heads": "sharing {}", "head_size": "of {}", "rows": "{} rows", "rates": "{} per s",
+    "clients": "{} clients", "queries": "{} queries", "prompt_tokens_most": "to {}",
+    "new_tokens_most": "to {}", "slots": "{} slots", "block_tokens": "blocks of {}", "ttft_s": "ttft to {} s",
+    "tpot_s": "tpot to {} s", "memory_limit_bytes": "under {} bytes",
+}  # fmt: skip
 """How a field of a workload is written; other fields are written by their value alone."""
 
 

@@ -11,16 +11,10 @@ from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.vocabulary import METRICS, Document
 
 HEADINGS = {
-    "tokens_per_s": "tokens/s",
-    "prefill_tokens_per_s": "prompt tokens/s",
-    "scored_tokens_per_s": "scored tokens/s",
-    "requests_per_s": "requests/s",
-    "images_per_s": "images/s",
-    "samples_per_s": "samples/s",
-    "tflops": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "largest_batch": "largest batch",
-}
+    "tokens_per_s": "tokens/s", "prefill_tokens_per_s": "prompt tokens/s",
+    "scored_tokens_per_s": "scored tokens/s", "requests_per_s": "requests/s", "images_per_s": "images/s",
+    "samples_per_s": "samples/s", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "largest_batch": "largest batch",
+}  # fmt: skip
 
 
 def heading(metric: str) -> str:

@@ -23,6 +23,8 @@ def selftest_grid(outcomes: Sequence[SelfTest], environments: Sequence[Environme
     on which no check was started has one row for them all."""
     started = [outcome for outcome in outcomes if not _is_absent(outcome)]
     absent = [outcome for outcome in outcomes if _is_absent(outcome)]
+    ended_at = max((outcome.ended_at.isoformat() for outcome in outcomes), default="")
+    there = [{"created_at": ended_at, "environment": each.model_dump(mode="json")} for each in environments]
     results = sorted(_results(started), key=lambda result: result.status is not CheckStatus.FAILED)
     rows = (
         *map(_cells, results),
@@ -34,7 +36,7 @@ def selftest_grid(outcomes: Sequence[SelfTest], environments: Sequence[Environme
             "check", "device", "result", "largest error:", "bound:", "of", "time (s):", "how, or why not"
         ),
         rows=rows,
-        notes=(summary_line(outcomes), *_origin(outcomes, environments)),
+        notes=(summary_line(outcomes), *filter(None, [origin_line(there) if outcomes else None])),
         faint=frozenset(n for n, cells in enumerate(rows) if cells[2] == CheckStatus.NOT_POSSIBLE),
     )
 
@@ -118,14 +120,3 @@ def _record(result: CheckResult) -> dict[str, object]:
         "device": check.device,
         **result.model_dump(mode="json", exclude={"check"}),
     }
-
-
-def _origin(outcomes: Sequence[SelfTest], environments: Sequence[Environment]) -> list[str]:
-    ended_at = max((outcome.ended_at for outcome in outcomes), default=None)
-    if ended_at is None:
-        return []
-    at = ended_at.isoformat()
-    line = origin_line(
-        [{"created_at": at, "environment": each.model_dump(mode="json")} for each in environments]
-    )
-    return [line] if line else []

@@ -1,7 +1,6 @@
 """Tables and lines that one command each shows."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 from optigpu.documents.result import Attribution, Result
 from optigpu.engines.environments import EngineEnvironment
@@ -73,21 +72,8 @@ def _figure(results: Sequence[Document], attribution: Attribution) -> str | None
     return f"{subject}, {variant['label']}: {speed}{gain}"
 
 
-class EngineFacts(TypedDict):
-    """One engine; `folder` is where its environment is or would be."""
-
-    name: str
-    summary: str
-    installed: bool
-    minutes: int
-    bytes: int
-    folder: str
-    command: str
-
-
-def engine_facts() -> list[EngineFacts]:
-    """Each engine that has an environment of its own."""
-    environments = [EngineEnvironment(recipe) for recipe in RECIPES.values()]
+def engine_facts() -> list[Document]:
+    """Each engine that has an environment of its own; `folder` is where that is or would be."""
     return [
         {
             "name": each.recipe.name,
@@ -98,11 +84,11 @@ def engine_facts() -> list[EngineFacts]:
             "folder": str(each.folder),
             "command": each.recipe.install_command,
         }
-        for each in environments
+        for each in map(EngineEnvironment, RECIPES.values())
     ]
 
 
-def engines_grid(facts: Sequence[EngineFacts]) -> Grid:
+def engines_grid(facts: Sequence[Document]) -> Grid:
     """With the command that makes each, or the folder that it is in."""
     return Grid(
         title="Engines with an environment of their own",

@@ -1,8 +1,9 @@
 """Charts of results as files, with their data beside them as JSON; `svg/` draws them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from optigpu.documents.result import Attribution
 from optigpu.report.charts.fronts import bits_data, pareto_data
@@ -68,8 +69,7 @@ CHARTS: dict[str, Chart] = {
 """The charts by name."""
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What became of one kind of chart: its files, or the reason why it was not drawn."""
 
     name: str
@@ -84,9 +84,14 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
         raise SpecError(
             "The report has no result to draw; run `optigpu ladder --model preset:gpt2 --stack int8_weight_only` first."
         )
+    written: list[Written] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written = list(_written(report, folder))
+        for name, chart in CHARTS.items():
+            try:
+                written.append(Written(name, chart.write(report, folder / name)))
+            except SpecError as error:
+                written.append(Written(name, reason=str(error)))
     except OSError as error:
         raise OptiGPUError(
             f"{folder} cannot be written ({error.strerror}); make it writable, or name another folder."
@@ -95,14 +100,6 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
         reasons = " ".join(f"{each.name}: {each.reason}" for each in written)
         raise SpecError(f"No chart can be drawn from this report. {reasons}")
     return written
-
-
-def _written(report: Report, folder: Path) -> Iterator[Written]:
-    for name, chart in CHARTS.items():
-        try:
-            yield Written(name, chart.write(report, folder / name))
-        except SpecError as error:
-            yield Written(name, reason=str(error))
 
 
 __all__ = ["CHARTS", "Chart", "ChartData", "Report"]

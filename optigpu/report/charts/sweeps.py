@@ -26,23 +26,22 @@ FEW = "too few requests for a 95th percentile; measure longer with --max-seconds
 def batches_data(report: Report) -> ChartData:
     """Results of batch_sweep. Raises SpecError where none has a 95th percentile of the latency."""
     command = "optigpu run --workload batch_sweep --model preset:gpt2 --batch-sizes 1,2,4,8"
-    return _data(report, "batch_sweep", command, _batch)
+    return _data(
+        report,
+        "batch_sweep",
+        command,
+        lambda workload: f"batch {'/'.join(map(str, workload['batch_sizes']))}",
+    )
 
 
 def loads_data(report: Report) -> ChartData:
     """Results of serve, of one scenario or several. Raises SpecError as `batches_data` does."""
-    return _data(report, "serve", "optigpu run --workload serve --model preset:gpt2 --rates 1,2,4,8", _load)
 
+    def load(workload: Document) -> str:
+        rates = ", ".join(f"{rate:g}/s" for rate in workload.get("rates") or ())
+        return rates or " ".join(map(str, filter(None, (workload["scenario"], workload.get("clients")))))
 
-def _batch(workload: Document) -> str:
-    return f"batch {'/'.join(map(str, workload['batch_sizes']))}"
-
-
-def _load(workload: Document) -> str:
-    if workload.get("rates"):
-        return ", ".join(f"{rate:g}/s" for rate in workload["rates"])
-    clients = f" {workload['clients']}" if workload.get("clients") else ""
-    return f"{workload['scenario']}{clients}"
+    return _data(report, "serve", "optigpu run --workload serve --model preset:gpt2 --rates 1,2,4,8", load)
 
 
 def _data(report: Report, kind: str, command: str, point: Callable[[Document], str]) -> ChartData:

@@ -132,7 +132,8 @@ class _Bars:
         """The row's elements and height: the name stands above the bar in a narrow drawing, else beside it."""
         name, figure = row_name(each, self.marks), _figure(each, self.frame)
         room = self.frame.width - self.ranks - text_width(figure) - 12
-        lines = wrapped(name, room if self.frame.is_narrow else self.names, self.frame.name_lines, tail=TAIL)
+        room = room if self.frame.is_narrow else self.names
+        lines = wrapped(name, room, 8 if self.frame.alone else 2, tail=TAIL)
         more = LINE * (len(lines) - 1)
         if self.frame.is_narrow:
             first = at = y + 12

@@ -78,6 +78,11 @@ def _drawing(
         said = f"{day(each.measured_at)}: {short(each.value)} {heading(found.metric)}"
         dot = element("circle", title(said), cx=x, cy=y, r=3.5, class_="c-point c-s1")
         dots.append(linked(link, each.result_id, said, dot))
+    lines: list[Svg] = []
+    for change in changes:
+        at = plane.x(change.measured_at.timestamp())
+        said = title(f"{day(change.measured_at)}: {change_text(change)}")
+        lines.append(group(f"c-change {_look(change)}", said, line(at, plane.top, at, plane.bottom)))
     listed, height = _listed(changes, frame, plane.height + 6)
     better = "↑ better" if found.better is Better.HIGHER else "↓ better"
     parts = (
@@ -85,7 +90,7 @@ def _drawing(
         text(frame.width, 11, better, class_="c-faint", anchor="end"),
         group("c-crosses", *crosses, hidden=True),
         path(places, "c-line c-s1"),
-        *(_line(each, plane) for each in changes),
+        *lines,
         *(dots if len(dots) <= MOST_DOTS else ()),
         listed,
     )
@@ -102,12 +107,6 @@ def _plane(found: History, points: Sequence[HistoryPoint], frame: Frame) -> Plan
     upright = y.scale(top + (200.0 if frame.is_narrow else 240.0), top, most=6, upright=True)
     across = time_axis(times, gutter(upright), frame.width - 14, most=5 if frame.is_narrow else 9)
     return Plane(across, upright, time_name(times), heading(found.metric), frame)
-
-
-def _line(each: LevelChange, plane: Plane) -> Svg:
-    x = plane.x(each.measured_at.timestamp())
-    said = title(f"{day(each.measured_at)}: {change_text(each)}")
-    return group(f"c-change {_look(each)}", said, line(x, plane.top, x, plane.bottom))
 
 
 def _look(each: LevelChange) -> str:
@@ -142,15 +141,12 @@ def time_axis(moments: Sequence[datetime], start: float, end: float, *, most: in
     low, high = low - room, high + room
     for ticks in _choices(low, high):
         scale = Scale(low, high, start, end, ticks)
-        if ticks and len(ticks) <= most and keep_apart(scale, label_width) and _lies_inside(scale):
+        places = [(scale(tick.value), label_width(tick.text) / 2) for tick in ticks]
+        is_inside = all(start - EDGE <= at - half and at + half <= end + EDGE for at, half in places)
+        if ticks and len(ticks) <= most and is_inside and keep_apart(scale, label_width):
             return scale
     middle = (low + high) / 2
     return Scale(low, high, start, end, (Tick(middle, f"{_utc(middle):%Y-%m-%d}"),))
-
-
-def _lies_inside(scale: Scale) -> bool:
-    places = [(scale(tick.value), label_width(tick.text) / 2) for tick in scale.ticks]
-    return all(scale.start - EDGE <= at - half and at + half <= scale.end + EDGE for at, half in places)
 
 
 def _utc(seconds: float) -> datetime:

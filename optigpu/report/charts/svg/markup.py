@@ -199,11 +199,6 @@ class Frame:
     def is_narrow(self) -> bool:
         return self.width < 500
 
-    @property
-    def name_lines(self) -> int:
-        """Lines that a name may take."""
-        return 8 if self.alone else 2
-
 
 WIDE, NARROW = Frame("wide", 720.0), Frame("narrow", 340.0)
 
@@ -214,10 +209,6 @@ class Drawing:
 
     height: float
     parts: tuple[str, ...]
-
-    @property
-    def has_links(self) -> bool:
-        return any("<a " in part for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -249,7 +240,7 @@ def _framed(sketch: Sketch, frame: Frame, id_prefix: str) -> Svg:
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {number(frame.width)} {number(drawn.height)}",
         class_=f"c-{frame.name}",
-        role="group" if drawn.has_links else "img",
+        role="group" if any("<a " in part for part in drawn.parts) else "img",
         aria_labelledby=heading_id,
         aria_describedby=description_id,
         font_size=SIZE,

@@ -122,7 +122,10 @@ class _Points:
 
     def drawing(self, left_out: int) -> Drawing:
         series = list(dict.fromkeys(each.series for each in self.marks if each.series))
-        legend, high = key(self._named(series), self.frame.width, 0.0, least=1 if self.frame.alone else 2)
+        # where each point is a series, with what else is said of it
+        more = {each.series: each.text for each in self.marks if self.is_own and each.text != each.label}
+        named = [f"{name}: {more[name]}" if more.get(name) else name for name in series]
+        legend, high = key(named, self.frame.width, 0.0, least=1 if self.frame.alone else 2)
         names = (self.panel.x_axis, self.panel.axis)
         plane = Plane.fitted(self.frame, self.look.x, self.look.y, names, top=high + LINE + 8)
         behind = self.look.behind(plane)
@@ -141,17 +144,12 @@ class _Points:
             group("c-crosses", *self._crosses(plane), hidden=True),
             group("c-places", *places),
         ]
-        more = f"{left_out} more are in the table." if left_out else ""
-        said = wrapped(" ".join(filter(None, [behind.below, more])), self.frame.width, MOST_LINES, SMALL)
+        left = f"{left_out} more are in the table." if left_out else ""
+        said = wrapped(" ".join(filter(None, [behind.below, left])), self.frame.width, MOST_LINES, SMALL)
         lines = [words for words in said if words]
         for number, words in enumerate(lines):
             parts.append(text(0, plane.height + LINE * number + 11, words, class_="c-faint"))
         return Drawing(plane.height + LINE * len(lines), tuple(parts))
-
-    def _named(self, series: Sequence[str]) -> list[str]:
-        """The series; where each point is one, with what else is said of it."""
-        more = {each.series: each.text for each in self.marks if self.is_own and each.text != each.label}
-        return [f"{name}: {more[name]}" if more.get(name) else name for name in series]
 
     def _crosses(self, plane: Plane) -> Iterator[Svg]:
         for each in self.marks:
