@@ -38,7 +38,7 @@ from benchmarks.gpu_decode import (
 )
 from benchmarks.launch_breakdown import Breakdown, Interval, breakdown
 from optigpu.hardware import probe
-from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep, RecordedStep
+from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 from optigpu.ops.decode.program import Program
 from optigpu.report import console
 from optigpu.vocabulary import DeviceKind, OptiGPUError
@@ -154,7 +154,7 @@ def _program(shapes: Shapes, weights: Weights) -> Program:
     return random_program(shapes, OURS[weights][0], CAPACITY)
 
 
-def _of_step(decode_step: RecordedStep, program: Program, shapes: Shapes) -> Prepared:
+def _of_step(decode_step: CudaDecodeStep, program: Program, shapes: Shapes) -> Prepared:
     def begin(steps: int) -> None:
         decode_step.state.position.fill_(MIDDLE - steps // 2)
 

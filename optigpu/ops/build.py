@@ -1,4 +1,4 @@
-"""Compiles a hand-written C++ operator on first use and loads it into PyTorch.
+"""Compiles hand-written C++ operators on first use, loads them into PyTorch and finds this CPU's best path.
 
 The sources use only PyTorch's stable C ABI (headers of torch >= 2.10) and become one shared library by one
 call of g++. A built library is kept under `cache_folder()` by the hash of everything that it depends on.
@@ -12,8 +12,9 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from filelock import FileLock  # a dependency of torch
@@ -25,6 +26,10 @@ OLDEST_TORCH = (2, 10)
 """The first release whose stable ABI has torch_parallel_for."""
 BUILD_TIMEOUT_S = 900
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+BEST_INSTRUCTION_SET = 0
+"""The operators' number for the newest instruction set that the CPU has."""
+
+Name = TypeVar("Name", bound=str)
 
 
 def cache_folder() -> Path:
@@ -41,11 +46,14 @@ def compiler_reason() -> str | None:
     if shutil.which("g++") is None:
         return "The C++ operators need g++, and there is no g++ on PATH: install it (Debian, Ubuntu: apt install g++)."
     header = _torch_folder() / "include" / "torch" / "csrc" / "stable" / "library.h"
-    return (
-        None
-        if header.is_file()
-        else f"The C++ operators need torch's C++ headers, and {header} is missing: reinstall torch."
-    )
+    if header.is_file():
+        return None
+    return f"The C++ operators need torch's C++ headers, and {header} is missing: reinstall torch."
+
+
+def sources(file: str, *names: str) -> tuple[Path, ...]:
+    """Files beside a module's: what is compiled, and what that includes."""
+    return tuple(Path(file).parent / name for name in names)
 
 
 @functools.cache
@@ -80,9 +88,46 @@ def register(sources: tuple[Path, ...], best: str, fakes: Mapping[str, Callable[
     return int(ask())
 
 
+class NativeOperators(Generic[Name]):
+    """The operators of `sources`. `numbers` has the paths' names and their numbers in the enumeration InstructionSet.
+
+    `best` and `fakes` are as in `register`. Built at first use.
+    """
+
+    def __init__(
+        self,
+        sources: tuple[Path, ...],
+        best: str,
+        fakes: Mapping[str, Callable[..., object]],
+        numbers: Mapping[Name, int],
+    ) -> None:
+        self._register = functools.partial(register, sources, best, fakes)
+        self._numbers = numbers
+
+    @functools.cached_property
+    def best(self) -> Name:
+        """The newest path that this CPU can run. Raises UnsupportedError if the operators cannot be built."""
+        number = self._register()
+        return next(name for name, known in self._numbers.items() if known == number)
+
+    @functools.cached_property
+    def reason(self) -> str | None:
+        """Why the operators cannot be used here, in one sentence; None if they can. Builds them when needed."""
+        try:
+            _ = self.best
+        except UnsupportedError as error:
+            return str(error)
+        return None
+
+
 def _built(sources: tuple[Path, ...]) -> Path:
+    """The library, named by a digest of all that it depends on; the sources choose their path at run time."""
     try:
-        target = cache_folder() / f"{sources[0].stem}-{_digest(sources)}.so"
+        version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
+        texts = (source.read_text() for source in sources)
+        parts = [torch.__version__, platform.machine(), version, *_command(), *texts]
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        target = cache_folder() / f"{sources[0].stem}-{digest}.so"
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,7 +146,9 @@ def _compile(source: Path, target: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
         if done.returncode != 0:
-            raise UnsupportedError(f"g++ could not compile {source.name}: {_first_error(done.stderr)}")
+            lines = done.stderr.splitlines()
+            first = next((line for line in lines if "error" in line), (lines or ["no message"])[0])
+            raise UnsupportedError(f"g++ could not compile {source.name}: {first.strip()}")
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -109,18 +156,6 @@ def _compile(source: Path, target: Path) -> None:
 
 def _command() -> list[str]:
     return ["g++", *FLAGS, f"-I{_torch_folder() / 'include'}"]
-
-
-def _digest(sources: Sequence[Path]) -> str:
-    """Digest of everything that the library depends on, except the CPU: the sources choose their path at run time."""
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
-    parts = [torch.__version__, platform.machine(), version, *_command(), *(s.read_text() for s in sources)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _first_error(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if "error" in line] or stderr.splitlines() or ["no message"]
-    return lines[0].strip()
 
 
 def _torch_folder() -> Path:

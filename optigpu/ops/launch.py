@@ -13,10 +13,8 @@ import torch
 import triton
 
 MOST_ROWS, MOST_NUMBERS = 4, 64
-"""Rows of a program, and how many of their activations a thread may have: ptxas spills registers beyond.
-
-Further rows are other programs', which read the weights again, at best from the L2 cache.
-"""
+"""Rows of a program, and how many of their activations a thread may have: ptxas spills registers beyond. Further rows
+are other programs', which read the weights again."""
 LOADS = 4
 """16-byte loads of weights that each thread has on the way at least."""
 TILE_AIM = 4
@@ -37,7 +35,7 @@ class LaunchTarget:
     """`warps` that run at once, among which work is divided, and the 16-byte `loads` that their threads make together.
 
     `dp4a`: whether int8 products may be that instruction. `matrix_units`: whether Triton multiplies 16-bit matrices by
-    them, as it does from compute capability 8.0 on; elsewhere operands are widened.
+    them; elsewhere operands are widened.
     """
 
     warps: int
@@ -57,11 +55,8 @@ class LaunchTarget:
     @staticmethod
     def of_card(multiprocessors: int, capability: tuple[int, int]) -> "LaunchTarget":
         """For a GPU by its size and its compute capability."""
-        return LaunchTarget(
-            multiprocessors * WARPS_A_MULTIPROCESSOR,
-            dp4a=capability >= (6, 1),
-            matrix_units=capability >= MATRIX_UNITS,
-        )
+        warps = multiprocessors * WARPS_A_MULTIPROCESSOR
+        return LaunchTarget(warps, dp4a=capability >= (6, 1), matrix_units=capability >= MATRIX_UNITS)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How many bytes a quantized weight takes, by the layouts in which operators store it. Loads no torch.
 
-The layouts depend on the device: on a CPU those of our C++ operators, whose tiles are filled up with zeros; on CUDA
-those of torch's and of our own kernels. `outputs` and `inner` are the sizes of a weight [outputs, inner].
+On a CPU they are those of our C++ operators, whose tiles are filled up with zeros; on CUDA those of torch's and of our
+own kernels. `outputs` and `inner` are the sizes of a weight [outputs, inner].
 """
 
 from typing import Literal
@@ -48,11 +48,9 @@ def int8_bytes(outputs: int, inner: int, device: DeviceKind) -> int:
 
 def int8_dynamic_bytes(outputs: int, inner: int, device: DeviceKind) -> int:
     """As `int8_bytes`, in the layout of products with int8 activations."""
-    if device is DeviceKind.CPU:
-        numbers = _up(outputs, DYNAMIC_TILE) * _up(inner, DYNAMIC_GROUP)
-    else:
-        numbers = _up(outputs, DYNAMIC_CUDA_STEP) * _up(inner, DYNAMIC_CUDA_STEP)
-    return numbers + _FLOAT * outputs
+    on_cpu = device is DeviceKind.CPU
+    tile, step = (DYNAMIC_TILE, DYNAMIC_GROUP) if on_cpu else (DYNAMIC_CUDA_STEP, DYNAMIC_CUDA_STEP)
+    return _up(outputs, tile) * _up(inner, step) + _FLOAT * outputs
 
 
 def int4_bytes(outputs: int, inner: int, device: DeviceKind, *, group: int, offsets: bool, half: bool) -> int:
@@ -69,8 +67,7 @@ def int4_bytes(outputs: int, inner: int, device: DeviceKind, *, group: int, offs
 def nf4_bytes(outputs: int, inner: int, device: DeviceKind, *, nested: bool, half: bool) -> int:
     """4-bit NormalFloat numbers with their statistics and tables of levels; `half` says that the model is bfloat16.
 
-    On a CPU that multiplies bfloat16 a bfloat16 layer whose sizes fit gets the layout of the fused operator, with
-    bfloat16 statistics.
+    On a CPU a bfloat16 layer whose sizes fit has the layout of bitsandbytes' fused operator, with bfloat16 statistics.
     """
     numbers, blocks = -(-outputs * inner // 2), -(-outputs * inner // NF4_BLOCK)
     levels = 16 * _FLOAT
@@ -104,8 +101,7 @@ def decode_bytes(outputs: int, inner: int, device: DeviceKind, *, kind: WeightKi
 
 def finer_bytes(rows: int, inner: int, device: DeviceKind, *, kind: WeightKind, group: int) -> int:
     """Of so many finer rows of a head, with their numbers of 64 bits."""
-    index = 8 * rows
-    index = _up(index, DECODE_ALIGNMENT) if device is DeviceKind.CPU else index
+    index = _up(8 * rows, DECODE_ALIGNMENT) if device is DeviceKind.CPU else 8 * rows
     return index + decode_bytes(rows, inner, device, kind=kind, group=group)
 
 
@@ -123,37 +119,16 @@ GgufBlock = Literal[
     "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
 ]  # fmt: skip
 GGUF_BLOCKS: dict[GgufBlock, tuple[int, int]] = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-}
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
+}  # fmt: skip
 """Weights of a block of llama.cpp's types, and the bytes of the block: ggml-common.h."""
 GGUF_INSTEAD: dict[GgufBlock, GgufBlock] = {
-    "Q2_K": "IQ4_NL",
-    "Q3_K": "IQ4_NL",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-    "IQ4_XS": "IQ4_NL",
-    "IQ4_NL": "F16",
-    "Q4_0": "F16",
-    "Q4_1": "F16",
-    "Q5_0": "F16",
-    "Q5_1": "F16",
-    "Q8_0": "F16",
-}
+    "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
+    "IQ4_NL": "F16", "Q4_0": "F16", "Q4_1": "F16", "Q5_0": "F16", "Q5_1": "F16", "Q8_0": "F16",
+}  # fmt: skip
 """What llama.cpp writes where the inputs are not a multiple of a type's block."""
 
 

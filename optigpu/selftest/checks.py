@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from optigpu import ops
 from optigpu.backends import BACKENDS
@@ -17,7 +17,6 @@ from optigpu.engines.recipes import RECIPES
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import self_test as latency_self_test
-from optigpu.ops.kernel_check import KernelCheck
 from optigpu.selftest.outputs import Decoded
 from optigpu.selftest.setting import PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
 from optigpu.selftest.techniques import BATCH, NEW_TOKENS, OF, PROMPT_TOKENS, run_technique, technique_checks
@@ -25,6 +24,9 @@ from optigpu.techniques.base import EXACT
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+
+if TYPE_CHECKING:
+    from optigpu.ops.kernel_check import KernelCheck
 
 
 def engine_checks() -> Iterator[SelfCheck]:
@@ -101,7 +103,7 @@ FILE = "selftest.py"
 
 
 @cache
-def kernels() -> Mapping[str, KernelCheck]:
+def kernels() -> Mapping[str, "KernelCheck"]:
     root = Path(ops.__path__[0])
     paths = sorted(path.relative_to(root).with_suffix("") for path in root.rglob(FILE))
     modules = (import_module(".".join((ops.__name__, *path.parts))) for path in paths)

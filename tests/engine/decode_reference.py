@@ -6,7 +6,7 @@ from optigpu.ops.decode.program import CacheKind, Matrix, Program
 from optigpu.ops.decode.selftest import ReferenceDecoder as ReferenceDecoder
 from optigpu.ops.decode.selftest import eight_bits as eight_bits
 from optigpu.ops.decode.selftest import norm_of as norm_of
-from optigpu.ops.integers import INT4_LEAST, INT8_LARGEST
+from optigpu.ops.operands import INT4_LEAST, INT8_LARGEST
 
 TIE = 8e-5
 """A float32 is off by some 3e-7 of itself after a norm, and 127 steps are the most; of bfloat16 some 256."""

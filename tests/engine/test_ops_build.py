@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from optigpu.ops import build
+from optigpu.ops.build import NativeOperators
 from optigpu.ops.decode.cpu import interface
 from optigpu.ops.linear import int8_linear
-from optigpu.ops.native import NativeOperators
 
 SOURCE = """
 #include <cstdint>

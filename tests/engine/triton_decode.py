@@ -15,14 +15,13 @@ import torch
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder, prefill
-from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import (
     pack_for_cuda,
     places_of_finer,
     rows_from_cuda,
     unpack_from_cuda,
 )
-from optigpu.ops.decode.cuda.state import State
+from optigpu.ops.decode.cuda.state import LayerCache, State
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call

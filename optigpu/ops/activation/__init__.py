@@ -1,1 +1,0 @@
-"""Activations fused with the bias before them."""

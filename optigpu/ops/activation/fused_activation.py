@@ -6,35 +6,28 @@
 
 On a CPU with a compiler these are our C++ operators (fused_activation.cpp), on CUDA with Triton our kernels
 (triton_activation.py); elsewhere they are plain torch, and `activation_backend` says which. All compute in float32,
-whatever is stored, and round once. An activation is read and written once, where transformers' "gelu_new" does so
-eight times; for the one row of a decode step what is saved is mostly their calls.
+whatever is stored, and round once.
 """
 
 import importlib
 import importlib.util
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.naming import named
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, sources
+from optigpu.ops.operands import named
 
 ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 Approximation = Literal["none", "tanh"]
 
-BEST_INSTRUCTION_SET = 0
-"""The operators' number for the newest instruction set that the CPU has."""
 ACTIVATION_INSTRUCTION_SETS: dict[ActivationBackend, int] = {
     "native-portable": 1,
     "native-avx2": 2,
     "native-avx512": 3,
 }
 """The operators' numbers; the enumeration InstructionSet in fused_activation.cpp."""
-_FOLDER = Path(__file__).parent
-_SOURCES = tuple(
-    _FOLDER / name for name in ("fused_activation.cpp", "fused_activation.h", "../vector_math.h")
-)
+_SOURCES = sources(__file__, "fused_activation.cpp", "fused_activation.h", "../vector_math.h")
 _BACKENDS: dict[str, ActivationBackend] = {}
 """The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
@@ -45,8 +38,14 @@ def activation_backend(device: torch.device | str) -> ActivationBackend:
     Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
     kind = torch.device(device).type
-    if kind not in _BACKENDS:
-        _BACKENDS[kind] = _find_backend(kind)
+    if kind in _BACKENDS:
+        return _BACKENDS[kind]
+    if kind == "cuda" and importlib.util.find_spec("triton") is not None:
+        # Now: what is traced cannot load Triton.
+        importlib.import_module("optigpu.ops.activation.triton_activation")
+        _BACKENDS[kind] = "triton"
+    else:
+        _BACKENDS[kind] = "torch" if kind != "cpu" or native_activation_reason() is not None else _NATIVE.best
     return _BACKENDS[kind]
 
 
@@ -82,8 +81,7 @@ def bias_gelu(
     _check(x, bias)
     backend = _backend_for(x)
     if backend == "torch":
-        value = _biased(x, bias)
-        return torch.nn.functional.gelu(value, approximate=approximate).to(x.dtype)
+        return torch.nn.functional.gelu(_biased(x, bias), approximate=approximate).to(x.dtype)
     is_tanh = approximate == "tanh"
     if backend == "triton":
         from optigpu.ops.activation.triton_activation import triton_bias_gelu
@@ -133,28 +131,12 @@ def _check(x: torch.Tensor, bias: torch.Tensor | None) -> None:
         raise ValueError(f"bias must be floating point [{x.shape[-1]}], not {named(bias)}.")
 
 
-def _find_backend(device: str) -> ActivationBackend:
-    if device == "cuda" and importlib.util.find_spec("triton") is not None:
-        importlib.import_module(
-            "optigpu.ops.activation.triton_activation"
-        )  # now: what is traced cannot load Triton
-        return "triton"
-    if device != "cpu" or native_activation_reason() is not None:
-        return "torch"
-    return _NATIVE.best
-
-
-def _fake_gelu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
-    return x.new_empty(x.shape)
-
-
-def _fake_swiglu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
 _NATIVE = NativeOperators(
     _SOURCES,
     "optigpu_best_activation_instruction_set",
-    {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu},
+    {
+        "bias_gelu": lambda x, *_, **__: x.new_empty(x.shape),
+        "swiglu": lambda x, *_, **__: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    },
     ACTIVATION_INSTRUCTION_SETS,
 )

@@ -1,6 +1,7 @@
 """Checks of the activations with the bias before them, beside the same in float64."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -12,8 +13,7 @@ from optigpu.ops.activation.fused_activation import (
     bias_gelu,
     swiglu,
 )
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import TYPES, UNIT, Draw, compared, half_a_step, share
+from optigpu.ops.kernel_check import UNIT, Draw, KernelCheck, cases, compared, half_a_step, share
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 SHAPES = ((1, 3072), (3, 17), (40, 1500))
@@ -26,53 +26,39 @@ EXTRA = {DeviceKind.CPU: 0, DeviceKind.CUDA: 4}
 Functions)."""
 
 
-def gelu(device: DeviceKind) -> Comparison:
-    """The exact form."""
-    return _gelu(device, "none")
-
-
-def gelu_tanh(device: DeviceKind) -> Comparison:
-    """The approximation that GPT-2 uses."""
-    return _gelu(device, "tanh")
-
-
 def gated(device: DeviceKind) -> Comparison:
     """silu(gate) * up."""
     backend = _backend(device)
     shares = []
-    for dtype in TYPES:
-        for rows, inner in SHAPES:
-            draw = Draw(device, seed=inner)
-            x, bias = draw(rows, 2 * inner, dtype=dtype, size=SPREAD), draw(2 * inner, dtype=dtype)
-            gate, up = (x.float() + bias.float()).double().chunk(2, dim=-1)
-            exact = gate * torch.sigmoid(gate) * up
-            # A GPU's exp rounds its argument when it makes it a power of two, by up to |gate| units.
-            units = 6 + (EXTRA[device] + gate.abs() if device is DeviceKind.CUDA else 0)
-            allowed = units * UNIT * exact.abs() + (gate.abs() + 1) * up.abs() * LEAST
-            shares.append(share(swiglu(x, bias), exact, allowed + half_a_step(exact, dtype)))
+    for dtype, rows, inner in cases(SHAPES):
+        draw = Draw(device, seed=inner)
+        x, bias = draw(rows, 2 * inner, dtype=dtype, size=SPREAD), draw(2 * inner, dtype=dtype)
+        gate, up = (x.float() + bias.float()).double().chunk(2, dim=-1)
+        exact = gate * torch.sigmoid(gate) * up
+        # A GPU's exp rounds its argument when it makes it a power of two, by up to |gate| units.
+        units = 6 + (EXTRA[device] + gate.abs() if device is DeviceKind.CUDA else 0)
+        allowed = units * UNIT * exact.abs() + (gate.abs() + 1) * up.abs() * LEAST
+        shares.append(share(swiglu(x, bias), exact, allowed + half_a_step(exact, dtype)))
     return compared(shares, backend)
 
 
-def _gelu(device: DeviceKind, form: Approximation) -> Comparison:
+def gelu(form: Approximation, device: DeviceKind) -> Comparison:
+    """The exact form, or the approximation that GPT-2 uses."""
     backend = _backend(device)
     shares = []
-    for dtype in TYPES:
-        for rows, columns in SHAPES:
-            draw = Draw(device, seed=columns)
-            x, bias = draw(rows, columns, dtype=dtype, size=SPREAD), draw(columns, dtype=dtype)
-            v = (x.float() + bias.float()).double()
-            exact, units = _exact(v, form)
-            allowed = units * UNIT * exact.abs() + (EXTRA[device] * UNIT + LEAST) * v.abs()
-            shares.append(share(bias_gelu(x, bias, form), exact, allowed + half_a_step(exact, dtype)))
+    for dtype, rows, columns in cases(SHAPES):
+        draw = Draw(device, seed=columns)
+        x, bias = draw(rows, columns, dtype=dtype, size=SPREAD), draw(columns, dtype=dtype)
+        v = (x.float() + bias.float()).double()
+        # `units`: by how many of itself float32 arithmetic may be off.
+        if form == "none":
+            exact, units = v * 0.5 * torch.erfc(-v / math.sqrt(2)), torch.full_like(v, 12.0)
+        else:
+            s = 2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
+            exact, units = v * torch.sigmoid(s), 4 * (1 + s.abs())
+        allowed = units * UNIT * exact.abs() + (EXTRA[device] * UNIT + LEAST) * v.abs()
+        shares.append(share(bias_gelu(x, bias, form), exact, allowed + half_a_step(exact, dtype)))
     return compared(shares, backend)
-
-
-def _exact(v: torch.Tensor, form: Approximation) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """The exact values, and by how many units of themselves float32 arithmetic may be off."""
-    if form == "none":
-        return v * 0.5 * torch.erfc(-v / math.sqrt(2)), 12.0
-    s = 2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
-    return v * torch.sigmoid(s), 4 * (1 + s.abs())
 
 
 def _backend(device: DeviceKind) -> str:
@@ -83,7 +69,7 @@ def _backend(device: DeviceKind) -> str:
 
 
 KERNELS = {
-    "bias_gelu": KernelCheck(gelu),
-    "bias_gelu_tanh": KernelCheck(gelu_tanh),
+    "bias_gelu": KernelCheck(partial(gelu, "none")),
+    "bias_gelu_tanh": KernelCheck(partial(gelu, "tanh")),
     "swiglu": KernelCheck(gated),
 }

@@ -13,7 +13,7 @@ from torch.library import triton_op
 
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
-from optigpu.ops.naming import type_name
+from optigpu.ops.operands import type_name
 
 BLOCK = 1024
 """Outputs of a program: 8 for each of the 128 threads of four warps."""

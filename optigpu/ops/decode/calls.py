@@ -1,16 +1,27 @@
 """The common methods and checks of the decoders for all devices."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from optigpu.ops.decode.program import Sampling
-from optigpu.ops.naming import named
+from optigpu.ops.decode.program import Activation, Sampling
+from optigpu.ops.operands import named
+
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+        "gelu": torch.nn.functional.gelu,
+        "relu": torch.relu,
+        "silu": torch.nn.functional.silu,
+    }
+)
 
 
 class ProgramDecoder(Protocol):
-    """CpuDecoder and CudaDecoder: each runs a Program and keeps the keys and values of its sequences."""
+    """Runs a Program and keeps the keys and values of its sequences: CpuDecoder and CudaDecoder."""
 
     @property
     def length(self) -> int:
@@ -18,35 +29,42 @@ class ProgramDecoder(Protocol):
 
     @property
     def logits(self) -> torch.Tensor:
-        """The logits of the last step, float32 [sequences, vocabulary]."""
+        """The logits of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys, values and their scales, of all sequences."""
 
     def begin(self, sequences: int, capacity: int) -> None:
-        """An empty cache for so many sequences of at most so many tokens."""
+        """An empty cache for so many sequences of at most so many tokens; one that is large enough is used again.
+
+        Raises UnsupportedError when there is not enough memory for it.
+        """
 
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Appends tokens, int64 [sequences, count]; returns the last one's logits, float32 [sequences, vocabulary]."""
+        """Appends tokens, int64 [sequences, count]; returns the last one's logits, float32 [sequences, vocabulary].
+
+        Raises ValueError for ids that the model does not have, and ReplicateError for a position beyond the cache or
+        when numbers are no longer finite.
+        """
 
     def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
-        """The next `steps` tokens, int64 [sequences, steps], after the last ones, int64 [sequences, 1]."""
+        """The next `steps` tokens, int64 [sequences, steps], in one call. tokens: the last ones, int64 [sequences, 1].
+
+        They are not in the cache yet, and the last that is chosen is not afterwards. Raises what `extend` does.
+        """
+        chosen = tokens.new_empty(tokens.shape[0], max(0, steps))
+        for _ in self.decode_into(chosen, tokens, steps, sampling):
+            pass
+        return chosen
 
     def decode_into(
         self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
-        """Fills `chosen`, and gives after each call how many tokens it chose."""
+        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
 
-
-def decoded(
-    decoder: ProgramDecoder, tokens: torch.Tensor, steps: int, sampling: Sampling | None
-) -> torch.Tensor:
-    """The result of `decode_into` in one call, int64 [sequences, steps]. tokens: int64 [sequences, 1]."""
-    chosen = tokens.new_empty(tokens.shape[0], max(0, steps))
-    for _ in decoder.decode_into(chosen, tokens, steps, sampling):
-        pass
-    return chosen
+        `chosen`, contiguous int64 [sequences, steps], is filled when the last one has ended.
+        """
 
 
 def check_cache_size(sequences: int, capacity: int) -> None:

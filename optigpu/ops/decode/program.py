@@ -1,9 +1,8 @@
 """A decoder as data: everything that one decode step reads, independent of how it is computed.
 
-A program is filled from a transformers model (techniques/decoding/native_decode/programs.py) and run by an operator:
-cpu/decoder.py's in C++, or cuda/decoder.py's in Triton. This module loads no torch, because techniques read it earlier.
-
-What a block computes, x float32 [rows, width] being the residual:
+Filled from a transformers model (techniques/decoding/native_decode/programs.py) and run by cpu/decoder.py in C++ or
+cuda/decoder.py in Triton. Loads no torch, because techniques read it earlier. A block computes, x float32 [rows, width]
+being the residual:
 
     q, k, v = linear(norm(x, first), qkv);  k and v go to the cache
     x = x + linear(attention(rotary(q), rotary(k), v), output)
@@ -34,8 +33,7 @@ UNEVEN: tuple[WeightKind, ...] = ("w3k", "w4k")
 CacheKind = Literal["bf16", "int8", "int4"]
 """How keys and values are stored; int8 and int4 have one float32 scale for each head of each token.
 
-int4 ones are rotated before they are rounded, and the CPU operator multiplies them as integers; the CUDA operator has
-none.
+int4 ones are rotated before they are rounded, and multiplied as integers; the CUDA operator has none.
 """
 Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
 GROUPS = (32, 64, 128)

@@ -1,9 +1,7 @@
 """Checks of the operators that run whole decode steps: their logits beside those of a decoder in plain torch.
 
-On CUDA each step is a replay of the recorded graph, so the Triton kernels and the recording are in it.
-
-The reference is a decoder in plain torch that rounds as the operators do, one position after the other. Numbers that
-are rounded are float32, as in the operators; sums are float64, so that their order plays no part.
+On CUDA each step is a replay of the recorded graph. The reference rounds as the operators do, one position after the
+other: numbers that are rounded are float32, sums float64, so that their order plays no part.
 """
 
 import math
@@ -15,14 +13,13 @@ from importlib.util import find_spec
 import torch
 
 from optigpu.documents.selftest import Comparison
-from optigpu.ops.decode.calls import ProgramDecoder
+from optigpu.ops.decode.calls import ACTIVATIONS, ProgramDecoder
 from optigpu.ops.decode.cpu.cache import KEY_BLOCK
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda
 from optigpu.ops.decode.program import (
-    Activation,
     Block,
     CacheKind,
     Matrix,
@@ -32,17 +29,9 @@ from optigpu.ops.decode.program import (
     Sampling,
     WeightKind,
 )
-from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT8_LARGEST
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import Draw
+from optigpu.ops.kernel_check import Draw, KernelCheck
+from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT8_LARGEST
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
-
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-    "gelu": torch.nn.functional.gelu,
-    "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
-}
 
 
 class ReferenceDecoder:
@@ -108,7 +97,7 @@ class ReferenceDecoder:
         attended = self._attention(norm_of(x, block.first), index, block)
         x = x + self._linear(attended, block.output)
         h = norm_of(x, block.second)
-        activation = _ACTIVATIONS[self._program.activation]
+        activation = ACTIVATIONS[self._program.activation]
         up = self._linear(h, block.up)
         inner = activation(up) if block.gate is None else activation(self._linear(h, block.gate)) * up
         return x + self._linear(inner, block.down)
@@ -336,17 +325,8 @@ def _pack_for(
 ) -> Matrix:
     """Packed on the CPU, so that the numbers are those of the reference, and moved."""
     made = pack_for_cuda(weight, bias, kind, group)
-
-    def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(place)
-
-    return replace(
-        made,
-        numbers=made.numbers.to(place),
-        scale=moved(made.scale),
-        bias=moved(made.bias),
-        unit=moved(made.unit),
-    )
+    parts = {name: getattr(made, name) for name in ("numbers", "scale", "bias", "unit")}
+    return replace(made, **{name: part if part is None else part.to(place) for name, part in parts.items()})
 
 
 def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.device = CPU) -> Program:
@@ -377,6 +357,11 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
     def table(rows: int, size: float) -> Matrix:
         return packing(draw(rows, shape.width, size=size), None, "bf16" if kind == "bf16" else "w8", GROUP)
 
+    def rotary(length: int) -> RotaryTable:
+        size = shape.head_size
+        angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        return angles.cos().to(place), angles.sin().to(place)
+
     head = matrix(VOCABULARY, shape.width, biased=False)
     return Program(
         width=shape.width,
@@ -389,23 +374,13 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
         activation="silu" if shape.gated else "gelu_tanh",
         embedding=table(VOCABULARY, 1.0) if shape.gated else head,
         positions=None if shape.gated else table(CONTEXT, 0.3 * shape.width**-0.5),
-        rotary=partial(_rotary, shape.head_size, place) if shape.gated else None,
+        rotary=rotary if shape.gated else None,
         blocks=tuple(block() for _ in range(shape.blocks)),
         final=norm(),
         head=head,
     )
 
 
-def _rotary(size: int, place: torch.device, length: int) -> RotaryTable:
-    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
-    return angles.cos().to(place), angles.sin().to(place)
-
-
-KERNELS = {
-    "decode_step_w3k": KernelCheck(partial(steps, "w3k")),
-    "decode_step_w4": KernelCheck(partial(steps, "w4")),
-    "decode_step_w4k": KernelCheck(partial(steps, "w4k")),
-    "decode_step_w8": KernelCheck(partial(steps, "w8")),
-    "decode_step_bf16": KernelCheck(partial(steps, "bf16")),
-    "decode_prompt": KernelCheck(prompts),
-}
+KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
+KERNELS = {f"decode_step_{kind}": KernelCheck(partial(steps, kind)) for kind in KINDS}
+KERNELS["decode_prompt"] = KernelCheck(prompts)

@@ -1,1 +1,0 @@
-"""Quantization of matrices to 4-bit numbers and scales."""

@@ -4,20 +4,16 @@
     weights = compensated_groups(weight, known, Int4Scheme(), scale_units(weight, 8))
 
 GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and the later ones are changed to
-reduce the error in the outputs, as far as the inputs' second moments allow. With the upper factor R of the moment R RT,
-the error of the outputs is the size of E R for errors E of the weights, of which an input's column holds no later
-errors: what a group makes up for is one product, and no inverse of the moment is needed (Chen et al., 2025,
-arXiv:2507.18553). The scales of a group are searched after the changes by all earlier groups. Then all are improved one
-at a time (descent.py).
+reduce the error in the outputs. With the upper factor R of the moment R RT, the error of the outputs is the size of E R
+for errors E of the weights: what a group makes up for is one product (Chen et al., 2025, arXiv:2507.18553). The scales
+of a group are searched after the changes by all earlier groups.
 
-Numbers are rounded again by coordinate descent: each is set to its best value while all others are fixed. QuantEase
-(Behdin et al., 2023, arXiv:2309.01885) does so for the numbers; here the scales are improved as well. The objective is
-the squared error of the layer's outputs. GPTQ's order leaves the errors of the last inputs without compensation; two
-rounds after it reduced the divergence of bundled:tiny by a tenth. As rows the inputs are contiguous, and so all
-matrices of this are [size, outputs].
+Then numbers and scales are improved by coordinate descent on the squared error of the layer's outputs: each is set to
+its best value while all others are fixed (QuantEase, Behdin et al., 2023, arXiv:2309.01885, does so for the numbers).
+As rows the inputs are contiguous, and so all matrices of this are [size, outputs].
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +21,7 @@ from optigpu.ops.four_bits.few_bits import Rounding, few_bits_reason, round_comp
 from optigpu.ops.four_bits.grid import Grid, grid_of
 from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups, rounded_scale
 from optigpu.ops.four_bits.scheme import FURTHEST, Int4Scheme, Int4Weights
-from optigpu.ops.naming import named
+from optigpu.ops.operands import named
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
@@ -64,18 +60,14 @@ def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) ->
 def share_left(moment: torch.Tensor) -> float:
     """The share of the squared error of a layer's outputs that GPTQ leaves of plain rounding's, from the sum of x xT.
 
-    What is left of an input's error, after the later inputs have made up for it, has the size of its own entry in the
-    factor. Descent leaves up to half of that.
+    What is left of an input's error has the size of its own entry in the factor. Descent leaves up to half of that.
     """
     known = compensation(moment)
     return float(known.factor.diagonal().square().sum() / known.moment.diagonal().sum())
 
 
 def _factor(moment: torch.Tensor) -> torch.Tensor:
-    """The transpose of the upper R with R RT = moment: a Cholesky factorization from the last input to the first.
-
-    By blocks, of which all but the squares on the diagonal are products of matrices, it is faster than LAPACK's.
-    """
+    """The transpose of the upper R with R RT = moment, by Cholesky from the last input to the first, in blocks."""
     found = torch.zeros_like(moment)
     for start in reversed(range(0, len(moment), BLOCK)):
         block, later = slice(start, start + BLOCK), slice(start + BLOCK, None)
@@ -153,7 +145,11 @@ def _rounded(w: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: tor
         left = torch.addmm(w[group], inverse.T, known.factor[group, :start] @ errors[:start])
         found = quantize_groups(left.T.contiguous(), scheme, unit)
         scale, moved = found.scale[:, 0] * units, grid.moved(found.scale[:, 0])
-        values = rounded_in_order(left, scale, moved, inverse, grid)
+        values = torch.empty_like(left)
+        for index in range(len(left)):  # later inputs take back what they can of each error
+            grid.nearest_(torch.div(left[index], scale, out=values[index]).sub_(moved)).add_(moved)
+            wrong = (left[index] - values[index] * scale).div_(inverse[index, index])
+            left[index + 1 :].addr_(inverse[index, index + 1 :], wrong, alpha=-1)
         errors[group] = w[group] - values * scale
         parts.append(Int4Weights(grid.numbers(values - moved).T, found.scale, None))
     return Int4Weights(
@@ -163,13 +159,6 @@ def _rounded(w: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: tor
 
 ROUNDS = 2
 """Four rounds reduced the divergence of bundled:tiny by another fiftieth."""
-
-
-class Known(Protocol):
-    """What is known of a layer's inputs: compensated.Compensation."""
-
-    @property
-    def moment(self) -> torch.Tensor: ...
 
 
 class _Fit(NamedTuple):
@@ -184,7 +173,7 @@ class _Fit(NamedTuple):
 
 
 def improved_groups(
-    weight: torch.Tensor, known: Known, start: Int4Weights, unit: torch.Tensor, grid: Grid
+    weight: torch.Tensor, known: Compensation, start: Int4Weights, unit: torch.Tensor, grid: Grid
 ) -> Int4Weights:
     """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
 
@@ -206,71 +195,23 @@ def improved_groups(
     return Int4Weights(numbers.T.contiguous(), multiple.to(torch.int8).T.contiguous(), None)
 
 
-def _improve(fit: _Fit, group: int, known: Known, units: torch.Tensor, grid: Grid) -> None:
-    """Improves the scale of one group for each output, then its numbers."""
+def _improve(fit: _Fit, group: int, known: Compensation, units: torch.Tensor, grid: Grid) -> None:
+    """Improves a group's scale for each output by least squares, then its numbers. A grid stays moved, or not."""
     size = len(fit.q) // len(fit.scale)
     inputs = slice(group * size, (group + 1) * size)
     own, before, old = known.moment[inputs, inputs], fit.q[inputs], fit.scale[group]
     # Half of what the loss falls by when a weight grows a bit: of the errors as all other groups have left them.
     pull = known.moment[inputs] @ fit.errors
     multiple = (old / units).round()
-    scale = _improved_scale(before, old, pull, own, units, grid.parity(multiple))
+    square = (own @ before).mul_(before).sum(dim=0)
+    better = old + (pull * before).sum(dim=0) / square
+    scale = rounded_scale(torch.where(square > 0, better, old), units, grid.parity(multiple))
     pull.addmm_(own, before * (old - scale))
-    q = improved_in_order(before, pull, scale, grid.moved(multiple), own, grid)
-    fit.errors[inputs] = fit.weight[inputs] - q * scale
-    fit.q[inputs], fit.scale[group] = q, scale
-
-
-def _improved_scale(
-    q: torch.Tensor,
-    scale: torch.Tensor,
-    pull: torch.Tensor,
-    own: torch.Tensor,
-    units: torch.Tensor,
-    odd: torch.Tensor | None,
-) -> torch.Tensor:
-    """For each output by least squares, unless its numbers are all 0. A grid stays moved, or not.
-
-    q, pull: [size, outputs]; scale, units, odd: [outputs].
-    """
-    size = (own @ q).mul_(q).sum(dim=0)
-    better = scale + (pull * q).sum(dim=0) / size
-    return rounded_scale(torch.where(size > 0, better, scale), units, odd)
-
-
-def rounded_in_order(
-    left: torch.Tensor, scale: torch.Tensor, moved: torch.Tensor, inverse: torch.Tensor, grid: Grid
-) -> torch.Tensor:
-    """The values of a group's numbers; later inputs take back what they can of each error, as in GPTQ.
-
-    left: float32 [size, outputs]; scale, and what the grid is moved by: [outputs]; inverse: of the moment's upper
-    factor, [size, size].
-    """
-    left, values = left.clone(), torch.empty_like(left)
-    for index in range(left.shape[0]):
-        grid.nearest_(torch.div(left[index], scale, out=values[index]).sub_(moved)).add_(moved)
-        errors = (left[index] - values[index] * scale).div_(inverse[index, index])
-        left[index + 1 :].addr_(inverse[index, index + 1 :], errors, alpha=-1)
-    return values
-
-
-def improved_in_order(
-    before: torch.Tensor,
-    pull: torch.Tensor,
-    scale: torch.Tensor,
-    moved: torch.Tensor,
-    own: torch.Tensor,
-    grid: Grid,
-) -> torch.Tensor:
-    """The values of a group's numbers, each the best one while all others are fixed.
-
-    before: the values that they have, float32 [size, outputs]; pull: half of what the loss falls by when a weight grows
-    a bit; scale, and what the grid is moved by: [outputs]; own: the moment of the group's inputs, [size, size].
-    """
-    pull, values = pull.clone(), torch.empty_like(before)
-    for index in range(before.shape[0]):
+    moved, values = grid.moved(multiple), torch.empty_like(before)
+    for index in range(size):
         torch.addcdiv(before[index], pull[index], own[index, index] * scale, out=values[index])
         grid.nearest_(values[index].sub_(moved)).add_(moved)
         change = (values[index] - before[index]).mul_(scale)
         pull[index + 1 :].addr_(own[index, index + 1 :], change, alpha=-1)
-    return values
+    fit.errors[inputs] = fit.weight[inputs] - values * scale
+    fit.q[inputs], fit.scale[group] = values, scale

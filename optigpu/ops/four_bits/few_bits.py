@@ -7,18 +7,14 @@
 """
 
 import functools
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from optigpu.ops.build import load_library
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, load_library, sources
 
 FewBitsBackend = Literal["native-avx512-bf16", "native-avx512", "native-avx2", "native-portable"]
 
-BEST_INSTRUCTION_SET = 0
-"""The operators' number for the newest instruction set that the CPU has."""
 FEW_BITS_INSTRUCTION_SETS: dict[FewBitsBackend, int] = {
     "native-portable": 1,
     "native-avx2": 2,
@@ -26,8 +22,7 @@ FEW_BITS_INSTRUCTION_SETS: dict[FewBitsBackend, int] = {
     "native-avx512-bf16": 4,
 }
 """The operators' numbers; the enumeration InstructionSet in few_bits.cpp."""
-_FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("few_bits.cpp", "few_bits.h", "compensated.h", "moments.h"))
+_SOURCES = sources(__file__, "few_bits.cpp", "few_bits.h", "compensated.h", "moments.h")
 
 
 def few_bits_reason() -> str | None:
@@ -75,11 +70,10 @@ class Rounding(NamedTuple):
     """How `round_compensated` rounds; contiguous tensors, float32 unless it is said.
 
     moment: the inputs' second moments, [inputs, inputs]; factor: the transpose of the upper R with R RT = moment; both
-    of them float32, or bfloat16 where `multiplies_bfloat16`. own: the moments of each group's inputs, [groups, size,
-    size]; inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones;
-    move: what is added to them where a scale is an odd multiple of its unit.
-    shares: the scales that are tried for uneven values, in units of the largest weight. steps: of the search for the
-    scales of evenly spaced ones. rounds: of descent.py.
+    float32, or bfloat16 where `multiplies_bfloat16`. own: the moments of each group's inputs, [groups, size, size];
+    inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones; move:
+    what is added to them where a scale is an odd multiple of its unit. shares: the scales that are tried for uneven
+    values, in units of the largest weight. steps: of the search for scales of evenly spaced ones. rounds: of descent.
     """
 
     moment: torch.Tensor

@@ -1,68 +1,44 @@
 """What numbers stand for in units of their scale: evenly spaced values, or those of a table."""
 
-from typing import Protocol
-
 import torch
 
 from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
 from optigpu.ops.four_bits.scheme import MOVED, Int4Scheme
-from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
-
-
-class Grid(Protocol):
-    """The values of 16 numbers, or of 8. table: float32 and in ascending order, or None for evenly spaced ones.
-
-    move: what is added to all values where a scale is an odd multiple of its unit.
-    """
-
-    @property
-    def table(self) -> torch.Tensor | None: ...
-
-    @property
-    def move(self) -> int: ...
-
-    def nearest_(self, x: torch.Tensor) -> torch.Tensor:
-        """The nearest values to float32 numbers, in their place."""
-
-    def numbers(self, values: torch.Tensor) -> torch.Tensor:
-        """Of such values, uint8 from 0."""
-
-    def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Of such numbers, float32."""
-
-    def parity(self, multiple: torch.Tensor) -> torch.Tensor | None:
-        """1 where a scale is an odd multiple of its unit, else 0, float32; None where that says nothing."""
-
-    def moved(self, multiple: torch.Tensor) -> torch.Tensor:
-        """What is added to the values of groups with such scales, float32."""
+from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 
 class Even:
-    """A number less 8."""
+    """A number less 8.
+
+    table: the values, float32 and in ascending order, or None for evenly spaced ones; move: what is added to all values
+    where a scale is an odd multiple of its unit.
+    """
 
     table = None
     move = 0
 
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
+        """The nearest values to float32 numbers, in their place."""
         return x.round_().clamp_(INT4_LEAST, INT4_LARGEST)
 
     def numbers(self, values: torch.Tensor) -> torch.Tensor:
+        """Of such values, uint8 from 0."""
         return (values + INT4_ZERO).to(torch.uint8)
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Of such numbers, float32."""
         return numbers.float() - INT4_ZERO
 
     def parity(self, multiple: torch.Tensor) -> None:
-        return None
+        """1 where a scale is an odd multiple of its unit, else 0, float32; None where that says nothing."""
 
     def moved(self, multiple: torch.Tensor) -> torch.Tensor:
+        """What is added to the values of groups with such scales, float32."""
         return torch.zeros_like(multiple, dtype=torch.float32)
 
 
 class Uneven:
-    """Those of a table of table.py."""
-
-    table: torch.Tensor
+    """The values of a table, 16 or 8."""
 
     def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
         self.table = torch.tensor(table, dtype=torch.float32, device=device)
@@ -99,6 +75,9 @@ class Uneven:
     @property
     def _is_native(self) -> bool:
         return self.table.is_cpu and few_bits_reason() is None
+
+
+Grid = Even | Uneven
 
 
 def grid_of(scheme: Int4Scheme, device: torch.device) -> Grid:

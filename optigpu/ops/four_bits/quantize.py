@@ -3,25 +3,22 @@
     weights = quantize_groups(weight, Int4Scheme())
     weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
 
-Scales and offsets are bfloat16, which has the range of float32: one of each for every group of an output's inputs. An
-output may have a unit instead, of which its scales are multiples by 8-bit numbers: that takes half the bytes, and the
-numbers, which are chosen for the scale that is stored, make up for its being coarser.
+Each group has a bfloat16 scale, and an offset of that type. Where an output has a unit, scales are multiples of it by
+8-bit numbers instead; the numbers are chosen for the scale that is stored.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.scheme import FURTHEST, REACH, Int4Scheme, Int4Weights
-from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST
-from optigpu.ops.naming import named
+from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST, named
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
-Fit = Callable[["Fitting", Scales], Scales]
 Found = TypeVar("Found")
 
 AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
@@ -34,24 +31,9 @@ SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 NO_OUTLIER_ERROR = 1e-6
 """An error that is no outlier, in units of a step."""
 UNEVEN_SCALES = (0.86, 0.92, 0.98, 1.04, REACH)
-"""Tried for a group with uneven values, with either sign: of the scale by which its largest weight is the furthest one.
-"""
+"""Tried for a group with uneven values, with either sign: of the scale by which its largest weight is the furthest."""
 JUDGING_NORM = 3
-"""Each group keeps the solver's step with the least sum of errors to this power. Searches with less
-weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
-
-
-class Fitting(NamedTuple):
-    """A solver's state: groups float32 [groups, size], their numbers, errors in units of a step, and the step's index.
-
-    `errors` must not be changed. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
-    """
-
-    w: torch.Tensor
-    q: torch.Tensor
-    errors: torch.Tensor
-    step: int
-    unit: torch.Tensor | None
+"""Each group keeps the solver's step with the least sum of errors to this power; lower ones do worse."""
 
 
 def scale_units(weight: torch.Tensor, most: int) -> torch.Tensor:
@@ -93,7 +75,9 @@ def quantize_groups(
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             groups = rows.float().reshape(-1, scheme.group_size)
-            return _quantized(groups, scheme, _of_groups(some, inner, scheme))
+            if some is not None:
+                some = some.float().repeat_interleave(inner // scheme.group_size).unsqueeze(1)
+            return _quantized(groups, scheme, some)
 
     parts = _on_each_core(part, list(zip(weight.split(at_once), units, strict=False)))
     q, scale, offset = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -115,8 +99,7 @@ def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
 def _on_each_core(part: Callable[..., Found], given: Sequence[tuple[object, ...]]) -> list[Found]:
     """What a function gives for each of some arguments, by as many threads as torch has, each with one of torch's.
 
-    Torch's own would wait for each other after each of hundreds of small operations: two busy cores took up to a
-    hundred times as long for that as one thread needs for all.
+    Torch's own would wait for each other after each of hundreds of small operations, which takes far longer.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that begin now take that over
@@ -129,23 +112,23 @@ def _on_each_core(part: Callable[..., Found], given: Sequence[tuple[object, ...]
         torch.set_num_threads(threads)
 
 
-def _of_groups(unit: torch.Tensor | None, inner: int, scheme: Int4Scheme) -> torch.Tensor | None:
-    """The unit of each group, float32 [outputs * groups, 1], from bfloat16 [outputs]."""
-    return None if unit is None else unit.float().repeat_interleave(inner // scheme.group_size).unsqueeze(1)
-
-
 def _quantized(
     w: torch.Tensor, scheme: Int4Scheme, unit: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantizes groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are
-    stored."""
+    """Groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are stored.
+
+    `unit`, float32 [groups, 1], is what scales are multiples of, or None.
+    """
     if scheme.table:
         return _uneven(w, Uneven(scheme.table, w.device), unit)
-    scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
-    if scheme.solver == "hqq" and scheme.symmetric:
-        scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
-    elif scheme.solver == "hqq":
-        scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset, unit)
+    if scheme.symmetric:
+        # The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
+        largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
+        scales = rounded_scale(largest / INT4_LEAST, unit), w.new_zeros(w.shape[0], 1)
+    else:
+        scales = _range(w)
+    if scheme.solver == "hqq":
+        scales = _solved(w, scales, unit, scheme.symmetric)
     scale, offset = scales
     q = (_numbers(w, scale, offset) + INT4_ZERO).to(torch.uint8)
     return q, _stored(scale, unit), offset.to(torch.bfloat16)
@@ -176,57 +159,48 @@ def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torc
     return w.sub(offset).div_(scale).round_().clamp_(INT4_LEAST, INT4_LARGEST)
 
 
-def _signed_scale(w: torch.Tensor, unit: torch.Tensor | None) -> Scales:
-    """The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
-
-    A weight of the other sign that is nearly as large is off by up to a step, all others by half a step at most.
-    """
-    largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
-    return rounded_scale(largest / INT4_LEAST, unit), w.new_zeros(w.shape[0], 1)
-
-
 def _range(w: torch.Tensor) -> Scales:
     """From the least to the largest weight; the scale makes up for what the offset loses to bfloat16."""
     least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
     offset = _rounded(least + (most - least) * (-INT4_LEAST / (INT4_LARGEST - INT4_LEAST)))
-    return rounded_scale(
-        torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST), None
-    ), offset
+    scale = torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST)
+    return rounded_scale(scale, None), offset
 
 
-def _solved(w: torch.Tensor, scales: Scales, steps: int, fit: Fit, scale_unit: torch.Tensor | None) -> Scales:
+def _solved(w: torch.Tensor, scales: Scales, unit: torch.Tensor | None, symmetric: bool) -> Scales:
     """Alternates between numbers for the scales and scales for the numbers; each group keeps the best that it had."""
-    unit, best, least = scales[0], scales, torch.full_like(scales[0], torch.inf)
+    first, best, least = scales[0], scales, torch.full_like(scales[0], torch.inf)
+    steps = SCALE_STEPS if symmetric else OFFSET_STEPS
     for step in range(steps):
         scale, offset = scales
         q = _numbers(w, scale, offset)
-        errors = w.sub(offset).sub_(q * scale).div_(unit)
+        errors = w.sub(offset).sub_(q * scale).div_(first)
         loss = errors.abs().pow_(JUDGING_NORM).sum(dim=1, keepdim=True)
         better = loss < least
         least = torch.where(better, loss, least)
         best = torch.where(better, scale, best[0]), torch.where(better, offset, best[1])
         if step + 1 < steps:
-            scales = fit(Fitting(w, q, errors, step, scale_unit), scales)
+            scales = _fitted_scale(w, q, scales, unit) if symmetric else _fitted_offset(errors, step, scales)
     return best
 
 
-def _fitted_scale(found: Fitting, scales: Scales) -> Scales:
+def _fitted_scale(w: torch.Tensor, q: torch.Tensor, scales: Scales, unit: torch.Tensor | None) -> Scales:
     """The scale with which the numbers are closest to the weights, by least squares; without offsets."""
-    scale = (found.w * found.q).sum(dim=1, keepdim=True) / found.q.square().sum(dim=1, keepdim=True)
+    scale = (w * q).sum(dim=1, keepdim=True) / q.square().sum(dim=1, keepdim=True)
     found_one = scale.isfinite() & (scale != 0)
-    return rounded_scale(torch.where(found_one, scale, scales[0]), found.unit), scales[1]
+    return rounded_scale(torch.where(found_one, scale, scales[0]), unit), scales[1]
 
 
-def _fitted_offset(found: Fitting, scales: Scales) -> Scales:
+def _fitted_offset(errors: torch.Tensor, step: int, scales: Scales) -> Scales:
     """Half-quadratic splitting: the errors less their outliers, which the shrinkage operator takes out, have no mean.
 
     The scale stays. Outliers count less and less from step to step.
     """
-    scale, size = scales[0], found.errors.abs()
-    beta = SHRINKAGE_START * SHRINKAGE_GROWTH**found.step
+    scale, size = scales[0], errors.abs()
+    beta = SHRINKAGE_START * SHRINKAGE_GROWTH**step
     threshold = size.clamp(min=NO_OUTLIER_ERROR).pow_(SHRINKAGE_NORM - 1).div_(beta)
-    outliers = size.sub_(threshold).clamp_(min=0).copysign_(found.errors)
-    return scale, _rounded(scales[1] + (found.errors - outliers).mean(dim=1, keepdim=True) * scale)
+    outliers = size.sub_(threshold).clamp_(min=0).copysign_(errors)
+    return scale, _rounded(scales[1] + (errors - outliers).mean(dim=1, keepdim=True) * scale)
 
 
 def _rounded(numbers: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,8 @@ from optigpu.ops.four_bits.compensated import compensated_groups, compensation
 from optigpu.ops.four_bits.few_bits import add_moment, few_bits_reason, multiplies_bfloat16
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import EIGHT, SIXTEEN, Int4Scheme
-from optigpu.ops.integers import INT4_LEAST
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import Draw
+from optigpu.ops.kernel_check import Draw, KernelCheck
+from optigpu.ops.operands import INT4_LEAST
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 OUTPUTS, INNER, SAMPLES = 48, 128, 512

@@ -1,1 +1,0 @@
-"""Linear layers with quantized weights."""

@@ -4,22 +4,18 @@
     packed = pack_int4(weights, backend)                   # once, for int4_linear_backend(device, dtype)
     y = int4_linear(x, packed, bias)                       # y = x @ dequantize_groups(weights).T + bias
 
-On a CPU with a compiler this is our C++ operator (int4_linear.cpp); elsewhere it is torch's own operators or plain
-torch, and `int4_linear_backend` says which.
+On a CPU with a compiler this is our C++ operator (int4_linear.cpp); elsewhere torch's own operators or plain torch.
 """
 
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, sources
 from optigpu.ops.four_bits.quantize import dequantize_groups
 from optigpu.ops.four_bits.scheme import Int4Weights
-from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.layouts import INT4_CUDA_OUTPUTS, INT4_TILE
-from optigpu.ops.linear.operands import check_activations, check_bias
-from optigpu.ops.naming import named
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.operands import INT4_ZERO, check_activations, check_bias, filled, named
 
 Int4Backend = Literal[
     "native-avx512-vnni",
@@ -33,8 +29,6 @@ Int4Backend = Literal[
 TILE = INT4_TILE
 BLOCK = 8
 """Inputs of an output that are stored together there; kBlockInputs."""
-BEST_INSTRUCTION_SET = 0
-"""The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int4Backend, int] = {
     "native-portable": 1,
     "native-avx2": 2,
@@ -48,8 +42,7 @@ INNER_TILES = (8, 4, 2)
 """Possible multiples of 16 inputs that torch's operator on CUDA stores together: the largest divisor is used."""
 OLDEST_CAPABILITY = (8, 0)
 """The first GPUs that torch's operator on CUDA is built for."""
-_FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("int4_linear.cpp", "int4_linear_kernel.h", "../bfloat16.h"))
+_SOURCES = sources(__file__, "int4_linear.cpp", "int4_linear_kernel.h", "../bfloat16.h")
 
 
 class PackedInt4(NamedTuple):
@@ -67,9 +60,9 @@ class PackedInt4(NamedTuple):
 
 
 def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4Backend:
-    """The backend of `pack_int4` and `int4_linear` in this process for weights of `dtype` on `device`.
+    """The backend of `pack_int4` and `int4_linear` for weights of `dtype` on `device`. Builds the operator when it can.
 
-    Builds the C++ operator when it can. On CUDA torch's operator computes in bfloat16, so only such weights go to it.
+    On CUDA torch's operator computes in bfloat16, so only such weights go to it.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -89,7 +82,7 @@ def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
     """Lays out 4-bit weights for `int4_linear` on their device.
 
     For the C++ operator the outputs are filled up to a multiple of TILE with zeros, and 8 inputs of each of 32 outputs
-    are 128 bytes: one stream of memory feeds 32 outputs and no sum runs across a register.
+    are 128 bytes.
     """
     if backend == "torch-dequantize":
         return PackedInt4(to_halves(weights.q), weights.scale, weights.offset, weights.q.shape[0])
@@ -147,12 +140,11 @@ def int4_linear(
 ) -> torch.Tensor:
     """y = x @ weight.T + bias with dequantized 4-bit weights. Has no gradient.
 
-    x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs].
-    Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
-    INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
-    The C++ operator rounds each activation to 2**-23 of the largest of its group of inputs, which is as precise as
-    the sum in float32 that they end in. torch's own operators round x and y to bfloat16.
-    Raises ValueError for shapes and types that do not fit.
+    x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs]. Returns
+    [..., outputs] in x's type. `instruction_set`: a path of the C++ operator, from INSTRUCTION_SETS. Traces into one
+    graph under torch.compile(fullgraph=True). The C++ operator rounds each activation to 2**-23 of the largest of its
+    group of inputs; torch's own operators round x and y to bfloat16. Raises ValueError for shapes and types that do not
+    fit.
     """
     _check(x, packed, bias)
     if packed.numbers.dim() == 3:
@@ -165,25 +157,20 @@ def int4_linear(
         every = torch.arange(packed.outputs, device=x.device)
         y = torch.nn.functional.linear(x, int4_rows(packed, every).to(x.dtype))
     else:
-        y = _torch_products(x, packed)
+        multiply = torch._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else torch._weight_int4pack_mm
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
+        sums = multiply(rows, packed.numbers, x.shape[-1] // packed.scale.shape[0], packed.scale)
+        y = sums[:, : packed.outputs].to(x.dtype).view(*x.shape[:-1], -1)
     return y if bias is None else (y + bias).to(x.dtype)
-
-
-def _torch_products(x: torch.Tensor, packed: PackedInt4) -> torch.Tensor:
-    multiply = torch._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else torch._weight_int4pack_mm
-    rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
-    sums = multiply(rows, packed.numbers, x.shape[-1] // packed.scale.shape[0], packed.scale)
-    y: torch.Tensor = sums[:, : packed.outputs].to(x.dtype).view(*x.shape[:-1], -1)
-    return y
 
 
 def _for_native(weights: Int4Weights) -> PackedInt4:
     outputs, inner = weights.q.shape
-    q = _filled(weights.q, TILE, INT4_ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
+    q = filled(weights.q, TILE, INT4_ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
     numbers = (q[..., 0, :] | q[..., 1, :] << 4).transpose(1, 2).flatten(2).contiguous()
 
     def tiled(scales: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _filled(scales, TILE).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+        found: torch.Tensor = filled(scales, TILE).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
         return found
 
     offset = None if weights.offset is None else tiled(weights.offset)
@@ -193,21 +180,15 @@ def _for_native(weights: Int4Weights) -> PackedInt4:
 def _for_torch(weights: Int4Weights) -> PackedInt4:
     device = weights.q.device.type
     unit, (outputs, inner) = PACKED_OUTPUTS[device], weights.q.shape
-    q = _filled(weights.q, unit, INT4_ZERO)
+    q = filled(weights.q, unit, INT4_ZERO)
     offset = torch.zeros_like(weights.scale) if weights.offset is None else weights.offset
-    scale = _filled(torch.stack([weights.scale, offset], dim=-1), unit).transpose(0, 1).contiguous()
+    scale = filled(torch.stack([weights.scale, offset], dim=-1), unit).transpose(0, 1).contiguous()
     if device == "cpu":
         numbers = torch._convert_weight_to_int4pack_for_cpu(q.int(), 1)
     else:
         inner_tiles = next(tiles for tiles in INNER_TILES if inner % (16 * tiles) == 0)
         numbers = torch._convert_weight_to_int4pack(to_halves(q), inner_tiles)  # CUDA's packs halves as we do
     return PackedInt4(numbers, scale, None, outputs)
-
-
-def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:
-    """`tensor` with more outputs (the first dimension), up to a multiple of `unit`."""
-    missing = -tensor.shape[0] % unit
-    return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 
 
 def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> None:

@@ -6,38 +6,27 @@
 
 The sums are 32-bit integers and exact, so a result differs from the formula by its last roundings alone. On a CPU with
 a compiler this is our C++ operator (int8_dynamic.cpp), on CUDA torch._int_mm, and elsewhere a product of the same
-integers in float32, which rounds its sums; `int8_dynamic_backend` says which. One token at a time is bound by the
-weights' bytes, as in int8_linear; what int8 activations buy is arithmetic, which counts for prompts and batches.
+integers in float32, which rounds its sums. int8 activations buy arithmetic, which counts for prompts and batches.
 """
 
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, sources
 from optigpu.ops.layouts import DYNAMIC_CUDA_STEP, DYNAMIC_GROUP, DYNAMIC_TILE
-from optigpu.ops.linear.operands import check_activations, check_bias
-from optigpu.ops.naming import named
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.operands import INT8_LARGEST, check_activations, check_bias, linear_fake, named
 
 DynamicBackend = Literal["native-avx512vnni", "native-avx2", "native-portable", "torch-int_mm", "torch-widen"]
 
 TILE, GROUP, CUDA_STEP = DYNAMIC_TILE, DYNAMIC_GROUP, DYNAMIC_CUDA_STEP
 MOST_INNER = 65536
 """More inputs could overflow a 32-bit sum; kMostInner in int8_dynamic.cpp."""
-BEST_INSTRUCTION_SET = 0
-"""The operator's number for the newest instruction set that the CPU has."""
-INSTRUCTION_SETS: dict[DynamicBackend, int] = {
-    "native-portable": 1,
-    "native-avx2": 2,
-    "native-avx512vnni": 3,
-}
+INSTRUCTION_SETS: dict[DynamicBackend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512vnni": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_dynamic.cpp."""
 CUDA_ROWS = 32
 """It takes no fewer than 17 rows there; fewer are filled up to this."""
-_FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("int8_dynamic.cpp", "int8_dynamic_kernel.h", "../bfloat16.h"))
+_SOURCES = sources(__file__, "int8_dynamic.cpp", "int8_dynamic_kernel.h", "../bfloat16.h")
 
 
 def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,10 +58,9 @@ def dynamic_native_reason() -> str | None:
 def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_dynamic` on their device.
 
-    For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP], so that one register holds GROUP inputs of as
-    many outputs as it has 32-bit lanes; padded with zeros. Elsewhere: int8 [outputs, inner], on CUDA
-    filled up with zeros to multiples of CUDA_STEP.
-    Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
+    For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP]: one register holds GROUP inputs of as many
+    outputs as it has 32-bit lanes; padded with zeros. Elsewhere: int8 [outputs, inner], on CUDA filled up with zeros to
+    multiples of CUDA_STEP. Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
     """
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"pack_dynamic needs an int8 matrix, not {named(q)}.")
@@ -96,10 +84,9 @@ def int8_dynamic(
     """y = (round(x / s) @ q.T) * s * scale + bias with s = max |x| / 127 of each row. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_dynamic` returned; scale and bias: float32
-    [outputs]. Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
-    INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True). A row with NaN or infinity gives no
-    finite number.
-    Raises ValueError for shapes and types that do not fit.
+    [outputs]. Returns [..., outputs] in x's type. `instruction_set`: a path of the C++ operator, from INSTRUCTION_SETS.
+    Traces into one graph under torch.compile(fullgraph=True). A row with NaN or infinity gives no finite number. Raises
+    ValueError for shapes and types that do not fit.
     """
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
@@ -116,20 +103,16 @@ def _torch_dynamic(
     rows = x.reshape(-1, x.shape[-1])
     q, row_scale = quantize_tokens(rows)
     if x.device.type == "cuda":
-        sums = _padded_product(q, packed)[: rows.shape[0], : scale.shape[0]].float()
+        # torch._int_mm takes no fewer rows and inputs on CUDA: zeros fill up q.
+        missing = (0, packed.shape[1] - q.shape[1], 0, max(0, CUDA_ROWS - q.shape[0]))
+        product = torch._int_mm(torch.nn.functional.pad(q, missing), packed.T)
+        sums = product[: rows.shape[0], : scale.shape[0]].float()
     else:
         # On a CPU without VNNI torch._int_mm saturates at 16 bits, and a single input gives noise (torch 2.13).
         sums = q.float() @ packed.float().T
     y = sums * (row_scale * scale)
     y = y if bias is None else y + bias
     return y.to(x.dtype).view(*x.shape[:-1], scale.shape[0])
-
-
-def _padded_product(q: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """q @ packed.T in int32 with as many rows and inputs as torch._int_mm takes on CUDA; zeros fill up q."""
-    missing = max(0, CUDA_ROWS - q.shape[0])
-    filled = torch.nn.functional.pad(q, (0, packed.shape[1] - q.shape[1], 0, missing))
-    return torch._int_mm(filled, packed.T)
 
 
 def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
@@ -155,16 +138,6 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     check_bias(bias, scale.shape[0], "int8_dynamic")
 
 
-def _fake(  # the operator's own signature
-    x: torch.Tensor,
-    packed: torch.Tensor,  # noqa: ARG001
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,  # noqa: ARG001
-    instruction_set: int = 0,  # noqa: ARG001
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], scale.shape[0]))
-
-
 _NATIVE = NativeOperators(
-    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake}, INSTRUCTION_SETS
+    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": linear_fake}, INSTRUCTION_SETS
 )

@@ -4,34 +4,27 @@
     packed = pack(q)                             # once
     y = int8_linear(x, packed, scale, bias)      # y = (x @ q.T) * scale + bias
 
-On a CPU with a compiler this is our C++ operator (int8_linear.cpp), on CUDA with Triton our kernels (triton_int8.py);
-elsewhere it is plain torch, and `int8_linear_backend` says which. Generating one token at a time reads every weight
-once and computes little, so its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what
-fp32 does.
+On a CPU with a compiler this is our C++ operator (int8_linear.cpp), on CUDA with Triton our kernels (triton_int8.py),
+elsewhere plain torch. Generating one token at a time is bound by the weights' bytes, a quarter of those of fp32.
 """
 
 import importlib
 import importlib.util
 import math
 import sys
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, sources
 from optigpu.ops.layouts import INT8_TILE
-from optigpu.ops.linear.operands import check_activations, check_bias
-from optigpu.ops.naming import named
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.operands import INT8_LARGEST, check_activations, check_bias, linear_fake, named
 
 Int8Backend = Literal[
     "native-avx512", "native-avx2", "native-portable", "triton", "torch-int8pack", "torch-dequantize"
 ]
 
 TILE = INT8_TILE
-BEST_INSTRUCTION_SET = 0
-"""The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_linear.cpp."""
 INT8PACK_ROWS = 16
@@ -44,20 +37,17 @@ ROWS_WITHOUT_MATRIX_UNITS = 16
 """The most rows for our kernels on GPUs whose matrix units Triton does not use: torch's product does, for more."""
 SCALE_UNIT = 2**-7
 """Exact in every type, and keeps the sums of float16 activations with weights up to 127 in float16's range."""
-_FOLDER = Path(__file__).parent
-_SOURCES = tuple(_FOLDER / name for name in ("int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h"))
+_SOURCES = sources(__file__, "int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h")
 _TRITON_ROWS: dict[str, int] = {}
-"""The most rows for the Triton kernels, by device, filled when weights are packed there: traced code can read this, but
-cannot load Triton."""
+"""The most rows for the Triton kernels, by device, filled when weights are packed: traced code cannot load Triton."""
 
 
 def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric int8 quantization with one scale per output (absmax / 127, round to nearest).
 
-    weight: [outputs, inner], floating point. Returns int8 [outputs, inner] and float32 [outputs]; the weight is
-    about `q * scale[:, None]`, wrong by at most half a scale. A row of zeros, or of numbers
-    so small that its scale underflows, gets the scale 1.
-    Raises ValueError when the weight is not a finite floating-point matrix.
+    weight: [outputs, inner], floating point. Returns int8 [outputs, inner] and float32 [outputs]; the weight is about
+    `q * scale[:, None]`, wrong by at most half a scale. A row of zeros, or of numbers so small that its scale
+    underflows, gets the scale 1. Raises ValueError when the weight is not a finite floating-point matrix.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"quantize_rows needs a floating-point matrix, not {named(weight)}.")
@@ -88,9 +78,8 @@ def native_reason() -> str | None:
 def pack(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_linear` on their device.
 
-    For the C++ operator: int8 [tiles, inner, TILE], the last tile filled up with zeros, so that one stream of
-    memory feeds TILE outputs and no sum runs across a register. Elsewhere: q itself, contiguous.
-    Raises ValueError when q is not an int8 matrix.
+    For the C++ operator: int8 [tiles, inner, TILE], the last tile filled up with zeros. Elsewhere: q itself,
+    contiguous. Raises ValueError when q is not an int8 matrix.
     """
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"pack needs an int8 matrix, not {named(q)}.")
@@ -118,11 +107,10 @@ def int8_linear(
     """y = (x @ q.T) * scale + bias, with activations that are not quantized. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack` returned; scale and bias: float32 [outputs].
-    Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
-    INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
-    On CUDA with Triton all sums are float32. The plain torch path sums in x's type there, and on a CPU rounds x to
-    bfloat16 for few rows.
-    Raises ValueError for shapes and types that do not fit.
+    Returns [..., outputs] in x's type. `instruction_set`: a path of the C++ operator, from INSTRUCTION_SETS. Traces
+    into one graph under torch.compile(fullgraph=True). On CUDA with Triton all sums are float32. The plain torch path
+    sums in x's type there, and on a CPU rounds x to bfloat16 for few rows. Raises ValueError for shapes and types that
+    do not fit.
     """
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
@@ -156,19 +144,14 @@ def _torch_linear(
 def _triton_rows(kind: str) -> int:
     """The most rows of a product that goes to the Triton kernels on a kind of device; 0 where there are none."""
     if kind not in _TRITON_ROWS:
-        _TRITON_ROWS[kind] = _find_triton_rows(kind)
+        _TRITON_ROWS[kind] = 0
+        has_triton = kind == "cuda" and importlib.util.find_spec("triton") is not None
+        if has_triton and (capability := torch.cuda.get_device_capability()) >= OLDEST_CAPABILITY:
+            launch = importlib.import_module("optigpu.ops.launch")
+            importlib.import_module("optigpu.ops.linear.triton_int8")
+            has_units = capability >= launch.MATRIX_UNITS
+            _TRITON_ROWS[kind] = sys.maxsize if has_units else ROWS_WITHOUT_MATRIX_UNITS
     return _TRITON_ROWS[kind]
-
-
-def _find_triton_rows(kind: str) -> int:
-    if kind != "cuda" or importlib.util.find_spec("triton") is None:
-        return 0
-    capability = torch.cuda.get_device_capability()
-    if capability < OLDEST_CAPABILITY:
-        return 0
-    launch = importlib.import_module("optigpu.ops.launch")
-    importlib.import_module("optigpu.ops.linear.triton_int8")
-    return sys.maxsize if capability >= launch.MATRIX_UNITS else ROWS_WITHOUT_MATRIX_UNITS
 
 
 def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -183,14 +166,6 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     check_bias(bias, scale.shape[0], "int8_linear")
 
 
-def _fake(  # the operator's own signature
-    x: torch.Tensor,
-    packed: torch.Tensor,  # noqa: ARG001
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,  # noqa: ARG001
-    instruction_set: int = 0,  # noqa: ARG001
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], scale.shape[0]))
-
-
-_NATIVE = NativeOperators(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake}, INSTRUCTION_SETS)
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_instruction_set", {"int8_linear": linear_fake}, INSTRUCTION_SETS
+)

@@ -1,18 +1,17 @@
 """Checks of the linear layers with quantized weights: their products beside those of the same weights in float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from optigpu.documents.selftest import Comparison
 from optigpu.ops.four_bits.quantize import quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.ops.integers import INT4_ZERO
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import TYPES, UNIT, Draw, compared, half_a_step, share
+from optigpu.ops.kernel_check import UNIT, Draw, KernelCheck, cases, compared, half_a_step, share
 from optigpu.ops.linear import int4_linear as four_bits
 from optigpu.ops.linear import int8_dynamic as dynamic
 from optigpu.ops.linear import int8_linear as eight_bits
+from optigpu.ops.operands import INT4_ZERO
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 SHAPES = ((1, 768, 64), (2, 128, 33), (7, 256, 40), (130, 384, 72))
@@ -27,7 +26,7 @@ def int8_linear(device: DeviceKind) -> Comparison:
     """Float32 sums over int8 weights: on CUDA also rounded as plain torch does, once for each of a few operators."""
     _require(device, eight_bits.native_reason)
     shares = []
-    for dtype, rows, inner, outputs in _cases():
+    for dtype, rows, inner, outputs in cases(SHAPES):
         draw = Draw(device, seed=inner)
         q, scale = eight_bits.quantize_rows(draw(outputs, inner))
         x, bias = draw(rows, inner, dtype=dtype), draw(outputs)
@@ -41,9 +40,10 @@ def int8_linear(device: DeviceKind) -> Comparison:
 def int8_dynamic(device: DeviceKind) -> Comparison:
     """Sums of integers are exact; what follows them are a few roundings in float32."""
     _require(device, dynamic.dynamic_native_reason)
-    _require_capability(device)
+    if device is DeviceKind.CUDA and torch.cuda.get_device_capability() < INT8_CAPABILITY:
+        raise UnsupportedError("int8 matrix products need compute capability 7.5.")
     shares = []
-    for dtype, rows, inner, outputs in _cases():
+    for dtype, rows, inner, outputs in cases(SHAPES):
         draw = Draw(device, seed=inner + 1)
         q, scale = eight_bits.quantize_rows(draw(outputs, inner))
         x, bias = draw(rows, inner, dtype=dtype), draw(outputs)
@@ -61,7 +61,7 @@ def int4_linear(device: DeviceKind) -> Comparison:
     _require(device, four_bits.native_reason)
     shares, backends = [], []
     for symmetric in (True, False):
-        for dtype, rows, inner, outputs in _cases():
+        for dtype, rows, inner, outputs in cases(SHAPES):
             draw = Draw(device, seed=inner + 2)
             weights = quantize_groups(draw(outputs, inner), Int4Scheme(symmetric=symmetric, solver="min_max"))
             x, bias = draw(rows, inner, dtype=dtype), draw(outputs)
@@ -96,21 +96,10 @@ def _of_sums(size: torch.Tensor, inner: int, dtype: torch.dtype, device: DeviceK
     return size * ((inner + 8) * UNIT + between)
 
 
-def _cases() -> Iterator[tuple[torch.dtype, int, int, int]]:
-    for dtype in TYPES:
-        for rows, inner, outputs in SHAPES:
-            yield dtype, rows, inner, outputs
-
-
 def _require(device: DeviceKind, native_reason: Callable[[], str | None]) -> None:
     reason = native_reason() if device is DeviceKind.CPU else None
     if reason is not None:
         raise UnsupportedError(reason)
-
-
-def _require_capability(device: DeviceKind) -> None:
-    if device is DeviceKind.CUDA and torch.cuda.get_device_capability() < INT8_CAPABILITY:
-        raise UnsupportedError("int8 matrix products need compute capability 7.5.")
 
 
 KERNELS = {

@@ -10,16 +10,15 @@ into the operator, so that its launch becomes part of its graph.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch.library import triton_op
 
-from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
-from optigpu.ops.launch import MOST_NUMBERS, MOST_ROWS, Launch, LaunchTarget, divided, padded
-from optigpu.ops.naming import type_name
+from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.launch import MOST_NUMBERS, MOST_ROWS, LaunchTarget, divided, padded
+from optigpu.ops.operands import type_name
 
 WORD_BYTES = 4
 SIGNS = tl.constexpr(-0x7F7F7F80)
@@ -27,16 +26,6 @@ SIGNS = tl.constexpr(-0x7F7F7F80)
 MANTISSA = tl.constexpr(0x4B000000)
 """float32 2^23, where float32 has no fractions: a byte in its last bits is added to it."""
 MANTISSA_AND_128 = tl.constexpr(8388736.0)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a program computes of a product with many rows, and how many inputs it takes at a time."""
-
-    rows: int
-    outputs: int
-    inner: int
-    warps: int
 
 
 def int8_call(
@@ -50,75 +39,44 @@ def int8_call(
     """y = (x @ numbers.T) * scale + bias. y is contiguous and not empty."""
     outputs, inner = numbers.shape
     rows = y.numel() // outputs
-    operands = Operands(x.contiguous(), numbers.contiguous(), scale, bias, y, rows)
+    x, numbers = x.contiguous(), numbers.contiguous()
+    # The kernels never read an absent bias, but need a pointer.
+    others = (scale, scale if bias is None else bias, y, rows, outputs)
     if rows <= MOST_ROWS:
         launch = divided(padded(inner), padded(inner), outputs, int(rows), target)
         numbers_a_thread = launch.rows * padded(inner) // (32 * launch.warps)
         if launch.row_programs == 1 and numbers_a_thread <= MOST_NUMBERS:
-            return _gemv_call(operands, launch)
-    return _gemm_call(operands, target)
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Contiguous operands of a product of so many `rows`."""
-
-    x: torch.Tensor
-    numbers: torch.Tensor
-    scale: torch.Tensor
-    bias: torch.Tensor | None
-    y: torch.Tensor
-    rows: int
-
-    def pointers(self, numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors of a kernel. It never reads an absent bias, but needs a pointer."""
-        return self.x, numbers, self.scale, self.scale if self.bias is None else self.bias, self.y
-
-
-def _gemv_call(operands: Operands, launch: Launch) -> KernelCall:
-    outputs, inner = operands.numbers.shape
-    words = inner % WORD_BYTES == 0
-    numbers = operands.numbers.view(torch.int32) if words else operands.numbers
-    constants = {
-        "INPUTS": inner,
-        "PADDED": padded(inner),
-        "WORDS": words,
-        "BIAS": operands.bias is not None,
-        "ROWS": launch.rows,
-        "TILE": launch.tile,
-    }
-    arguments: tuple[Argument, ...] = (*operands.pointers(numbers), operands.rows, outputs)
-    return KernelCall(_int8_gemv, (launch.programs,), arguments, constants, launch.warps)
-
-
-def _gemm_call(operands: Operands, target: LaunchTarget) -> KernelCall:
-    (outputs, inner), dtype, rows = operands.numbers.shape, operands.x.dtype, operands.rows
-    wide = dtype != torch.float32 and not target.matrix_units
-    tile = tile_of(rows, wide or dtype == torch.float32)
-    tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+            words = inner % WORD_BYTES == 0
+            flags = {"INPUTS": inner, "PADDED": padded(inner), "WORDS": words, "BIAS": bias is not None}
+            flags |= {"ROWS": launch.rows, "TILE": launch.tile}
+            tensors = (x, numbers.view(torch.int32) if words else numbers)
+            return KernelCall(_int8_gemv, (launch.programs,), (*tensors, *others), flags, launch.warps)
+    is_float = x.dtype == torch.float32
+    wide = not (is_float or target.matrix_units)
+    tile_rows, tile_outputs, tile_inner, warps = _tile(rows, wide or is_float)
+    tf32 = is_float and torch.get_float32_matmul_precision() != "highest"
     constants: dict[str, str | int] = {
-        "BIAS": operands.bias is not None,
+        "BIAS": bias is not None,
         "WIDE": wide,
         "PRECISION": "tf32" if tf32 else "ieee",
-        "OUTPUTS": tile.outputs,
-        "ROWS": tile.rows,
-        "INNER": tile.inner,
+        "OUTPUTS": tile_outputs,
+        "ROWS": tile_rows,
+        "INNER": tile_inner,
     }
-    arguments: tuple[Argument, ...] = (*operands.pointers(operands.numbers), rows, outputs, inner)
-    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))
-    return KernelCall(_int8_gemm, grid, arguments, constants, tile.warps)
+    grid = (triton.cdiv(outputs, tile_outputs), triton.cdiv(rows, tile_rows))
+    return KernelCall(_int8_gemm, grid, (x, numbers, *others, inner), constants, warps)
 
 
-def tile_of(rows: int, wide: bool) -> Tile:
-    """The tile for so many rows; `wide` where operands are float32.
+def _tile(rows: int, wide: bool) -> tuple[int, int, int, int]:
+    """A program's rows, outputs, inputs at a time and warps, of a product of so many rows; `wide`: of float32 operands.
 
     Up to 16 rows the weights' bytes are what counts, as in decoding, and beyond them the products.
     """
     if wide:
-        return Tile(16, 64, 32, 4) if rows <= 16 else Tile(64, 64, 32, 8)
+        return (16, 64, 32, 4) if rows <= 16 else (64, 64, 32, 8)
     if rows <= 16:
-        return Tile(16, 32, 256, 4)
-    return Tile(64, 64, 64, 4) if rows <= 64 else Tile(128, 128, 64, 8)
+        return 16, 32, 256, 4
+    return (64, 64, 64, 4) if rows <= 64 else (128, 128, 64, 8)
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:

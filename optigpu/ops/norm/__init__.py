@@ -1,1 +1,0 @@
-"""Norms fused with the addition before them."""

@@ -1,38 +1,28 @@
-"""The addition of a residual and the norm after it as one operation: the operators of `fused_layernorm` and
-`fused_rmsnorm`.
+"""The addition of a residual and the norm after it as one operation: for `fused_layernorm` and `fused_rmsnorm`.
 
     norm_backend("cpu")                                         # once, before anything is traced
     normed, summed = add_rms_norm(x, residual, weight, eps)     # summed = x + residual, normed = its norm
 
 On a CPU with a compiler these are our C++ operators (fused_norm.cpp), on CUDA with Triton our kernel (triton_norm.py);
-elsewhere they are plain torch, and `norm_backend` says which. A row is read and written once, where separate operators
-do so for every step; for the few rows of a decode step what is saved is mostly their calls.
+elsewhere they are plain torch, and `norm_backend` says which.
 """
 
 import functools
 import importlib.util
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.naming import named
-from optigpu.ops.native import NativeOperators
+from optigpu.ops.build import BEST_INSTRUCTION_SET, NativeOperators, sources
+from optigpu.ops.operands import named
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
-BEST_INSTRUCTION_SET = 0
-"""The operators' number for the newest instruction set that the CPU has."""
-NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {
-    "native-portable": 1,
-    "native-avx2": 2,
-    "native-avx512": 3,
-}
+NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operators' numbers; the enumeration InstructionSet in fused_norm.cpp."""
 TRITON_WIDTH = 2**15
 """The longest row that one program of the Triton kernel holds in its registers; longer ones are left to plain torch."""
-_FOLDER = Path(__file__).parent
-_SOURCES = (_FOLDER / "fused_norm.cpp", _FOLDER / "fused_norm.h")
+_SOURCES = sources(__file__, "fused_norm.cpp", "fused_norm.h")
 _BACKENDS: dict[str, NormBackend] = {}
 """The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
@@ -43,8 +33,12 @@ def norm_backend(device: torch.device | str) -> NormBackend:
     Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
     kind = torch.device(device).type
-    if kind not in _BACKENDS:
-        _BACKENDS[kind] = _find_backend(kind)
+    if kind in _BACKENDS:
+        return _BACKENDS[kind]
+    if kind == "cuda" and importlib.util.find_spec("triton") is not None:
+        _BACKENDS[kind] = "triton"
+    else:
+        _BACKENDS[kind] = "torch" if kind != "cpu" or native_norm_reason() is not None else _NATIVE.best
     return _BACKENDS[kind]
 
 
@@ -103,10 +97,7 @@ def add_rms_norm(
 
 
 def _is_native(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether the C++ operators take these tensors: on a CPU, of one type that they know.
-
-    They check shapes themselves: every microsecond here is one for each norm of a decode step.
-    """
+    """Whether the C++ operators take these tensors: on a CPU, of one type. They check shapes themselves, for speed."""
     dtype = x.dtype
     if not x.is_cpu or dtype == torch.float64:
         return False
@@ -139,27 +130,15 @@ def _elsewhere(
         from optigpu.ops.norm.triton_norm import triton_add_norm
 
         return triton_add_norm(x, residual, weight, bias, eps, is_rms)
-    return _torch_norm(x, residual, weight, bias, eps, is_rms)
-
-
-def _torch_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    is_rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in plain torch, which Inductor can fuse. All tensors have one type."""
     summed = x if residual is None else x + residual
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    weight, bias = (row if row is None else row.to(dtype) for row in (weight, bias))
-    wide, shape = summed.to(dtype), summed.shape[-1:]
+    wide_type = torch.promote_types(dtype, torch.float32)
+    weight, bias = (row if row is None else row.to(wide_type) for row in (weight, bias))
+    wide, shape = summed.to(wide_type), summed.shape[-1:]
     if is_rms:
         normed = torch.nn.functional.rms_norm(wide, shape, weight, eps)
     else:
         normed = torch.nn.functional.layer_norm(wide, shape, weight, bias, eps)
-    return normed.to(x.dtype), summed
+    return normed.to(dtype), summed
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor | None) -> None:
@@ -173,30 +152,18 @@ def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor |
             raise ValueError(f"weight and bias must be floating point [{shape[-1]}], not {named(row)}.")
 
 
-def _find_backend(device: str) -> NormBackend:
-    if device == "cuda" and importlib.util.find_spec("triton") is not None:
-        return "triton"
-    if device != "cpu" or native_norm_reason() is not None:
-        return "torch"
-    return _NATIVE.best
-
-
-def _fake_one(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
+def _fake_one(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _fake_pair(x: torch.Tensor, *others: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG001
+def _fake_pair(x: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 _NATIVE = NativeOperators(
     _SOURCES,
     "optigpu_best_norm_instruction_set",
-    {
-        "add_layer_norm": _fake_pair,
-        "add_rms_norm": _fake_pair,
-        "layer_norm": _fake_one,
-        "rms_norm": _fake_one,
-    },
+    dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
+    | dict.fromkeys(("layer_norm", "rms_norm"), _fake_one),
     NORM_INSTRUCTION_SETS,
 )

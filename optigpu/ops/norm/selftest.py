@@ -1,10 +1,11 @@
 """Checks of the norms with the residual's addition before them, beside norms in float64."""
 
+from functools import partial
+
 import torch
 
 from optigpu.documents.selftest import Comparison
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import TYPES, UNIT, Draw, compared, half_a_step, share
+from optigpu.ops.kernel_check import UNIT, Draw, KernelCheck, cases, compared, half_a_step, share
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, native_norm_reason, norm_backend
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
@@ -12,34 +13,22 @@ SHAPES = ((1, 768), (5, 31), (40, 1000))
 EPS = 1e-5
 
 
-def layer_norm(device: DeviceKind) -> Comparison:
-    """LayerNorm."""
-    return _compared(device, is_rms=False)
-
-
-def rms_norm(device: DeviceKind) -> Comparison:
-    """RMSNorm."""
-    return _compared(device, is_rms=True)
-
-
-def _compared(device: DeviceKind, is_rms: bool) -> Comparison:
+def norm(is_rms: bool, device: DeviceKind) -> Comparison:
+    """LayerNorm or RMSNorm."""
     backend = norm_backend(device.value)
     if backend == "torch":
         raise UnsupportedError(native_norm_reason() or "The norms' kernel for CUDA needs Triton; install it.")
     shares = []
-    for dtype in TYPES:
-        for rows, width in SHAPES:
-            draw = Draw(device, seed=width)
-            x, residual = (draw(rows, width, dtype=dtype) for _ in range(2))
-            weight, bias = (draw(width, dtype=dtype) for _ in range(2))
-            if is_rms:
-                normed, summed = add_rms_norm(x, residual, weight, EPS)
-            else:
-                normed, summed = add_layer_norm(x, residual, weight, bias, EPS)
-            shares.append(
-                share(summed, (x + residual).double(), torch.zeros_like(summed, dtype=torch.float64))
-            )
-            shares.append(_share(normed, summed, weight, None if is_rms else bias))
+    for dtype, rows, width in cases(SHAPES):
+        draw = Draw(device, seed=width)
+        x, residual = (draw(rows, width, dtype=dtype) for _ in range(2))
+        weight, bias = (draw(width, dtype=dtype) for _ in range(2))
+        if is_rms:
+            normed, summed = add_rms_norm(x, residual, weight, EPS)
+        else:
+            normed, summed = add_layer_norm(x, residual, weight, bias, EPS)
+        shares.append(share(summed, (x + residual).double(), torch.zeros_like(summed, dtype=torch.float64)))
+        shares.append(_share(normed, summed, weight, None if is_rms else bias))
     return compared(shares, backend)
 
 
@@ -63,4 +52,4 @@ def _share(
     return share(normed, exact, allowed + exact.abs() * 2 * UNIT + half_a_step(exact, normed.dtype))
 
 
-KERNELS = {"layer_norm": KernelCheck(layer_norm), "rms_norm": KernelCheck(rms_norm)}
+KERNELS = {"layer_norm": KernelCheck(partial(norm, False)), "rms_norm": KernelCheck(partial(norm, True))}

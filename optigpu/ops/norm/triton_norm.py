@@ -13,7 +13,7 @@ from torch.library import triton_op
 
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
-from optigpu.ops.naming import type_name
+from optigpu.ops.operands import type_name
 
 ELEMENTS_A_WARP = 512
 """How many elements of a row one warp of 32 threads takes: 16 for each thread, in two 16-byte loads of a half."""

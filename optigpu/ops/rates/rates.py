@@ -5,18 +5,17 @@ seconds = loops.read_s(array, passes=10, way="plain")
 operations = loops.operations("int8 AVX-512 VNNI")      # of a round; 0 without the instructions
 seconds = loops.multiply_s("int8 AVX-512 VNNI", rounds=100_000)
 
-A threaded operator of torch has its threads meet once for each call, which takes longer than reading a megabyte from a
-cache; and a product of matrices moves numbers besides multiplying them.
+The threads of a torch operator meet once for each call, which takes longer than reading a megabyte from a cache; and a
+product of matrices moves numbers besides multiplying them.
 """
 
 import ctypes
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.build import load_library
-from optigpu.ops.naming import named
+from optigpu.ops.build import load_library, sources
+from optigpu.ops.operands import named
 from optigpu.vocabulary import UnsupportedError
 
 Way = Literal["plain", "other"]
@@ -34,8 +33,7 @@ PRODUCTS: dict[str, tuple[str, int]] = {
 SLICE_BYTES = 1024
 """A thread reads a multiple of this many bytes; kSlice in rates.cpp."""
 
-_FOLDER = Path(__file__).parent
-_SOURCES = (_FOLDER / "rates.cpp", _FOLDER / "rates_kernel.h")
+_SOURCES = sources(__file__, "rates.cpp", "rates_kernel.h")
 _int64, _pointer, _double = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _FUNCTIONS: dict[str, tuple[tuple[type, ...], type]] = {
     "read": ((_pointer, _int64, _int64, _int64, _int64), _double),

@@ -3,8 +3,7 @@
 import torch
 
 from optigpu.documents.selftest import Comparison
-from optigpu.ops.kernel_check import KernelCheck
-from optigpu.ops.kernel_operands import Draw
+from optigpu.ops.kernel_check import Draw, KernelCheck
 from optigpu.ops.rates.rates import PRODUCTS, SLICE_BYTES, WAYS, RateLoops
 from optigpu.vocabulary import DeviceKind, ReplicateError
 

@@ -25,8 +25,8 @@ from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
 from optigpu.models.loading.self_written import sampled
 from optigpu.ops.four_bits.scheme import Int4Weights
-from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.linear.int4_linear import int4_linear_backend
+from optigpu.ops.operands import INT4_ZERO
 from optigpu.paths import cache_dir
 from optigpu.quality.text import SELF_WRITTEN, read_source
 from optigpu.surgery.extras import Package, how_to_install

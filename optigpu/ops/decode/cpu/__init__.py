@@ -1,1 +1,0 @@
-"""The decoder in C++, for CPUs."""

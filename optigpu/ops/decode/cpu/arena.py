@@ -1,7 +1,6 @@
 """One piece of memory for all weights of a decoder, in huge pages where the kernel has them.
 
-A step reads every weight once, so each page is looked up once a step: of pages of 2 MiB instead of 4 KiB there are 512
-times fewer, and on two AVX-512 cores decoding was a tenth faster.
+A step reads every weight once, and looks up each page once: of pages of 2 MiB there are 512 times fewer than of 4 KiB.
 """
 
 import ctypes
@@ -26,7 +25,7 @@ def aligned(size: int) -> int:
 class Arena:
     """Memory from which tensors are allocated one after the other. They share one storage of `size` bytes.
 
-    `huge` says whether the kernel was asked for huge pages; the kernel does not report whether it had any left. Raises
+    `huge`: whether the kernel was asked for huge pages; it does not report whether it had any left. Raises
     UnsupportedError when there is no room for so many bytes.
     """
 
@@ -46,10 +45,7 @@ class Arena:
         self._left = size
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor of zeros, at a multiple of ALIGNMENT.
-
-        Raises ValueError when less is left than it takes.
-        """
+        """A new tensor of zeros, at a multiple of ALIGNMENT. Raises ValueError when less is left than it takes."""
         size = math.prod(shape) * dtype.itemsize
         if size > self._left:
             raise ValueError(f"The arena has {self._left} bytes left, and {shape} takes {size}.")
@@ -63,11 +59,9 @@ def ask_for_huge_pages(memory: torch.Tensor) -> bool:
 
     Before anything is written: a page keeps the size that it was first touched with.
     """
-    advice, begin = (
-        getattr(mmap, "MADV_HUGEPAGE", None),
-        -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE,
-    )
-    left = memory.data_ptr() + memory.nbytes - begin
+    advice, start = getattr(mmap, "MADV_HUGEPAGE", None), memory.data_ptr()
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    left = start + memory.nbytes - begin
     if advice is None or left <= 0:
         return False
     return bool(ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(left), advice) == 0)

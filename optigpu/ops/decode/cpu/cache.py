@@ -15,9 +15,8 @@ class CpuCache:
     """Room for at least `capacity` tokens of each sequence, and the angles of their positions.
 
     Each sequence has one page of all its tokens, or takes pages of `page` tokens as it grows and gives them back. A
-    head's pages follow each other in memory: read in another order, they take twice as long. The system has memory for
-    a page, a huge one where it has those, when something is written to it. Raises UnsupportedError when there is not
-    enough memory, or for pages that are no multiple of KEY_BLOCK tokens.
+    head's pages follow each other in memory: read in another order, they take twice as long. Raises UnsupportedError
+    when there is not enough memory, or for pages that are no multiple of KEY_BLOCK tokens.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class CpuCache:
     def stored_bytes(self) -> int:
         """Bytes of keys, values and their scales."""
         tensors = (self.keys, self.values, self.key_scales, self.value_scales)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
     def grow(self, sequence: int, tokens: int) -> None:
         """Takes the pages that a sequence lacks for so many tokens, which are not more than the capacity."""

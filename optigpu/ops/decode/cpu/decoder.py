@@ -18,7 +18,14 @@ from typing import Literal, NamedTuple
 import torch
 
 from optigpu.hardware.cpu import node_of_each_cpu
-from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
+from optigpu.ops.decode.calls import (
+    ProgramDecoder,
+    check_cache_size,
+    check_steps,
+    no_cache,
+    no_logits,
+    wrong_tokens,
+)
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.cpu.interface import (
     DecoderCalls,
@@ -31,7 +38,7 @@ from optigpu.ops.decode.cpu.interface import (
 )
 from optigpu.ops.decode.cpu.placement import chosen_cpus, place
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
-from optigpu.ops.naming import named
+from optigpu.ops.operands import named
 
 CpuInstructions = Literal["best", "portable", "avx2", "avx512_vnni", "arm_dot", "arm_i8mm"]
 INSTRUCTION_SETS: dict[CpuInstructions, int] = {
@@ -57,7 +64,7 @@ class Part(NamedTuple):
     wanted: int
 
 
-class CpuDecoder:
+class CpuDecoder(ProgramDecoder):
     """Runs a program whose matrices cpu/packing.py packed. Results do not depend on the number of threads.
 
     Raises UnsupportedError where the operator cannot be built or memory does not suffice, and ValueError for a program
@@ -88,27 +95,18 @@ class CpuDecoder:
         self._row_logits = torch.empty(0, program.vocabulary)
         self._logits: torch.Tensor | None = None
         self._decoded: torch.Tensor | None = None
-        described = DescribedProgram(program)
-        handle = ctypes.c_void_p()
+        described, handle = DescribedProgram(program), ctypes.c_void_p()
         self._call(
             self._library.optigpu_decoder_create,
-            *(
-                ctypes.byref(described.c),
-                threads,
-                pinning(threads, self._cpus),
-                INSTRUCTION_SETS[instruction_set],
-            ),
-            *(beside.handle if beside else None, ctypes.byref(handle)),
+            *(ctypes.byref(described.c), threads, pinning(threads, self._cpus)),
+            *(INSTRUCTION_SETS[instruction_set], beside.handle if beside else None, ctypes.byref(handle)),
         )
         self.handle: ctypes.c_void_p = handle
         weakref.finalize(self, _destroy, self._library, handle, described)
         self.placement = place(program, self._cpus, nodes)
 
     def begin(self, sequences: int, capacity: int, page: int | None = None) -> None:
-        """An empty cache for so many sequences of at most so many tokens; one that is large enough is used again.
-
-        With `page`, sequences take pages of so many tokens as they grow. Raises UnsupportedError as CpuCache does.
-        """
+        """With `page`, sequences take pages of so many tokens as they grow. Raises what CpuCache does."""
         check_cache_size(sequences, capacity)
         cache = self._cache
         if cache is None or cache.sequences != sequences or cache.stored < capacity or page or cache.is_paged:
@@ -121,16 +119,11 @@ class CpuDecoder:
 
     @property
     def length(self) -> int:
-        """Tokens of each sequence in the cache."""
         return int(self._library.optigpu_decoder_length(self.handle))
 
     @property
     def logits(self) -> torch.Tensor:
-        """The logits of the last step, float32 [sequences, vocabulary]. The next `decode` overwrites what `decode` left
-        here.
-
-        Raises ValueError before the first step.
-        """
+        """Those that `decode` left here are overwritten by the next `decode`."""
         if self._logits is None:
             raise no_logits()
         return self._logits
@@ -142,37 +135,19 @@ class CpuDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys, values and their scales, of all sequences."""
         return self._cache.stored_bytes if self._cache else 0
 
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Appends tokens, int64 [sequences, count], and returns the last one's logits, [sequences, vocabulary].
-
-        Raises ValueError for ids that the model does not have, and ReplicateError for a position beyond the cache or
-        when numbers are no longer finite.
-        """
         tokens = self._checked(tokens)
-        request = _request(tokens, Sampling())
-        logits = torch.empty(tokens.shape[0], self._program.vocabulary)
+        request, logits = _request(tokens, Sampling()), torch.empty(tokens.shape[0], self._program.vocabulary)
         request.logits = logits.data_ptr()
         self._run(request)
         self._logits = logits
         return logits
 
-    def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
-        """The next `steps` tokens, int64 [sequences, steps], in one call. tokens: int64 [sequences, 1], the last ones.
-
-        They are not in the cache yet, and the last that is chosen is not afterwards. Raises what `extend` does.
-        """
-        return decoded(self, tokens, steps, sampling)
-
     def decode_into(
         self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
-        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
-
-        `chosen`, contiguous int64 [sequences, steps], is filled when the last one has ended.
-        """
         tokens, steps = self._checked(tokens), chosen.shape[1]
         check_steps(tokens, steps, at_once)
         if chosen.dtype != torch.int64 or chosen.shape[0] != tokens.shape[0] or not chosen.is_contiguous():

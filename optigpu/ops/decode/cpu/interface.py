@@ -2,15 +2,15 @@
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from optigpu.ops.build import load_library
 from optigpu.ops.decode.cpu.cache import CpuCache
-from optigpu.ops.decode.program import Block, Matrix, Norm, Program
-from optigpu.ops.naming import named
+from optigpu.ops.decode.program import Matrix, Norm, Program
+from optigpu.ops.operands import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 _FOLDER = Path(__file__).resolve().parent
@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "speculation_run": (_pointer, _pointer, ctypes.c_char_p),
     "speculation_destroy": (_pointer,),
 }
-"""The argument types of the functions optigpu_*. All of them return an int64, except those that destroy."""
+"""The argument types of the functions optigpu_*. All return an int64, except those that destroy."""
 
 
 class NormC(ctypes.Structure):
@@ -129,12 +129,8 @@ class GuessingC(ctypes.Structure):
 @functools.cache
 def decoder_library() -> ctypes.CDLL:
     """The functions optigpu_*. Raises UnsupportedError where they cannot be built or loaded."""
-    return declared(load_library(SOURCES))
-
-
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """`library` with the types of its functions' arguments and results: without them ctypes cuts results to 32 bits."""
-    for name, arguments in ARGUMENTS.items():
+    library = load_library(SOURCES)
+    for name, arguments in ARGUMENTS.items():  # without types ctypes cuts results to 32 bits
         function = getattr(library, f"optigpu_{name}")  # library["..."] would give another object each time
         function.argtypes = arguments
         function.restype = None if name.endswith("_destroy") else _int64
@@ -159,19 +155,32 @@ class DescribedProgram:
     """A program as the struct `c`, with the memory that it points to besides the program's tensors."""
 
     def __init__(self, program: Program) -> None:
-        _check_finer(program)
+        for matrix in _without_finer(program):
+            if matrix.finer is not None:
+                raise ValueError("Only the head and the embedding can have finer rows.")
         self.program = program
         self._qkv = [
             (MatrixC * len(block.qkv))(*(_matrix(matrix) for matrix in block.qkv)) for block in program.blocks
         ]
-        blocks = [_block(block, qkv) for block, qkv in zip(program.blocks, self._qkv, strict=True)]
+        blocks = [
+            BlockC(
+                *(_norm(block.first), qkv, len(block.qkv), _matrix(block.output), _norm(block.second)),
+                *(_matrix(block.gate), _matrix(block.up), _matrix(block.down)),
+                *(block.scale, block.window or 0),
+            )
+            for block, qkv in zip(program.blocks, self._qkv, strict=True)
+        ]
         self._blocks = (BlockC * len(blocks))(*blocks)
-        self._finer = [_finer(matrix) for matrix in (program.embedding, program.head)]
-        embedding, head = map(_matrix, (program.embedding, program.head), self._finer)
+        tables = (program.embedding, program.head)
+        self._finer = [
+            FinerRowsC(_address(table.finer.rows), _matrix(table.finer.matrix)) if table.finer else None
+            for table in tables
+        ]
+        embedding, head = map(_matrix, tables, self._finer)
         self.c = ProgramC(
             *(program.width, program.heads, program.kv_heads, program.head_size, program.inner),
             *(program.vocabulary, program.context, _ACTIVATIONS[program.activation]),
-            *(embedding, _matrix_or_none(program.positions)),
+            *(embedding, _matrix(program.positions)),
             *(self._blocks, len(blocks), _norm(program.final), head),
         )
 
@@ -192,58 +201,24 @@ def pinning(threads: int, cpus: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]"
     return (_int64 * len(chosen))(*chosen)
 
 
-def _check_finer(program: Program) -> None:
-    """Raises ValueError where others than the head and the embedding have finer rows."""
-    others = [
-        (f"Block {index}: {name}", matrix)
-        for index, block in enumerate(program.blocks)
-        for name, matrices in _matrices(block).items()
-        for matrix in matrices
-    ]
-    others += [
-        ("finer rows", table.finer.matrix) for table in (program.embedding, program.head) if table.finer
-    ]
-    for name, matrix in others:
-        if matrix.finer is not None:
-            raise ValueError(f"{name} cannot have finer rows: only the head and the embedding can.")
+def _without_finer(program: Program) -> Iterator[Matrix]:
+    """Those that may have no finer rows."""
+    for block in program.blocks:
+        yield from (*block.qkv, block.output, *((block.gate,) if block.gate else ()), block.up, block.down)
+    for table in (program.embedding, program.head):
+        if table.finer:
+            yield table.finer.matrix
 
 
-def _matrices(block: Block) -> dict[str, tuple[Matrix, ...]]:
-    gate = () if block.gate is None else (block.gate,)
-    return {
-        "qkv": block.qkv,
-        "output": (block.output,),
-        "gate": gate,
-        "up": (block.up,),
-        "down": (block.down,),
-    }
-
-
-def _block(block: Block, qkv: "ctypes.Array[MatrixC]") -> BlockC:
-    return BlockC(
-        *(_norm(block.first), qkv, len(block.qkv), _matrix(block.output), _norm(block.second)),
-        *(_matrix_or_none(block.gate), _matrix(block.up), _matrix(block.down)),
-        *(block.scale, block.window or 0),
-    )
-
-
-def _matrix(matrix: Matrix, finer: FinerRowsC | None = None) -> MatrixC:
-    """`finer` must live as long."""
+def _matrix(matrix: Matrix | None, finer: FinerRowsC | None = None) -> MatrixC:
+    """One of no outputs where there is none. `finer` must live as long."""
+    if matrix is None:
+        return MatrixC()
     return MatrixC(
         *(_KINDS[matrix.kind], matrix.outputs, matrix.inputs, matrix.group),
         *(_address(matrix.numbers), _address(matrix.scale), _address(matrix.bias), _address(matrix.unit)),
         ctypes.addressof(finer) if finer else None,
     )
-
-
-def _finer(matrix: Matrix) -> FinerRowsC | None:
-    finer = matrix.finer
-    return None if finer is None else FinerRowsC(_address(finer.rows), _matrix(finer.matrix))
-
-
-def _matrix_or_none(matrix: Matrix | None) -> MatrixC:
-    """One of no outputs where there is none."""
-    return MatrixC() if matrix is None else _matrix(matrix)
 
 
 def _norm(norm: Norm) -> NormC:

@@ -32,9 +32,8 @@ from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
-from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.layouts import DECODE_TILE
-from optigpu.ops.naming import named
+from optigpu.ops.operands import INT4_LEAST, INT4_ZERO, INT8_LARGEST, filled, named
 
 ROWS = DECODE_TILE
 """Outputs of a block."""
@@ -45,12 +44,13 @@ MIDDLE = 128
 AT_ONCE = 2**20
 """Weights that are packed at once: a few times as many bytes stay in the caches."""
 COMPENSATED_AT_ONCE = 2**24
-"""The same with compensation, where each thread takes some outputs after the other: enough of them for all threads."""
+"""The same with compensation, where each thread takes some outputs after the other."""
 NOTHING = 2.0**-100
 """The unit of an output whose weights are all 0, which is no uneven value."""
 TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
 THIRD_BITS = (0, 1, 4, 5, 2, 3, 6, 7)
 """Of the inputs 4 * j to 4 * j + 3. Those of j and j + 2 are four bits apart, as their lower bits are."""
+_THIRD_SHIFTS = torch.tensor(THIRD_BITS, dtype=torch.uint8).unsqueeze(1)
 _CHUNK = {"w3k": 8 * LANE, "w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
 
@@ -70,8 +70,11 @@ def pack(
     weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
     fit.
     """
-    _check(weight, kind, group)
-    _check_bias(weight, bias)
+    check(weight, bias, kind, group)
+    if weight.device.type != "cpu":
+        raise ValueError(f"pack needs weights on the CPU, not on {weight.device}.")
+    if kind == "bf16" and weight.shape[1] % 2:
+        raise ValueError(f"bf16 weights need an even number of inputs, not {weight.shape[1]}.")
     outputs, inputs = weight.shape
     blocks = -(-outputs // ROWS)
 
@@ -87,10 +90,10 @@ def pack(
         these = slice(block, block + -(-rows.shape[0] // ROWS))
         numbers[these] = _interleaved(found.q, kind)
         if scale is not None and unit is not None:
-            scale[these] = _filled(found.scale, 0).unflatten(0, (-1, ROWS)).transpose(1, 2)
-            unit[these] = _filled(found.unit, 0).unflatten(0, (-1, ROWS))
+            scale[these] = filled(found.scale, ROWS).unflatten(0, (-1, ROWS)).transpose(1, 2)
+            unit[these] = filled(found.unit, ROWS).unflatten(0, (-1, ROWS))
         block = these.stop
-    padded = None if bias is None else _filled(bias.detach().float(), 0).contiguous()
+    padded = None if bias is None else filled(bias.detach().float(), ROWS).contiguous()
     return Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, numbers, scale, padded, unit)
 
 
@@ -107,13 +110,11 @@ def unpack(matrix: Matrix) -> torch.Tensor:
 
 
 def squared_errors(weight: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
-    """The squared errors of a packed matrix's weights, summed over each group.
+    """The squared errors of a packed matrix's weights, summed over each group, float32 [outputs, inputs / group].
 
-    float32 [outputs, inputs / group], on the weight's device.
-
-    Raises ValueError as `pack` does.
+    On the weight's device. Raises ValueError as `pack` does.
     """
-    _check(weight, kind, group)
+    check(weight, None, kind, group)
     parts = [(_rounded(rows, kind, group) - rows).square() for rows in _strips(weight)]
     return torch.cat([part.unflatten(1, (-1, group)).sum(dim=2) for part in parts])
 
@@ -124,8 +125,7 @@ def quantize_eight(weight: torch.Tensor, group: int, unit: torch.Tensor) -> tupl
     weight: finite, floating point [outputs, inputs]; unit: bfloat16 [outputs], of `scale_units`.
     """
     groups, units = weight.float().unflatten(1, (-1, group)), unit.float()[:, None, None]
-    # Upwards, so that the largest weight of a group stays within 127. Where bfloat16 has rounded the unit downwards, an
-    # output's largest weight may be larger by less than 1/256.
+    # Upwards, so that the largest weight of a group stays within 127, but for what bfloat16 has rounded the unit down.
     scale = (groups.abs().amax(dim=2, keepdim=True) / (INT8_LARGEST * units)).ceil_().clamp_(1, INT8_LARGEST)
     q = (groups / (scale * units)).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
     return q.char().flatten(1), scale.char().squeeze(2)
@@ -179,7 +179,7 @@ def quantize_few(
     unit = scale_units(weight, int(-FURTHEST / REACH) if table else -INT4_LEAST)
     if table:
         unit = unit.masked_fill(weight.abs().amax(dim=1) == 0, NOTHING)
-    # `_check` has seen that the group is one of the scheme's.
+    # `check` has seen that the group is one of the scheme's.
     scheme = Int4Scheme(group, symmetric=True, solver="hqq", table=table)
     if known is None:
         return quantize_groups(weight, scheme, unit), unit
@@ -201,7 +201,7 @@ def _quantized(
 
 def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """[outputs, inputs] in the operator's order, the last block padded with zeros."""
-    chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
+    chunks = filled(q, ROWS, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
     if kind == "w3k":
         return _three_bits(chunks)
     if kind in ("w4", "w4k"):
@@ -216,7 +216,7 @@ def _three_bits(chunks: torch.Tensor) -> torch.Tensor:
     fours = chunks.unflatten(3, (8, LANE))  # 8 times 4 inputs that meet 4 activations
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
     lower = ((fours & 3) << shifts % 4 * 2).unflatten(3, (2, 4)).sum(dim=4, dtype=torch.uint8)
-    third = ((fours >> 2) << _third_bits()).sum(dim=3, keepdim=True, dtype=torch.uint8)
+    third = ((fours >> 2) << _THIRD_SHIFTS).sum(dim=3, keepdim=True, dtype=torch.uint8)
     found: torch.Tensor = torch.cat([lower, third], dim=3).permute(0, 2, 3, 1, 4).flatten(2)
     return found
 
@@ -226,12 +226,8 @@ def _of_three_bits(numbers: torch.Tensor) -> torch.Tensor:
     planes = numbers.unflatten(2, (3, ROWS, LANE)).permute(0, 3, 1, 2, 4)  # [blocks, ROWS, chunks, 3, LANE]
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(1)
     lower = planes[..., :2, :].repeat_interleave(4, dim=3) >> shifts % 4 * 2 & 3
-    found: torch.Tensor = (lower | (planes[..., 2:, :] >> _third_bits() & 1) << 2).flatten(2)
+    found: torch.Tensor = (lower | (planes[..., 2:, :] >> _THIRD_SHIFTS & 1) << 2).flatten(2)
     return found
-
-
-def _third_bits() -> torch.Tensor:
-    return torch.tensor(THIRD_BITS, dtype=torch.uint8).unsqueeze(1)
 
 
 _ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
@@ -243,18 +239,16 @@ def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     numbers = matrix.numbers[blocks]
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
-    multiple = matrix.scale[blocks].transpose(1, 2).flatten(0, 1)  # [outputs, groups]
-    groups = _unpacked_numbers(numbers, matrix.kind).reshape(*multiple.shape, matrix.group)
-    scale = multiple * matrix.unit[blocks].float().flatten().unsqueeze(1)
-    return (_values(groups, multiple, matrix.kind) * scale.unsqueeze(2)).flatten(1)
-
-
-def _unpacked_numbers(numbers: torch.Tensor, kind: WeightKind) -> torch.Tensor:
-    """Of some blocks, [blocks, ROWS, ...]."""
+    kind, multiple = matrix.kind, matrix.scale[blocks].transpose(1, 2).flatten(0, 1)  # [outputs, groups]
     if kind == "w3k":
-        return _of_three_bits(numbers)
-    bytes_ = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
-    return bytes_ if kind == "w8" else torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
+        unpacked = _of_three_bits(numbers)
+    else:
+        unpacked = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
+        if kind != "w8":
+            unpacked = torch.stack([unpacked & 15, unpacked >> 4], dim=3)
+    groups = unpacked.reshape(*multiple.shape, matrix.group)
+    scale = multiple * matrix.unit[blocks].float().flatten().unsqueeze(1)
+    return (_values(groups, multiple, kind) * scale.unsqueeze(2)).flatten(1)
 
 
 def numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]:
@@ -264,26 +258,14 @@ def numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]
     return (blocks, inputs // _CHUNK[kind], (3 if kind == "w3k" else 1) * ROWS * LANE)
 
 
-def _filled(tensor: torch.Tensor, value: int) -> torch.Tensor:
-    """`tensor` with more outputs (the first dimension), up to whole blocks."""
-    missing = -tensor.shape[0] % ROWS
-    return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
-
-
-def _check(weight: torch.Tensor, kind: WeightKind, group: int) -> None:
+def check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
+    """Raises ValueError unless a weight is a matrix whose inputs the groups divide, and the bias fits."""
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack needs a floating-point matrix, not {named(weight)}.")
-    inputs = weight.shape[1]
-    if kind == "bf16" and (not inputs or inputs % 2):
-        raise ValueError(f"bf16 weights need an even number of inputs, not {inputs}.")
+    outputs, inputs = weight.shape
     if kind != "bf16" and group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
-    if kind != "bf16" and (not inputs or inputs % group):
+    if not inputs or (kind != "bf16" and inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
-
-
-def _check_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if weight.device.type != "cpu":
-        raise ValueError(f"pack needs weights on the CPU, not on {weight.device}.")
-    if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
-        raise ValueError(f"pack needs one finite bias for each of {weight.shape[0]} outputs.")
+    if bias is not None and (bias.shape != (outputs,) or not bool(bias.isfinite().all())):
+        raise ValueError(f"pack needs one finite bias for each of {outputs} outputs.")

@@ -1,8 +1,7 @@
 """Packed weights on the memory nodes of the threads that read them, on machines with several nodes.
 
-Threads begin each product with the same blocks of its matrices every time (shares.h), so that most of what a thread
-reads is known. Only what it takes over at a product's end from a thread that is late may lie on another node. Pages are
-moved once, when the decoder is made, and nothing that they hold changes.
+Threads begin each product with the same blocks of its matrices every time (shares.h). Pages are moved once, when the
+decoder is made, and nothing that they hold changes.
 """
 
 import ctypes
@@ -60,22 +59,19 @@ class Placement:
             "weight_pages": self.pages,
             "weight_pages_on_chosen_nodes": self.there,
         }
-        return counts if self.reason is None else {**counts, "weight_pages_not_moved": self.reason}
+        return counts | ({} if self.reason is None else {"weight_pages_not_moved": self.reason})
 
 
 def chosen_cpus(threads: int, cpus: Sequence[int], nodes: Mapping[int, int]) -> list[int]:
-    """The first CPUs, one for each thread, those of a node one after the other; none where there are too few.
-
-    Neighbours among threads have neighbouring rows, and help each other first.
-    """
+    """The first CPUs, one for each thread, those of a node one after the other; none where there are too few."""
     return sorted(cpus[:threads], key=lambda cpu: nodes.get(cpu, -1)) if len(cpus) >= threads else []
 
 
 def place(program: Program, cpus: Sequence[int], nodes: Mapping[int, int]) -> Placement | None:
     """Moves the pages of a program's matrices to the nodes of the threads that read them.
 
-    `cpus` are those that the threads are pinned to, `nodes` the node of each CPU. None, with nothing done, where there
-    is no choice: on a machine with one node, and for threads that are not pinned, as one alone never is.
+    `cpus` are those that the threads are pinned to, `nodes` the node of each CPU. None where there is no choice: on a
+    machine with one node, and for threads that are not pinned.
     """
     if len(set(nodes.values())) < 2 or len(cpus) < 2:
         return None
@@ -95,10 +91,7 @@ def shared_matrices(program: Program) -> Iterator[Shared]:
 
 
 def read_by_threads(program: Program, nodes: Sequence[int | None]) -> list[Span]:
-    """What each thread reads of the matrices; `nodes` has each thread's, None where its memory is of no node.
-
-    Biases, a few bytes that lie among other memory of the process, are left out.
-    """
+    """What each thread reads of the matrices, without biases; `nodes` has each thread's, None where it has none."""
     found = []
     for matrix, first, blocks in shared_matrices(program):
         own = matrix.numbers.shape[0]
@@ -142,7 +135,12 @@ def pages_of(reads: Iterable[Span], page: int) -> list[Span]:
         node = max(sorted(shares), key=lambda each: shares[each])
         if shares[node]:
             whole.add(Span(address, address + page, node))
-    return _merged(sorted(whole))
+    found: list[Span] = []
+    for span in sorted(whole):
+        if found and (found[-1].end, found[-1].node) == (span.begin, span.node):
+            span = Span(found.pop().begin, span.end, span.node)
+        found.append(span)
+    return found
 
 
 def huge_mappings(smaps: str) -> list[range]:
@@ -178,10 +176,7 @@ def moved(spans: Sequence[Span], number: int | None = MOVE_PAGES.get(platform.ma
 
 
 def _move_pages(number: int, addresses: torch.Tensor, nodes: torch.Tensor | None, lies: torch.Tensor) -> int:
-    """The system call: fills `lies` with each page's node or an error below 0, and without `nodes` moves nothing.
-
-    The error of the whole call, 0 for none.
-    """
+    """Fills `lies` with each page's node or an error below 0, and without `nodes` moves nothing. The call's error."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     arrays = (ctypes.c_void_p(None if each is None else each.data_ptr()) for each in (addresses, nodes, lies))
@@ -198,12 +193,3 @@ def _joined(matrices: Sequence[Matrix]) -> Iterator[Shared]:
     for matrix in matrices:
         yield Shared(matrix, first, blocks)
         first += matrix.numbers.shape[0]
-
-
-def _merged(spans: Sequence[Span]) -> list[Span]:
-    found: list[Span] = []
-    for span in spans:
-        if found and (found[-1].end, found[-1].node) == (span.begin, span.node):
-            span = Span(found.pop().begin, span.end, span.node)
-        found.append(span)
-    return found

@@ -1,1 +1,0 @@
-"""The decoder in Triton, for NVIDIA GPUs."""

@@ -1,69 +1,21 @@
-"""A decode step of the CUDA decoder: its kernels, what they read and write besides weights, and how it is launched, or
-recorded once as a CUDA graph and replayed.
+"""A decode step of the CUDA decoder: its kernels and their memory. It is launched, or recorded once as a CUDA graph.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import places_of_finer
-from optigpu.ops.decode.cuda.state import State
+from optigpu.ops.decode.cuda.state import LayerCache, State
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program, RotaryTable
 from optigpu.ops.launch import LaunchTarget
-
-
-class RecordedStep(ABC):
-    """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph."""
-
-    def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
-        self.sequences, self.capacity = sequences, capacity
-        self._program = program
-        self._target = LaunchTarget.of(program.device)
-        self._memory = memory = StepMemory.of(program, kv, sequences, capacity, self._target)
-        self.state, self.layers = memory.state, memory.layers
-        self.rotary, self.logits = memory.rotary, memory.logits
-        self.run: Callable[[], None] = self._launch
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys, values and their steps."""
-        tensors = [
-            tensor
-            for layer in self.layers
-            for tensor in (layer.keys, layer.values, layer.key_steps, layer.value_steps)
-            if tensor is not None
-        ]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    def reset(self) -> None:
-        """Empties the cache."""
-        self.state.position.zero_()
-        self.state.not_finite.zero_()
-
-    def record(self) -> None:
-        """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._launch()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._launch()
-        self.run = graph.replay
-        self.reset()
-
-    @abstractmethod
-    def _launch(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -91,23 +43,23 @@ class StepMemory:
         program: Program, kv: CacheKind, sequences: int, capacity: int, target: LaunchTarget
     ) -> "StepMemory":
         """On the program's device."""
-        device = program.device
-        empty = _allocator(device, sequences)
-        state = State(
-            empty(dtype=torch.int64).zero_(),
-            empty(dtype=torch.int32).zero_(),
-            empty(dtype=torch.int32).zero_(),
-            empty(capacity, dtype=torch.int64),
-        )
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(sequences, *shape, dtype=dtype, device=program.device)
+
+        state = State.empty(sequences, capacity, program.device)
         layers = tuple(
-            LayerCache.empty(kv, sequences, program.kv_heads, capacity, program.head_size, device)
+            LayerCache.empty(kv, sequences, program.kv_heads, capacity, program.head_size, program.device)
             for _ in program.blocks
         )
-        query = empty(program.heads, program.head_size)
+        query, rotary = empty(program.heads, program.head_size), None
+        if program.rotary is not None:
+            cosine, sine = (table.to(program.device).contiguous() for table in program.rotary(capacity))
+            rotary = (cosine, sine)
         return StepMemory(
             state=state,
             layers=layers,
-            rotary=_rotary(program, capacity),
+            rotary=rotary,
             x=empty(program.width),
             query=query,
             parts=PartialSoftmax.of(query, layers[0], target),
@@ -119,26 +71,45 @@ class StepMemory:
         )
 
 
-def _rotary(program: Program, capacity: int) -> "RotaryTable | None":
-    if program.rotary is None:
-        return None
-    cosine, sine = (table.to(program.device).contiguous() for table in program.rotary(capacity))
-    return cosine, sine
+class CudaDecodeStep:
+    """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
 
-
-def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tensor]:
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(sequences, *shape, dtype=dtype, device=device)
-
-    return empty
-
-
-class CudaDecodeStep(RecordedStep):
-    """The program's Block.qkv must be joined where possible."""
+    The program's Block.qkv must be joined where possible.
+    """
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
-        super().__init__(program, kv, sequences, capacity)
+        self.sequences, self.capacity = sequences, capacity
+        self._program = program
+        self._target = LaunchTarget.of(program.device)
+        self._memory = memory = StepMemory.of(program, kv, sequences, capacity, self._target)
+        self.state, self.layers = memory.state, memory.layers
+        self.rotary, self.logits = memory.rotary, memory.logits
         self._best = best_of(program.head, sequences, self._target)
+        self.run: Callable[[], None] = self._launch
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys, values and their steps."""
+        parts = ((each.keys, each.values, each.key_steps, each.value_steps) for each in self.layers)
+        return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.state.position.zero_()
+        self.state.not_finite.zero_()
+
+    def record(self) -> None:
+        """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch()
+        self.run = graph.replay
+        self.reset()
 
     def _launch(self) -> None:
         program, memory = self._program, self._memory
@@ -161,40 +132,21 @@ class CudaDecodeStep(RecordedStep):
     def _attend(self, block: Block, layer: LayerCache) -> None:
         memory, head = self._memory, 0
         for matrix in block.qkv:
-            query_key_value_call(
-                memory.x,
-                block.first,
-                matrix,
-                head,
-                self.rotary,
-                self.state.position,
-                memory.query,
-                layer,
-                self._target,
-            ).run()
+            arguments = (memory.x, block.first, matrix, head, self.rotary, self.state.position, memory.query)
+            query_key_value_call(*arguments, layer, self._target).run()
             head += matrix.outputs // self._program.head_size
-        attention(
-            *(memory.query, layer, memory.parts, self.state.position, memory.attended),
-            *(block.scale, block.window),
-        )
-        linear_call(memory.attended, block.output, memory.x, self._target, into="add").run()
+        position, attended = self.state.position, memory.attended
+        attention(memory.query, layer, memory.parts, position, attended, block.scale, block.window)
+        linear_call(attended, block.output, memory.x, self._target, into="add").run()
 
     def _feed_forward(self, block: Block) -> None:
-        x, inner, target, activation = (
-            self._memory.x,
-            self._memory.inner,
-            self._target,
-            self._program.activation,
-        )
-        gate, up = block.gate, block.up
+        memory, target, norm, activation = self._memory, self._target, block.second, self._program.activation
+        x, inner, gate, up = memory.x, memory.inner, block.gate, block.up
         if gate is None:
-            linear_call(x, up, inner, target, norm=block.second, activation=activation).run()
+            linear_call(x, up, inner, target, norm=norm, activation=activation).run()
         elif (gate.kind, gate.group) == (up.kind, up.group):
-            linear_call(x, up, inner, target, norm=block.second, gate=gate, activation=activation).run()
+            linear_call(x, up, inner, target, norm=norm, gate=gate, activation=activation).run()
         else:
-            linear_call(x, up, inner, target, norm=block.second).run()
-            times = linear_call(
-                x, gate, inner, target, norm=block.second, activation=activation, into="times"
-            )
-            times.run()
+            linear_call(x, up, inner, target, norm=norm).run()
+            linear_call(x, gate, inner, target, norm=norm, activation=activation, into="times").run()
         linear_call(inner, block.down, x, target, into="add").run()

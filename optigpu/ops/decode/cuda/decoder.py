@@ -8,31 +8,29 @@
 The program's matrices are those of cuda/packing.py. With TRITON_INTERPRET=1 in the environment, a program on the CPU
 runs in Triton's interpreter: slowly, and with the same results but for the order of sums.
 
-Many tokens at once are matrix products in bfloat16 by torch, for tensor cores. Weights are widened to bfloat16 one
-matrix at a time, and activations, queries, keys and values rounded to it, where a step of decoding has int8 activations
-and float32 queries. Residual, norms, rotary embeddings and what the cache keeps are as in a step.
+Many tokens at once are matrix products in bfloat16 by torch: weights are widened to it one matrix at a time, and
+activations, queries, keys and values rounded, where a step has int8 activations and float32 queries.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
-from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.packing import joined_program, rows_from_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import (
-    Activation,
-    Block,
-    CacheKind,
-    Matrix,
-    Norm,
-    Program,
-    RotaryTable,
-    Sampling,
+from optigpu.ops.decode.calls import (
+    ACTIVATIONS,
+    ProgramDecoder,
+    check_cache_size,
+    check_steps,
+    no_cache,
+    no_logits,
+    wrong_tokens,
 )
-from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.decode.cuda.packing import joined, rows_from_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda.state import LayerCache
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, RotaryTable, Sampling
+from optigpu.ops.operands import INT8_LARGEST
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,31 +41,32 @@ MOST_OUTPUTS = 2**30
 """The most outputs of a matrix: the kernels count them in int32, and load some tiles ahead."""
 
 
-class CudaDecoder:
+class CudaDecoder(ProgramDecoder):
     """Runs a program whose matrices cuda/packing.py packed.
 
     Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
-    that are several matrices are joined to one, which is a copy of them: drop the program if nothing else needs it.
-    Raises UnsupportedError off a GPU, and ValueError for another kind of cache or a matrix of more than
-    MOST_OUTPUTS.
+    that are several matrices are joined to one, which is a copy of them. Raises UnsupportedError off a GPU, and
+    ValueError for another kind of cache or a matrix of more than MOST_OUTPUTS.
     """
 
     def __init__(self, program: Program, kv: CacheKind = "bf16") -> None:
         if kv not in ("bf16", "int8"):
             raise ValueError(f"kv must be bf16 or int8, not {kv}.")
-        _check_outputs(program)
+        parts = ((*block.qkv, block.output, block.up, block.down) for block in program.blocks)
+        largest = max(matrix.outputs for part in ((program.head,), *parts) for matrix in part)
+        if largest > MOST_OUTPUTS:
+            raise ValueError(
+                f"The CUDA decoder takes matrices of at most {MOST_OUTPUTS} outputs; one has {largest}."
+            )
         _check_device(program.device)
-        self._program = joined_program(program)
+        blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
+        self._program = replace(program, blocks=blocks)
         self._kv: CacheKind = kv
         self._step: CudaDecodeStep | None = None
         self._length = 0
         self._seen = False
 
     def begin(self, sequences: int, capacity: int) -> None:
-        """An empty cache for so many sequences of at most so many tokens; one of that size is used again.
-
-        Raises UnsupportedError when there is not enough memory for it.
-        """
         check_cache_size(sequences, capacity)
         self._length, self._seen = 0, False
         step = self._step
@@ -75,32 +74,38 @@ class CudaDecoder:
             step.reset()
             return
         self._step = step = None  # before there is another
-        self._step = self._made_step(sequences, capacity)
+        from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
+
+        program = self._program
+        try:
+            step = CudaDecodeStep(program, self._kv, sequences, capacity)
+        except RuntimeError as error:  # also torch's OutOfMemoryError
+            numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
+            needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
+            raise UnsupportedError(
+                f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
+                f"({needed:.1f} GiB): use a shorter text or fewer sequences."
+            ) from error
+        if program.device.type == "cuda":
+            step.record()
+        self._step = step
 
     @property
     def length(self) -> int:
-        """Tokens of each sequence in the cache."""
         return self._length
 
     @property
     def logits(self) -> torch.Tensor:
-        """The logits of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
         if self._step is None or not self._seen:
             raise no_logits()
         return self._step.logits.clone()
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys, values and their scales, of all sequences."""
         return self._step.cache_bytes if self._step else 0
 
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Appends tokens, int64 [sequences, count]; gives the logits after the last, float32 [sequences, vocabulary].
-
-        The last one is a step of decoding; those before it, if any, go through cuda/prefill.py. Raises ValueError for
-        ids that the model does not have, and ReplicateError for a position beyond the cache or numbers that are not
-        finite any more; then the cache holds what it held before.
-        """
+        """The last one is a step, those before it go through `prefill`. After an error the cache is as before."""
         step = self._ready(tokens, tokens.shape[-1])
         before = self._length
         tokens = tokens.to(self._program.device)
@@ -112,20 +117,9 @@ class CudaDecoder:
         self._advance(step, before + tokens.shape[1])
         return self.logits
 
-    def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
-        """The next `steps` tokens of each sequence, int64 [sequences, steps]. tokens: the last, int64 [sequences, 1].
-
-        The last chosen one is not in the cache yet. Raises what `extend` does.
-        """
-        return decoded(self, tokens, steps, sampling)
-
     def decode_into(
         self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
-        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
-
-        `chosen`, int64 [sequences, steps], is filled when the last one has ended.
-        """
         steps, sampling = chosen.shape[1], sampling or Sampling()
         check_steps(tokens, steps, at_once)
         step = self._ready(tokens, steps)
@@ -142,23 +136,6 @@ class CudaDecoder:
             self._advance(step, before + start + count)
             yield count
         chosen.copy_(step.state.chosen[:, before : before + steps])
-
-    def _made_step(self, sequences: int, capacity: int) -> "CudaDecodeStep":
-        from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
-
-        program = self._program
-        try:
-            step = CudaDecodeStep(program, self._kv, sequences, capacity)
-        except RuntimeError as error:  # also torch's OutOfMemoryError
-            numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
-            needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
-            raise UnsupportedError(
-                f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
-                f"({needed:.1f} GiB): use a shorter text or fewer sequences."
-            ) from error
-        if program.device.type == "cuda":
-            step.record()
-        return step
 
     def _ready(self, tokens: torch.Tensor, more: int) -> "CudaDecodeStep":
         """The step, once the tokens fit it and `more` positions are free."""
@@ -187,17 +164,6 @@ class CudaDecoder:
         self._length, self._seen = length, True
 
 
-def _check_outputs(program: Program) -> None:
-    matrices = [program.head]
-    for block in program.blocks:
-        matrices += [*block.qkv, block.output, block.up, block.down]
-    largest = max(matrix.outputs for matrix in matrices)
-    if largest > MOST_OUTPUTS:
-        raise ValueError(
-            f"The CUDA decoder takes matrices of at most {MOST_OUTPUTS} outputs; one has {largest}."
-        )
-
-
 def _check_device(device: torch.device) -> None:
     """Raises UnsupportedError unless `device` is a GPU, or the CPU with Triton's interpreter."""
     if device.type == "cuda":
@@ -213,17 +179,16 @@ def _check_device(device: torch.device) -> None:
 
 
 def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
-    """Draws a token for each sequence, int64 [sequences], by the inverse of the cumulative distribution."""
+    """Draws a token for each sequence, int64 [sequences], by the inverse of the cumulative distribution.
+
+    The numbers from 0 to 1 depend on seed, sequence and position alone, as in engine.h: splitmix64 (Steele et al.,
+    2014).
+    """
     ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
-    points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
+    mixed = (_mixed(_mixed(_mixed(sampling.seed) + row) + position) for row in range(logits.shape[0]))
+    points = [(bits >> 11) * 2.0**-53 for bits in mixed]
     at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]
     return torch.searchsorted(ends, at, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
-
-
-def _point(seed: int, sequence: int, position: int) -> float:
-    """A number from 0 to 1 that depends on the arguments alone, as in engine.h: splitmix64 (Steele et al., 2014)."""
-    bits = _mixed(_mixed(_mixed(seed) + sequence) + position)
-    return (bits >> 11) * 2.0**-53
 
 
 def _mixed(x: int) -> int:
@@ -264,26 +229,19 @@ def _append_part(
     angles = None if table is None else (table[0][start:stop], table[1][start:stop])
     last = len(program.blocks) - 1
     for index, (block, layer) in enumerate(zip(program.blocks, layers, strict=True)):
-        query, key, value = _heads(program, block, _norm(x, block.first))
+        h = _norm(x, block.first)
+        found = torch.cat([_linear(h, matrix) for matrix in block.qkv], dim=2)
+        heads = found.unflatten(2, (-1, program.head_size)).transpose(1, 2)  # [sequences, heads, count, size]
+        query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
         _append(layer, _turned(key, angles), value, start)
         if index == last:
             return  # the outputs of these tokens are not needed
         x = x + _linear(_attended(block, layer, _turned(query, angles), start), block.output)
         h = _norm(x, block.second)
+        activated = ACTIVATIONS[program.activation]
         up = _linear(h, block.up)
-        if block.gate is None:
-            inner = _activated(up, program.activation)
-        else:
-            inner = _activated(_linear(h, block.gate), program.activation) * up
+        inner = activated(up) if block.gate is None else activated(_linear(h, block.gate)) * up
         x = x + _linear(inner, block.down)
-
-
-def _heads(program: Program, block: Block, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values, [sequences, heads, count, head_size]."""
-    found = torch.cat([_linear(h, matrix) for matrix in block.qkv], dim=2)
-    heads: torch.Tensor = found.unflatten(2, (-1, program.head_size)).transpose(1, 2)
-    query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
-    return query, key, value
 
 
 def _turned(heads: torch.Tensor, angles: "RotaryTable | None") -> torch.Tensor:
@@ -302,9 +260,8 @@ def _append(layer: LayerCache, key: torch.Tensor, value: torch.Tensor, start: in
             numbers[:, :, start:stop] = new.to(numbers.dtype)
             continue
         largest = new.abs().amax(dim=3, keepdim=True)
-        numbers[:, :, start:stop] = (
-            (new * (INT8_LARGEST / largest).nan_to_num(0, 0, 0)).round().to(numbers.dtype)
-        )
+        scaled = new * (INT8_LARGEST / largest).nan_to_num(0, 0, 0)
+        numbers[:, :, start:stop] = scaled.round().to(numbers.dtype)
         steps[:, :, start:stop] = largest[..., 0] / INT8_LARGEST
 
 
@@ -345,13 +302,3 @@ def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.epsilon)
     y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.epsilon)
     return y if norm.bias is None else y + norm.bias
-
-
-def _activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-        "gelu": torch.nn.functional.gelu,
-        "silu": torch.nn.functional.silu,
-        "relu": torch.relu,
-    }
-    return functions[activation](x)

@@ -22,16 +22,16 @@ weight's device.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 
-from optigpu.ops.decode.cpu.packing import TABLES, quantize_eight, quantize_few
-from optigpu.ops.decode.program import GROUPS, UNEVEN, Matrix, Program, WeightKind
+from optigpu.ops.decode.cpu.packing import TABLES, check, quantize_eight, quantize_few
+from optigpu.ops.decode.program import UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import scale_units
-from optigpu.ops.integers import INT4_ZERO, INT8_LARGEST
-from optigpu.ops.naming import named
+from optigpu.ops.operands import INT4_ZERO, INT8_LARGEST
 
 UNIT = 32
 HALF = 16
@@ -52,7 +52,9 @@ def pack_for_cuda(
     of 3 and 4 bits up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
     divide its inputs, or the bias does not fit.
     """
-    _check(weight, bias, kind, group)
+    check(weight, bias, kind, group)
+    if not bool(weight.isfinite().all()):
+        raise ValueError("pack_for_cuda needs finite weights: this matrix holds NaN or infinity.")
     outputs, inputs = weight.shape
     weight = weight.detach()
     added = None if bias is None else bias.detach().float().contiguous()
@@ -61,9 +63,15 @@ def pack_for_cuda(
     if kind == "w8":
         unit = scale_units(weight, INT8_LARGEST)
         q, scale = quantize_eight(weight, group, unit)
-        return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
+        words = q.unflatten(1, (-1, 2, HALF)).transpose(1, 2).contiguous().view(torch.int32)
+        return Matrix("w8", outputs, inputs, group, words, scale, added, unit)
     found, unit = quantize_few(weight, kind, group, known)
-    words = _words_of_uneven(found.q, kind) if kind in UNEVEN else _words_of_four(found.q)
+    if kind in UNEVEN:
+        words = _words_of_uneven(found.q, kind)
+    else:
+        signed = (found.q ^ INT4_ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
+        lower, upper = signed.unbind(2)
+        words = (lower | upper << 4).contiguous().view(torch.int32)
     return Matrix(kind, outputs, inputs, group, words, found.scale, added, unit)
 
 
@@ -110,9 +118,7 @@ def rows_from_cuda(table: Matrix, rows: torch.Tensor) -> torch.Tensor:
     """Unpacked rows of a table, float32 [..., inputs]. rows: int64 [...]."""
     some = rows.flatten()
     scale, unit = (None if part is None else part[some] for part in (table.scale, table.unit))
-    found = _unpacked(
-        replace(table, outputs=some.numel(), numbers=table.numbers[some], scale=scale, unit=unit)
-    )
+    found = _unpacked(replace(table, outputs=len(some), numbers=table.numbers[some], scale=scale, unit=unit))
     if table.finer is not None:
         places = places_of_finer(table)[some]
         found[places >= 0] += rows_from_cuda(table.finer.matrix, places[places >= 0])
@@ -127,48 +133,26 @@ def places_of_finer(table: Matrix) -> torch.Tensor:
     return places
 
 
-def joined_program(program: Program) -> Program:
-    """With the queries, keys and values of each block in as few matrices as possible, which are copies."""
-    blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
-    return replace(program, blocks=blocks)
-
-
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
     """The same outputs in fewer matrices: neighbours of one kind and group become one, which one product reads."""
-    found: list[Matrix] = []
-    for matrix in matrices:
-        if found and (found[-1].kind, found[-1].group) == (matrix.kind, matrix.group):
-            found[-1] = _join(found[-1], matrix)
-        else:
-            found.append(matrix)
-    return tuple(found)
+    groups = groupby(matrices, key=lambda matrix: (matrix.kind, matrix.group))
+    return tuple(_join(list(group)) for _, group in groups)
 
 
-def _join(one: Matrix, other: Matrix) -> Matrix:
-    bias = None
-    if one.bias is not None or other.bias is not None:
-        bias = torch.cat([_bias_of(one), _bias_of(other)])
-    scale = unit = None
-    if one.scale is not None and other.scale is not None:
-        scale = torch.cat([one.scale, other.scale])
-    if one.unit is not None and other.unit is not None:
-        unit = torch.cat([one.unit, other.unit])
-    numbers = torch.cat([one.numbers, other.numbers])
-    return Matrix(one.kind, one.outputs + other.outputs, one.inputs, one.group, numbers, scale, bias, unit)
-
-
-def _bias_of(matrix: Matrix) -> torch.Tensor:
-    if matrix.bias is not None:
-        return matrix.bias
-    return torch.zeros(matrix.outputs, device=matrix.numbers.device)
-
-
-def _words_of_four(q: torch.Tensor) -> torch.Tensor:
-    """int32 [outputs, units, 4] of numbers from 0 to 15, uint8 [outputs, inputs]."""
-    signed = (q ^ INT4_ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
-    lower, upper = signed.unbind(2)
-    words: torch.Tensor = (lower | upper << 4).contiguous().view(torch.int32)
-    return words
+def _join(parts: Sequence[Matrix]) -> Matrix:
+    first, bias = parts[0], None
+    if len(parts) == 1:
+        return first
+    if any(part.bias is not None for part in parts):
+        nothing = (torch.zeros(part.outputs, device=part.numbers.device) for part in parts)
+        bias = torch.cat(
+            [no if part.bias is None else part.bias for part, no in zip(parts, nothing, strict=True)]
+        )
+    numbers, outputs = torch.cat([part.numbers for part in parts]), sum(part.outputs for part in parts)
+    scales = [part.scale for part in parts if part.scale is not None]
+    units = [part.unit for part in parts if part.unit is not None]
+    scale, unit = (torch.cat(each) if each else None for each in (scales, units))
+    return Matrix(first.kind, outputs, first.inputs, first.group, numbers, scale, bias, unit)
 
 
 def _words_of_uneven(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
@@ -194,23 +178,3 @@ def _uneven_numbers(matrix: Matrix) -> torch.Tensor:
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     numbers: torch.Tensor = (words.unsqueeze(3) >> shifts & mask).unflatten(3, (2, 4)).transpose(2, 3)
     return numbers
-
-
-def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
-    """int32 [outputs, 2, units, 4] of int8 [outputs, inputs]."""
-    words: torch.Tensor = q.unflatten(1, (-1, 2, HALF)).transpose(1, 2).contiguous().view(torch.int32)
-    return words
-
-
-def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
-    if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
-    inputs = weight.shape[1]
-    if kind != "bf16" and group not in GROUPS:
-        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
-    if not inputs or (kind != "bf16" and inputs % group):
-        raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
-    if not bool(weight.isfinite().all()):
-        raise ValueError("pack_for_cuda needs finite weights: this matrix holds NaN or infinity.")
-    if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
-        raise ValueError(f"pack_for_cuda needs one finite bias for each of {weight.shape[0]} outputs.")

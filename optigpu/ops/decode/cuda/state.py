@@ -1,13 +1,10 @@
-"""Where the sequences of the CUDA decoder are.
-
-Imported only where a GPU is used, because it loads Triton.
-"""
+"""What the CUDA decoder keeps of its sequences: where they are, and each block's keys and values. Loads no Triton."""
 
 from dataclasses import dataclass
 
 import torch
 
-from optigpu.ops.kernel import without_memory
+from optigpu.ops.decode.program import CacheKind
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,36 @@ class State:
     chosen: torch.Tensor
 
     @staticmethod
-    def without_memory(rows: int) -> "State":
-        """That of an example."""
-        return State(
-            without_memory(rows, dtype=torch.int64),
-            without_memory(rows, dtype=torch.int32),
-            without_memory(rows, dtype=torch.int32),
-            without_memory(rows, 1024, dtype=torch.int64),
-        )
+    def empty(sequences: int, capacity: int, device: torch.device) -> "State":
+        """Of sequences without tokens."""
+        position, not_finite = (torch.zeros(sequences, dtype=torch.int32, device=device) for _ in range(2))
+        tokens = torch.zeros(sequences, dtype=torch.int64, device=device)
+        chosen = torch.empty(sequences, capacity, dtype=torch.int64, device=device)
+        return State(tokens, position, not_finite, chosen)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The cache of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
+
+    steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
+    [sequences, 2 * kv_heads, head_size], the new token's keys and values before an int8 cache has them.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_steps: torch.Tensor | None
+    value_steps: torch.Tensor | None
+    fresh: torch.Tensor
+
+    @staticmethod
+    def empty(
+        kv: CacheKind, sequences: int, kv_heads: int, capacity: int, head_size: int, device: torch.device
+    ) -> "LayerCache":
+        """Room for so many tokens of each sequence."""
+        shape, eight = (sequences, kv_heads, capacity), kv == "int8"
+        dtype = torch.int8 if eight else torch.bfloat16
+        keys, values = (torch.empty(*shape, head_size, dtype=dtype, device=device) for _ in range(2))
+        key_steps, value_steps = (torch.empty(shape, device=device) if eight else None for _ in range(2))
+        fresh = torch.empty(sequences, 2 * kv_heads, head_size, device=device)
+        return LayerCache(keys, values, key_steps, value_steps, fresh)

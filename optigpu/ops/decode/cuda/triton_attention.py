@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optigpu.ops.decode.cuda.layer_cache import LayerCache
+from optigpu.ops.decode.cuda.state import LayerCache
 from optigpu.ops.decode.cuda.triton_products import rounded
 from optigpu.ops.decode.program import CacheKind
 from optigpu.ops.kernel import Example, KernelCall, without_memory
@@ -89,20 +89,10 @@ def attend_call(
     rows, heads, head_size = query.shape
     kv_heads, capacity = layer.keys.shape[1:3]
     sharing = heads // kv_heads
+    steps = (query if step is None else step for step in (layer.key_steps, layer.value_steps))
     arguments = (
-        query,
-        layer.fresh,
-        layer.keys,
-        layer.values,
-        query if layer.key_steps is None else layer.key_steps,
-        query if layer.value_steps is None else layer.value_steps,
-        position,
-        parts.sums,
-        parts.tops,
-        parts.totals,
-        scale,
-        capacity,
-        kv_heads,
+        *(query, layer.fresh, layer.keys, layer.values, *steps, position),
+        *(parts.sums, parts.tops, parts.totals, scale, capacity, kv_heads),
     )
     constants = {
         "WINDOW": window or 0,

@@ -44,15 +44,11 @@ def embed_call(
         "INPUTS": width,
         "BLOCK": EMBEDDED,
     }
-    return KernelCall(
-        _embed,
-        (rows, triton.cdiv(width, EMBEDDED)),
-        (
-            *(state.tokens, state.position, *_table_arguments(embedding, x)),
-            *(finer_places, *_table_arguments(finer, x), *_table_arguments(added, x), x),
-        ),
-        constants,
+    arguments = (
+        *(state.tokens, state.position, *_table_arguments(embedding, x)),
+        *(finer_places, *_table_arguments(finer, x), *_table_arguments(added, x), x),
     )
+    return KernelCall(_embed, (rows, triton.cdiv(width, EMBEDDED)), arguments, constants)
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a block is a program on every GPU
@@ -61,12 +57,13 @@ def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a blo
     embedding = replace(matrix_without_memory("w4", 50257, 768), finer=rows)
     places = without_memory(50257, dtype=torch.int64)
     x, positions = without_memory(1, 768), matrix_without_memory("w8", 1024, 768)
-    yield Example("w4 with positions", embed_call(State.without_memory(1), embedding, places, positions, x))
+    state = State.empty(1, 1024, x.device)
+    yield Example("w4 with positions", embed_call(state, embedding, places, positions, x))
     embedding, x = matrix_without_memory("bf16", 128256, 4096), without_memory(1, 4096)
-    yield Example("bf16", embed_call(State.without_memory(1), embedding, places, None, x))
+    yield Example("bf16", embed_call(state, embedding, places, None, x))
     for kind in UNEVEN:
         embedding, x = matrix_without_memory(kind, 50257, 768), without_memory(1, 768)
-        yield Example(kind, embed_call(State.without_memory(1), embedding, places, None, x))
+        yield Example(kind, embed_call(state, embedding, places, None, x))
 
 
 def _table_arguments(table: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,8 +1,7 @@
 """Linear layers for the few rows of a decode step, in Triton, with the norm before them and what follows fused in.
 
 A program keeps its rows' activations in registers, normed and quantized once, and lets tiles of outputs stream past
-(ops/launch.py says how many). The next tile is on its way while one is computed with, and the first one while the
-activations are made ready.
+(ops/launch.py says how many). The next tile is on its way while one is computed with.
 
 Imported only where a GPU is used, because it loads Triton.
 """
@@ -31,12 +30,8 @@ Into = Literal["store", "add", "times"]
 
 def launch_of(matrix: Matrix, outputs: int, rows: int, target: LaunchTarget, streams: int = 1) -> Launch:
     """How a product is divided; `outputs` are those of one stream."""
-    return divided(padded(matrix.inputs), output_bytes(matrix), outputs, rows, target, streams)
-
-
-def output_bytes(matrix: Matrix) -> int:
-    """Bytes of the weights of an output, padded."""
-    return padded(matrix.inputs) // LEAST_INPUTS * _UNIT_BYTES[matrix.kind]
+    output_bytes = padded(matrix.inputs) // LEAST_INPUTS * _UNIT_BYTES[matrix.kind]
+    return divided(padded(matrix.inputs), output_bytes, outputs, rows, target, streams)
 
 
 def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
@@ -53,10 +48,7 @@ def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
 
 def norm_flags(norm: Norm | None) -> dict[str, str | int]:
     """The compile-time arguments of a norm."""
-    return {
-        "NORM": norm.kind if norm else "none",
-        "NORM_BIAS": norm is not None and norm.bias is not None,
-    }
+    return {"NORM": norm.kind if norm else "none", "NORM_BIAS": norm is not None and norm.bias is not None}
 
 
 @dataclass(frozen=True)
@@ -90,15 +82,8 @@ def linear_call(
     launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
     # The kernel never reads an absent tensor, but needs a pointer.
     arguments: tuple[Argument, ...] = (
-        x,
-        *norm_arguments(norm, x),
-        *matrix_arguments(matrix, x),
-        *matrix_arguments(gate or matrix, x),
-        y,
-        best.value if best else x,
-        best.index if best else x,
-        rows,
-        matrix.outputs,
+        *(x, *norm_arguments(norm, x), *matrix_arguments(matrix, x), *matrix_arguments(gate or matrix, x), y),
+        *(best.value if best else x, best.index if best else x, rows, matrix.outputs),
     )
     constants = matrix_flags(matrix, target) | norm_flags(norm)
     constants |= {
@@ -153,19 +138,12 @@ def matrix_without_memory(kind: WeightKind, outputs: int, inputs: int, bias: boo
     """A matrix of an example, in groups of 32, as packing.py lays it out."""
     added = without_memory(outputs) if bias else None
     if kind == "bf16":
-        return Matrix(
-            "bf16", outputs, inputs, 0, without_memory(outputs, inputs, dtype=torch.bfloat16), None, added
-        )
-    return Matrix(
-        kind,
-        outputs,
-        inputs,
-        32,
-        without_memory(*numbers_shape(kind, outputs, inputs), dtype=torch.int32),
-        without_memory(outputs, inputs // 32, dtype=torch.int8),
-        added,
-        without_memory(outputs, dtype=torch.bfloat16),
-    )
+        numbers = without_memory(outputs, inputs, dtype=torch.bfloat16)
+        return Matrix("bf16", outputs, inputs, 0, numbers, None, added)
+    numbers = without_memory(*numbers_shape(kind, outputs, inputs), dtype=torch.int32)
+    scale = without_memory(outputs, inputs // 32, dtype=torch.int8)
+    unit = without_memory(outputs, dtype=torch.bfloat16)
+    return Matrix(kind, outputs, inputs, 32, numbers, scale, added, unit)
 
 
 def norm_without_memory(kind: Literal["rms", "layer"], width: int) -> Norm:
@@ -175,12 +153,8 @@ def norm_without_memory(kind: Literal["rms", "layer"], width: int) -> Norm:
 
 def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors of a matrix."""
-    return (
-        matrix.numbers,
-        instead if matrix.scale is None else matrix.scale,
-        instead if matrix.unit is None else matrix.unit,
-        instead if matrix.bias is None else matrix.bias,
-    )
+    others = (instead if part is None else part for part in (matrix.scale, matrix.unit, matrix.bias))
+    return (matrix.numbers, *others)
 
 
 def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.state import State
+from optigpu.ops.decode.cuda.state import LayerCache, State
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     best_of,
@@ -53,22 +52,8 @@ def query_key_value_call(
     launch = launch_of(matrix, matrix.outputs // 2, rows, target, streams=2)
     cosine, sine = (x, x) if rotary is None else rotary
     arguments: tuple[Argument, ...] = (
-        x,
-        *norm_arguments(norm, x),
-        *matrix_arguments(matrix, x),
-        cosine,
-        sine,
-        position,
-        query,
-        layer.keys,
-        layer.values,
-        layer.fresh,
-        rows,
-        matrix.outputs,
-        first_head,
-        heads,
-        kv_heads,
-        capacity,
+        *(x, *norm_arguments(norm, x), *matrix_arguments(matrix, x), cosine, sine, position, query),
+        *(layer.keys, layer.values, layer.fresh, rows, matrix.outputs, first_head, heads, kv_heads, capacity),
     )
     constants = matrix_flags(matrix, target) | norm_flags(norm)
     constants |= {
@@ -85,20 +70,14 @@ def choose_call(best: Best, state: State) -> KernelCall:
     """Takes each sequence's most likely token as its next one, and advances the position."""
     rows, programs = best.value.shape
     tensors = (best.value, best.index, state.tokens, state.position, state.not_finite, state.chosen)
-    return KernelCall(
-        choose_kernel,
-        (rows,),
-        (*tensors, programs, state.chosen.shape[1]),
-        {"BLOCK": triton.next_power_of_2(programs)},
-    )
+    arguments = (*tensors, programs, state.chosen.shape[1])
+    return KernelCall(choose_kernel, (rows,), arguments, {"BLOCK": triton.next_power_of_2(programs)})
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
     """The steps of an 8B model and of GPT-2."""
     kinds: tuple[tuple[WeightKind, CacheKind], ...] = (
-        ("w3k", "bf16"),
-        ("w4", "bf16"),
-        ("w4k", "bf16"),
+        *(("w3k", "bf16"), ("w4", "bf16"), ("w4k", "bf16")),
         ("bf16", "int8"),
     )
     for kind, kv in kinds:
@@ -128,7 +107,7 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
     )
     yield Example("w8, 768 to 2304, 2 rows, bf16 cache", call)
     best = best_of(matrix_without_memory("w8", 128256, 4096), 1, target)
-    yield Example("of 128256", choose_call(best, State.without_memory(1)))
+    yield Example("of 128256", choose_call(best, State.empty(1, 1024, torch.device("meta"))))
 
 
 @triton.jit
