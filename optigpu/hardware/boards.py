@@ -46,17 +46,14 @@ class Board(Frozen):
 
     @property
     def clock_hz(self) -> int:
-        """The fastest clock."""
         return self.chip.clocks_hz[0]
 
     @property
     def flash_for_model_bytes(self) -> int:
-        """The flash that firmware and agent leave."""
         return self.flash_bytes - self.chip.firmware_bytes - self.chip.agent_flash_bytes
 
     @property
     def sram_for_arena_bytes(self) -> int:
-        """The usable SRAM that the agent's heap leaves."""
         return self.chip.usable_sram_bytes - self.chip.agent_heap_bytes
 
     def peak_macs_per_s(self, clock_hz: int | None = None) -> float:

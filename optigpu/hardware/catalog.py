@@ -17,7 +17,6 @@ from optigpu.vocabulary import Frozen, SpecError
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
 Positive = Annotated[float, Field(gt=0)]
-_NAMES = TypeAdapter(dict[str, str])
 _CLASS = re.compile(r"^(?:\d+x )?(?P<name>.+?)(?: \d+ GiB| \d+ cores?)?$")
 
 
@@ -120,27 +119,26 @@ class Allocation(Frozen):
 
 @lru_cache(maxsize=1)
 def devices() -> tuple[Device, ...]:
-    """All devices, in the order of the file."""
-    return tuple(Device.model_validate(entry) for entry in _entries()["device"])
+    return TypeAdapter(tuple[Device, ...]).validate_python(_tables()["device"])
 
 
 @lru_cache(maxsize=1)
 def capabilities() -> tuple[Capability, ...]:
     """The limits of NVIDIA's compute capabilities, the oldest first."""
-    return tuple(Capability.model_validate(entry) for entry in _entries()["capability"])
+    return TypeAdapter(tuple[Capability, ...]).validate_python(_tables()["capability"])
 
 
 @lru_cache(maxsize=1)
 def allocations() -> Mapping[str, Allocation]:
     """How multiprocessors give out what they have, by compute capability."""
-    found = (Allocation.model_validate(entry) for entry in _entries()["allocation"])
+    found = TypeAdapter(tuple[Allocation, ...]).validate_python(_tables()["allocation"])
     return {each.compute_capability: each for each in found}
 
 
 @lru_cache(maxsize=1)
 def short_names() -> Mapping[str, str]:
     """Names without their variant, each with the name of the device that it means."""
-    return _NAMES.validate_python(_tables()["short_names"])
+    return TypeAdapter(dict[str, str]).validate_python(_tables()["short_names"])
 
 
 def find(name: str) -> Device | None:
@@ -157,11 +155,6 @@ def find_class(hardware_class: str) -> Device | None:
     return find(match["name"]) if match else None
 
 
-def _entries() -> Mapping[str, list[object]]:
-    """The lists of tables of the file by their kind."""
-    return {kind: entries for kind, entries in _tables().items() if isinstance(entries, list)}
-
-
 def _tables() -> Mapping[str, object]:
     return tomllib.loads(files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
@@ -172,7 +165,6 @@ def _by_name() -> Mapping[str, Device]:
 
 
 def _plain(name: str) -> str:
-    """The name without case, trade marks and repeated spaces."""
     return " ".join(re.sub(r"\((?:R|TM)\)", " ", name, flags=re.IGNORECASE).casefold().split())
 
 

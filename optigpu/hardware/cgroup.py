@@ -71,7 +71,6 @@ def oom_kills(root: Path = ROOT) -> int:
 
 
 def _read_all(root: Path, controller: str, name: str) -> list[str]:
-    """The contents of a file in our group and in each one above it, where it exists."""
     return [text for folder in _folders(root, controller) if (text := contents(folder / name))]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optigpu.hardware.cgroup import ROOT, contents
-from optigpu.hardware.cpu import first_of_each_core, first_of_each_package
+from optigpu.hardware.cpu import CORE, PACKAGE, first_of_each
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import or_none
 
@@ -64,7 +64,6 @@ class ProcessTimes:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Identifies the process, even after its pid was reused."""
         return self.pid, self.started
 
 
@@ -154,8 +153,8 @@ def heat_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
 
     The kernel shows a core's count at each of its threads and a package's at each of its CPUs: each is taken once.
     """
-    cores = [(cpu, "core_throttle_count") for cpu in first_of_each_core(cpus, root)]
-    packages = [(cpu, "package_throttle_count") for cpu in first_of_each_package(cpus, root)]
+    cores = [(cpu, "core_throttle_count") for cpu in first_of_each(CORE, cpus, root)]
+    packages = [(cpu, "package_throttle_count") for cpu in first_of_each(PACKAGE, cpus, root)]
     folder = root / "sys/devices/system/cpu"
     files = [folder / f"cpu{cpu}/thermal_throttle" / name for cpu, name in cores + packages]
     return tuple(file for file in files if file.is_file())
@@ -168,7 +167,6 @@ def clock_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
 
 
 def numbers(files: Sequence[Path]) -> list[int]:
-    """The numbers in the files; unreadable files are left out."""
     return [int(text) for file in files if (text := contents(file)).isdecimal()]
 
 

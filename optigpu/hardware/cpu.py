@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,8 @@ FEATURES = (
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16"),
 )
 """The kernel's flag names that decide which kernels run; "asimd" is ARM's NEON."""
+CORE, PACKAGE = "thread_siblings_list", "physical_package_id"
+"""Facts of a CPU's topology that name its core and its package."""
 
 
 def cpu_model(root: Path = ROOT) -> str:
@@ -65,7 +67,7 @@ def has_vnni(root: Path = ROOT) -> bool:
 def cpu_cores(root: Path = ROOT) -> int:
     """Physical cores that this process may use, by affinity and control group quota; at least 1."""
     allowed = allowed_cpus()
-    cores = {_core(root, cpu) for cpu in allowed} if allowed else set()
+    cores = {_topology(root, cpu, CORE) for cpu in allowed} if allowed else set()
     count = len(cores) or psutil.cpu_count(logical=False) or os.cpu_count() or 1
     quota = cpu_quota(root)
     return max(1, min(count, int(quota)) if quota else count)
@@ -78,29 +80,15 @@ def allowed_cpus() -> set[int]:
 
 def one_cpu_of_each_core(root: Path = ROOT) -> list[int]:
     """The first logical CPU of each physical core that this process may run on, in order."""
-    return first_of_each_core(allowed_cpus(), root)
+    return first_of_each(CORE, allowed_cpus(), root)
 
 
-def first_of_each_core(cpus: Collection[int], root: Path = ROOT) -> list[int]:
-    """The lowest of `cpus` on each physical core, in order; all of them if the cores are unknown."""
-    return _first_of_each(cpus, lambda cpu: _core(root, cpu))
-
-
-def first_of_each_package(cpus: Collection[int], root: Path = ROOT) -> list[int]:
-    """The lowest of `cpus` in each package, in order; all of them if the packages are unknown."""
-    return _first_of_each(cpus, lambda cpu: _topology(root, cpu, "physical_package_id"))
-
-
-def _first_of_each(cpus: Collection[int], unit: Callable[[int], str]) -> list[int]:
+def first_of_each(fact: str, cpus: Collection[int], root: Path = ROOT) -> list[int]:
+    """The lowest of `cpus` in each CORE or PACKAGE, in order; all of them if those are unknown."""
     first: dict[str, int] = {}
     for cpu in sorted(cpus):
-        first.setdefault(unit(cpu), cpu)
+        first.setdefault(_topology(root, cpu, fact), cpu)
     return sorted(first.values())
-
-
-def _core(root: Path, cpu: int) -> str:
-    """A name for the core of a CPU: the list of its siblings."""
-    return _topology(root, cpu, "thread_siblings_list")
 
 
 def _topology(root: Path, cpu: int, name: str) -> str:
@@ -116,7 +104,6 @@ def cpu_fields(root: Path) -> dict[str, str]:
 
 
 def _asked(command: str, pattern: str) -> str | None:
-    """The output of a system command; None if it is missing or fails."""
     words = command.split()
     if shutil.which(words[0]) is None:
         return None
@@ -136,7 +123,6 @@ def node_of_each_cpu(root: Path = ROOT) -> dict[int, int]:
 
 
 def _listed(text: str) -> set[int]:
-    """The numbers of a list like 0-3,8."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -79,9 +79,7 @@ _NOT_NVIDIA = {
 KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
     {
         DeviceKind.CPU: KindFacts(
-            title="CPU",
-            torch="cpu",
-            tool="top",
+            *("CPU", "cpu", "top"),
             lacks={
                 Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
                 Ability.FP8: "CPUs have no fp8 units",
@@ -94,17 +92,13 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             },
         ),
         DeviceKind.CUDA: KindFacts(
-            title="NVIDIA GPU",
-            torch="cuda",
-            tool="nvidia-smi",
+            *("NVIDIA GPU", "cuda", "nvidia-smi"),
             activity="CUDA",
             built="torch_cuda",
             lacks={Ability.CPU_ENGINE: _CPU_ALONE},
         ),
         DeviceKind.ROCM: KindFacts(
-            title="AMD GPU",
-            torch="cuda",
-            tool="amd-smi",
+            *("AMD GPU", "cuda", "amd-smi"),
             activity="CUDA",
             built="torch_hip",
             sources=(_HIP, _BITSANDBYTES),
@@ -115,9 +109,7 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             },
         ),
         DeviceKind.XPU: KindFacts(
-            title="Intel GPU",
-            torch="xpu",
-            tool="xpu-smi",
+            *("Intel GPU", "xpu", "xpu-smi"),
             activity="XPU",
             built="torch_xpu",
             sources=(_XPU, _BITSANDBYTES),
@@ -132,9 +124,7 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             },
         ),
         DeviceKind.MPS: KindFacts(
-            title="Apple GPU",
-            torch="mps",
-            tool="Activity Monitor",
+            *("Apple GPU", "mps", "Activity Monitor"),
             sources=(_MPS, _BITSANDBYTES),
             lacks={
                 **_NOT_NVIDIA,

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from optigpu.hardware.cgroup import ROOT, contents
@@ -271,14 +270,13 @@ def kernel_energy(device: DeviceKind, root: Path = ROOT) -> EnergySensor:
             f"The kernel tells the energy of {len(files)} {title}s, and not which of them torch uses; {_WALL}."
         )
     driver, scope = contents(files[0].parent / "name"), "what the GPU's driver counts, not the host"
-    read = partial(_millionths, files[0])
+
+    def read() -> float:
+        text = contents(files[0])
+        if not text.isdecimal():
+            raise SensorError(f"{files[0]} holds no number; {_WALL}.")
+        return int(text) / 1e6
+
     if file.startswith("power"):
         return EnergySensor(f"{driver}'s {file}, integrated", scope, None, 10.0, [PowerFlow(read)])
     return EnergySensor(f"{driver}'s {file}", scope, 1e-6, 1.0, [CounterFlow(driver, read)])
-
-
-def _millionths(path: Path) -> float:
-    text = contents(path)
-    if not text.isdecimal():
-        raise SensorError(f"{path} holds no number; {_WALL}.")
-    return int(text) / 1e6

@@ -66,7 +66,6 @@ def require_sensors(device: DeviceKind) -> None:
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Free memory of a GPU; None if its driver does not report it."""
     try:
         with Driver() as driver:
             return driver.gpu(uuid).free_bytes()
@@ -153,16 +152,14 @@ def of_answer(text: str, kind: DeviceKind, host: OfHost) -> Gpus:
     """The GPUs of the program's answer, a JSON list with torch's properties of each under torch's names."""
     told: list[dict[str, Any]] = json.loads(text)
     drivers = (each["driver_version"] for each in told if each.get("driver_version"))
-    return Gpus(tuple(_accelerators(told, kind, host)), driver=next(drivers, None))
-
-
-def _accelerators(told: list[dict[str, Any]], kind: DeviceKind, host: OfHost) -> Iterator[Accelerator]:
-    for number, each in enumerate(told):
-        architecture = each.get("gcnArchName", "").partition(":")[0]  # "gfx942:sramecc+:xnack-"
-        yield Accelerator(
+    accelerators = (
+        Accelerator(
             kind=kind,
             name=each.get("name") or host.cpu_model,
             memory_bytes=each.get("total_memory") or host.memory_bytes,
             uuid=each.get("uuid") or f"{kind}-{host.id}-{number}",
-            architecture=architecture or None,
+            architecture=each.get("gcnArchName", "").partition(":")[0] or None,  # "gfx942:sramecc+:xnack-"
         )
+        for number, each in enumerate(told)
+    )
+    return Gpus(tuple(accelerators), driver=next(drivers, None))

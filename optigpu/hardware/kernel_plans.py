@@ -111,7 +111,6 @@ class Problem(Frozen):
 
     @property
     def io_bytes(self) -> int:
-        """Bytes of x and y."""
         return HALF * self.rows * (self.inputs + self.outputs)
 
     @property

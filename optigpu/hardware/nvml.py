@@ -120,7 +120,6 @@ class Gpu:
         return float(self._ask_whole("its power", "nvmlDeviceGetPowerUsage")) / 1e3
 
     def power_limit_w(self) -> float:
-        """The enforced power limit."""
         return float(self._ask_card("its power limit", "nvmlDeviceGetEnforcedPowerLimit")) / 1e3
 
     def utilization(self) -> float:
@@ -182,7 +181,6 @@ class Gpu:
         return _ask(what, function, self._card, *arguments)
 
     def _ask_whole(self, what: str, function: str, *arguments: object) -> Any:
-        """A reading that the card gives for all of its slices together."""
         if self._card is not self._handle:
             raise SensorError(f"A MIG slice does not report {what}: its GPU counts all slices together.")
         return self._ask(what, function, *arguments)

@@ -120,7 +120,6 @@ def _gpu_class(accelerators: tuple[Accelerator, ...]) -> str:
 
 
 def _compiler() -> str | None:
-    """The version line of the compiler that TorchInductor calls; None if it or Python's headers are missing."""
     command = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
     if command is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return None

@@ -163,7 +163,14 @@ class WallSensor:
         self._longest_gap_s = max(self._longest_gap_s, (reading.time - last.time).total_seconds())
         self._last = reading
         if reading.joules > last.joules and reading.time > last.time:
-            self._check_power(reading)
+            # Steps may be coarse, so that the time since the last one counts.
+            seconds = (reading.time - self._rose.time).total_seconds()
+            joules = reading.joules - self._rose.joules
+            if joules > MOST_W * (seconds + SLACK_S):
+                raise SensorError(
+                    f"{_begin(self._meter.name)} rose by {joules:.0f} J in {seconds:.2f} s, which is more than "
+                    f"{MOST_W / 1e3:.0f} kW; check that it counts joules."
+                )
             self._rose = reading
             self.changes.append(Change(reading.time.timestamp(), reading.joules))
 
@@ -189,16 +196,6 @@ class WallSensor:
             raise SensorError(
                 f"The clock of {self._meter.name} is {ahead_s:.0f} s ahead of this machine's, so its readings cannot "
                 "be matched with what ran. Set both clocks."
-            )
-
-    def _check_power(self, reading: WallReading) -> None:
-        """Steps may be coarse, so that the time since the last one counts."""
-        seconds = (reading.time - self._rose.time).total_seconds()
-        joules = reading.joules - self._rose.joules
-        if joules > MOST_W * (seconds + SLACK_S):
-            raise SensorError(
-                f"{_begin(self._meter.name)} rose by {joules:.0f} J in {seconds:.2f} s, which is more than "
-                f"{MOST_W / 1e3:.0f} kW; check that it counts joules."
             )
 
 

@@ -33,7 +33,6 @@ Name = TypeVar("Name", bound=str)
 
 
 def cache_folder() -> Path:
-    """The folder of the built libraries."""
     return cache_dir() / "ops"
 
 

@@ -1,8 +1,7 @@
 """A launch of a Triton kernel as data: what a launcher runs, and what is compiled ahead without a GPU.
 
-A file of kernels is called triton_*.py. For each of its kernels it has a function that makes the KernelCall of given
-tensors, which its launcher runs, and `examples(target)`, which makes the same calls for tensors without memory.
-tools/kernel_table.py compiles the examples of every such file, so that they need no list anywhere else.
+A file triton_*.py has for each of its kernels a function that makes the KernelCall of given tensors, and
+`examples(target)`, which makes the same calls for tensors without memory: tools/kernel_table.py compiles them.
 
 Imported only where a GPU is used, because it loads Triton.
 """
@@ -29,12 +28,10 @@ class KernelCall:
     warps: int = 4
 
     def run(self) -> None:
-        """Launches it."""
         self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
 
     @property
     def options(self) -> dict[str, int]:
-        """What the compiler is told besides the constants."""
         return {"num_warps": self.warps}
 
     def run_traced(self) -> None:
@@ -55,5 +52,4 @@ class Example:
 
 
 def without_memory(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of an example."""
     return torch.empty(shape, dtype=dtype, device="meta")

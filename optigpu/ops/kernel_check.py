@@ -6,12 +6,15 @@ techniques do, with seeded operands, and compares with plain torch in float64.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVarTuple
 
 import torch
 
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.device_kinds import Ability, devices_with
 from optigpu.vocabulary import DeviceKind
+
+Sizes = TypeVarTuple("Sizes")
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNIT = 2.0**-24
@@ -42,7 +45,7 @@ class Draw:
         return (torch.randn(*shape, generator=self._generator) * size).to(self.device, dtype)
 
 
-def cases(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[torch.dtype, *tuple[int, ...]]]:
+def cases(shapes: Sequence[tuple[*Sizes]]) -> Iterator[tuple[torch.dtype, *Sizes]]:
     """Each shape in each type."""
     return ((dtype, *shape) for dtype in TYPES for shape in shapes)
 

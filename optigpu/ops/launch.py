@@ -71,7 +71,6 @@ class Launch:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Over outputs and over rows."""
         return self.programs, self.row_programs
 
 

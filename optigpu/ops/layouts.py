@@ -170,5 +170,4 @@ def openvino_int4_bytes(outputs: int, inner: int, *, group: int, offsets: bool) 
 
 
 def _up(size: int, step: int) -> int:
-    """The least multiple of `step` that is not smaller."""
     return -(-size // step) * step

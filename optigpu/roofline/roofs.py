@@ -45,7 +45,6 @@ class Roofline(RooflineFacts):
 
     @property
     def bound(self) -> Bound | None:
-        """The limit of the step."""
         return self.step.bound if self.step else None
 
     @property
@@ -56,7 +55,6 @@ class Roofline(RooflineFacts):
 
     @property
     def facts(self) -> RooflineFacts:
-        """Everything but the metrics."""
         return RooflineFacts(**{name: getattr(self, name) for name in RooflineFacts.model_fields})
 
 
@@ -180,18 +178,15 @@ def _as_rate(primary: MetricSummary) -> MetricSummary:
     if primary.value is None or primary.better is Better.HIGHER:
         return primary
     low, high = primary.ci or (None, None)
-    return MetricSummary(
-        unit="1/s",
-        better=Better.HIGHER,
-        value=1 / primary.value,
+    changes = {
+        "unit": "1/s",
+        "better": Better.HIGHER,
+        "value": 1 / primary.value,
         # An interval that contains the time 0 gives no bound of the rate.
-        ci=(1 / high, 1 / low) if low and high and low > 0 else None,
-        n=primary.n,
-        replicates=primary.replicates,
-        per_replicate=tuple(1 / value for value in primary.per_replicate),
-        reason=primary.reason,
-        cost_bound=primary.cost_bound,
-    )
+        "ci": (1 / high, 1 / low) if low and high and low > 0 else None,
+        "per_replicate": tuple(1 / value for value in primary.per_replicate),
+    }
+    return primary.model_copy(update=changes)
 
 
 def _too_fast(work: VariantWork, roof: Roof, rate: MetricSummary) -> str | None:

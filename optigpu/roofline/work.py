@@ -13,14 +13,8 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint, ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Workload
+from optigpu.workloads.requests import shapes
 from optigpu.workloads.requests.operators import WIDTHS
-from optigpu.workloads.requests.shapes import (
-    DecodeShape,
-    ImageShape,
-    OperatorShape,
-    PrefillShape,
-    TrainingShape,
-)
 
 
 @dataclass(frozen=True)
@@ -88,20 +82,20 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
     match shape:
         case None:
             raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
-        case OperatorShape():
+        case shapes.OperatorShape():
             call = Work(shape.name, shape.bytes, shape.matmul_flops, shape.attention_flops, writes=True)
             return VariantWork((shape.dtype,), call, 1 / shape.units)
-        case ImageShape():
+        case shapes.ImageShape():
             return _of_images(shape, facts)
-        case TrainingShape():
+        case shapes.TrainingShape():
             return _of_training(shape, facts)
-        case PrefillShape() | DecodeShape():
+        case shapes.PrefillShape() | shapes.DecodeShape():
             return _of_decoder(shape, facts)
         case _:
             assert_never(shape)
 
 
-def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWork:
+def _of_decoder(shape: shapes.PrefillShape | shapes.DecodeShape, facts: RunFacts) -> VariantWork:
     if facts.tokens_per_pass is not None:
         raise UnsupportedError(
             "Speculative decoding reads the weights once for several tokens, and how many differs from pass to pass."
@@ -115,7 +109,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
     dtype, cached = _dtype(facts), facts.kv_cache != "none"
     kept = CacheKeeps(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
     ahead = prefill(shape, model, dtype, cached, kept)
-    if isinstance(shape, PrefillShape):
+    if isinstance(shape, shapes.PrefillShape):
         return VariantWork(_dtypes(facts, model), ahead, 1 / shape.units)
     streamed = model
     if facts.autocast is not None and facts.autograd != "inference":
@@ -126,7 +120,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
     return VariantWork(_dtypes(facts, model), step, 1 / shape.units, ahead)
 
 
-def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
+def _of_images(shape: shapes.ImageShape, facts: RunFacts) -> VariantWork:
     """A pass reads the weights and the images; its operations are those that torch counted for one image."""
     model = facts.footprint
     if not isinstance(model, ImageFootprint):
@@ -139,7 +133,7 @@ def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
     return VariantWork(dtypes, Work("pass", moved, batch * model.flops), 1 / shape.units)
 
 
-def _of_training(shape: TrainingShape, facts: RunFacts) -> VariantWork:
+def _of_training(shape: shapes.TrainingShape, facts: RunFacts) -> VariantWork:
     """The operations that were counted, and the weights, which the forward and the backward pass read.
 
     Gradients, activations and optimizer states are left out: stacks keep them in many ways.
@@ -159,7 +153,6 @@ def _of_training(shape: TrainingShape, facts: RunFacts) -> VariantWork:
 
 
 def _dtype(facts: RunFacts) -> str:
-    """The dtype of the computation."""
     return facts.autocast or _weights_dtype(facts)
 
 
@@ -221,7 +214,7 @@ def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
 
 
 def prefill(
-    shape: PrefillShape | DecodeShape,
+    shape: shapes.PrefillShape | shapes.DecodeShape,
     model: Footprint,
     dtype: str,
     cached: bool,
@@ -234,7 +227,7 @@ def prefill(
 
 
 def decode_step(
-    shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: CacheKeeps = EVERY_TOKEN
+    shape: shapes.DecodeShape, model: Footprint, dtype: str, cached: bool, kept: CacheKeeps = EVERY_TOKEN
 ) -> Work:
     """One step of decoding, the mean over the steps of a request.
 

@@ -6,13 +6,7 @@ from functools import partial
 import torch
 
 from optigpu.documents.selftest import Comparison
-from optigpu.ops.activation.fused_activation import (
-    Approximation,
-    activation_backend,
-    activation_reason,
-    bias_gelu,
-    swiglu,
-)
+from optigpu.ops.activation import fused_activation as fused
 from optigpu.ops.kernel_check import UNIT, Draw, KernelCheck, cases, compared, half_a_step, share
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
@@ -38,11 +32,11 @@ def gated(device: DeviceKind) -> Comparison:
         # A GPU's exp rounds its argument when it makes it a power of two, by up to |gate| units.
         units = 6 + (EXTRA[device] + gate.abs() if device is DeviceKind.CUDA else 0)
         allowed = units * UNIT * exact.abs() + (gate.abs() + 1) * up.abs() * LEAST
-        shares.append(share(swiglu(x, bias), exact, allowed + half_a_step(exact, dtype)))
+        shares.append(share(fused.swiglu(x, bias), exact, allowed + half_a_step(exact, dtype)))
     return compared(shares, backend)
 
 
-def gelu(form: Approximation, device: DeviceKind) -> Comparison:
+def gelu(form: fused.Approximation, device: DeviceKind) -> Comparison:
     """The exact form, or the approximation that GPT-2 uses."""
     backend = _backend(device)
     shares = []
@@ -57,15 +51,15 @@ def gelu(form: Approximation, device: DeviceKind) -> Comparison:
             s = 2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
             exact, units = v * torch.sigmoid(s), 4 * (1 + s.abs())
         allowed = units * UNIT * exact.abs() + (EXTRA[device] * UNIT + LEAST) * v.abs()
-        shares.append(share(bias_gelu(x, bias, form), exact, allowed + half_a_step(exact, dtype)))
+        shares.append(share(fused.bias_gelu(x, bias, form), exact, allowed + half_a_step(exact, dtype)))
     return compared(shares, backend)
 
 
 def _backend(device: DeviceKind) -> str:
-    reason = activation_reason(device.value)
+    reason = fused.activation_reason(device.value)
     if reason is not None:
         raise UnsupportedError(reason)
-    return activation_backend(device.value)
+    return fused.activation_backend(device.value)
 
 
 KERNELS = {

@@ -24,17 +24,13 @@ RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Cosines and sines, float32 [length, head_size / 2] each."""
 WeightKind = Literal["w3k", "w4", "w4k", "w8", "bf16"]
 """How a matrix is stored: numbers of 3, 4 or 8 bits in groups of inputs that share a scale, or bfloat16.
-
-The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/table.py).
-"""
+The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/scheme.py)."""
 FEW_BITS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k")
 """The kinds whose errors calibration has make up for each other."""
 UNEVEN: tuple[WeightKind, ...] = ("w3k", "w4k")
 CacheKind = Literal["bf16", "int8", "int4"]
-"""How keys and values are stored; int8 and int4 have one float32 scale for each head of each token.
-
-int4 ones are rotated before they are rounded, and multiplied as integers; the CUDA operator has none.
-"""
+"""How keys and values are stored; int8 and int4 have one float32 scale for each head of each token. int4 ones are
+rotated before they are rounded, and multiplied as integers; the CUDA operator has none."""
 Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
 GROUPS = (32, 64, 128)
 """Inputs of an output that may share a scale. The activations that these meet are quantized by the same groups."""
@@ -130,7 +126,6 @@ class Program:
 
     @property
     def device(self) -> "torch.device":
-        """Where its tensors are."""
         return self.head.numbers.device
 
 

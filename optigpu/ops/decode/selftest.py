@@ -19,16 +19,7 @@ from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda
-from optigpu.ops.decode.program import (
-    Block,
-    CacheKind,
-    Matrix,
-    Norm,
-    Program,
-    RotaryTable,
-    Sampling,
-    WeightKind,
-)
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling, WeightKind
 from optigpu.ops.kernel_check import Draw, KernelCheck
 from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT8_LARGEST
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
@@ -166,7 +157,6 @@ class ReferenceDecoder:
         return (numbers.float() * step).double()
 
     def _linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """float32 [rows, outputs] of float32 [rows, inputs]."""
         weights = self._weights[id(matrix)]
         if self._exact or matrix.kind == "bf16":
             y = x.double() @ weights.T
@@ -286,7 +276,6 @@ def prompts(device: DeviceKind) -> Comparison:
 
 
 def _backend(device: DeviceKind) -> str:
-    """Raises UnsupportedError where there is no operator."""
     if device is DeviceKind.CPU:
         return f"native-{best_instruction_set()}"
     if find_spec("triton") is None:
@@ -297,7 +286,6 @@ def _backend(device: DeviceKind) -> str:
 def _decoders(
     shape: Shape, kind: WeightKind, kv: CacheKind, device: DeviceKind
 ) -> tuple[ReferenceDecoder, ProgramDecoder]:
-    """The reference and the operator for the same weights, with empty caches."""
     program = _program(shape, pack, kind)
     reference = ReferenceDecoder(program, kv)
     decoder: ProgramDecoder
@@ -325,8 +313,10 @@ def _pack_for(
 ) -> Matrix:
     """Packed on the CPU, so that the numbers are those of the reference, and moved."""
     made = pack_for_cuda(weight, bias, kind, group)
-    parts = {name: getattr(made, name) for name in ("numbers", "scale", "bias", "unit")}
-    return replace(made, **{name: part if part is None else part.to(place) for name, part in parts.items()})
+    scale, bias, unit = (
+        part if part is None else part.to(place) for part in (made.scale, made.bias, made.unit)
+    )
+    return replace(made, numbers=made.numbers.to(place), scale=scale, bias=bias, unit=unit)
 
 
 def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.device = CPU) -> Program:
@@ -357,7 +347,7 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
     def table(rows: int, size: float) -> Matrix:
         return packing(draw(rows, shape.width, size=size), None, "bf16" if kind == "bf16" else "w8", GROUP)
 
-    def rotary(length: int) -> RotaryTable:
+    def rotary(length: int) -> tuple[torch.Tensor, torch.Tensor]:
         size = shape.head_size
         angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
         return angles.cos().to(place), angles.sin().to(place)

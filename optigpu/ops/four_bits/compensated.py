@@ -80,7 +80,6 @@ def _factor(moment: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse(upper: torch.Tensor) -> torch.Tensor:
-    """Of upper triangles, [..., size, size]."""
     one = torch.eye(upper.shape[-1], device=upper.device).expand_as(upper)
     found: torch.Tensor = torch.linalg.solve_triangular(upper, one, upper=True)
     return found

@@ -81,5 +81,4 @@ Grid = Even | Uneven
 
 
 def grid_of(scheme: Int4Scheme, device: torch.device) -> Grid:
-    """The grid of a scheme, on a device."""
     return Uneven(scheme.table, device) if scheme.table else Even()

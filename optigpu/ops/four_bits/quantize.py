@@ -126,7 +126,11 @@ def _quantized(
         largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
         scales = rounded_scale(largest / INT4_LEAST, unit), w.new_zeros(w.shape[0], 1)
     else:
-        scales = _range(w)
+        # From the least to the largest weight; the scale makes up for what the offset loses to bfloat16.
+        least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
+        offset = _rounded(least + (most - least) * (-INT4_LEAST / (INT4_LARGEST - INT4_LEAST)))
+        scale = torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST)
+        scales = rounded_scale(scale, None), offset
     if scheme.solver == "hqq":
         scales = _solved(w, scales, unit, scheme.symmetric)
     scale, offset = scales
@@ -157,14 +161,6 @@ def _uneven(
 
 def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     return w.sub(offset).div_(scale).round_().clamp_(INT4_LEAST, INT4_LARGEST)
-
-
-def _range(w: torch.Tensor) -> Scales:
-    """From the least to the largest weight; the scale makes up for what the offset loses to bfloat16."""
-    least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
-    offset = _rounded(least + (most - least) * (-INT4_LEAST / (INT4_LARGEST - INT4_LEAST)))
-    scale = torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST)
-    return rounded_scale(scale, None), offset
 
 
 def _solved(w: torch.Tensor, scales: Scales, unit: torch.Tensor | None, symmetric: bool) -> Scales:

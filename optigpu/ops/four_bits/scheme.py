@@ -14,7 +14,7 @@ class Int4Scheme:
     group_size: how many inputs of an output share a scale; as many as there are is one scale per channel. symmetric:
     whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then improves it:
     offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric
-    scales by a search. table: the values that numbers stand for, of table.py, which need a symmetric scheme; with 8 of
+    scales by a search. table: the values that numbers stand for, which need a symmetric scheme; with 8 of
     them numbers have 3 bits.
     """
 

@@ -116,7 +116,6 @@ def _torch_dynamic(
 
 
 def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
-    """q padded with zeros to multiples of `outputs` and `inner`."""
     return torch.nn.functional.pad(q, (0, -q.shape[1] % inner, 0, -q.shape[0] % outputs))
 
 

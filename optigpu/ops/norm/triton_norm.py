@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch.library import triton_op
 
-from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 from optigpu.ops.operands import type_name
 
@@ -52,16 +52,9 @@ def norm_call(
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
     # The kernel never reads an absent tensor, but needs a pointer.
-    arguments = (
-        x.contiguous(),
-        x if residual is None else residual.contiguous(),
-        x if weight is None else weight.contiguous(),
-        x if bias is None else bias.contiguous(),
-        normed,
-        normed if summed is None else summed,
-        width,
-        eps,
-    )
+    others = [x if each is None else each.contiguous() for each in (residual, weight, bias)]
+    found = (normed, normed if summed is None else summed)
+    arguments: tuple[Argument, ...] = (x.contiguous(), *others, *found, width, eps)
     constants = {
         "HAS_RESIDUAL": residual is not None,
         "HAS_WEIGHT": weight is not None,

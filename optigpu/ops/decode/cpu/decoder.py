@@ -18,24 +18,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from optigpu.hardware.cpu import node_of_each_cpu
-from optigpu.ops.decode.calls import (
-    ProgramDecoder,
-    check_cache_size,
-    check_steps,
-    no_cache,
-    no_logits,
-    wrong_tokens,
-)
+from optigpu.ops.decode import calls
+from optigpu.ops.decode.cpu import interface
 from optigpu.ops.decode.cpu.cache import CpuCache
-from optigpu.ops.decode.cpu.interface import (
-    DecoderCalls,
-    DescribedProgram,
-    RequestC,
-    RowsC,
-    decoder_library,
-    described_cache,
-    pinning,
-)
 from optigpu.ops.decode.cpu.placement import chosen_cpus, place
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.ops.operands import named
@@ -64,7 +49,7 @@ class Part(NamedTuple):
     wanted: int
 
 
-class CpuDecoder(ProgramDecoder):
+class CpuDecoder(calls.ProgramDecoder):
     """Runs a program whose matrices cpu/packing.py packed. Results do not depend on the number of threads.
 
     Raises UnsupportedError where the operator cannot be built or memory does not suffice, and ValueError for a program
@@ -87,18 +72,18 @@ class CpuDecoder(ProgramDecoder):
         """
         nodes = node_of_each_cpu()
         self._cpus: list[int] = beside._cpus if beside else chosen_cpus(threads, cpus, nodes)
-        self._library = decoder_library()
-        self._call = DecoderCalls()
+        self._library = interface.decoder_library()
+        self._call = interface.DecoderCalls()
         self._program = program
         self._kv: CacheKind = kv
         self._cache: CpuCache | None = None
         self._row_logits = torch.empty(0, program.vocabulary)
         self._logits: torch.Tensor | None = None
         self._decoded: torch.Tensor | None = None
-        described, handle = DescribedProgram(program), ctypes.c_void_p()
+        described, handle = interface.DescribedProgram(program), ctypes.c_void_p()
         self._call(
             self._library.optigpu_decoder_create,
-            *(ctypes.byref(described.c), threads, pinning(threads, self._cpus)),
+            *(ctypes.byref(described.c), threads, interface.pinning(threads, self._cpus)),
             *(INSTRUCTION_SETS[instruction_set], beside.handle if beside else None, ctypes.byref(handle)),
         )
         self.handle: ctypes.c_void_p = handle
@@ -107,12 +92,12 @@ class CpuDecoder(ProgramDecoder):
 
     def begin(self, sequences: int, capacity: int, page: int | None = None) -> None:
         """With `page`, sequences take pages of so many tokens as they grow. Raises what CpuCache does."""
-        check_cache_size(sequences, capacity)
+        calls.check_cache_size(sequences, capacity)
         cache = self._cache
         if cache is None or cache.sequences != sequences or cache.stored < capacity or page or cache.is_paged:
             self._cache = None  # before there is another
             cache = CpuCache(self._program, self._kv, sequences, capacity, page)
-        described = described_cache(cache, capacity)
+        described = interface.described_cache(cache, capacity)
         self._call(self._library.optigpu_decoder_begin, self.handle, ctypes.byref(described))
         self._cache = cache
         self._logits = self._decoded = None
@@ -125,12 +110,11 @@ class CpuDecoder(ProgramDecoder):
     def logits(self) -> torch.Tensor:
         """Those that `decode` left here are overwritten by the next `decode`."""
         if self._logits is None:
-            raise no_logits()
+            raise calls.no_logits()
         return self._logits
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows."""
         return self._program.vocabulary
 
     @property
@@ -149,7 +133,7 @@ class CpuDecoder(ProgramDecoder):
         self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         tokens, steps = self._checked(tokens), chosen.shape[1]
-        check_steps(tokens, steps, at_once)
+        calls.check_steps(tokens, steps, at_once)
         if chosen.dtype != torch.int64 or chosen.shape[0] != tokens.shape[0] or not chosen.is_contiguous():
             raise ValueError(
                 f"decode_into fills a contiguous int64 [{tokens.shape[0]}, steps] tensor, not {named(chosen)}."
@@ -174,7 +158,7 @@ class CpuDecoder(ProgramDecoder):
         what it would be without the other sequences. `length` does not follow. Raises what `extend` does.
         """
         if self._cache is None:
-            raise no_cache()
+            raise calls.no_cache()
         tokens, sequence, position, wanted = array("q"), array("q"), array("q"), array("b")
         for part in parts:
             count, end = len(part.tokens), part.position + len(part.tokens)
@@ -189,7 +173,7 @@ class CpuDecoder(ProgramDecoder):
         if self._row_logits.shape[0] < asked:
             self._row_logits = torch.empty(asked, self._program.vocabulary)
         lists = (each.buffer_info()[0] for each in (tokens, sequence, position, wanted, chosen))
-        request = RowsC(len(tokens), *lists, self._row_logits.data_ptr())
+        request = interface.RowsC(len(tokens), *lists, self._row_logits.data_ptr())
         self._call(self._library.optigpu_decoder_advance, self.handle, ctypes.byref(request))
         self._logits = self._row_logits[:asked]
         return chosen.tolist()
@@ -197,30 +181,30 @@ class CpuDecoder(ProgramDecoder):
     def leave(self, sequence: int) -> None:
         """Gives the pages of a sequence of a paged cache back."""
         if self._cache is None:
-            raise no_cache()
+            raise calls.no_cache()
         self._cache.release(sequence)
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens, contiguous, once they fit the cache. The caller keeps them until its request has run."""
         if self._cache is None:
-            raise no_cache()
+            raise calls.no_cache()
         if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != self._cache.sequences:
-            raise wrong_tokens(tokens, self._cache.sequences)
+            raise calls.wrong_tokens(tokens, self._cache.sequences)
         return tokens.contiguous()
 
-    def _run(self, request: RequestC) -> None:
+    def _run(self, request: interface.RequestC) -> None:
         self._call(self._library.optigpu_decoder_run, self.handle, ctypes.byref(request))
 
 
 def best_instruction_set() -> CpuInstructions:
     """The fastest that this CPU has. Raises UnsupportedError where the operator cannot be built."""
-    best = decoder_library().optigpu_decoder_best_instruction_set()
+    best = interface.decoder_library().optigpu_decoder_best_instruction_set()
     return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
 
 
-def _request(tokens: torch.Tensor, sampling: Sampling) -> RequestC:
+def _request(tokens: torch.Tensor, sampling: Sampling) -> interface.RequestC:
     """For contiguous tokens [sequences, count]; has no room yet for what comes out."""
-    return RequestC(
+    return interface.RequestC(
         tokens=tokens.data_ptr(),
         count=tokens.shape[1],
         temperature=sampling.temperature,
@@ -228,7 +212,7 @@ def _request(tokens: torch.Tensor, sampling: Sampling) -> RequestC:
     )
 
 
-def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, described: DescribedProgram) -> None:
+def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, described: interface.DescribedProgram) -> None:
     """Ends the threads; `described` is kept until then, because they read it."""
     library.optigpu_decoder_destroy(handle)
     del described

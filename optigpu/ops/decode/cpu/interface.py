@@ -202,7 +202,6 @@ def pinning(threads: int, cpus: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]"
 
 
 def _without_finer(program: Program) -> Iterator[Matrix]:
-    """Those that may have no finer rows."""
     for block in program.blocks:
         yield from (*block.qkv, block.output, *((block.gate,) if block.gate else ()), block.up, block.down)
     for table in (program.embedding, program.head):

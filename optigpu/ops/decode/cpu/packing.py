@@ -8,7 +8,7 @@ no sum runs across a register:
 
     w4      numbers uint8 [blocks, inputs / 8, 64]: byte 4 * row + i of a chunk j holds q of input 8 * j + i in its
             lower half and of input 8 * j + 4 + i in its upper half; a weight is (q - 8) * scale * unit
-    w4k     numbers as those of w4; a weight is their value in four_bits/table.py, moved where the scale is odd, *
+    w4k     numbers as those of w4; a weight is their value in four_bits/scheme.py, moved where the scale is odd, *
             scale * unit
     w3k     numbers uint8 [blocks, inputs / 32, 192], 64 bytes for the lower two bits of the first 16 inputs of a chunk,
             64 for those of the others, and 64 for the third bits: byte 4 * row + i has the lower bits of input
@@ -22,7 +22,7 @@ last block is zeros. A scale of 8 bits where others have 16 is a twentieth of wh
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
@@ -86,12 +86,12 @@ def pack(
     unit = None if kind == "bf16" else room((blocks, ROWS), torch.bfloat16)
     block = 0
     for rows in _strips(weight, AT_ONCE if known is None else COMPENSATED_AT_ONCE):
-        found = _quantized(rows, kind, group, known)
+        q, some_scales, some_units = _quantized(rows, kind, group, known)
         these = slice(block, block + -(-rows.shape[0] // ROWS))
-        numbers[these] = _interleaved(found.q, kind)
+        numbers[these] = _interleaved(q, kind)
         if scale is not None and unit is not None:
-            scale[these] = filled(found.scale, ROWS).unflatten(0, (-1, ROWS)).transpose(1, 2)
-            unit[these] = filled(found.unit, ROWS).unflatten(0, (-1, ROWS))
+            scale[these] = filled(some_scales, ROWS).unflatten(0, (-1, ROWS)).transpose(1, 2)
+            unit[these] = filled(some_units, ROWS).unflatten(0, (-1, ROWS))
         block = these.stop
     padded = None if bias is None else filled(bias.detach().float(), ROWS).contiguous()
     return Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, numbers, scale, padded, unit)
@@ -142,21 +142,12 @@ def _strips(weight: torch.Tensor, at_once: int = AT_ONCE) -> Iterator[torch.Tens
         yield rows.float().contiguous()
 
 
-class _Quantized(NamedTuple):
-    """Quantized rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
-
-    q: torch.Tensor
-    scale: torch.Tensor
-    unit: torch.Tensor
-
-
 def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
-    """The rows as `kind` stores them, float32."""
     if kind == "bf16":
         return rows.bfloat16().float()
-    stored = _quantized(rows, kind, group)
-    found = _values(stored.q.unflatten(1, (-1, group)), stored.scale, kind)
-    return (found * (stored.scale * stored.unit.float().unsqueeze(1)).unsqueeze(2)).flatten(1)
+    q, scale, unit = _quantized(rows, kind, group)
+    found = _values(q.unflatten(1, (-1, group)), scale, kind)
+    return (found * (scale * unit.float().unsqueeze(1)).unsqueeze(2)).flatten(1)
 
 
 def _values(q: torch.Tensor, scale: torch.Tensor, kind: WeightKind) -> torch.Tensor:
@@ -188,15 +179,16 @@ def quantize_few(
 
 def _quantized(
     rows: torch.Tensor, kind: WeightKind, group: int, known: Compensation | None = None
-) -> _Quantized:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
     if kind == "bf16":
-        return _Quantized(rows.bfloat16(), rows[:, :0], rows[:0, 0])
+        return rows.bfloat16(), rows[:, :0], rows[:0, 0]
     if kind == "w8":
         unit = scale_units(rows, INT8_LARGEST)
         q, scale = quantize_eight(rows, group, unit)
-        return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
+        return (q.short() + MIDDLE).byte(), scale, unit
     weights, unit = quantize_few(rows, kind, group, known)
-    return _Quantized(weights.q, weights.scale, unit)
+    return weights.q, weights.scale, unit
 
 
 def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
@@ -235,7 +227,6 @@ _ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
 
 
 def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
-    """Weights of some blocks, float32 [outputs, inputs]."""
     numbers = matrix.numbers[blocks]
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)

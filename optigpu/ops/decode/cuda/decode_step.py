@@ -4,7 +4,6 @@ Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -14,61 +13,8 @@ from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program, RotaryTable
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program
 from optigpu.ops.launch import LaunchTarget
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """float32 where nothing else is said, [sequences, ...] each.
-
-    x: the residual, [width]; query: [heads, head_size]; attended: the same, flat; inner: [inner]; logits: [vocabulary];
-    finer: the outputs of the head's finer rows, whose places are `finer_places`, int64 [vocabulary].
-    """
-
-    state: State
-    layers: tuple[LayerCache, ...]
-    rotary: "RotaryTable | None"
-    x: torch.Tensor
-    query: torch.Tensor
-    parts: PartialSoftmax
-    attended: torch.Tensor
-    inner: torch.Tensor
-    logits: torch.Tensor
-    finer: torch.Tensor
-    finer_places: torch.Tensor
-
-    @staticmethod
-    def of(
-        program: Program, kv: CacheKind, sequences: int, capacity: int, target: LaunchTarget
-    ) -> "StepMemory":
-        """On the program's device."""
-
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(sequences, *shape, dtype=dtype, device=program.device)
-
-        state = State.empty(sequences, capacity, program.device)
-        layers = tuple(
-            LayerCache.empty(kv, sequences, program.kv_heads, capacity, program.head_size, program.device)
-            for _ in program.blocks
-        )
-        query, rotary = empty(program.heads, program.head_size), None
-        if program.rotary is not None:
-            cosine, sine = (table.to(program.device).contiguous() for table in program.rotary(capacity))
-            rotary = (cosine, sine)
-        return StepMemory(
-            state=state,
-            layers=layers,
-            rotary=rotary,
-            x=empty(program.width),
-            query=query,
-            parts=PartialSoftmax.of(query, layers[0], target),
-            attended=empty(program.heads * program.head_size),
-            inner=empty(program.inner),
-            logits=empty(program.vocabulary),
-            finer=empty(program.head.finer.matrix.outputs if program.head.finer else 0),
-            finer_places=places_of_finer(program.embedding),
-        )
 
 
 class CudaDecodeStep:
@@ -79,11 +25,22 @@ class CudaDecodeStep:
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
         self.sequences, self.capacity = sequences, capacity
-        self._program = program
-        self._target = LaunchTarget.of(program.device)
-        self._memory = memory = StepMemory.of(program, kv, sequences, capacity, self._target)
-        self.state, self.layers = memory.state, memory.layers
-        self.rotary, self.logits = memory.rotary, memory.logits
+        self._program, device = program, program.device
+        self._target = LaunchTarget.of(device)
+        cache = (program.kv_heads, capacity, program.head_size, device)
+        self.state = State.empty(sequences, capacity, device)
+        self.layers = tuple(LayerCache.empty(kv, sequences, *cache) for _ in program.blocks)
+        self.rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+        if program.rotary is not None:
+            cosine, sine = (table.to(device).contiguous() for table in program.rotary(capacity))
+            self.rotary = (cosine, sine)
+        finer = program.head.finer.matrix.outputs if program.head.finer else 0
+        widths = (program.width, program.inner, program.heads * program.head_size, program.vocabulary, finer)
+        memory = (torch.empty(sequences, width, device=device) for width in widths)
+        self._x, self._inner, self._attended, self.logits, self._finer = memory
+        self._query = torch.empty(sequences, program.heads, program.head_size, device=device)
+        self._parts = PartialSoftmax.of(self._query, self.layers[0], self._target)
+        self._finer_places = places_of_finer(program.embedding)
         self._best = best_of(program.head, sequences, self._target)
         self.run: Callable[[], None] = self._launch
 
@@ -112,8 +69,8 @@ class CudaDecodeStep:
         self.reset()
 
     def _launch(self) -> None:
-        program, memory = self._program, self._memory
-        embed_call(self.state, program.embedding, memory.finer_places, program.positions, memory.x).run()
+        program, x = self._program, self._x
+        embed_call(self.state, program.embedding, self._finer_places, program.positions, x).run()
         for block, layer in zip(program.blocks, self.layers, strict=True):
             self._attend(block, layer)
             self._feed_forward(block)
@@ -121,7 +78,7 @@ class CudaDecodeStep:
         choose_call(self._best, self.state).run()
 
     def _find_logits(self, head: Matrix) -> None:
-        x, finer, norm, target = self._memory.x, self._memory.finer, self._program.final, self._target
+        x, finer, norm, target = self._x, self._finer, self._program.final, self._target
         if head.finer is None:
             linear_call(x, head, self.logits, target, norm=norm, best=self._best).run()
             return
@@ -130,18 +87,17 @@ class CudaDecodeStep:
         linear_call(x, head, self.logits, target, norm=norm, best=self._best, into="add").run()
 
     def _attend(self, block: Block, layer: LayerCache) -> None:
-        memory, head = self._memory, 0
+        head, position, attended = 0, self.state.position, self._attended
         for matrix in block.qkv:
-            arguments = (memory.x, block.first, matrix, head, self.rotary, self.state.position, memory.query)
+            arguments = (self._x, block.first, matrix, head, self.rotary, position, self._query)
             query_key_value_call(*arguments, layer, self._target).run()
             head += matrix.outputs // self._program.head_size
-        position, attended = self.state.position, memory.attended
-        attention(memory.query, layer, memory.parts, position, attended, block.scale, block.window)
-        linear_call(attended, block.output, memory.x, self._target, into="add").run()
+        attention(self._query, layer, self._parts, position, attended, block.scale, block.window)
+        linear_call(attended, block.output, self._x, self._target, into="add").run()
 
     def _feed_forward(self, block: Block) -> None:
-        memory, target, norm, activation = self._memory, self._target, block.second, self._program.activation
-        x, inner, gate, up = memory.x, memory.inner, block.gate, block.up
+        target, norm, activation = self._target, block.second, self._program.activation
+        x, inner, gate, up = self._x, self._inner, block.gate, block.up
         if gate is None:
             linear_call(x, up, inner, target, norm=norm, activation=activation).run()
         elif (gate.kind, gate.group) == (up.kind, up.group):

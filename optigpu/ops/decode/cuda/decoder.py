@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from optigpu.ops.decode.calls import (
-    ACTIVATIONS,
-    ProgramDecoder,
-    check_cache_size,
-    check_steps,
-    no_cache,
-    no_logits,
-    wrong_tokens,
-)
+from optigpu.ops.decode import calls
 from optigpu.ops.decode.cuda.packing import joined, rows_from_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.state import LayerCache
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, RotaryTable, Sampling
@@ -41,7 +33,7 @@ MOST_OUTPUTS = 2**30
 """The most outputs of a matrix: the kernels count them in int32, and load some tiles ahead."""
 
 
-class CudaDecoder(ProgramDecoder):
+class CudaDecoder(calls.ProgramDecoder):
     """Runs a program whose matrices cuda/packing.py packed.
 
     Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
@@ -67,7 +59,7 @@ class CudaDecoder(ProgramDecoder):
         self._seen = False
 
     def begin(self, sequences: int, capacity: int) -> None:
-        check_cache_size(sequences, capacity)
+        calls.check_cache_size(sequences, capacity)
         self._length, self._seen = 0, False
         step = self._step
         if step is not None and (step.sequences, step.capacity) == (sequences, capacity):
@@ -97,7 +89,7 @@ class CudaDecoder(ProgramDecoder):
     @property
     def logits(self) -> torch.Tensor:
         if self._step is None or not self._seen:
-            raise no_logits()
+            raise calls.no_logits()
         return self._step.logits.clone()
 
     @property
@@ -121,7 +113,7 @@ class CudaDecoder(ProgramDecoder):
         self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         steps, sampling = chosen.shape[1], sampling or Sampling()
-        check_steps(tokens, steps, at_once)
+        calls.check_steps(tokens, steps, at_once)
         step = self._ready(tokens, steps)
         before = self._length
         step.state.tokens.copy_(tokens[:, 0])
@@ -141,9 +133,9 @@ class CudaDecoder(ProgramDecoder):
         """The step, once the tokens fit it and `more` positions are free."""
         step = self._step
         if step is None:
-            raise no_cache()
+            raise calls.no_cache()
         if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != step.sequences or not more:
-            raise wrong_tokens(tokens, step.sequences)
+            raise calls.wrong_tokens(tokens, step.sequences)
         least, largest, last = int(tokens.min()), int(tokens.max()), self._program.vocabulary - 1
         if least < 0 or largest > last:
             wrong = least if least < 0 else largest
@@ -165,7 +157,6 @@ class CudaDecoder(ProgramDecoder):
 
 
 def _check_device(device: torch.device) -> None:
-    """Raises UnsupportedError unless `device` is a GPU, or the CPU with Triton's interpreter."""
     if device.type == "cuda":
         return
     try:
@@ -238,7 +229,7 @@ def _append_part(
             return  # the outputs of these tokens are not needed
         x = x + _linear(_attended(block, layer, _turned(query, angles), start), block.output)
         h = _norm(x, block.second)
-        activated = ACTIVATIONS[program.activation]
+        activated = calls.ACTIVATIONS[program.activation]
         up = _linear(h, block.up)
         inner = activated(up) if block.gate is None else activated(_linear(h, block.gate)) * up
         x = x + _linear(inner, block.down)
@@ -285,7 +276,6 @@ def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) 
 
 
 def _kept(numbers: torch.Tensor, steps: torch.Tensor | None, stop: int) -> torch.Tensor:
-    """The cache up to a position, bfloat16."""
     if steps is None:
         return numbers[:, :, :stop]
     return (numbers[:, :, :stop].float() * steps[:, :, :stop, None]).to(torch.bfloat16)

@@ -9,7 +9,7 @@
             half, as signed 4-bit numbers; a weight is number * scale * unit
     w4k     numbers int32 [outputs, units, 4]: word j of a unit holds input 4 * j + i from bit 4 * i and input
             16 + 4 * j + i from bit 16 + 4 * i, so that half a word is what selects four bytes of a table; a weight is
-            the number's value in four_bits/table.py * scale * unit
+            the number's value in four_bits/scheme.py * scale * unit
     w3k     numbers int32 [outputs, 3, units]: the units' first words, then their second and their third ones, as those
             of w4k; the fourth word's numbers have their three bits where those of the others have no fourth one
     w8      numbers int32 [outputs, 2, units, 4]: the units' first 16 inputs, then their second 16, a byte for each; a
@@ -96,7 +96,6 @@ def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
 
 
 def _unpacked(matrix: Matrix) -> torch.Tensor:
-    """Without finer rows."""
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     if matrix.kind in UNEVEN:

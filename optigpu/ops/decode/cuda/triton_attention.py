@@ -20,7 +20,7 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.state import LayerCache
 from optigpu.ops.decode.cuda.triton_products import rounded
 from optigpu.ops.decode.program import CacheKind
-from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 
 LOWEST_SCORE = tl.constexpr(-1e30)
@@ -90,10 +90,8 @@ def attend_call(
     kv_heads, capacity = layer.keys.shape[1:3]
     sharing = heads // kv_heads
     steps = (query if step is None else step for step in (layer.key_steps, layer.value_steps))
-    arguments = (
-        *(query, layer.fresh, layer.keys, layer.values, *steps, position),
-        *(parts.sums, parts.tops, parts.totals, scale, capacity, kv_heads),
-    )
+    tensors = (query, layer.fresh, layer.keys, layer.values, *steps, position, parts.sums, parts.tops)
+    arguments: tuple[Argument, ...] = (*tensors, parts.totals, scale, capacity, kv_heads)
     constants = {
         "WINDOW": window or 0,
         "SHARING": sharing,

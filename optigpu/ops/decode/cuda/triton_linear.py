@@ -35,7 +35,6 @@ def launch_of(matrix: Matrix, outputs: int, rows: int, target: LaunchTarget, str
 
 
 def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
-    """The compile-time arguments of a matrix."""
     return {
         "KIND": matrix.kind,
         "GROUP": matrix.group,
@@ -47,7 +46,6 @@ def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
 
 
 def norm_flags(norm: Norm | None) -> dict[str, str | int]:
-    """The compile-time arguments of a norm."""
     return {"NORM": norm.kind if norm else "none", "NORM_BIAS": norm is not None and norm.bias is not None}
 
 
@@ -81,10 +79,9 @@ def linear_call(
     rows = x.shape[0]
     launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
     # The kernel never reads an absent tensor, but needs a pointer.
-    arguments: tuple[Argument, ...] = (
-        *(x, *norm_arguments(norm, x), *matrix_arguments(matrix, x), *matrix_arguments(gate or matrix, x), y),
-        *(best.value if best else x, best.index if best else x, rows, matrix.outputs),
-    )
+    arguments: list[Argument] = [x, *norm_arguments(norm, x), *matrix_arguments(matrix, x)]
+    arguments += [*matrix_arguments(gate or matrix, x), y, *((best.value, best.index) if best else (x, x))]
+    arguments += [rows, matrix.outputs]
     constants = matrix_flags(matrix, target) | norm_flags(norm)
     constants |= {
         "GATED": gate is not None,
@@ -95,7 +92,7 @@ def linear_call(
         "ROWS": launch.rows,
         "TILE": launch.tile,
     }
-    return KernelCall(linear_kernel, launch.grid, arguments, constants, launch.warps)
+    return KernelCall(linear_kernel, launch.grid, tuple(arguments), constants, launch.warps)
 
 
 def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
@@ -147,7 +144,6 @@ def matrix_without_memory(kind: WeightKind, outputs: int, inputs: int, bias: boo
 
 
 def norm_without_memory(kind: Literal["rms", "layer"], width: int) -> Norm:
-    """A norm of an example."""
     return Norm(kind, without_memory(width), without_memory(width) if kind == "layer" else None, 1e-5)
 
 

@@ -13,18 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from optigpu.ops.decode.cuda import triton_linear as linear
 from optigpu.ops.decode.cuda.state import LayerCache, State
-from optigpu.ops.decode.cuda.triton_linear import (
-    Best,
-    best_of,
-    launch_of,
-    matrix_arguments,
-    matrix_flags,
-    matrix_without_memory,
-    norm_arguments,
-    norm_flags,
-    norm_without_memory,
-)
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
 from optigpu.ops.decode.program import CacheKind, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
@@ -49,13 +39,12 @@ def query_key_value_call(
     """
     rows, heads, head_size = query.shape
     kv_heads, capacity = layer.keys.shape[1:3]
-    launch = launch_of(matrix, matrix.outputs // 2, rows, target, streams=2)
+    launch = linear.launch_of(matrix, matrix.outputs // 2, rows, target, streams=2)
     cosine, sine = (x, x) if rotary is None else rotary
-    arguments: tuple[Argument, ...] = (
-        *(x, *norm_arguments(norm, x), *matrix_arguments(matrix, x), cosine, sine, position, query),
-        *(layer.keys, layer.values, layer.fresh, rows, matrix.outputs, first_head, heads, kv_heads, capacity),
-    )
-    constants = matrix_flags(matrix, target) | norm_flags(norm)
+    arguments: list[Argument] = [x, *linear.norm_arguments(norm, x), *linear.matrix_arguments(matrix, x)]
+    arguments += [cosine, sine, position, query, layer.keys, layer.values, layer.fresh]
+    arguments += [rows, matrix.outputs, first_head, heads, kv_heads, capacity]
+    constants = linear.matrix_flags(matrix, target) | linear.norm_flags(norm)
     constants |= {
         "HEAD": head_size,
         "ROTARY": rotary is not None,
@@ -63,10 +52,10 @@ def query_key_value_call(
         "ROWS": launch.rows,
         "TILE": launch.tile,
     }
-    return KernelCall(query_key_value_kernel, launch.grid, arguments, constants, launch.warps)
+    return KernelCall(query_key_value_kernel, launch.grid, tuple(arguments), constants, launch.warps)
 
 
-def choose_call(best: Best, state: State) -> KernelCall:
+def choose_call(best: linear.Best, state: State) -> KernelCall:
     """Takes each sequence's most likely token as its next one, and advances the position."""
     rows, programs = best.value.shape
     tensors = (best.value, best.index, state.tokens, state.position, state.not_finite, state.chosen)
@@ -84,8 +73,8 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
         layer = LayerCache.empty(kv, 1, 8, 4096, 128, torch.device("meta"))
         call = query_key_value_call(
             without_memory(1, 4096),
-            norm_without_memory("rms", 4096),
-            matrix_without_memory(kind, 6144, 4096),
+            linear.norm_without_memory("rms", 4096),
+            linear.matrix_without_memory(kind, 6144, 4096),
             0,
             (without_memory(4096, 64), without_memory(4096, 64)),
             without_memory(1, dtype=torch.int32),
@@ -96,8 +85,8 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
         yield Example(f"{kind}, 4096 to 6144, rotary, {kv} cache", call)
     call = query_key_value_call(
         without_memory(2, 768),
-        norm_without_memory("layer", 768),
-        matrix_without_memory("w8", 2304, 768, bias=True),
+        linear.norm_without_memory("layer", 768),
+        linear.matrix_without_memory("w8", 2304, 768, bias=True),
         0,
         None,
         without_memory(2, dtype=torch.int32),
@@ -106,7 +95,7 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
         target,
     )
     yield Example("w8, 768 to 2304, 2 rows, bf16 cache", call)
-    best = best_of(matrix_without_memory("w8", 128256, 4096), 1, target)
+    best = linear.best_of(linear.matrix_without_memory("w8", 128256, 4096), 1, target)
     yield Example("of 128256", choose_call(best, State.empty(1, 1024, torch.device("meta"))))
 
 
