@@ -174,6 +174,7 @@ import itertools
 import torch
 from optigpu.ops.launch import LaunchTarget
 from optigpu.ops.linear.triton_int8 import int8_call, triton_int8_linear
+from tests.engine.test_ops_int8_linear import TYPES, activations, int8_layer
 
 def target_for(dtype):
     # Divided as on a GPU with few multiprocessors. The interpreter multiplies bfloat16 as the integers that it keeps.
