@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
+from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
@@ -31,6 +32,11 @@ class Order:
     environment: Environment
     endpoint: str | None = None  # the server of the backend endpoint, as URL#MODEL
     answer_s: float = 600.0  # how long that server may take for one answer
+
+    @property
+    def reference(self) -> ModelReference:
+        """The model, parsed. Raises SpecError for a reference that cannot be."""
+        return parse_reference(str(self.model))
 
 
 class Backend(Protocol):

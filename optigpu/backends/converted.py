@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 
 from optigpu.backends.base import Order
 from optigpu.backends.converter_program import REFUSED
-from optigpu.backends.refusals import allocation_failed
+from optigpu.backends.engine import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families

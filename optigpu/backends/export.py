@@ -1,9 +1,53 @@
-"""python -m optigpu.backends.export: writes a preset as a folder of safetensors."""
+"""The folder of safetensors that an engine reads a model from which knows the hub's format itself.
+
+python -m optigpu.backends.export writes a preset as such a folder.
+"""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from optigpu.backends.converter_program import converter_parser, require_space, written
+from optigpu.backends.base import Order
+from optigpu.backends.converted import Converter
+from optigpu.backends.converter_program import converter_parser, model_arguments, require_space, written
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.files import sound_directory
+from optigpu.models.held import CONFIGURATION
+from optigpu.models.reference import BUNDLED, parse_reference
+from optigpu.vocabulary import UnsupportedError
+
+
+def folder_of(engine: str, order: Order, progress: Callable[[str], None]) -> Path:
+    """A trained model's own folder; that of a preset is written for the engine, with its random weights.
+
+    Raises UnsupportedError for a model that is not on this machine.
+    """
+    reference = order.reference
+    if reference.kind == "bundled":
+        return BUNDLED[reference.name]
+    if reference.kind == "path":
+        return sound_directory(reference)
+    if reference.kind == "preset":
+        program, libraries = "optigpu.backends.export", ("torch", "transformers")
+        converter = Converter(engine, program, ".folder", (Path(__file__),), libraries)
+        doing = "writing the model's folder"
+        return converter.made(order, "safetensors", model_arguments(order), progress, doing)
+    from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
+
+    found = try_to_load_from_cache(reference.name, CONFIGURATION, revision=reference.revision or "main")
+    if not isinstance(found, str):
+        raise UnsupportedError(
+            f"The hub's cache does not hold {reference}; load the model once with the backend torch."
+        )
+    return Path(found).parent
+
+
+def room_of(order: Order, facts: ModelFacts, *, scored: bool = True) -> tuple[int, int]:
+    """The sequences and the tokens of each that a workload decodes; with one more, which scoring predicts."""
+    shape = order.workload.work_shape
+    rows = getattr(shape, "batch_size", 1)
+    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
+    return rows, min(tokens + scored, facts.longest)
 
 
 def main() -> int:
@@ -11,26 +55,18 @@ def main() -> int:
     options = converter_parser("optigpu.backends.export", __doc__, "folder").parse_args()
 
     def write() -> None:
-        export(options.model, options.output, options.seed, options.threads)
+        import torch
+
+        from optigpu.models.loading.load import count_weights, load_model
+
+        torch.set_num_threads(options.threads)
+        reference = parse_reference(options.model)
+        loaded = load_model(reference, device="cpu", dtype="float32", seed=options.seed)
+        options.output.mkdir()
+        require_space(options.output, torch.float32.itemsize * count_weights(loaded))
+        loaded.save_pretrained(options.output)
 
     return written(write, options.output)
-
-
-def export(model: str, output: Path, seed: int, threads: int) -> None:
-    """Draws the weights from `seed` in float32 and writes them with their configuration.
-
-    Raises UnsupportedError for a model that cannot be had here.
-    """
-    import torch
-
-    from optigpu.models.loading.load import count_weights, load_model
-    from optigpu.models.reference import parse_reference
-
-    torch.set_num_threads(threads)
-    loaded = load_model(parse_reference(model), device="cpu", dtype="float32", seed=seed)
-    output.mkdir()
-    require_space(output, torch.float32.itemsize * count_weights(loaded))
-    loaded.save_pretrained(output)
 
 
 if __name__ == "__main__":

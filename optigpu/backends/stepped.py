@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.backends.engine import DecodingEngine
+from optigpu.backends.runtime import Generation, Ids, Logits
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError
 
 
 class Steps(Protocol):
@@ -50,13 +49,12 @@ class Loaded:
     footprint: Footprint | None
 
 
-class SteppedRuntime:
+class SteppedRuntime(DecodingEngine):
     """A DecodingRuntime of an engine on a CPU. Sequences are made by the first request, and anew for larger ones."""
 
     def __init__(self, order: Order, loaded: Loaded, notes: Notes) -> None:
         self.device, self.seed, self.notes = order.device, order.seed, notes
-        self.facts = loaded.facts
-        self.decoded: tuple[int, int] | None = None
+        self.engine, self.facts = loaded.engine, loaded.facts
         self._loaded = loaded
         self._steps: Steps | None = None
 
@@ -99,24 +97,6 @@ class SteppedRuntime:
         """What a step reads; None where the engine does not say."""
         return self._loaded.footprint
 
-    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """There is no accelerator; the host's memory is the meter's own affair."""
-        reason = f"{self._loaded.engine} runs on the CPU here, which has no memory of an accelerator."
-        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), reason))
-
-    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-        """No engine of this kind names its kernels."""
-        raise UnsupportedError(
-            f"OptiGPU has no profiler for {self._loaded.engine}; leave the meter profile out."
-        )
-
-    def annotate(self, name: str) -> AbstractContextManager[None]:
-        """Nobody watches a CPU from outside."""
-        return nullcontext()
-
-    def observe(self, prompt: Ids) -> None:
-        """The engine does not name the kernels that it runs."""
-
     def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
         rows, length = tokens.shape
         steps = self._steps_for(rows, length)
@@ -139,7 +119,3 @@ class SteppedRuntime:
                 self._steps = None
             known = self._steps = self._loaded.steps(rows, length)
         return known
-
-    def _remember(self, rows: int, length: int) -> None:
-        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
-            self.decoded = (rows, length)

@@ -250,7 +250,7 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
     from optigpu.backends.onnxruntime.decoder_graph import write_decoder
     from optigpu.backends.onnxruntime.formats import DATA, MODEL, format_of
     from optigpu.backends.onnxruntime.graph import GraphWriter
-    from optigpu.backends.onnxruntime.prepare import DecodingSteps, opened
+    from optigpu.backends.onnxruntime.runtime import DecodingSteps, opened
     from optigpu.models.loading.load import loaded_facts
 
     def compute(model: Any) -> Logits:

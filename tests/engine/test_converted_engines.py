@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from optigpu.backends import BACKENDS, llama_cpp, onnxruntime, openvino
 from optigpu.backends.converted import weights_of
-from optigpu.backends.coreml.convert import PACKAGE
-from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGES
-from optigpu.backends.coreml.whole_pass import WholePass, traced
+from optigpu.backends.coreml.convert import WholePass, traced
+from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE, package_of
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.backends.traced import window_of
 from optigpu.models.described import decoder_facts
@@ -38,9 +37,9 @@ from tests.engine.machines import here
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
 
 NEEDED = {
-    "llama_cpp": (("llama-cpp-python", "gguf"), llama_cpp.INSTALL),
-    "onnxruntime": (("onnxruntime", "onnx"), onnxruntime.INSTALL),
-    "openvino": (("openvino", "nncf"), openvino.INSTALL),
+    "llama_cpp": (("llama-cpp-python", "gguf"), llama_cpp.LlamaCppBackend.install),
+    "onnxruntime": (("onnxruntime", "onnx"), onnxruntime.OnnxRuntimeBackend.install),
+    "openvino": (("openvino", "nncf"), openvino.OpenVinoBackend.install),
 }
 MARKS = {
     "llama_cpp": pytest.mark.llama,
@@ -198,8 +197,8 @@ def test_a_package_takes_ids_and_gives_the_logits_of_each_token(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path).parent))
     order = ordered(tmp_path, model=model)
     said: list[str] = []
-    folder = PACKAGES.made(order, ROWS, LENGTH, said.append)
-    assert PACKAGES.made(order, ROWS, LENGTH, said.append) == folder
+    folder = package_of(order, ROWS, LENGTH, said.append)
+    assert package_of(order, ROWS, LENGTH, said.append) == folder
     assert said == ["converting the model"]
     described = coremltools.utils.load_spec(str(folder / PACKAGE)).description
     shapes = {

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import REFUSED, written
-from optigpu.backends.coreml.package import PACKAGES
-from optigpu.backends.fixed_shapes import FixedShapes
-from optigpu.backends.folders import folder_of
+from optigpu.backends.converter_program import REFUSED, model_arguments, written
+from optigpu.backends.coreml.package import admit, package_of
+from optigpu.backends.export import folder_of
 from optigpu.documents.result import Outcome
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
@@ -33,30 +32,29 @@ from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with, largest_fi
 from tests.engine.converted_engines import ordered, prepared
 from tests.pages import ROOT
 
-CONVERTER = Converter("shapes", "tests.engine.children.fixed_shapes", ".json", (), ())
+CONVERTER = Converter("forms", "tests.engine.children.told", ".json", (), ())
 
 
-def test_a_model_is_written_once_for_each_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_written_once_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path).parent))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said: list[str] = []
-    order, shapes = ordered(tmp_path, seed=3, threads=2), FixedShapes(CONVERTER, "writing")
-    made = [shapes.made(order, 2, length, said.append) for length in (64, 64, 65)]
+    order = ordered(tmp_path, seed=3, threads=2)
+    arguments = model_arguments(order)
+    made = [CONVERTER.made(order, form, arguments, said.append, "writing") for form in ("a", "a", "b")]
     assert made[0] == made[1] != made[2]
     assert said == ["writing", "writing"]
     assert json.loads(made[0].read_text("ascii")) == {
         "model": "bundled:tiny",
         "seed": 3,
         "threads": 2,
-        "rows": 2,
-        "length": 64,
     }
 
 
 def test_a_stack_that_changes_weights_is_refused(tmp_path: Path) -> None:
-    PACKAGES.admit(ordered(tmp_path))
+    admit(ordered(tmp_path))
     with pytest.raises(UnsupportedError, match="runs float32 alone here, not bfloat16; leave the technique"):
-        PACKAGES.admit(ordered(tmp_path, VllmBf16()))
+        admit(ordered(tmp_path, VllmBf16()))
 
 
 PROGRAM = "tests.engine.children.ending_converter"
@@ -116,7 +114,7 @@ PLAIN: list[Any] = [
     ),
     pytest.param(
         "coreml",
-        lambda folder: PACKAGES.made(ordered(folder, model=SMALL), 1, 8, lambda _: None),
+        lambda folder: package_of(ordered(folder, model=SMALL), 1, 8, lambda _: None),
         marks=pytest.mark.coreml,
     ),
     ("vllm", lambda folder: folder_of("vllm", ordered(folder, model=SMALL), lambda _: None)),

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.coreml.package import logits_in
-from optigpu.backends.folders import folder_of
-from optigpu.backends.tensorrt_llm.settings import sampling_of
+from optigpu.backends.export import folder_of
 from optigpu.backends.vllm.settings import EngineSettings, settings_of
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Accelerator, Environment, Result, VerdictReason
@@ -229,7 +228,6 @@ def test_it_is_told_of_the_workload_and_of_no_tokenizer(tmp_path: Path, library:
     assert told["skip_tokenizer_init"] is True
     assert (facts["dtype"], facts["kv_cache"]) == ("float32", "paged")
     assert facts["versions"] == {"tensorrt-llm": library.__version__}
-    library.SamplingParams(**sampling_of(STEPS))
 
 
 @pytest.mark.usefixtures("library")

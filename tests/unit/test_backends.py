@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.refusals import allocation_failed, workload_refused
+from optigpu.backends.engine import allocation_failed, workload_refused
 from optigpu.vocabulary import OptiGPUError, OutOfMemoryError
 from optigpu.workloads.base import Workload
 from optigpu.workloads.classify import Classify

@@ -3,63 +3,114 @@
 It converts on Linux as well, where nothing can run what it wrote.
 """
 
+import argparse
 import sys
-from pathlib import Path
 
-from optigpu.backends.converter_program import require_space, written
-from optigpu.backends.fixed_shapes import fixed_shape_parser
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from optigpu.backends.converter_program import converter_parser, require_space, written
+from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE
+from optigpu.backends.traced import require_same, window_of
+from optigpu.models.loading.load import count_weights, load_model
+from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
-
-PACKAGE = "model.mlpackage"
-"""In the folder: coremltools saves a package under no other ending."""
 
 
 def main() -> int:
     """Writes the package."""
-    options = fixed_shape_parser("optigpu.backends.coreml.convert", __doc__, "folder").parse_args()
-    shape = (options.rows, options.length)
-
-    def write() -> None:
-        convert(options.model, options.output, options.seed, shape, options.threads)
-
-    return written(write, options.output)
+    parser = converter_parser("optigpu.backends.coreml.convert", __doc__, "folder")
+    parser.add_argument("--rows", type=int, required=True, help="how many sequences")
+    parser.add_argument("--length", type=int, required=True, help="the tokens of each")
+    options = parser.parse_args()
+    return written(lambda: convert(options), options.output)
 
 
-def convert(model: str, output: Path, seed: int, shape: tuple[int, int], threads: int) -> None:
+def convert(options: argparse.Namespace) -> None:
     """Converts the pass over ids [rows, length] to the logits of each token, in float32.
 
     Raises UnsupportedError for a model that cannot be had here or cannot be converted.
     """
     import coremltools
-    import numpy as np
-    import torch
 
-    from optigpu.backends.coreml.whole_pass import WholePass, traced
-    from optigpu.backends.traced import require_same, window_of
-    from optigpu.models.loading.load import count_weights, load_model
-    from optigpu.models.reference import parse_reference
-
-    torch.set_num_threads(threads)
-    loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="eager", seed=seed)
-    whole = WholePass(loaded, shape[1], window_of(loaded, "coreml"))
-    ids = torch.linspace(0, loaded.config.vocab_size - 1, shape[1]).long().expand(shape)
-    output.mkdir()
-    require_space(output, torch.float32.itemsize * count_weights(loaded))
+    torch.set_num_threads(options.threads)
+    reference, shape = parse_reference(options.model), (options.rows, options.length)
+    loaded = load_model(reference, device="cpu", dtype="float32", attention="eager", seed=options.seed)
+    whole = WholePass(loaded, options.length, window_of(loaded, "coreml"))
+    ids = torch.linspace(0, loaded.config.vocab_size - 1, options.length).long().expand(shape)
+    options.output.mkdir()
+    require_space(options.output, torch.float32.itemsize * count_weights(loaded))
     try:
         graph = traced(whole, *shape)
         with torch.no_grad():
             require_same(graph(ids), loaded(input_ids=ids, use_cache=False).logits, loaded, "coreml")
         package = coremltools.convert(
             graph,
-            inputs=[coremltools.TensorType(name="ids", shape=shape, dtype=np.int32)],
-            outputs=[coremltools.TensorType(name="logits", dtype=np.float32)],
+            inputs=[coremltools.TensorType(name=INPUT, shape=shape, dtype=np.int32)],
+            outputs=[coremltools.TensorType(name=OUTPUT, dtype=np.float32)],
             compute_precision=coremltools.precision.FLOAT32,
             minimum_deployment_target=coremltools.target.macOS14,
         )
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnsupportedError(f"{model} cannot be converted for Core ML: {why[:300]}") from error
-    package.save(str(output / PACKAGE))
+        raise UnsupportedError(f"{reference} cannot be converted for Core ML: {why[:300]}") from error
+    package.save(str(options.output / PACKAGE))
+
+
+class WholePass(Module):
+    """Ids [rows, length] to the logits after each token, [rows, length, vocabulary].
+
+    The mask and the positions are constants: transformers finds them with operations that the converter lacks.
+    """
+
+    mask: Tensor
+    positions: Tensor
+
+    def __init__(self, model: PreTrainedModel, length: int, window: int | None) -> None:
+        """`window`: how many tokens the attention reaches back; None without a bound."""
+        super().__init__()
+        self.inner = model
+        asking, seen = torch.arange(length)[:, None], torch.arange(length)[None, :]
+        hidden = seen > asking
+        if window is not None:
+            hidden = hidden | (seen <= asking - window)
+        mask = torch.where(hidden, torch.finfo(torch.float32).min, 0.0)
+        self.register_buffer("mask", mask[None, None])  # [1, 1, length, length]
+        self.register_buffer("positions", torch.arange(length)[None])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """What follows a token cannot change its logits."""
+        logits: Tensor = self.inner(
+            input_ids=ids, attention_mask=self.mask, position_ids=self.positions, use_cache=False
+        ).logits
+        return logits
+
+
+def traced(whole: WholePass, rows: int, length: int) -> ScriptModule:
+    """Through torch.export, which makes every size a number: the converter cannot read all that are computed."""
+    example = torch.zeros((rows, length), dtype=torch.int64)
+    with torch.no_grad():
+        exported = torch.export.export(whole.eval(), (example,)).module()
+        assert isinstance(exported, GraphModule)
+        _simplify(exported)
+        found: ScriptModule = torch.jit.trace(exported, example)
+    return found
+
+
+def _simplify(module: GraphModule) -> None:
+    """Removes what computes nothing and the converter does not know: another name for a tensor, checks of the input."""
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten.alias.default:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+        elif node.op == "call_module" and not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 if __name__ == "__main__":

@@ -1,32 +1,42 @@
-"""Packages for Core ML, written once and kept, each in a folder; and what one answers."""
+"""Packages for Core ML, written once for each shape and kept, each in a folder; and what one answers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from optigpu.backends import traced
+from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
-from optigpu.backends.coreml import convert
-from optigpu.backends.fixed_shapes import FixedShapes
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.runtime import Logits
-from optigpu.vocabulary import OptiGPUError
+from optigpu.techniques.base import engine_options
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
+PACKAGE = "model.mlpackage"
+"""In the folder: coremltools saves a package under no other ending."""
 INPUT, OUTPUT = "ids", "logits"
 """The names of the package's input and output."""
 CONVERTER = Converter(
     engine="coreml",
-    program=convert.__name__,
+    program="optigpu.backends.coreml.convert",
     suffix=".coreml",
-    sources=(
-        Path(convert.__file__),
-        Path(convert.__file__).with_name("whole_pass.py"),
-        Path(traced.__file__),
-    ),
+    sources=(Path(__file__).with_name("convert.py"), Path(traced.__file__)),
     libraries=("torch", "transformers", "coremltools"),
 )
-PACKAGES = FixedShapes(CONVERTER, "converting the model")
-"""Each is for sequences of exactly its length, the last tokens of which may be filling."""
+
+
+def admit(order: Order) -> None:
+    """Raises UnsupportedError for a stack that changes the numbers of weights: packages have float32 alone."""
+    weights = engine_options(order.stack).weights
+    if weights != "float32":
+        raise UnsupportedError(f"coreml runs float32 alone here, not {weights}; leave the technique out.")
+
+
+def package_of(order: Order, rows: int, length: int, progress: Callable[[str], None]) -> Path:
+    """The package for `rows` sequences of exactly `length` tokens, the last of which may be filling."""
+    arguments = (*model_arguments(order), "--rows", str(rows), "--length", str(length))
+    return CONVERTER.made(order, f"float32-{rows}x{length}", arguments, progress)
 
 
 def logits_in(answer: Mapping[str, object], position: int) -> Logits:

@@ -9,18 +9,15 @@ from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.coreml.convert import PACKAGE
-from optigpu.backends.coreml.package import INPUT, PACKAGES, logits_in
+from optigpu.backends.coreml.package import INPUT, PACKAGE, admit, logits_in, package_of
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.models.described import decoder_facts
-from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
 Ids32 = NDArray[np.int32]
 """Token ids as a package takes them, [rows, length]."""
 ENGINE = "Core ML"
-NOT_SAID = "Core ML does not say which kernels of attention run."
 
 
 def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
@@ -28,15 +25,15 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 
     Raises UnsupportedError for a model that cannot be converted, OptiGPUError when converting fails.
     """
-    facts = decoder_facts(parse_reference(str(order.model)))
+    facts = decoder_facts(order.reference)
 
     def steps(rows: int, length: int) -> "PackageSteps":
-        path = PACKAGES.made(order, rows, length, progress)
+        path = package_of(order, rows, length, progress)
         with whole(path, ENGINE):
             model = coremltools.models.MLModel(str(path / PACKAGE), compute_units=coremltools.ComputeUnit.ALL)
         return PackageSteps(model, rows, length)
 
-    PACKAGES.admit(order)  # a stack that it cannot apply is refused before anything is converted
+    admit(order)  # a stack that it cannot apply is refused before anything is converted
     notes = Notes()
     notes.record(
         dtype="float32",
@@ -44,7 +41,10 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
         decode_loop=ENGINE,
         decode_operator="MLModel.predict",
         versions={"coremltools": coremltools.__version__},
-        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
+        reasons=dict.fromkeys(
+            ("attn_implementation", "attention_kernels"),
+            "Core ML does not say which kernels of attention run.",
+        ),
     )
     return SteppedRuntime(order, Loaded(ENGINE, facts, steps, weights_of(order), None), notes)
 

@@ -5,8 +5,6 @@ with llama.cpp is the backend llama_cpp's. Only `start` and `prepare` import it.
 """
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import ClassVar
 
 from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp import LlamaCppBackend
@@ -17,17 +15,14 @@ from optigpu.engines.environments import not_installed
 
 NOT_THERE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")
 """llama.cpp's types that this fork does not write, or writes under another name."""
-OF_IMPORTANCE = (
-    "The type {} needs to know how much each input matters, which ik_llama.cpp takes in no form that C has; ask for "
-    "the backend llama_cpp, or for another type."
-)
 
 
 class IkLlamaCppBackend(LlamaCppBackend):
     """Decodes on a CPU, models of the families that a GGUF file is written of but GPT-2."""
 
-    name: ClassVar[str] = "ik_llama_cpp"
-    summary: ClassVar[str] = "Llama models as GGUF files in ik_llama.cpp, on a CPU"
+    name = "ik_llama_cpp"
+    summary = "Llama models as GGUF files in ik_llama.cpp, on a CPU"
+    modules = (".native", "..llama_cpp.runtime")
 
     def missing(self, environment: Environment) -> str | None:
         """That the environment of the engine is not there."""
@@ -36,15 +31,13 @@ class IkLlamaCppBackend(LlamaCppBackend):
     def refused_type(self, name: str) -> str | None:
         """The types that are written for llama.cpp alone."""
         if name in NEED_IMPORTANCE:
-            return OF_IMPORTANCE.format(name)
+            return (
+                f"The type {name} needs to know how much each input matters, which ik_llama.cpp takes in no form that "
+                "C has; ask for the backend llama_cpp, or for another type."
+            )
         if name in NOT_THERE:
             return f"ik_llama.cpp has no type {name}; ask for the backend llama_cpp, or for another type."
         return None
-
-    def start(self, *, model: bool) -> None:
-        """Imports ik_llama.cpp and what runs it."""
-        import_module(f"{__name__}.native")
-        import_module("optigpu.backends.llama_cpp.runtime")
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Writes the model's GGUF file if it is not kept already, and loads it."""

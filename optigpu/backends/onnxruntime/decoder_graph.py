@@ -10,7 +10,6 @@ bits in groups that share a scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -70,16 +69,17 @@ class Matrices:
 
     def linear(self, name: str, layers: Sequence[Module], values: str) -> str:
         """The product of layers that read the same inputs, with their outputs side by side."""
-        weight = np.concatenate([self._rows(layer) for layer in layers])
+        weights = [numbers(layer.get_parameter("weight")) for layer in layers]
+        weight = np.concatenate([each.T for each in weights] if self._conv1d else weights)
         biases = [layer.get_parameter("bias") for layer in layers if getattr(layer, "bias", None) is not None]
         if biases and len(biases) != len(layers):
             raise UnsupportedError(
                 f"onnxruntime needs a bias on all parts of {name} or on none; ask for the backend torch."
             )
-        bias = (
-            self._graph.constant(f"{name}.bias", np.concatenate(list(map(numbers, biases)))) if biases else ""
+        joined = (
+            self._graph.constant(f"{name}.bias", np.concatenate([*map(numbers, biases)])) if biases else ""
         )
-        return self._product(name, weight, bias, values)
+        return self._product(name, weight, joined, values)
 
     def head(self, layer: Module, table: str, values: str, named: str) -> str:
         """The head, whose output is `named`; it reads the embedding's `table` where that is not empty."""
@@ -87,28 +87,26 @@ class Matrices:
             return self._graph.node("Gemm", values, table, named=named, transB=1)
         return self._product("head", numbers(layer.get_parameter("weight")), "", values, named)
 
-    def _rows(self, layer: Module) -> Floats:
-        weight = numbers(layer.get_parameter("weight"))
-        return weight.T if self._conv1d else weight
-
     def _product(self, name: str, weight: Floats, bias: str, values: str, named: str = "") -> str:
         graph, form = self._graph, self._form
         outputs, inputs = weight.shape
-        if form.is_float:
+        if form.bits == 32:
             matrix = graph.constant(f"{name}.weight", weight)
             return graph.node("Gemm", values, matrix, *([bias] if bias else []), named=named, transB=1)
         packed, scales = quantized(weight, form.bits, form.group)
-        stored = graph.constant(f"{name}.numbers", packed), graph.constant(f"{name}.scales", scales)
-        shape = {"K": inputs, "N": outputs, "bits": form.bits, "block_size": form.group}
         return graph.node(
             "MatMulNBits",
             values,
-            *stored,
+            graph.constant(f"{name}.numbers", packed),
+            graph.constant(f"{name}.scales", scales),
             *(["", "", bias] if bias else []),
             domain=MICROSOFT,
             named=named,
             accuracy_level=form.accuracy_level,
-            **shape,
+            K=inputs,
+            N=outputs,
+            bits=form.bits,
+            block_size=form.group,
         )
 
 
@@ -186,15 +184,9 @@ def write_decoder(model: PreTrainedModel, graph: GraphWriter, form: Format) -> N
     _DecoderWriter(model, parts, loaded_facts(model), graph, form).write()
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """Names of values that every block reads."""
-
-    shape: str
-    rotary: tuple[str, ...]
-
-
 class _DecoderWriter:
+    """`_rows` is [rows, count, -1], which a reshape to separate rows reads, `_rotated` the tables of the rotation."""
+
     def __init__(
         self, model: PreTrainedModel, parts: Parts, facts: ModelFacts, graph: GraphWriter, form: Format
     ) -> None:
@@ -209,14 +201,16 @@ class _DecoderWriter:
         ids = graph.input("input_ids", TensorProto.INT64, ("rows", "count"))
         graph.input("seqlens_k", TensorProto.INT32, ("rows",))
         graph.input("total_length", TensorProto.INT32, (1,))
-        shared = _Shared(self._shape_of(ids), self._rotary())
+        rest = graph.constant("rest", np.array([-1], np.int64))
+        self._rows = graph.node("Concat", graph.node("Shape", ids), rest, axis=0)
+        self._rotated = self._rotary()
         blocks = [
             self._decoder.get_submodule(f"{decoder.blocks}.{number}") for number in range(self._facts.layers)
         ]
         table, values = self._embedded(ids)
         normed = self._norms.first("0.first", blocks[0].get_submodule(decoder.first), values)
         for number, block in enumerate(blocks):
-            attended = self._attended(number, block, normed, shared)
+            attended = self._attended(number, block, normed)
             second = block.get_submodule(decoder.second)
             normed, values = self._norms.after(f"{number}.second", second, attended, values)
             fed = self._fed(number, block, normed)
@@ -224,12 +218,7 @@ class _DecoderWriter:
                 first = blocks[number + 1].get_submodule(decoder.first)
                 normed, values = self._norms.after(f"{number + 1}.first", first, fed, values)
             else:
-                self._finish(fed, values, table, shared)
-
-    def _shape_of(self, ids: str) -> str:
-        """[rows, count, -1]: what a reshape to separate rows reads."""
-        rest = self._graph.constant("rest", np.array([-1], np.int64))
-        return self._graph.node("Concat", self._graph.node("Shape", ids), rest, axis=0)
+                self._finish(fed, values, table)
 
     def _flat(self, values: str, width: int) -> str:
         """[rows, count, width] as [tokens, width]."""
@@ -242,16 +231,14 @@ class _DecoderWriter:
         """The table of a head that is tied to it, or an empty name, and the embedded tokens."""
         graph, parts, tied = self._graph, self._parts.decoder, self._facts.tied_head
         rows = numbers(self._decoder.get_submodule(parts.embedding).get_parameter("weight"))
-        is_shared = tied and self._form.is_float
+        is_shared = tied and self._form.bits == 32
         table = graph.constant("embedding", rows, looked_up=not is_shared)
         values = graph.node("Gather", table, ids)
         if parts.positions:
-            places = numbers(self._decoder.get_submodule(parts.positions).get_parameter("weight"))[
-                -self._facts.longest :
-            ]
+            places = numbers(self._decoder.get_submodule(parts.positions).get_parameter("weight"))
+            table_of_places = graph.constant("places", places[-self._facts.longest :], looked_up=True)
             graph.input("positions", TensorProto.INT64, ("count",))
-            found = graph.node("Gather", graph.constant("places", places, looked_up=True), "positions")
-            values = graph.node("Add", values, found)
+            values = graph.node("Add", values, graph.node("Gather", table_of_places, "positions"))
         return (table if is_shared else ""), self._flat(values, self._facts.hidden_size)
 
     def _rotary(self) -> tuple[str, ...]:
@@ -271,44 +258,37 @@ class _DecoderWriter:
             for name, half in zip(("cosines", "sines"), halves, strict=True)
         )
 
-    def _attended(self, number: int, block: Module, normed: str, shared: _Shared) -> str:
+    def _attended(self, number: int, block: Module, normed: str) -> str:
         graph, facts, parts = self._graph, self._facts, self._parts.attention
         attention = block.get_submodule(parts.path)
         joined = self._matrices.linear(
             f"{number}.qkv", [attention.get_submodule(name) for name in parts.qkv], normed
         )
-        cached = (facts.kv_heads, "capacity", facts.head_size)
+        shape = ("rows", facts.kv_heads, "capacity", facts.head_size)
+        holder = {"config": self._model.config, "attention": attention}.get(parts.window_in or "")
         past, present = [], []
         for kind in ("key", "value"):
-            shape = ("rows", *cached)
             past.append(graph.input(f"past_{kind}_{number}", TensorProto.FLOAT, shape))
             present.append(graph.output(f"present_{kind}_{number}", TensorProto.FLOAT, shape))
         attended, *_ = graph.node_with(
             (f"{number}.attended", *present),
             "GroupQueryAttention",
-            graph.node("Reshape", joined, shared.shape),
+            graph.node("Reshape", joined, self._rows),
             "",
             "",
             *past,
             "seqlens_k",
             "total_length",
-            *shared.rotary,
+            *self._rotated,
             domain=MICROSOFT,
             num_heads=facts.heads,
             kv_num_heads=facts.kv_heads,
             scale=float(getattr(attention, "scaling", 0.0)),
-            do_rotary=int(bool(shared.rotary)),
-            local_window_size=self._window(attention),
+            do_rotary=int(bool(self._rotated)),
+            local_window_size=getattr(holder, "sliding_window", None) or -1,  # -1: it reaches back to all
         )
         flat = self._flat(attended, facts.heads * facts.head_size)
         return self._matrices.linear(f"{number}.output", [attention.get_submodule(parts.output)], flat)
-
-    def _window(self, attention: Module) -> int:
-        """How many tokens a token sees, itself included; -1 for all."""
-        holder = {"config": self._model.config, "attention": attention}.get(
-            self._parts.attention.window_in or ""
-        )
-        return getattr(holder, "sliding_window", None) or -1
 
     def _fed(self, number: int, block: Module, normed: str) -> str:
         parts = self._parts.mlp
@@ -324,14 +304,12 @@ class _DecoderWriter:
         gate = activated(self._graph, linear("gate", parts.gate, normed))
         return linear("down", parts.down, self._graph.node("Mul", gate, up))
 
-    def _finish(self, fed: str, values: str, table: str, shared: _Shared) -> None:
+    def _finish(self, fed: str, values: str, table: str) -> None:
         """The norm and the head, of each row's last token alone."""
         graph, facts = self._graph, self._facts
         last = graph.constant("last", np.array(-1, np.int64))
-        ends = [
-            graph.node("Gather", graph.node("Reshape", each, shared.shape), last, axis=1)
-            for each in (fed, values)
-        ]
+        by_row = [graph.node("Reshape", each, self._rows) for each in (fed, values)]
+        ends = [graph.node("Gather", each, last, axis=1) for each in by_row]
         norm = self._decoder.get_submodule(self._parts.decoder.final)
         normed, _ = self._norms.after("final", norm, *ends)
         logits = graph.output("logits", TensorProto.FLOAT, ("rows", facts.vocabulary))

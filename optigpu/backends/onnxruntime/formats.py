@@ -11,8 +11,6 @@ from optigpu.vocabulary import Frozen, UnsupportedError
 
 _BITS = {"float32": 32, "int8": 8, "int4": 4}
 _ACCURACY = {"float": 1, "int8": 4}
-DEFAULT_GRAPH = "all"
-"""ONNX Runtime's own default: all rewritings of the graph."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,6 @@ class Format:
         return f"{self.bits}-{self.group}-{self.accuracy_level}"
 
     @property
-    def is_float(self) -> bool:
-        """Whether matrices stay as they are."""
-        return self.bits == 32
-
-    @property
     def product_dtypes(self) -> tuple[str, ...]:
         """What is multiplied besides floats: activations are rounded to int8 at accuracy level 4."""
         return ("int8",) if self.accuracy_level == _ACCURACY["int8"] else ()
@@ -64,8 +57,8 @@ def format_of(stack: tuple[Technique, ...]) -> Format:
 
 
 def graph_level_of(stack: tuple[Technique, ...]) -> str:
-    """How far a session rewrites the graph."""
-    return engine_options(stack).graph or DEFAULT_GRAPH
+    """How far a session rewrites the graph; ONNX Runtime's own default is all."""
+    return engine_options(stack).graph or "all"
 
 
 @dataclass(frozen=True)
@@ -98,9 +91,8 @@ MODEL, DATA, CONTENTS = "model.onnx", "model.data", "contents.json"
 class Contents(Frozen):
     """`parameters` are the model's weights before they were written, `bytes` those of the constants that were.
 
-    `packed` counts the constants' numbers of 8 bits and fewer, with those that fill a row's last group.
-
-    `tensor_types` counts the constants by their type, `files` has the size of each file.
+    `packed` counts the constants' numbers of 8 bits and fewer, with those that fill a row's last group. `tensor_types`
+    counts the constants by their type, `files` has the size of each file.
     """
 
     footprint: Footprint | ImageFootprint
@@ -118,8 +110,7 @@ class Contents(Frozen):
     def read(cls, folder: Path) -> Self:
         """Raises OSError or ValueError for a folder whose files are not what was written."""
         contents = cls.model_validate_json((folder / CONTENTS).read_text("utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in contents.files}
-        if sizes != contents.files:
+        if {name: (folder / name).stat().st_size for name in contents.files} != contents.files:
             raise ValueError("its files have other sizes than when they were written")
         return contents
 

@@ -16,8 +16,6 @@ NOTES = "optigpu"
 """Under this name a graph holds what is known of the model it was made of."""
 _ON_THE_WAY = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose")
 """What widens a quantized constant and gives it its shape."""
-_LOOKUP = ("Gather", 0)
-"""The kind of layer that takes rows of a table, and its port for the table."""
 _BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
 """Of a quantized weight."""
 _COUNTED = ("f32", "f16", "bf16", *_BITS)
@@ -56,12 +54,14 @@ class Contents:
 
     @property
     def figures(self) -> Mapping[str, float | None]:
-        """The fields of WeightFacts that a graph knows."""
-        return {
-            "bytes": self.bytes,
-            "parameters": self.notes["parameters"],
-            "quantized": self.quantized,
-        }
+        """The fields of WeightFacts that a graph knows; `quantized` is None where no weight is."""
+        weights = (each for each in self.constants if each.type in _BITS and not each.is_zero)
+        packed, parameters = (
+            sum(8 * each.bytes // _BITS[each.type] for each in weights),
+            self.notes["parameters"],
+        )
+        quantized = packed / parameters if packed else None
+        return {"bytes": self.bytes, "parameters": parameters, "quantized": quantized}
 
     @property
     def types(self) -> dict[str, int]:
@@ -83,13 +83,6 @@ class Contents:
         """Whether some are numbers of 8 bits and fewer."""
         return any(each.type in _BITS for each in self.constants)
 
-    @property
-    def quantized(self) -> float | None:
-        """The share of the model's weights that are such numbers; None if none is."""
-        weights = (each for each in self.constants if each.type in _BITS and not each.is_zero)
-        packed = sum(8 * each.bytes // _BITS[each.type] for each in weights)
-        return packed / self.notes["parameters"] if packed else None
-
 
 def contents_of(folder: Path) -> Contents:
     """Reads a graph. Raises ValueError for one that is none, and where the file of constants is too short for it."""
@@ -102,14 +95,19 @@ def contents_of(folder: Path) -> Contents:
     found: dict[int, Constant] = {}
     for number, layer in layers.items():
         if layer.attrib["type"] == "Const":
-            looked_up = _ends(number, layers, readers) == {_LOOKUP}
+            looked_up = _ends(number, layers, readers) == {("Gather", 0)}  # port 0 takes the table
             constant = _constant(layer, looked_up, _is_zero(number, layers, readers))
             known = found.get(constant.offset)
             if known is None or known.looked_up:  # what anyone reads wholly is read wholly
                 found[constant.offset] = constant
     constants = tuple(each for each in found.values() if each.type in _COUNTED)
-    _require_whole((folder / GRAPH).with_suffix(".bin"), constants)
-    return Contents(constants, _notes(root))
+    binary = (folder / GRAPH).with_suffix(".bin")
+    size, end = binary.stat().st_size, max((each.offset + each.bytes for each in constants), default=0)
+    if size < end:
+        raise ValueError(f"{binary.name} has {size} bytes, and the graph needs {end}")
+    noted = root.find(f"rt_info/{NOTES}")
+    notes = {} if noted is None else {note.tag: int(note.attrib["value"]) for note in noted}
+    return Contents(constants, notes)
 
 
 def _constant(layer: Element, looked_up: bool, is_zero: bool) -> Constant:
@@ -157,14 +155,3 @@ def _ends(number: int, layers: Mapping[int, Element], readers: Readers) -> set[t
                 seen.add(reader)
                 waiting.append(reader)
     return ends
-
-
-def _notes(root: Element) -> dict[str, int]:
-    noted = root.find(f"rt_info/{NOTES}")
-    return {} if noted is None else {note.tag: int(note.attrib["value"]) for note in noted}
-
-
-def _require_whole(path: Path, constants: tuple[Constant, ...]) -> None:
-    end = max((each.offset + each.bytes for each in constants), default=0)
-    if path.stat().st_size < end:
-        raise ValueError(f"{path.name} has {path.stat().st_size} bytes, and the graph needs {end}")

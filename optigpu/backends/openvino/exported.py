@@ -5,7 +5,7 @@ inputs and outputs have the names that OpenVINO's pipelines for text look for.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch.jit import ScriptModule
@@ -34,9 +34,6 @@ _ROWS, _NEW, _PAST = 2, 3, 4
 """The sizes that are traced; all are left open after it."""
 ORDER = "beam_idx"
 """The input that says which row each row goes on from."""
-LOGITS = "logits"
-_ROW_AXIS = 0
-"""The dimension of the rows in keys and values."""
 
 
 class LastLogits(Module):
@@ -98,9 +95,16 @@ def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:
     loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="sdpa", seed=seed)
     facts = loaded_facts(loaded)
     made = ov.convert_model(traced_decoder(loaded, facts))
-    name_ports(made, TOKENS, facts.layers)
-    made.reshape(_open_shapes(facts))
-    make_stateful(made, facts.layers)
+    past, present = (
+        [f"{kind}.{layer}.{part}" for layer in range(facts.layers) for part in ("key", "value")]
+        for kind in ("past", "present")
+    )
+    for ports, names in ((made.inputs, [*TOKENS, *past]), (made.outputs, ["logits", *present])):
+        for port, name in zip(ports, names, strict=True):
+            port.get_tensor().set_names({name})
+    open_past = ov.PartialShape([-1, facts.kv_heads, -1, facts.head_size])
+    made.reshape(dict.fromkeys(TOKENS, ov.PartialShape([-1, -1])) | dict.fromkeys(past, open_past))
+    _make_stateful(made, dict(zip(past, present, strict=True)))
     _note(made, parameters=count_weights(loaded))
     return made
 
@@ -157,12 +161,6 @@ def _require_same(traced: ScriptModule, model: PreTrainedModel, facts: ModelFact
             require_same(found[:, -1], expected, model, "openvino")
 
 
-def _open_shapes(facts: ModelFacts) -> dict[str, ov.PartialShape]:
-    past = ov.PartialShape([-1, facts.kv_heads, -1, facts.head_size])
-    names = cache_names("past", facts.layers)
-    return dict.fromkeys(TOKENS, ov.PartialShape([-1, -1])) | dict.fromkeys(names, past)
-
-
 def _filled(past: tuple[torch.Tensor, ...]) -> DynamicCache:
     cache = DynamicCache()
     for keys, values in zip(past[::2], past[1::2], strict=True):
@@ -187,47 +185,22 @@ def _note(model: ov.Model, **numbers: float) -> None:
         model.set_rt_info(str(math.floor(number)), [NOTES, name])
 
 
-def cache_names(kind: str, layers: int) -> list[str]:
-    """Of the keys and values of all layers; `kind` is "past" or "present"."""
-    return [f"{kind}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
-
-
-def name_ports(model: ov.Model, first: Sequence[str], layers: int) -> None:
-    """Names the inputs, which are `first` and the past, and the outputs, the logits and the present."""
-    for ports, names in (
-        (model.inputs, [*first, *cache_names("past", layers)]),
-        (model.outputs, [LOGITS, *cache_names("present", layers)]),
-    ):
-        for port, name in zip(ports, names, strict=True):
-            port.get_tensor().set_names({name})
-
-
-def make_stateful(model: ov.Model, layers: int) -> None:
+def _make_stateful(model: ov.Model, present_of: dict[str, str]) -> None:
     """The past becomes state that begins empty with as many rows as ORDER has, and that the present is assigned to."""
     order = ops.parameter([-1], ov.Type.i32, name=ORDER)
     order.output(0).get_tensor().set_names({ORDER})
     model.add_parameters([order])
-    past = cache_names("past", layers)
-    for name in past:
+    for name in present_of:
         port = model.input(name)
         readers = port.get_target_inputs()
-        taken = ops.gather(port, order, ops.constant(_ROW_AXIS, ov.Type.i64))
+        taken = ops.gather(port, order, ops.constant(0, ov.Type.i64))  # along the rows
         for reader in readers:
             reader.replace_source_output(taken.output(0))
     model.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(model, dict(zip(past, cache_names("present", layers), strict=True)))
-    for read in list(_reads(model)):
-        read.set_arguments([_empty_like(read, order).output(0)])
+    apply_make_stateful_transformation(model, present_of)
+    for read in [each for each in model.get_ordered_ops() if each.get_type_name() == "ReadValue"]:
+        _, heads, _, size = read.get_output_partial_shape(0)
+        rest = ops.constant([heads.get_length(), 0, size.get_length()], ov.Type.i64)
+        shape = ops.concat([ops.shape_of(order, output_type="i64"), rest], axis=0)
+        read.set_arguments([ops.broadcast(ops.constant(0.0, ov.Type.f32), shape).output(0)])
     model.validate_nodes_and_infer_types()
-
-
-def _reads(model: ov.Model) -> Iterator[ov.Node]:
-    return (each for each in model.get_ordered_ops() if each.get_type_name() == "ReadValue")
-
-
-def _empty_like(read: ov.Node, order: ov.Node) -> ov.Node:
-    """Keys or values [rows, heads, 0, size]."""
-    _, heads, _, size = read.get_output_partial_shape(0)
-    rows = ops.shape_of(order, output_type="i64")
-    rest = ops.constant([heads.get_length(), 0, size.get_length()], ov.Type.i64)
-    return ops.broadcast(ops.constant(0.0, ov.Type.f32), ops.concat([rows, rest], axis=0))

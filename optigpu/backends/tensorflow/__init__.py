@@ -6,30 +6,23 @@ is run by the backend litert. Only `start` and `prepare` import TensorFlow, whic
 
 import os
 from collections.abc import Callable
-from importlib import import_module
-from typing import ClassVar
 
 from optigpu.backends.base import Order
-from optigpu.backends.refusals import workload_refused
+from optigpu.backends.engine import EngineBackend
 from optigpu.backends.runtime import Runtime
-from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import not_installed
-from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.base import Workload
 
 PACKAGES = ("tensorflow", "tensorflow-cpu")
 """The same package, with and without its GPU libraries."""
-WORKLOADS = ("classify",)
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(EngineBackend):
     """Classifies images on a CPU, as a tf.function in float32."""
 
-    name: ClassVar[str] = "tensorflow"
-    summary: ClassVar[str] = "image classifiers as .keras files in TensorFlow, on a CPU"
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    name = "tensorflow"
+    summary = "image classifiers as .keras files in TensorFlow, on a CPU"
+    workloads = ("classify",)
 
     def missing(self, environment: Environment) -> str | None:
         """TensorFlow, where it is neither here nor in an environment of its own."""
@@ -37,25 +30,11 @@ class TensorFlowBackend:
             return None
         return not_installed(self.name)
 
-    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
-        """Classification of images."""
-        return workload_refused(self.name, workload, WORKLOADS)
-
-    def start(self, *, model: bool) -> None:
-        """Imports TensorFlow, which takes seconds."""
-        import_module(f"{__name__}.runtime")
-
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Loads the file that the reference names, and compiles its function."""
         from optigpu.backends.tensorflow.runtime import TensorFlowRuntime
 
         return TensorFlowRuntime(order, progress)
-
-    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
-        """OptiGPU measures peaks with torch's operators and its own."""
-        raise UnsupportedError(
-            "tensorflow does not measure the machine's peaks; ask the backend torch for them."
-        )
 
     def use_threads(self, count: int) -> None:
         """TensorFlow reads them when it is loaded."""

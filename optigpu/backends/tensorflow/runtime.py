@@ -1,9 +1,7 @@
 """What workloads and meters ask of a Keras classifier in TensorFlow, and what it is: its shapes, weights and MACs."""
 
 import hashlib
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -13,32 +11,34 @@ import numpy as np
 import tensorflow as tf
 
 from optigpu.backends.base import Order
-from optigpu.backends.runtime import Images, MemoryPeaks, Pass, Profile
+from optigpu.backends.engine import EngineRuntime, timed_pass, weights_of_file
+from optigpu.backends.runtime import Images, Pass
 from optigpu.backends.tensorflow import PACKAGES
 from optigpu.documents.facts import FROM_FILE, WeightFacts
 from optigpu.documents.shapes import ImageFacts, ImageFootprint
 from optigpu.models.held import KERAS, model_file
-from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import UnsupportedError
 
-NOT_SAID = "TensorFlow does not say which kernels run."
-ON_CPU = "TensorFlow runs on the CPU here, which has no memory of an accelerator."
-NO_REVISION = "A file has no revision; the weight hash identifies it."
 FLOAT = 4
 
 
-class TensorFlowRuntime:
+class TensorFlowRuntime(EngineRuntime):
     """An ImageRuntime: the model as one tf.function in float32, with oneDNN where TensorFlow was built with it.
 
     Images come as float32 [batch, channels, height, width] and are laid out before what is timed.
     """
 
+    engine = "TensorFlow"
+
     def __init__(self, order: Order, progress: Callable[[str], None]) -> None:
         """Raises UnsupportedError for a model that is no .keras file of a classifier."""
         self.device, self.seed = order.device, order.seed
-        self.notes = Notes()
-        self._path = _file(order.model)
+        if order.reference.kind != "path" or not order.reference.name.endswith(KERAS):
+            raise UnsupportedError(
+                f"tensorflow cannot run {order.reference}: it runs Keras models; name one as path:FOLDER/model{KERAS}."
+            )
+        self._path = model_file(order.reference.name)
         progress("loading")
         model = _loaded(self._path)
         self._network: Network = network_of(model, self._path.name)
@@ -49,71 +49,34 @@ class TensorFlowRuntime:
         batch = order.workload.classified_images or 1
         progress("compiling")
         self._call = call.get_concrete_function(tf.TensorSpec((batch, *self._network.input), tf.float32))
-        self._record(order, xla)
+        self.notes = Notes()
+        self.notes.record(
+            dtype="float32",
+            threads=order.threads,
+            versions={"tensorflow": tf.__version__, "keras": _version("keras")},
+            reasons=dict.fromkeys(
+                ("attn_implementation", "attention_kernels"), "TensorFlow does not say which kernels run."
+            ),
+            tensorflow_package=next((name for name in PACKAGES if _version(name) != "unknown"), "unknown"),
+            tensorflow_xla=xla,
+            tensorflow_build=dict(sorted(tf.sysconfig.get_build_info().items())),
+        )
 
     def forward(self, inputs: Images) -> Pass:
         """Its time ends when the most likely class of each image is chosen, as every backend's does."""
         images = tf.constant(np.ascontiguousarray(inputs.transpose(0, 2, 3, 1)))
-        started = time.perf_counter_ns()
-        scores = self._call(images).numpy()
-        chosen = scores.argmax(axis=-1)
-        return Pass(scores, chosen, (time.perf_counter_ns() - started) / 1e9)
-
-    def observe(self, inputs: Images) -> None:
-        """TensorFlow does not name the kernels that it runs."""
-
-    def compute_exactly(self) -> None:
-        """Nothing: it computes in float32 already."""
+        return timed_pass(lambda: self._call(images).numpy())
 
     def weights(self) -> WeightFacts:
         """The file's hash; the bytes are those of the variables, all float32."""
-        found = hashlib.sha256(self._path.read_bytes()).hexdigest()
-        return WeightFacts(
-            bytes=FLOAT * self._network.parameters,
-            parameters=self._network.parameters,
-            hash=found,
-            hash_of="files",
-            files={self._path.name: found},
-            reasons={"revision": NO_REVISION},
-        )
+        found, parameters = hashlib.sha256(self._path.read_bytes()).hexdigest(), self._network.parameters
+        return weights_of_file(self._path, found, size=FLOAT * parameters, parameters=parameters)
 
     def footprint(self) -> ImageFootprint:
         """A pass reads all variables; an operation is a multiplication or an addition."""
         side, channels = self.facts.image_size, self.facts.channels
         pixels = channels * side * side
         return ImageFootprint(self.facts, FLOAT * self._network.parameters, 2 * self._network.macs, pixels)
-
-    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """There is no accelerator; the host's memory is the meter's own affair."""
-        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), ON_CPU))
-
-    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-        """TensorFlow's profiler needs a plugin of its own."""
-        raise UnsupportedError("OptiGPU has no profiler for TensorFlow; leave the meter profile out.")
-
-    def annotate(self, name: str) -> AbstractContextManager[None]:
-        """Nobody watches a CPU from outside."""
-        return nullcontext()
-
-    def _record(self, order: Order, xla: bool) -> None:
-        self.notes.record(
-            dtype="float32",
-            threads=order.threads,
-            versions={"tensorflow": tf.__version__, "keras": _version("keras")},
-            reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
-            tensorflow_package=next((name for name in PACKAGES if _version(name) != "unknown"), "unknown"),
-            tensorflow_xla=xla,
-            tensorflow_build=dict(sorted(tf.sysconfig.get_build_info().items())),
-        )
-
-
-def _file(reference: str | None) -> Path:
-    parsed = parse_reference(str(reference))
-    if parsed.kind != "path" or not parsed.name.endswith(KERAS):
-        raise UnsupportedError(
-            f"tensorflow cannot run {parsed}: it runs Keras models; name one as path:FOLDER/model{KERAS}."
-        )
-    return model_file(parsed.name)
 
 
 def _loaded(path: Path) -> "tf.keras.Model":

@@ -9,9 +9,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,14 +24,14 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.folders import folder_of
-from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.backends.engine import DecodingEngine
+from optigpu.backends.export import folder_of, room_of
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks
 from optigpu.backends.serving import Arrivals
-from optigpu.backends.vllm.settings import EngineSettings, cache_gib, room_of, settings_of
+from optigpu.backends.vllm.settings import EngineSettings, cache_gib, settings_of
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.described import decoder_facts
-from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 
@@ -77,17 +76,12 @@ class Forcing(AdapterLogitsProcessor):  # type: ignore[misc]  # of a library wit
         return SCORED[row].step if isinstance(row, int) else None
 
 
-NOT_SAID = "vLLM does not say which kernels of attention run."
-NO_FOOTPRINT = "vLLM merges and pads matrices, and does not say what a step reads."
-_MEMORY = ("peak_bytes", "peak_reserved_bytes")
-
-
 def prepared(order: Order, progress: Callable[[str], None]) -> "VllmRuntime":
     """Makes the engine for the order's workload.
 
     Raises UnsupportedError for a model that vLLM does not know or cannot find here.
     """
-    facts = decoder_facts(parse_reference(str(order.model)))
+    facts = decoder_facts(order.reference)
     settings = settings_of(order, folder_of("vllm", order, progress), facts)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(settings, facts))
     logging.getLogger("vllm").setLevel(logging.WARNING)
@@ -96,20 +90,23 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "VllmRuntime":
         arguments = EngineArgs(**settings.keywords, logits_processors=[Forcing])
         engine = LLMEngine.from_engine_args(arguments)
     except (ValueError, NotImplementedError) as error:
-        raise UnsupportedError(f"vLLM cannot run {order.model}: {_first_line(error)}") from error
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UnsupportedError(f"vLLM cannot run {order.model}: {why}") from error
     return VllmRuntime(order, engine, settings, facts)
 
 
-class VllmRuntime:
+class VllmRuntime(DecodingEngine):
     """A DecodingRuntime that steps vLLM's engine itself: every sequence of a batch is a request that begins at once."""
+
+    engine = "vLLM"
 
     def __init__(self, order: Order, engine: LLMEngine, settings: EngineSettings, facts: ModelFacts) -> None:
         self.device, self.seed, self.facts = order.device, order.seed, facts
-        self.decoded: tuple[int, int] | None = None
         self.notes = _notes(settings)
         self._engine, self._settings = engine, settings
         self._room = room_of(order, facts)
-        self._weights = weights_of(order).model_copy(update={"bytes": _weight_bytes(engine)})
+        (held,) = engine.collective_rpc(_bytes_of_worker)
+        self._weights = weights_of(order).model_copy(update={"bytes": held})
         self._requests = 0
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
@@ -148,22 +145,14 @@ class VllmRuntime:
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """On a GPU torch's own counts, which hold the whole cache that was set aside; there are none on a CPU."""
         if self.device is DeviceKind.CPU:
-            reason = "vLLM runs on the CPU here, which has no memory of an accelerator."
-            return MemoryPeaks(reasons=dict.fromkeys(_MEMORY, reason))
+            return super().peak_memory(run)
         torch.cuda.reset_peak_memory_stats()
         run()
         return MemoryPeaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 
-    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-        """vLLM's steps are not told apart in a trace."""
-        raise UnsupportedError("OptiGPU has no profiler for vLLM; leave the meter profile out.")
-
     def annotate(self, name: str) -> AbstractContextManager[None]:
         """A named range for a profiler that watches a GPU from outside."""
-        return nullcontext() if self.device is DeviceKind.CPU else torch.cuda.nvtx.range(name)
-
-    def observe(self, prompt: Ids) -> None:
-        """vLLM does not name the kernels that it runs."""
+        return super().annotate(name) if self.device is DeviceKind.CPU else torch.cuda.nvtx.range(name)
 
     def _scored(self, tokens: Ids, first: int) -> list[Row]:
         """Each sequence with the logits after each of its tokens from index `first` - 1 on."""
@@ -184,7 +173,17 @@ class VllmRuntime:
         """Steps the engine until every sequence has its tokens."""
         self._requests += 1
         places = {f"{self._requests}-{row}": row for row in range(len(prompts))}
-        parameters = [_parameters(new_tokens, each) for each in extra]
+        parameters = [
+            SamplingParams(
+                temperature=0,
+                max_tokens=new_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args=dict(each) or None,
+            )
+            for each in extra
+        ]
         arrivals = Arrivals(len(prompts), time.perf_counter_ns())
         for name, row in places.items():
             self._engine.add_request(name, {"prompt_token_ids": prompts[row]}, parameters[row])
@@ -202,21 +201,6 @@ class VllmRuntime:
                 "not fit."
             )
 
-    def _remember(self, rows: int, length: int) -> None:
-        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
-            self.decoded = (rows, length)
-
-
-def _parameters(new_tokens: int, extra: Mapping[str, int]) -> SamplingParams:
-    return SamplingParams(
-        temperature=0,
-        max_tokens=new_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=dict(extra) or None,
-    )
-
 
 def _notes(settings: EngineSettings) -> Notes:
     notes = Notes()
@@ -229,15 +213,15 @@ def _notes(settings: EngineSettings) -> Notes:
         threads=torch.get_num_threads(),
         versions={"vllm": vllm.__version__, "torch": torch.__version__},
         vllm_settings={name: value for name, value in settings.keywords.items() if name != "model"},
-        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID)
-        | {"footprint": NO_FOOTPRINT},
+        reasons={
+            **dict.fromkeys(
+                ("attn_implementation", "attention_kernels"),
+                "vLLM does not say which kernels of attention run.",
+            ),
+            "footprint": "vLLM merges and pads matrices, and does not say what a step reads.",
+        },
     )
     return notes
-
-
-def _weight_bytes(engine: LLMEngine) -> int | None:
-    (found,) = engine.collective_rpc(_bytes_of_worker)
-    return None if found is None else int(found)
 
 
 def _bytes_of_worker(worker: "vllm.v1.worker.worker_base.WorkerBase") -> int | None:
@@ -248,7 +232,3 @@ def _bytes_of_worker(worker: "vllm.v1.worker.worker_base.WorkerBase") -> int | N
         return None
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held}
     return sum(storages.values())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

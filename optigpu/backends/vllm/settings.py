@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from optigpu.backends.base import Order
+from optigpu.backends.export import room_of
 from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import engine_options
 
@@ -52,14 +53,6 @@ def settings_of(order: Order, folder: Path, facts: ModelFacts) -> EngineSettings
         seed=order.seed % 2**32,
         kv_cache_dtype=options.cache or "auto",
     )
-
-
-def room_of(order: Order, facts: ModelFacts) -> tuple[int, int]:
-    """The sequences and the tokens of each that a workload decodes; with one more, which scoring predicts."""
-    shape = order.workload.work_shape
-    rows = getattr(shape, "batch_size", 1)
-    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
-    return rows, min(tokens + 1, facts.longest)
 
 
 def cache_gib(settings: EngineSettings, facts: ModelFacts) -> int:

@@ -3,10 +3,7 @@
 A classifier's graph, and that of a prompt, is run in single passes by ONNX Runtime's CPU provider.
 """
 
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,24 +16,24 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, IOBinding, Ses
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, weights_of, whole
 from optigpu.backends.converter_program import model_arguments
-from optigpu.backends.onnxruntime import PACKAGES, convert
+from optigpu.backends.engine import EngineRuntime, timed_pass
+from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
-from optigpu.backends.runtime import Ids, Images, Logits, MemoryPeaks, Pass, Profile, Runtime
+from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.models.described import decoder_facts, image_facts
 from optigpu.models.facts import known_facts
-from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
 
 NAME = "ONNX Runtime"
-NOT_SAID = "ONNX Runtime does not say which kernels run."
-_WRITERS = ("classifier_graph", "convert", "decoder_graph", "formats", "graph", "static_int8")
+PACKAGES = OnnxRuntimeBackend.packages
+_WRITERS = ("classifier_graph", "convert", "decoder_graph", "formats", "graph")
 CONVERTER = Converter(
     engine="onnxruntime",
-    program=convert.__name__,
+    program="optigpu.backends.onnxruntime.convert",
     suffix=".onnx",
     sources=tuple(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
     libraries=("torch", "transformers", *PACKAGES),
@@ -50,7 +47,6 @@ LEVELS = {
 }
 """How far a session rewrites its graph."""
 _ERRORS_ONLY = 3
-ON_CPU = "ONNX Runtime runs on the CPU here, which has no memory of an accelerator."
 Inputs = TypeVar("Inputs", Ids, Images)
 
 
@@ -58,32 +54,40 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
     """Raises UnsupportedError for a model that cannot be written as ONNX, OptiGPUError when writing fails."""
     if order.workload.task is Task.IMAGES:
         return _classifier(order, progress)
-    contents, session = opened_decoder(order, progress)
+    try:
+        parts_of(decoder_facts(order.reference).family)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"onnxruntime cannot run {order.reference}: {error}") from error
+    form = format_of(order.stack).name
+    folder = CONVERTER.made(order, form, (*model_arguments(order), "--format", form), progress)
+    contents, session = _loaded(folder, order, progress)
     footprint = contents.footprint
     assert isinstance(footprint, Footprint), "the converter was told to write a decoder"
-    notes = _notes(order, contents)
-    notes.record(**_cache_notes(footprint.facts))
-    weights = _weights(order, contents)
-    if order.workload.task is Task.PREFILL:
-        run = _Prompts(session, footprint.facts)
-        return OnnxPassRuntime[Ids](order, LoadedPasses(run, weights, footprint), notes)
     facts = footprint.facts
-    loaded = Loaded(
-        NAME, facts, lambda rows, length: DecodingSteps(session, facts, rows, length), weights, footprint
+    notes, weights = _notes(order, contents), _weights(order, contents)
+    notes.record(
+        kv_cache="past_present_share_buffer",
+        kv_cache_dtype="float32",
+        kv_cache_bytes_per_token=2 * facts.layers * facts.kv_heads * facts.head_size * 4,
+        decode_loop=NAME,
+        decode_operator="GroupQueryAttention",
     )
-    return SteppedRuntime(order, loaded, notes)
+
+    def steps(rows: int, length: int) -> DecodingSteps:
+        return DecodingSteps(session, facts, rows, length)
+
+    if order.workload.task is Task.PREFILL:
+        return OnnxPassRuntime[Ids](order, _Prompts(steps), weights, footprint, notes)
+    return SteppedRuntime(order, Loaded(NAME, facts, steps, weights, footprint), notes)
 
 
 def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
-    reference = parse_reference(str(order.model))
-    known = known_facts(reference)
-    facts = known if isinstance(known, ImageFacts) else image_facts(reference)
-    size = getattr(order.workload, "image_size", None) or facts.image_size
-    images = engine_options(order.stack).calibrated_on
-    arguments = (*model_arguments(order), "--image-size", str(size))
-    if images:
-        arguments = (*arguments, "--calibration-images", str(images))
-    folder = CONVERTER.made(order, f"images-{size}-{images or 0}", arguments, progress)
+    known = known_facts(order.reference)
+    facts = known if isinstance(known, ImageFacts) else image_facts(order.reference)
+    size = order.workload.image_side or facts.image_size
+    images = engine_options(order.stack).calibrated_on or 0
+    arguments = ("--image-size", str(size), "--calibration-images", str(images))
+    folder = CONVERTER.made(order, f"images-{size}-{images}", (*model_arguments(order), *arguments), progress)
     contents, session = _loaded(folder, order, progress)
     footprint = contents.footprint
     assert isinstance(footprint, ImageFootprint), "the converter was told to write a classifier"
@@ -92,37 +96,24 @@ def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
         logits: Logits = session.run(None, {"images": images})[0]
         return logits
 
-    loaded = LoadedPasses[Images](run, _weights(order, contents), footprint)
-    return OnnxPassRuntime[Images](order, loaded, _notes(order, contents))
+    weights = _weights(order, contents)
+    return OnnxPassRuntime[Images](order, run, weights, footprint, _notes(order, contents))
 
 
 class _Prompts:
     """Passes over whole prompts, each into empty keys and values."""
 
-    def __init__(self, session: InferenceSession, facts: ModelFacts) -> None:
-        self._session, self._facts = session, facts
+    def __init__(self, steps: "Callable[[int, int], DecodingSteps]") -> None:
+        self._made = steps
         self._steps: DecodingSteps | None = None
 
     def __call__(self, prompts: Ids) -> Logits:
         """Logits after each prompt, [rows, vocabulary]."""
-        rows, length = prompts.shape
         steps = self._steps
-        if steps is None or (steps.rows, steps.length) != (rows, length):
-            steps = self._steps = DecodingSteps(self._session, self._facts, rows, length)
+        if steps is None or (steps.rows, steps.length) != prompts.shape:
+            steps = self._steps = self._made(*prompts.shape)
         steps.begin()
         return steps.forward(prompts)
-
-
-def opened_decoder(order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
-    """The graph of a decoder, written before if it is not kept already. Raises as `prepared` does."""
-    reference = parse_reference(str(order.model))
-    try:
-        parts_of(decoder_facts(reference).family)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"onnxruntime cannot run {reference}: {error}") from error
-    form = format_of(order.stack).name
-    folder = CONVERTER.made(order, form, (*model_arguments(order), "--format", form), progress)
-    return _loaded(folder, order, progress)
 
 
 def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
@@ -146,23 +137,16 @@ def _notes(order: Order, contents: Contents) -> Notes:
         dtype="float32",
         threads=order.threads,
         versions={name: version(name) for name in PACKAGES},
-        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
+        reasons=dict.fromkeys(
+            ("attn_implementation", "attention_kernels"), "ONNX Runtime does not say which kernels run."
+        ),
         onnx_tensor_types=contents.tensor_types,
         onnx_graph_level=graph_level_of(order.stack),
-        **build_facts(),
+        onnxruntime_build=onnxruntime.get_build_info(),
+        onnxruntime_providers=[PROVIDER],
+        onnxruntime_spinning="the engine's default: threads spin while they wait",
     )
     return notes
-
-
-def _cache_notes(facts: ModelFacts) -> dict[str, object]:
-    """Of a decoder; in float32 whatever its matrices are in."""
-    return {
-        "kv_cache": "past_present_share_buffer",
-        "kv_cache_dtype": "float32",
-        "kv_cache_bytes_per_token": 2 * facts.layers * facts.kv_heads * facts.head_size * 4,
-        "decode_loop": NAME,
-        "decode_operator": "GroupQueryAttention",
-    }
 
 
 def opened(folder: Path, threads: int, level: str) -> InferenceSession:
@@ -181,66 +165,36 @@ def opened(folder: Path, threads: int, level: str) -> InferenceSession:
         raise RuntimeError(str(error)) from error
 
 
-def build_facts() -> dict[str, object]:
-    """How the library was built, for a result's notes."""
-    return {
-        "onnxruntime_build": onnxruntime.get_build_info(),
-        "onnxruntime_providers": [PROVIDER],
-        "onnxruntime_spinning": "the engine's default: threads spin while they wait",
-    }
+class OnnxPassRuntime(EngineRuntime, Generic[Inputs]):
+    """A PassRuntime on a CPU. `run` makes logits of inputs; they are valid until the next call."""
 
+    engine = NAME
 
-@dataclass(frozen=True)
-class LoadedPasses(Generic[Inputs]):
-    """A model whose `run` makes logits of inputs; they are valid until the next call."""
-
-    run: Callable[[Inputs], Logits]
-    weights: WeightFacts
-    footprint: Footprint | ImageFootprint
-
-
-class OnnxPassRuntime(Generic[Inputs]):
-    """A PassRuntime on a CPU."""
-
-    def __init__(self, order: Order, loaded: LoadedPasses[Inputs], notes: Notes) -> None:
+    def __init__(
+        self,
+        order: Order,
+        run: Callable[[Inputs], Logits],
+        weights: WeightFacts,
+        footprint: Footprint | ImageFootprint,
+        notes: Notes,
+    ) -> None:
         self.device, self.seed, self.notes = order.device, order.seed, notes
-        self.facts = loaded.footprint.facts
-        self._loaded: LoadedPasses[Inputs] = loaded
+        self.facts = footprint.facts
+        self._run: Callable[[Inputs], Logits] = run
+        self._weights, self._footprint = weights, footprint
 
     def forward(self, inputs: Inputs) -> Pass:
         """Its time ends when the most likely token or class of each row is chosen, as every backend's does."""
         ready = np.ascontiguousarray(inputs)
-        started = time.perf_counter_ns()
-        logits = self._loaded.run(ready)
-        chosen = logits.argmax(axis=-1)
-        seconds = (time.perf_counter_ns() - started) / 1e9
-        return Pass(logits.copy(), chosen, seconds)
-
-    def observe(self, inputs: Inputs) -> None:
-        """ONNX Runtime does not name the kernels that it runs."""
-
-    def compute_exactly(self) -> None:
-        """Nothing: the stack decides how exactly it computes, and no reference is made of it."""
+        return timed_pass(lambda: self._run(ready))
 
     def weights(self) -> WeightFacts:
         """The bytes as they were written; the hash is that of the weights that they were converted from."""
-        return self._loaded.weights
+        return self._weights
 
     def footprint(self) -> Footprint | ImageFootprint:
         """What a pass reads."""
-        return self._loaded.footprint
-
-    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """There is no accelerator; the host's memory is the meter's own affair."""
-        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), ON_CPU))
-
-    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-        """Its profiler names nodes, no kernels."""
-        raise UnsupportedError("OptiGPU has no profiler for ONNX Runtime; leave the meter profile out.")
-
-    def annotate(self, name: str) -> AbstractContextManager[None]:
-        """Nobody watches a CPU from outside."""
-        return nullcontext()
+        return self._footprint
 
 
 _CPU = ("cpu", 0)

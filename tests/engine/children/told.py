@@ -3,10 +3,9 @@
 import json
 import sys
 
-from optigpu.backends.converter_program import written
-from optigpu.backends.fixed_shapes import fixed_shape_parser
+from optigpu.backends.converter_program import converter_parser, written
 
-options = fixed_shape_parser("tests.engine.children.fixed_shapes", __doc__, "file").parse_args()
+options = converter_parser("tests.engine.children.told", __doc__, "file").parse_args()
 
 
 def write() -> None:

@@ -1,0 +1,185 @@
+"""What engines other than torch answer alike: which workloads they run, and what their runtimes cannot say.
+
+Imports no engine.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.backends.runtime import Ids, Logits, MemoryPeaks, Pass, Profile
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.workloads.base import Workload
+
+Number = TypeVar("Number", bound=np.generic)
+_OF_AN_ALLOCATION = ("bad_alloc", "failed to allocate memory")
+"""In lower case: C++'s words and ONNX Runtime's."""
+
+
+class EngineBackend:
+    """A Backend that runs some workloads and offers no operators of its own.
+
+    `install` is the command that installs its `packages`. `modules` import the engine, by names relative to its folder.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    packages: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = ""
+    workloads: ClassVar[tuple[str, ...]]
+    modules: ClassVar[tuple[str, ...]] = (".runtime",)
+
+    def missing(self, environment: Environment) -> str | None:
+        """Which of its packages are not installed, with the command that installs them, or None."""
+        absent = [package for package in self.packages if package not in environment.software]
+        if not absent:
+            return None
+        are, them = ("is", "it") if len(absent) == 1 else ("are", "them")
+        return f"{' and '.join(absent)} {are} not installed; install {them} with: {self.install}"
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Whether it is one of its workloads, on random tokens with greedy decoding or on random images."""
+        return workload_refused(self.name, workload, self.workloads)
+
+    def start(self, *, model: bool) -> None:
+        """Imports the engine."""
+        for module in self.modules:
+            import_module(module, type(self).__module__)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(
+            f"{self.name} has no operators to measure the machine's peaks with; ask the backend torch for them."
+        )
+
+    def use_threads(self, count: int) -> None:
+        """Nothing, where an engine is told its threads when a model is loaded."""
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether an allocation failed, as engines on a CPU say it."""
+        return allocation_failed(error)
+
+
+def workload_refused(engine: str, workload: Workload, kinds: Sequence[str]) -> str | None:
+    """Why an engine cannot run a workload, or None.
+
+    It runs these kinds, on random tokens with greedy decoding and on random images.
+    """
+    if workload.kind not in kinds:
+        return f"{engine} does not run the workload {workload.kind}; it runs {', '.join(kinds)}."
+    if workload.has_labels:
+        return f"{engine} reads no images; leave images out, or ask for the backend torch."
+    if workload.is_sampled or workload.has_text:
+        return (
+            f"{engine} decodes random prompts greedily; leave prompt, temperature and top_p out, or ask for the "
+            "backend torch."
+        )
+    return None
+
+
+def allocation_failed(error: Exception) -> bool:
+    """Whether an error of an engine on a CPU means that memory ran out."""
+    if isinstance(error, (MemoryError, OutOfMemoryError)):
+        return True
+    said = str(error).lower()
+    return any(words in said for words in _OF_AN_ALLOCATION)
+
+
+class EngineRuntime:
+    """A Runtime on a CPU, of an engine without a profiler. `engine` is its name in sentences."""
+
+    engine: str
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """There is no accelerator; the meter itself measures the host's memory."""
+        return self._no_peaks(f"{self.engine} runs on the CPU here, which has no memory of an accelerator.")
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"OptiGPU has no profiler for {self.engine}; leave the meter profile out.")
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Nothing: nobody watches a CPU from outside."""
+        return nullcontext()
+
+    def observe(self, inputs: NDArray[np.generic]) -> None:
+        """Nothing: the engine does not name the kernels that it runs."""
+
+    def compute_exactly(self) -> None:
+        """Nothing: the stack or the file decides how exactly it computes, and no reference is made of it."""
+
+    @staticmethod
+    def _no_peaks(reason: str, *others: str) -> MemoryPeaks:
+        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes", *others), reason))
+
+
+class DecodingEngine(EngineRuntime):
+    """An EngineRuntime that decodes; it knows its longest decoding."""
+
+    decoded: tuple[int, int] | None = None
+
+    def _remember(self, rows: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
+            self.decoded = (rows, length)
+
+
+class TokensOnly(DecodingEngine):
+    """A DecodingEngine that gives no logits, for the reason `no_logits`, and does not tell what a step reads."""
+
+    no_logits: ClassVar[str]
+
+    def logits(self, tokens: Ids) -> Logits:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(self.no_logits)
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(self.no_logits)
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(self.no_logits)
+
+    def footprint(self) -> None:
+        """Not told."""
+        return
+
+
+def timed_pass(
+    run: Callable[[], NDArray[Number]], logits: Callable[[NDArray[Number]], Logits] = np.copy
+) -> Pass:
+    """Times `run`, which gives scores [rows, classes], and the choice of the most likely class of each row.
+
+    `logits` makes of the scores what they stand for, outside of that time.
+    """
+    started = time.perf_counter_ns()
+    scores = run()
+    chosen = scores.argmax(axis=-1)
+    seconds = (time.perf_counter_ns() - started) / 1e9
+    return Pass(logits(scores), chosen, seconds)
+
+
+def weights_of_file(
+    path: Path, sha256: str, *, size: int, parameters: int, quantized: float | None = None
+) -> WeightFacts:
+    """The weights of one file, which its hash identifies; `size` is what the engine holds of them, in bytes."""
+    return WeightFacts(
+        bytes=size,
+        parameters=parameters,
+        quantized=quantized,
+        hash=sha256,
+        hash_of="files",
+        files={path.name: sha256},
+        reasons={"revision": "A file has no revision; the weight hash identifies it."},
+    )
