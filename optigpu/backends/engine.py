@@ -113,7 +113,7 @@ class EngineRuntime:
         """Nothing: nobody watches a CPU from outside."""
         return nullcontext()
 
-    def observe(self, inputs: NDArray[np.generic]) -> None:
+    def observe(self, inputs: object) -> None:
         """Nothing: the engine does not name the kernels that it runs."""
 
     def compute_exactly(self) -> None:

@@ -5,6 +5,7 @@ An engine that answers a batch's sequences one by one counts their tokens as the
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -52,32 +53,32 @@ class ServingRuntime(DecodingRuntime, Protocol):
         """
 
 
-class Streamed(Protocol):
-    """One completion of a server. Times are of `time.perf_counter`, in seconds.
+@dataclass(frozen=True)
+class Streamed:
+    """One completion of a server. All times are of `time.perf_counter`, in seconds.
 
-    `first_s` is when the first token came, None if none did; `tokens` is the server's own count, `ids` has them where
-    it tells them, and `prompt_tokens` is how many it counted of the prompt. `finished` is True where the stream came to
-    its end with as many tokens as were asked for; otherwise `error` says why not, and `overdue` that it took too long.
+    `first_s` is when the first token came, None if none did. `token_times_s` has the time of each of `tokens`; None
+    where one chunk held several, and `untimed` says so. `chunk_times_s` are those of the chunks. `tokens` is the
+    server's own count, 0 before it gave one, and `prompt_tokens` that of the prompt. `finished` is True when the stream
+    came to its end with as many tokens as were asked for; otherwise `error` says in a sentence why not, and `refused`
+    that the server, asked in another way, may do it, or `overdue` that it was not waited for any longer. `text` is what
+    came, and `ids` its tokens where the server tells them.
     """
 
-    @property
-    def sent_s(self) -> float: ...
-    @property
-    def first_s(self) -> float | None: ...
-    @property
-    def ended_s(self) -> float: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def ids(self) -> tuple[int, ...] | None: ...
-    @property
-    def prompt_tokens(self) -> int | None: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def overdue(self) -> bool: ...
+    first_s: float | None
+    token_times_s: tuple[float, ...] | None
+    tokens: int
+    finished: bool
+    error: str | None
+    sent_s: float = 0.0
+    ended_s: float = 0.0
+    chunk_times_s: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    untimed: str | None = None
+    refused: bool = False
+    overdue: bool = False
 
 
 class Streams(Protocol):

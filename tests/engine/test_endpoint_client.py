@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from optigpu.backends.endpoint.client import Completions, Server, Streamed
+from optigpu.backends.endpoint.client import Completions, Server
+from optigpu.backends.serving import Streamed
 from tests.servers.completions import EVENTS, HTML, JSON, Asked, Behave, Reply, page, serving, whole
 
 PROMPT, NEW = list(range(6)), 5

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from optigpu.backends.base import Order
-from optigpu.backends.endpoint.client import Completions, Streamed
+from optigpu.backends.endpoint.client import Completions
 from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.backends.endpoint.runtime import EndpointRuntime, prepared
+from optigpu.backends.serving import Streamed
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.hardware import probe
 from optigpu.measure import Report

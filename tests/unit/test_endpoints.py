@@ -167,7 +167,7 @@ def test_the_few_numbers_of_a_server_s_metrics_are_found() -> None:
     assert metrics_in(VLLM) == expected
     llama = "llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n"
     assert metrics_in(llama) == ServerMetrics(running=1, waiting=0)
-    assert metrics_in("<html>no metrics</html>").is_empty
+    assert metrics_in("<html>no metrics</html>") is None
 
 
 def test_the_process_that_listens_is_found_on_this_machine_alone() -> None:

@@ -16,28 +16,92 @@ from typing import Self
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from optigpu.backends.endpoint.errors import RefusedError, StreamError, require_stream, transport_error
+from optigpu.backends.serving import Streamed
 from optigpu.http_clients import direct_http_client, trusted_for
+from optigpu.vocabulary import OptiGPUError
 
 MOST_BYTES = 256 * 2**20
 """Of one answer."""
 MOST_LINE_BYTES = 4 * 2**20
-DONE = "[DONE]"
+MOST_REFUSAL_BYTES = 4096
+"""So much of a refusal is read."""
+Spelling = Callable[[Sequence[int]], str]
+"""The text of token ids."""
+Options = Callable[[int], Mapping[str, object]]
+"""Fields of a request beyond OpenAI's, for so many new tokens."""
+_MEANINGS = {
+    400: "refused the request",
+    401: "asks for a key; set OPTIGPU_ENDPOINT_KEYS for the worker",
+    403: "does not allow it with this key",
+    404: "has no such address or model; compare the endpoint with its /v1/models",
+    422: "refused the request",
+    429: "has too many requests; ask for fewer at once",
+}
+_OF_THE_REQUEST = frozenset({400, 405, 415, 422, 500, 501})
+"""With which servers answer what they do not understand; some take a list of ids for an error of their own."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """One event: a piece of text, the server's count of tokens, or both.
+class StreamError(OptiGPUError):
+    """An answer that is not a whole completion."""
 
-    `ids` are those of the text's tokens, None where the server does not tell. `usage` is the tokens decoded so far, and
-    those of the prompt where they are told. `ends` is True from the one that says why the completion ended.
-    """
 
-    has_choice: bool
-    text: str
-    ends: bool
-    ids: tuple[int, ...] | None
-    usage: tuple[int, int | None] | None
+class RefusedError(StreamError):
+    """The server does not take the request as it was written."""
+
+
+class _Problem(BaseModel):
+    error: object = None
+    message: object = None
+    detail: object = None
+
+    def said(self) -> str:
+        """The first sentence that the document has."""
+        inner = self.error.get("message") if isinstance(self.error, dict) else self.error
+        return next((str(text) for text in (inner, self.message, self.detail) if text), "")
+
+
+async def require_stream(response: httpx.Response) -> None:
+    """Raises StreamError for an answer that is no stream, with what the server said; else reads nothing of it."""
+    if response.has_redirect_location:
+        raise StreamError(
+            f"The server sends requests on to {response.headers['location'][:200]!r}, and redirects are not followed; "
+            "name that address as the endpoint."
+        )
+    if not response.is_success:
+        status = response.status_code
+        body = await _start_of(response)
+        try:
+            said = _Problem.model_validate_json(body).said()[:300]
+        except ValidationError:
+            said = " ".join(body.split())[:200]
+        kind = RefusedError if status in _OF_THE_REQUEST else StreamError
+        why = f": {said}" if said else "."
+        raise kind(f"The server {_MEANINGS.get(status, 'failed')} (status {status}){why}")
+    content = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content != "text/event-stream":
+        start = " ".join((await _start_of(response)).split())[:80]
+        raise StreamError(
+            f"The server answered with {content or 'no content type'} instead of a stream: {start!r}; correct the "
+            "endpoint's address."
+        )
+
+
+def transport_error(error: Exception, url: str, received: str) -> str:
+    """What a connection that failed means; `received` is what came before."""
+    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+        return f"No server answers at {url} ({error}); start it, or correct the endpoint."
+    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+        return f"The server closed the stream before the completion's end, with {received}."
+    return f"The request to {url} failed: {type(error).__name__}: {error}"
+
+
+async def _start_of(response: httpx.Response) -> str:
+    found = b""
+    async for piece in response.aiter_bytes():
+        found += piece
+        if len(found) >= MOST_REFUSAL_BYTES:
+            break
+    return found[:MOST_REFUSAL_BYTES].decode(errors="replace")
 
 
 class _Choice(BaseModel):
@@ -56,40 +120,32 @@ class _Fault(BaseModel):
 
 
 class _Event(BaseModel):
+    """One chunk: a piece of text, the server's count of tokens so far, or both."""
+
     choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: _Fault | str | None = None
 
 
-async def chunks_of(response: httpx.Response) -> AsyncIterator[Chunk]:
+async def _events(response: httpx.Response) -> AsyncIterator[_Event]:
     """The chunks of a streamed answer up to its end. Raises StreamError for what is none."""
     async for line in _lines(response):
         name, _, value = line.partition(":")
         if name != "data":
             continue
         value = value.strip()
-        if value == DONE:
+        if value == "[DONE]":
             return
-        yield _chunk(value)
-
-
-def _chunk(text: str) -> Chunk:
-    try:
-        event = _Event.model_validate_json(text)
-    except ValidationError:
-        raise StreamError(f"The server sent {text[:80]!r}, which is not a chunk of a completion.") from None
-    if event.error is not None:
-        said = event.error if isinstance(event.error, str) else event.error.message
-        raise StreamError(f"The server ended the stream with an error: {said[:300]}")
-    choice = event.choices[0] if event.choices else None
-    usage = event.usage
-    return Chunk(
-        has_choice=choice is not None,
-        text=(choice.text or "") if choice else "",
-        ends=choice is not None and choice.finish_reason is not None,
-        ids=choice.token_ids if choice else None,
-        usage=None if usage is None else (usage.completion_tokens, usage.prompt_tokens),
-    )
+        try:
+            event = _Event.model_validate_json(value)
+        except ValidationError:
+            raise StreamError(
+                f"The server sent {value[:80]!r}, which is not a chunk of a completion."
+            ) from None
+        if event.error is not None:
+            said = event.error if isinstance(event.error, str) else event.error.message
+            raise StreamError(f"The server ended the stream with an error: {said[:300]}")
+        yield event
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
@@ -106,42 +162,6 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
         yield rest.decode(errors="replace")
 
 
-__all__ = ["Completions", "Options", "Server", "Spelling", "Streamed", "no_options"]
-
-Spelling = Callable[[Sequence[int]], str]
-"""The text of token ids."""
-Options = Callable[[int], Mapping[str, object]]
-"""Fields of a request beyond OpenAI's, for so many new tokens."""
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """One completion. All times are of `time.perf_counter`, in seconds.
-
-    `first_s` is when the first token came, None if none did. `token_times_s` has the time of each of `tokens`; None
-    where one chunk held several, and `untimed` says so. `chunk_times_s` are those of the chunks. `tokens` is the
-    server's own count, 0 before it gave one. `finished` is True when the stream came to its end with as many tokens as
-    were asked for; otherwise `error` says in a sentence why not, and `refused` that the server, asked in another way,
-    may do it, or `overdue` that it was not waited for any longer. `text` is what came, and `ids` its tokens where the
-    server tells them.
-    """
-
-    first_s: float | None
-    token_times_s: tuple[float, ...] | None
-    tokens: int
-    finished: bool
-    error: str | None
-    sent_s: float = 0.0
-    ended_s: float = 0.0
-    chunk_times_s: tuple[float, ...] = ()
-    prompt_tokens: int | None = None
-    text: str = ""
-    ids: tuple[int, ...] | None = None
-    untimed: str | None = None
-    refused: bool = False
-    overdue: bool = False
-
-
 class Watched:
     """What has come of one completion."""
 
@@ -154,7 +174,7 @@ class Watched:
         self._silent_end_s: float | None = None
         self._text = ""
         self._ids: tuple[int, ...] | None = ()
-        self._usage: tuple[int, int | None] | None = None
+        self._usage: _Usage | None = None
         self._ended = False
 
     @property
@@ -163,19 +183,20 @@ class Watched:
         count = len(self._shown_s)
         return f"{count} chunk{'' if count == 1 else 's'} of text received"
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, event: _Event) -> None:
         """The next chunk. One that ends the completion without text has a token or none: only the count tells."""
         now = time.perf_counter()
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        if not chunk.has_choice:
+        self._usage = event.usage or self._usage
+        if not event.choices:
             return
-        self._ended = self._ended or chunk.ends
-        self._text += chunk.text
-        self._ids = None if self._ids is None or chunk.ids is None else self._ids + chunk.ids
-        if chunk.text:
+        choice = event.choices[0]
+        text, ends = choice.text or "", choice.finish_reason is not None
+        self._ended = self._ended or ends
+        self._text += text
+        self._ids = None if self._ids is None or choice.token_ids is None else self._ids + choice.token_ids
+        if text:
             self._shown_s.append(now)
-        if chunk.text or not chunk.ends:
+        if text or not ends:
             self._times_s.append(now)
         else:
             self._silent_end_s = now
@@ -186,7 +207,7 @@ class Watched:
 
     def judged(self) -> Streamed:
         """Compares what came with what was asked for and with what the server counted."""
-        other_count = self._usage is not None and self._usage[0] != self._asked
+        other_count = self._usage is not None and self._usage.completion_tokens != self._asked
         return self._streamed(self._problem(), self._ended and other_count)
 
     def _problem(self) -> str | None:
@@ -197,26 +218,33 @@ class Watched:
                 "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
                 "stream_options.include_usage."
             )
-        counted, size = self._usage[0], len(self._text.encode())
+        counted, size = self._usage.completion_tokens, len(self._text.encode())
         if counted < len(self._shown_s):
             return f"The server counted {counted} tokens and sent text in {len(self._shown_s)} chunks."
         if counted != self._asked:
             return f"The server decoded {counted} tokens instead of the {self._asked} asked for."
-        if not self._told and size < counted:
+        if not self._tells(counted) and size < counted:
             return (
                 f"The server counted {counted} tokens in a text of {size} bytes: some were not shown, or not "
                 "decoded."
             )
         return None
 
-    @property
-    def _told(self) -> bool:
+    def _tells(self, counted: int) -> bool:
         """Whether the id of each token came."""
-        return self._usage is not None and self._ids is not None and len(self._ids) == self._usage[0]
+        return self._ids is not None and len(self._ids) == counted
 
     def _streamed(self, error: str | None, refused: bool, overdue: bool = False) -> Streamed:
-        counted, prompt_tokens = self._usage or (0, None)
-        times_s = self._token_times(counted)
+        usage = self._usage or _Usage()
+        counted = usage.completion_tokens
+        silent = [] if self._silent_end_s is None else [self._silent_end_s]
+        # Each is a way to see one chunk in each token.
+        ways = (self._times_s, [*self._times_s, *silent], self._shown_s)
+        times_s = next((tuple(times_s) for times_s in ways if len(times_s) == counted), None)
+        untimed = None
+        if times_s is None:
+            sent = f"{counted} tokens in {len(self._times_s)} chunks"
+            untimed = f"The server sent {sent}, so that the times of single tokens are not known."
         return Streamed(
             first_s=self._times_s[0] if self._times_s else self._silent_end_s,
             token_times_s=times_s,
@@ -226,30 +254,13 @@ class Watched:
             sent_s=self._sent_s,
             ended_s=time.perf_counter(),
             chunk_times_s=tuple(self._times_s),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=usage.prompt_tokens,
             text=self._text,
-            ids=self._ids if self._told else None,
-            untimed=None if times_s is not None else self._untimed(counted),
+            ids=self._ids if self._usage and self._tells(counted) else None,
+            untimed=untimed,
             refused=refused,
             overdue=overdue,
         )
-
-    def _token_times(self, counted: int) -> tuple[float, ...] | None:
-        """One for each token, if there is a way to see one chunk in each."""
-        silent = [] if self._silent_end_s is None else [self._silent_end_s]
-        ways = (self._times_s, [*self._times_s, *silent], self._shown_s)
-        return next((tuple(times_s) for times_s in ways if len(times_s) == counted), None)
-
-    def _untimed(self, counted: int) -> str:
-        return (
-            f"The server sent {counted} tokens in {len(self._times_s)} chunks, so that the times of single tokens are "
-            "not known."
-        )
-
-
-def no_options(_new_tokens: int) -> Mapping[str, object]:
-    """OpenAI's fields alone."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -264,7 +275,7 @@ class Server:
     url: str
     model: str
     key: str | None = field(default=None, repr=False)
-    options: Options = no_options
+    options: Options = lambda _new_tokens: {}
     spelling: Spelling | None = None
     time_limit_s: float = 600.0
 
@@ -299,11 +310,14 @@ class Completions:
 
     async def stream(self, prompt: Sequence[int], new_tokens: int) -> Streamed:
         """Greedy decoding of `new_tokens` tokens after the ids of `prompt`."""
-        body = self._body(prompt, new_tokens)
+        address, body = f"{self._server.url}/completions", self._body(prompt, new_tokens)
         watched = Watched(new_tokens)
         try:
             async with asyncio.timeout(self._server.time_limit_s):
-                await self._receive(body, watched)
+                async with self._http.stream("POST", address, json=body) as response:
+                    await require_stream(response)
+                    async for event in _events(response):
+                        watched.take(event)
         except TimeoutError:
             limit = f"{self._server.time_limit_s:g} s"
             return watched.failed(
@@ -314,13 +328,6 @@ class Completions:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return watched.failed(transport_error(error, self._server.url, watched.received))
         return watched.judged()
-
-    async def _receive(self, body: Mapping[str, object], watched: Watched) -> None:
-        address = f"{self._server.url}/completions"
-        async with self._http.stream("POST", address, json=body) as response:
-            await require_stream(response)
-            async for chunk in chunks_of(response):
-                watched.take(chunk)
 
     def _body(self, prompt: Sequence[int], new_tokens: int) -> Mapping[str, object]:
         spelling = self._server.spelling

@@ -1,14 +1,16 @@
 """The other pages of a server: its version, its models, its metrics. None of them is needed, so none may do harm."""
 
 import asyncio
+from typing import TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from optigpu.vocabulary import Frozen
 
 MOST_BYTES = 4 * 2**20
 TIME_LIMIT_S = 5.0
+Page = TypeVar("Page", bound=BaseModel)
 
 
 class ServerAbout(Frozen):
@@ -29,19 +31,29 @@ class _Models(BaseModel):
 
 
 class _Version(BaseModel):
-    version: str
-
-
-class _Props(BaseModel):
-    build_info: str
+    version: str = Field(validation_alias=AliasChoices("version", "build_info"))
 
 
 async def about(http: httpx.AsyncClient, url: str, origin: str) -> ServerAbout:
-    """Asks /v1/models, /version, llama-server's /props, TGI's /info and Ollama's /api/version."""
-    models = await _models(http, f"{url}/models")
+    """Asks /v1/models, /version, TGI's /info, Ollama's /api/version and llama-server's /props."""
+    listed = await _read(http, f"{url}/models", _Models)
+    models = listed.data if listed else ()
     owner = next((model.owned_by for model in models if model.owned_by), None)
-    version = await _version(http, origin)
+    version = None
+    for path in ("/version", "/info", "/api/version", "/props"):
+        found = await _read(http, origin + path, _Version)
+        if found:
+            version = found.version[:100]
+            break
     return ServerAbout(software=owner, version=version, models=tuple(model.id for model in models))
+
+
+async def _read(http: httpx.AsyncClient, address: str, kind: type[Page]) -> Page | None:
+    text = await page_of(http, address)
+    try:
+        return kind.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
 
 
 async def page_of(http: httpx.AsyncClient, address: str) -> str | None:
@@ -57,27 +69,4 @@ async def page_of(http: httpx.AsyncClient, address: str) -> str | None:
                     return None
             return found.decode(errors="replace")
     except (httpx.HTTPError, TimeoutError):
-        return None
-
-
-async def _models(http: httpx.AsyncClient, address: str) -> tuple[_Model, ...]:
-    text = await page_of(http, address)
-    try:
-        return _Models.model_validate_json(text).data if text else ()
-    except ValidationError:
-        return ()
-
-
-async def _version(http: httpx.AsyncClient, origin: str) -> str | None:
-    for path in ("/version", "/info", "/api/version"):
-        text = await page_of(http, origin + path)
-        try:
-            if text:
-                return _Version.model_validate_json(text).version[:100]
-        except ValidationError:
-            continue
-    text = await page_of(http, f"{origin}/props")
-    try:
-        return _Props.model_validate_json(text).build_info[:100] if text else None
-    except ValidationError:
         return None

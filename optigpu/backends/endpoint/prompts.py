@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from optigpu.backends.endpoint.client import Completions, Options, Server, Spelling, no_options
+from optigpu.backends.endpoint.client import Completions, Options, Server, Spelling
 from optigpu.models.files import TOKENIZER, read_object
 from optigpu.models.held import model_directory
 from optigpu.models.reference import BUNDLED, ModelReference
@@ -84,17 +84,21 @@ NEW_TOKENS = 4
 """Of the completions that find out."""
 
 
-def _told(new_tokens: int) -> Mapping[str, object]:
-    return {**_ignoring(new_tokens), "return_token_ids": True}
-
-
 def _ignoring(new_tokens: int) -> Mapping[str, object]:
     return {"ignore_eos": True, "min_tokens": new_tokens}
+
+
+def _told(new_tokens: int) -> Mapping[str, object]:
+    return {**_ignoring(new_tokens), "return_token_ids": True}
 
 
 def _configured(new_tokens: int) -> Mapping[str, object]:
     lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
     return {"generation_config": json.dumps({**lengths, "do_sample": False})}
+
+
+def _no_options(_new_tokens: int) -> Mapping[str, object]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,10 @@ class Dialect:
 DIALECTS = (
     Dialect(True, _told, "token ids; ignore_eos, min_tokens, return_token_ids", tells=True),
     Dialect(True, _ignoring, "token ids; ignore_eos, min_tokens"),
-    Dialect(True, no_options, "token ids"),
+    Dialect(True, _no_options, "token ids"),
     Dialect(False, _configured, "text; generation_config"),
     Dialect(False, _ignoring, "text; ignore_eos, min_tokens"),
-    Dialect(False, no_options, "text"),
+    Dialect(False, _no_options, "text"),
 )
 """From what tells and forces the most to what every server takes."""
 

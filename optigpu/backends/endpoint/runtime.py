@@ -10,8 +10,6 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -20,16 +18,17 @@ import httpx
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.endpoint.client import Completions, Server, Spelling, Streamed
+from optigpu.backends.endpoint.client import Completions, Server
 from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about, page_of
 from optigpu.backends.endpoint.prompts import Dialect, Speller, spoken, tokenizer_of
-from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.backends.engine import TokensOnly
+from optigpu.backends.runtime import Generation, Ids, MemoryPeaks, Profile
+from optigpu.backends.serving import Streamed
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
-from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError
 
@@ -72,32 +71,16 @@ class ServerMetrics(Frozen):
     cache_usage: float | None = None
     preemptions: float | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it says nothing."""
-        return all(
-            value is None for value in (self.running, self.waiting, self.cache_usage, self.preemptions)
-        )
 
-
-async def server_metrics(http: httpx.AsyncClient, origin: str) -> ServerMetrics | None:
-    """The counts of the server's /metrics, in Prometheus's text form; None where it has none that are known here."""
-    page = await page_of(http, f"{origin}/metrics")
-    if page is None:
-        return None
-    found = metrics_in(page)
-    return None if found.is_empty else found
-
-
-def metrics_in(text: str) -> ServerMetrics:
-    """The counts in such a text."""
+def metrics_in(text: str) -> ServerMetrics | None:
+    """The counts in a page in Prometheus's text form; None where it has none that are known here."""
     sums: dict[str, float] = {}
     for name, value in _samples(text):
         sums[name] = sums.get(name, 0.0) + value
     known = {
         field: next((sums[name] for name in names if name in sums), None) for field, names in _NAMES.items()
     }
-    return ServerMetrics(**known)
+    return None if set(known.values()) == {None} else ServerMetrics(**known)
 
 
 def _samples(text: str) -> Iterator[tuple[str, float]]:
@@ -114,25 +97,12 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
             yield match[1], value
 
 
-NO_LOGITS = "A server gives no logits for a given text, so its quality is not known; measure an engine of this machine."
-NOT_HELD = "The server holds the weights, and does not say which they are."
-NOT_OURS = "A server has memory of its own, which its interface does not tell."
-VARIED = "each prompt's first token is another one in each request, so that no server answers from a cache of prompts"
 UNTOLD = -1
 """In the place of a token whose id the server does not tell."""
 PROBED_TOKENS = 8
 """Of the prompt that finds out what a server takes."""
 HOSTS, KEYS = "OPTIGPU_ENDPOINT_HOSTS", "OPTIGPU_ENDPOINT_KEYS"
 """The environment variables: HOST or HOST:PORT, and HOST:PORT=KEY, separated by commas."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A server that answers."""
-
-    server: Server
-    dialect: Dialect
-    about: ServerAbout
 
 
 def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime":
@@ -143,25 +113,30 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
     """
     endpoint = parse_endpoint(str(order.endpoint))
     require_allowed(endpoint)
-    reference = parse_reference(str(order.model))
-    facts = decoder_facts(reference)
-    tokenizer = tokenizer_of(reference)
+    facts = decoder_facts(order.reference)
+    tokenizer = tokenizer_of(order.reference)
     progress("asking the server")
     runner = asyncio.Runner()
     prompt = np.random.default_rng(order.seed).integers(facts.vocabulary, size=PROBED_TOKENS).tolist()
     spelling = Speller(tokenizer) if tokenizer else None
-    found = runner.run(_found(endpoint, prompt, spelling, order.answer_s))
-    return EndpointRuntime(order, endpoint, found, facts, runner)
 
+    async def ask() -> tuple[ServerAbout, Server, Dialect]:
+        async with _pages(endpoint) as http:
+            said = await about(http, endpoint.url, endpoint.origin)
+        model, key = _served_model(endpoint, said), key_of(endpoint)
+        server = Server(endpoint.url, model, key, time_limit_s=order.answer_s)
+        return said, *await spoken(server, prompt, spelling)
 
-async def _found(
-    endpoint: Endpoint, prompt: Sequence[int], spelling: Spelling | None, answer_s: float
-) -> Found:
-    async with _pages(endpoint) as http:
-        said = await about(http, endpoint.url, endpoint.origin)
-    server = Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint), time_limit_s=answer_s)
-    asked, dialect = await spoken(server, prompt, spelling)
-    return Found(asked, dialect, said)
+    said, server, dialect = runner.run(ask())
+    runtime = EndpointRuntime(order, endpoint, server, facts, runner)
+    runtime.notes.record(
+        decode_loop="server",
+        versions={said.software or "server": said.version} if said.version else {},
+        server=said.model_dump(mode="json") | {"asked_in": dialect.label},
+        prompts="each prompt's first token is another one in each request, so that no server answers from a cache of "
+        "prompts",
+    )
+    return runtime
 
 
 def _served_model(endpoint: Endpoint, said: ServerAbout) -> str:
@@ -181,26 +156,24 @@ def _pages(endpoint: Endpoint) -> httpx.AsyncClient:
     return direct_http_client(trusted_for(endpoint.url), headers=headers, timeout=TIME_LIMIT_S)
 
 
-class EndpointRuntime:
+class EndpointRuntime(TokensOnly):
     """A DecodingRuntime of a server: the sequences of a batch are as many requests at once."""
 
+    no_logits = (
+        "A server gives no logits for a given text, so its quality is not known; measure an engine of this "
+        "machine."
+    )
+
     def __init__(
-        self, order: Order, endpoint: Endpoint, found: Found, facts: ModelFacts, runner: asyncio.Runner
+        self, order: Order, endpoint: Endpoint, server: Server, facts: ModelFacts, runner: asyncio.Runner
     ) -> None:
         """`runner` is where the server is asked from now on."""
         self.device, self.seed, self.facts = order.device, order.seed, facts
         self.notes = Notes()
-        self.decoded: tuple[int, int] | None = None
         self._endpoint, self._model = endpoint, str(order.model)
-        self._runner, self._server = runner, found.server
+        self._runner, self._server = runner, server
         self._completions = self.streams()
         self._requests = 0
-        self.notes.record(
-            decode_loop="server",
-            versions={found.about.software or "server": found.about.version} if found.about.version else {},
-            server=found.about.model_dump(mode="json") | {"asked_in": found.dialect.label},
-            prompts=VARIED,
-        )
 
     @property
     def elsewhere(self) -> str | None:
@@ -216,9 +189,16 @@ class EndpointRuntime:
 
         Raises OptiGPUError for a stream that is not whole, and for a prompt that the server counts otherwise.
         """
-        rows = [self._unseen(row.tolist()) for row in prompt]
+        unseen = prompt.copy()  # as it is in the first request, then with another first token each time
+        unseen[:, 0] = (prompt[:, 0] + self._requests) % self.facts.vocabulary
         self._requests += 1
-        batch = self._runner.run(self._streams(rows, new_tokens))
+
+        async def ask() -> list[Streamed]:
+            return await asyncio.gather(
+                *(self._completions.stream(row, new_tokens) for row in unseen.tolist())
+            )
+
+        batch = self._runner.run(ask())
         self._require_whole(batch, prompt.shape[1])
         self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
         untimed = next((each.untimed for each in batch if each.untimed), None)
@@ -231,60 +211,34 @@ class EndpointRuntime:
         """New connections for a load, closed with the context that they are."""
         return Completions(self._server)
 
-    def logits(self, tokens: Ids) -> Logits:
-        """Raises UnsupportedError: there are none."""
-        raise UnsupportedError(NO_LOGITS)
-
-    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
-        """Raises UnsupportedError: there are no logits."""
-        raise UnsupportedError(NO_LOGITS)
-
-    def scoring_s(self, tokens: Ids, prefill: int) -> float:
-        """Raises UnsupportedError: a given text is not predicted."""
-        raise UnsupportedError(NO_LOGITS)
-
     def weights(self) -> WeightFacts:
         """Unknown: only the server has them."""
-        return WeightFacts(reasons=dict.fromkeys(("hash", "revision"), NOT_HELD))
-
-    def footprint(self) -> None:
-        """Unknown, as the weights are."""
-        return
+        reason = "The server holds the weights, and does not say which they are."
+        return WeightFacts(reasons=dict.fromkeys(("hash", "revision"), reason))
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """Neither the accelerator's nor the host's: this process only asks."""
-        return MemoryPeaks(
-            reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "host_peak_bytes"), NOT_OURS)
-        )
+        reason = "A server has memory of its own, which its interface does not tell."
+        return self._no_peaks(reason, "host_peak_bytes")
 
     def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
         """A server names no kernels."""
         raise UnsupportedError("A server does not tell which kernels it runs; leave the meter profile out.")
 
-    def annotate(self, name: str) -> AbstractContextManager[None]:
-        """Nobody watches the server from here."""
-        return nullcontext()
+    def observe(self, inputs: object) -> None:
+        """What the server counts of itself at its /metrics."""
 
-    def observe(self, prompt: Ids) -> None:
-        """What the server counts of itself."""
-        found = self._runner.run(self._metrics())
+        async def page() -> str | None:
+            async with _pages(self._endpoint) as http:
+                return await page_of(http, f"{self._endpoint.origin}/metrics")
+
+        found = metrics_in(self._runner.run(page()) or "")
         self.notes.record(server_metrics=found.model_dump(mode="json") if found else None)
 
     def close(self) -> None:
         """Closes the connections."""
         self._runner.run(self._completions.close())
         self._runner.close()
-
-    async def _streams(self, rows: Sequence[Sequence[int]], new_tokens: int) -> list[Streamed]:
-        return await asyncio.gather(*(self._completions.stream(row, new_tokens) for row in rows))
-
-    async def _metrics(self) -> ServerMetrics | None:
-        async with _pages(self._endpoint) as http:
-            return await server_metrics(http, self._endpoint.origin)
-
-    def _unseen(self, row: list[int]) -> list[int]:
-        """The prompt as it is in the first request, then with another first token each time."""
-        return [(row[0] + self._requests) % self.facts.vocabulary, *row[1:]]
 
     def _require_whole(self, batch: Sequence[Streamed], prompt_tokens: int) -> None:
         for each in batch:
@@ -295,10 +249,6 @@ class EndpointRuntime:
                     f"The server counted {each.prompt_tokens} tokens of a prompt of {prompt_tokens}: its tokenizer is "
                     f"not that of {self._model}; name the model that it serves."
                 )
-
-    def _remember(self, rows: int, length: int) -> None:
-        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
-            self.decoded = (rows, length)
 
 
 def gaps_of(batch: Sequence[Streamed]) -> list[float]:
