@@ -162,7 +162,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 def difference(model: PreTrainedModel, path: Path, exact: bool) -> float:
     """The largest difference of the logits after each of TOKENS random tokens, over the largest logit."""
     from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
-    from optigpu.backends.llama_cpp.gguf_file import write
+    from optigpu.backends.llama_cpp.gguf_tensors import write
     from optigpu.backends.llama_cpp.native import LlamaCpp
     from optigpu.backends.llama_cpp.runtime import Context, GgufModel
 

@@ -51,7 +51,7 @@ def vllm_server(model: Path, folder: Path) -> Iterator[str]:
 @contextmanager
 def llama_server(model: Path, folder: Path) -> Iterator[str]:
     """llama.cpp's server, with the model in float32 and its tokenizer's words. Gives URL#MODEL."""
-    from optigpu.backends.llama_cpp.gguf_file import write  # imports gguf and torch
+    from optigpu.backends.llama_cpp.gguf_tensors import write  # imports gguf and torch
     from optigpu.models.loading.load import load_model
     from optigpu.models.reference import parse_reference
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,92 +15,41 @@ from optigpu.backends.ik_llama_cpp.structures import (
     QuantizeParameters,
     of_tensors,
 )
-from optigpu.backends.llama_cpp.file_types import Asked
 from optigpu.backends.llama_cpp.gguf_header import read_header
-from optigpu.backends.llama_cpp.library import Batch, Handle, Quantizing, named
+from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
 from optigpu.vocabulary import UnsupportedError
 
-SEVERAL = (
-    "ik_llama.cpp's flash attention ends on an assertion where several sequences are decoded together; ask for a batch "
-    "of 1, or leave out llama_flash_attention and values of 8 and 4 bits."
-)
-_ERROR = 4
-"""ggml's log level of errors."""
 _INTERLEAVED = re.compile(r"_R\d+$")
 _LIBRARY = api._lib
 _GGML = ctypes.CDLL(str(Path(_LIBRARY._name).with_name("libggml.so")))
-_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-class IkLlamaCpp:
-    """ik_llama.cpp's C interface, which prints errors alone."""
+class IkLlamaCpp(Library):
+    """ik_llama.cpp's C interface."""
 
     title = "ik_llama.cpp"
 
     def __init__(self) -> None:
-        _LIBRARY.llama_log_set(_CALLBACK, ctypes.c_void_p(0))
-        api.llama_backend_init()
-
-    def load(self, path: Path) -> Handle | None:
-        """With the fork's defaults."""
-        defaults = api.llama_model_default_params()
-        found: Handle | None = api.llama_model_load_from_file(str(path).encode(), defaults)
-        return found
+        _LIBRARY.llama_log_set(print_errors, ctypes.c_void_p(0))
+        super().__init__(api, _GGML)
 
     def free_model(self, model: Handle) -> None:
-        """Frees the weights."""
         api.llama_free_model(model)
-
-    def context(self, model: Handle, rows: int, length: int, asked: Asked) -> Handle | None:
-        """With a batch as long as all sequences together, and flash attention for a single sequence alone.
-
-        Raises UnsupportedError where it is asked for with several: the library would end the process.
-        """
-        if rows > 1 and asked.attention == "fused":
-            raise UnsupportedError(SEVERAL)
-        parameters = api.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = rows * length
-        parameters.n_seq_max = rows
-        parameters.n_threads = parameters.n_threads_batch = asked.threads
-        if asked.keys:
-            parameters.type_k = _type(asked.keys)
-        if asked.values:
-            parameters.type_v = _type(asked.values)
-        if asked.attention or rows > 1:
-            parameters.flash_attn = asked.attention == "fused"
-        if asked.together:
-            parameters.n_ubatch = asked.together
-        found: Handle | None = api.llama_init_from_model(model, parameters)
-        return found
-
-    def free(self, context: Handle) -> None:
-        """Frees the keys and values."""
-        api.llama_free(context)
 
     def clear(self, context: Handle) -> None:
         """Forgets the sequences."""
         api.llama_kv_cache_clear(context)
 
-    def batch(self, arrays: Batch) -> object:
-        """A llama_batch."""
-        return api.llama_batch(**arrays.fields())
-
-    def decode(self, context: Handle, batch: object) -> int:
-        """llama_decode."""
-        return int(api.llama_decode(context, batch))
-
     def logits(self, context: Handle, rows: int, vocabulary: int) -> NDArray[np.float32]:
-        """llama_get_logits."""
         get = _LIBRARY.llama_get_logits
         get.restype, get.argtypes = ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p]
         return np.ctypeslib.as_array(get(context), (rows, vocabulary))
 
-    def type_name(self, number: int) -> str:
-        """ggml_type_name."""
-        return named(_GGML, number, _types())
+    def types(self) -> int:
+        """GGML_TYPE_COUNT, which stands where no type is named."""
+        return int(_defaults().output_tensor_type)
 
     def flags(self) -> str:
-        """llama_print_system_info."""
         told = _LIBRARY.llama_print_system_info
         told.restype, told.argtypes = ctypes.c_char_p, []
         text: bytes = told()
@@ -116,18 +64,40 @@ class IkLlamaCpp:
         parameters = _defaults()
         kind = order.form.type
         if order.form.everywhere:
-            _require_whole_blocks(order.plain, kind)
+            self._require_whole_blocks(order.plain, kind)
         parameters.ftype = FILE_TYPES[kind]
         parameters.nthread = order.threads
         if order.form.everywhere:
             parameters.pure = True
             # Rows of an embedding are looked up one by one, so they cannot be interleaved.
-            parameters.token_embedding_type = _type(ROWS_OF.get(kind, _INTERLEAVED.sub("", of_tensors(kind))))
-            parameters.output_tensor_type = _type(of_tensors(kind))
+            parameters.token_embedding_type = self.type_number(
+                ROWS_OF.get(kind, _INTERLEAVED.sub("", of_tensors(kind)))
+            )
+            parameters.output_tensor_type = self.type_number(of_tensors(kind))
         run = _LIBRARY.llama_model_quantize
         run.restype = ctypes.c_uint32
         run.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
         return not run(str(order.plain).encode(), str(order.output).encode(), ctypes.byref(parameters))
+
+    def _require_whole_blocks(self, plain: Path, kind: str) -> None:
+        _GGML.ggml_blck_size.restype, _GGML.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
+        block = _GGML.ggml_blck_size(self.type_number(of_tensors(kind)))
+        for tensor in read_header(plain).tensors:
+            if tensor.name.endswith(".weight") and len(tensor.shape) == 2 and tensor.shape[0] % block:
+                raise UnsupportedError(
+                    f"{kind} keeps rows in blocks of {block} numbers, and {tensor.name} has rows of {tensor.shape[0]}; "
+                    "leave pure out, or ask for a type with smaller blocks, such as Q4_0."
+                )
+
+    def _attend(self, parameters: ctypes.Structure, rows: int, attention: str | None) -> None:
+        """Flash attention for a single sequence alone: with several the library would end the process."""
+        if rows > 1 and attention == "fused":
+            raise UnsupportedError(
+                "ik_llama.cpp's flash attention ends on an assertion where several sequences are decoded together; ask "
+                "for a batch of 1, or leave out llama_flash_attention and values of 8 and 4 bits."
+            )
+        if attention or rows > 1:
+            parameters.flash_attn = attention == "fused"
 
 
 def _defaults() -> QuantizeParameters:
@@ -142,34 +112,3 @@ def _defaults() -> QuantizeParameters:
             "that with: optigpu engines install ik_llama_cpp"
         )
     return parameters
-
-
-def _require_whole_blocks(plain: Path, kind: str) -> None:
-    _GGML.ggml_blck_size.restype, _GGML.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
-    block = _GGML.ggml_blck_size(_type(of_tensors(kind)))
-    for tensor in read_header(plain).tensors:
-        if tensor.name.endswith(".weight") and len(tensor.shape) == 2 and tensor.shape[0] % block:
-            raise UnsupportedError(
-                f"{kind} keeps rows in blocks of {block} numbers, and {tensor.name} has rows of {tensor.shape[0]}; "
-                "leave pure out, or ask for a type with smaller blocks, such as Q4_0."
-            )
-
-
-def _type(name: str) -> int:
-    """The number of a tensor's type by its name."""
-    count = _types()
-    return next(number for number in range(count) if named(_GGML, number, count).upper() == name)
-
-
-def _types() -> int:
-    """GGML_TYPE_COUNT, which stands where no type is named."""
-    return int(_defaults().output_tensor_type)
-
-
-def _print_error(level: int, text: bytes, _data: object) -> None:
-    if level == _ERROR:
-        sys.stderr.write(text.decode(errors="replace"))
-
-
-_CALLBACK = _LOG(_print_error)
-"""The library keeps its address, so it must live as long as the process."""

@@ -58,7 +58,7 @@ def convert(options: argparse.Namespace) -> None:
     """
     import torch
 
-    from optigpu.backends.llama_cpp.gguf_file import write
+    from optigpu.backends.llama_cpp.gguf_tensors import write
     from optigpu.backends.llama_cpp.importance import write_importance
     from optigpu.models.loading.load import load_model
     from optigpu.models.reference import parse_reference

@@ -9,17 +9,11 @@ from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.convert import IMPORTANCE
-from optigpu.backends.llama_cpp.file_types import (
-    NEED_IMPORTANCE,
-    WRITTEN,
-    ExactCaches,
-    FileType,
-    Form,
-)
+from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form
 from optigpu.backends.llama_cpp.library import Library
 from optigpu.models.families import NormKind
 
-WRITERS = ("convert", "file_types", "gguf_families", "gguf_file", "gguf_tensors")
+WRITERS = ("convert", "file_types", "gguf_families", "gguf_tensors")
 """Modules that decide what is written of a model."""
 _FOLDER = Path(__file__).parent
 

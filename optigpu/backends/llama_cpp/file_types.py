@@ -86,10 +86,5 @@ def asked_of(stack: Sequence[Technique], kind: str, threads: int, exact: ExactCa
     return Asked(threads, keys, values, attention, options.together)
 
 
-def product_dtypes_of(kind: str) -> tuple[str, ...]:
-    """What is multiplied besides floats: weights of 8 bits and fewer meet activations that are rounded to int8."""
-    return () if kind in FLOATS else ("int8",)
-
-
 def _cache(name: str | None) -> CacheType | None:
     return next((each for each in get_args(CacheType) if each == name), None)

@@ -84,7 +84,7 @@ def _read(file: BinaryIO, size: int) -> Header:
             f"it is of version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are known"
         )
     tensors, keys = _count(file), _count(file)
-    values = dict(_pair(file) for _ in range(keys))
+    values = {_text(file): _value(file, _number(file, "I")) for _ in range(keys)}
     listed = [_tensor(file) for _ in range(tensors)]
     alignment = values.get(ALIGNMENT, _USUAL_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment % 8:
@@ -99,10 +99,6 @@ def _read(file: BinaryIO, size: int) -> Header:
         if each.elements > 8 * each.bytes:
             raise ValueError(f"its tensor {each.name} of {each.elements} numbers has only {each.bytes} bytes")
     return Header(values, placed)
-
-
-def _pair(file: BinaryIO) -> tuple[str, Value]:
-    return _text(file), _value(file, _number(file, "I"))
 
 
 def _value(file: BinaryIO, kind: int, depth: int = 0) -> Value:

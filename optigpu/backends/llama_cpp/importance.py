@@ -4,8 +4,7 @@ The text is one that the model itself draws, so that it needs no file and is the
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 ROWS, LENGTH, SEED = 8, 256, 0
 """The text: sequences, and tokens of each."""
 Importance = dict[str, NDArray[np.float32]]
-Hook = Callable[[object, tuple["torch.Tensor", ...]], None]
 
 
 def write_importance(model: "PreTrainedModel", path: Path) -> None:
@@ -37,7 +35,10 @@ def read_importance(path: Path) -> Importance:
 
 
 def importance_of(model: "PreTrainedModel") -> Importance:
-    """The means of squares of what enters each matrix of a model, [inputs], by the matrix's name in a GGUF file."""
+    """The means of squares of what enters each matrix of a model, [inputs], by the matrix's name in a GGUF file.
+
+    The model's layers are watched from then on.
+    """
     import torch
 
     from optigpu.models.loading.self_written import sampled
@@ -45,30 +46,19 @@ def importance_of(model: "PreTrainedModel") -> Importance:
     length = min(LENGTH, model.config.max_position_embeddings)
     tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
     sums: dict[str, torch.Tensor] = {}
-    with torch.no_grad(), _watched(model, sums):
+
+    def watch(name: str, layer: torch.nn.Module) -> None:
+        def add(_layer: object, inputs: tuple[torch.Tensor, ...]) -> None:
+            squares = inputs[0].double().square().flatten(0, -2).sum(0)
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        layer.register_forward_pre_hook(add)
+
+    for name, layer in _layers(model):
+        watch(f"{name}.weight", layer)
+    with torch.no_grad():
         model(input_ids=tokens, use_cache=False)
     return {name: (found / tokens.numel()).numpy().astype(np.float32) for name, found in sums.items()}
-
-
-@contextmanager
-def _watched(model: "PreTrainedModel", sums: "dict[str, torch.Tensor]") -> Iterator[None]:
-    """Adds up the squares of what enters the matrices within the block."""
-    watched = [
-        layer.register_forward_pre_hook(_adding(f"{name}.weight", sums)) for name, layer in _layers(model)
-    ]
-    try:
-        yield
-    finally:
-        for hook in watched:
-            hook.remove()
-
-
-def _adding(name: str, sums: "dict[str, torch.Tensor]") -> "Hook":
-    def add(_layer: object, inputs: "tuple[torch.Tensor, ...]") -> None:
-        squares = inputs[0].double().square().flatten(0, -2).sum(0)
-        sums[name] = sums[name] + squares if name in sums else squares
-
-    return add
 
 
 def _layers(model: "PreTrainedModel") -> "Iterator[tuple[str, torch.nn.Module]]":

@@ -4,9 +4,12 @@ Their structures differ, and so does the library behind them, so each has a clas
 """
 
 import ctypes
+import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,52 +64,105 @@ class Quantizing:
     importance: dict[str, NDArray[np.float32]] | None = None
 
 
-class Library(Protocol):
-    """One of the two. A handle is None where the library gave none; it prints why on stderr."""
+class Library(ABC):
+    """One of the two. A handle is None where the library gave none; it prints why on stderr, and nothing but errors."""
 
-    title: str
+    title: ClassVar[str]
     """Its name in sentences."""
 
-    def load(self, path: Path) -> Handle | None:
-        """A model from a file."""
+    def __init__(self, api: ModuleType, ggml: ctypes.CDLL) -> None:
+        """`api` are the bindings, whose functions have the names of the C interface."""
+        self._api, self._ggml = api, ggml
+        api.llama_backend_init()
 
+    def load(self, path: Path) -> Handle | None:
+        """A model from a file, with the library's defaults."""
+        defaults = self._api.llama_model_default_params()
+        found: Handle | None = self._api.llama_model_load_from_file(str(path).encode(), defaults)
+        return found
+
+    @abstractmethod
     def free_model(self, model: Handle) -> None:
-        """Its contexts must be freed before."""
+        """Frees the weights; the model's contexts must be freed before."""
 
     def context(self, model: Handle, rows: int, length: int, asked: Asked) -> Handle | None:
-        """Space for `rows` sequences of `length` tokens."""
+        """Space for `rows` sequences of `length` tokens, with a batch as long as all of them together.
+
+        Raises UnsupportedError for an attention on which the library would end the process.
+        """
+        parameters = self._api.llama_context_default_params()
+        parameters.n_ctx = parameters.n_batch = rows * length
+        parameters.n_seq_max = rows
+        parameters.n_threads = parameters.n_threads_batch = asked.threads
+        if asked.keys:
+            parameters.type_k = self.type_number(asked.keys)
+        if asked.values:
+            parameters.type_v = self.type_number(asked.values)
+        self._attend(parameters, rows, asked.attention)
+        if asked.together:
+            parameters.n_ubatch = asked.together
+        found: Handle | None = self._api.llama_init_from_model(model, parameters)
+        return found
 
     def free(self, context: Handle) -> None:
-        """Gives the memory of the sequences back."""
+        """Frees the keys and values."""
+        self._api.llama_free(context)
 
+    @abstractmethod
     def clear(self, context: Handle) -> None:
         """Forgets the sequences."""
 
     def batch(self, arrays: Batch) -> object:
-        """The library's structure over these arrays."""
+        """A llama_batch over these arrays."""
+        return self._api.llama_batch(**arrays.fields())
 
     def decode(self, context: Handle, batch: object) -> int:
         """Appends a batch to the sequences; the status is 0 when that worked."""
+        return int(self._api.llama_decode(context, batch))
 
+    @abstractmethod
     def logits(self, context: Handle, rows: int, vocabulary: int) -> NDArray[np.float32]:
         """What the last batch gave, [rows, vocabulary], in the library's memory."""
 
     def type_name(self, number: int) -> str:
         """A tensor's type by its number in a file."""
+        name = self._ggml.ggml_type_name  # it checks no number
+        name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        found: bytes | None = name(number) if number < self.types() else None
+        return found.decode() if found else f"type {number}"
 
+    def type_number(self, name: str) -> int:
+        """A tensor's type by its name in capitals."""
+        return next(number for number in range(self.types()) if self.type_name(number).upper() == name)
+
+    @abstractmethod
+    def types(self) -> int:
+        """How many types of tensors there are."""
+
+    @abstractmethod
     def flags(self) -> str:
         """What the library says that it was built with."""
 
+    @abstractmethod
     def quantize(self, order: Quantizing) -> bool:
         """Writes a quantized file; whether that worked."""
 
+    @abstractmethod
+    def _attend(self, parameters: ctypes.Structure, rows: int, attention: str | None) -> None:
+        """Asks for an attention; None: the library chooses."""
 
-def named(ggml: ctypes.CDLL, number: int, count: int) -> str:
-    """The name of a tensor's type, of either library's ggml, which has `count` of them and checks no number."""
-    ggml.ggml_type_name.restype = ctypes.c_char_p
-    ggml.ggml_type_name.argtypes = [ctypes.c_int]
-    found: bytes | None = ggml.ggml_type_name(number) if number < count else None
-    return found.decode() if found else f"type {number}"
+
+_ERROR = 4
+"""ggml's log level of errors."""
+
+
+def _print_error(level: int, text: bytes, _data: object) -> None:
+    if level == _ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+print_errors = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_error)
+"""What a library is given as its log. It keeps the address, so this lives as long as the process."""
 
 
 def _pointer(array: NDArray[np.generic], kind: type) -> object:

@@ -7,46 +7,45 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
+from optigpu.backends.engine import weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
-from optigpu.backends.llama_cpp.file_types import Asked, asked_of, form_of, product_dtypes_of
+from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, asked_of, form_of
 from optigpu.backends.llama_cpp.gguf_families import family_of_architecture, written_family
 from optigpu.backends.llama_cpp.gguf_header import Header, Placed, read_header
 from optigpu.backends.llama_cpp.library import Batch, Library
+from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.models.described import decoder_facts
 from optigpu.models.held import GGUF, model_file
 from optigpu.models.loading.weights import hash_of
-from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.ops.layouts import GGUF_BLOCKS, GgufBlock
+from optigpu.models.reference import ModelReference
+from optigpu.ops.layouts import GGUF_BLOCKS
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, OutOfMemoryError, UnsupportedError
 
-NO_REVISION = "A file has no revision; the weight hash identifies it."
-_EMBEDDING, _HEAD, _UP, _GATE = (
-    "token_embd.weight",
-    "output.weight",
-    "blk.0.ffn_up.weight",
-    "blk.0.ffn_gate.weight",
-)
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_UP, _GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
 NOT_WEIGHTS = ("rope_freqs.weight",)
 """Tensors that follow from the configuration and that transformers does not count as parameters."""
-
-_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of a GGUF file, the names of their types by number, and the file's own size in bytes."""
+    """The header of a GGUF file, the names of its tensors' types by number, and the file's own size in bytes."""
 
-    tensors: tuple[Placed, ...]
+    header: Header
     names: dict[int, str]
     file_bytes: int
+
+    @property
+    def tensors(self) -> tuple[Placed, ...]:
+        """Those of the header."""
+        return self.header.tensors
 
     @property
     def parameters(self) -> int:
@@ -56,7 +55,7 @@ class Contents:
     @property
     def quantized(self) -> float | None:
         """The share of the weights that have fewer than 16 bits; None if none has."""
-        packed = sum(each.elements for each in self.tensors if self.names[each.type] not in _FLOATS)
+        packed = sum(each.elements for each in self.tensors if self.names[each.type] not in FLOATS)
         return packed / self.parameters if packed else None
 
     @property
@@ -84,8 +83,8 @@ class Contents:
 
     def _is_looked_up(self, tensor: Placed) -> bool:
         """A tied embedding is the head too, and so is read wholly."""
-        untied = any(other.name == "output.weight" for other in self.tensors)
-        return tensor.name == "position_embd.weight" or (tensor.name == "token_embd.weight" and untied)
+        untied = any(other.name == _HEAD for other in self.tensors)
+        return tensor.name == "position_embd.weight" or (tensor.name == _EMBEDDING and untied)
 
 
 def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
@@ -93,14 +92,9 @@ def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
 
     Raises ValueError for a file that is none.
     """
-    return described(read_header(path), path, type_name)
-
-
-def described(header: Header, path: Path, type_name: Callable[[int], str]) -> Contents:
-    """The contents of a file whose header was read."""
-    numbers = {tensor.type for tensor in header.tensors}
-    names = {number: type_name(number).upper() for number in numbers}
-    return Contents(header.tensors, names, path.stat().st_size)
+    header = read_header(path)
+    names = {number: type_name(number).upper() for number in {tensor.type for tensor in header.tensors}}
+    return Contents(header, names, path.stat().st_size)
 
 
 @dataclass(frozen=True)
@@ -126,13 +120,13 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
     Raises UnsupportedError for a model that the engine cannot run or that cannot be written, a file that is no GGUF
     file of a known architecture, and a type for a file that has one; OptiGPUError when writing fails.
     """
-    reference = parse_reference(str(order.model))
-    form = form_of(order.stack)
+    reference, form = order.reference, form_of(order.stack)
     if reference.kind == "path" and reference.name.endswith(GGUF):
         if form.type != "F32":
             raise UnsupportedError(f"{reference} has the type that it was written with; leave gguf out.")
         return _given(reference, order, engine, library)
-    facts = _facts(reference, engine)
+    facts = decoder_facts(reference)
+    _require_runnable(reference, facts.family, engine)
     path = gguf_of(order, engine, form, progress)
     with whole(path, library.title):
         contents = contents_of(path, library.type_name)
@@ -144,19 +138,12 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
 
 
-def _facts(reference: ModelReference, engine: Engine) -> ModelFacts:
-    """Raises UnsupportedError for what is not written as GGUF, or what the engine refuses."""
-    facts = decoder_facts(reference)
+def _require_runnable(reference: ModelReference, family: str, engine: Engine) -> None:
+    """Raises UnsupportedError for a family that is not written as GGUF, and one that the engine refuses."""
     try:
-        written_family(facts.family)
+        reason = engine.refused.get(written_family(family).decoder.norm_kind)
     except UnsupportedError as error:
         raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
-    _require_runnable(reference, facts.family, engine)
-    return facts
-
-
-def _require_runnable(reference: ModelReference, family: str, engine: Engine) -> None:
-    reason = engine.refused.get(written_family(family).decoder.norm_kind)
     if reason:
         raise UnsupportedError(f"{engine.name} cannot run {reference}: {reason}")
 
@@ -164,25 +151,21 @@ def _require_runnable(reference: ModelReference, family: str, engine: Engine) ->
 def _given(reference: ModelReference, order: Order, engine: Engine, library: Library) -> Source:
     path = model_file(reference.name)
     try:
-        header = read_header(path)
-        facts = facts_of(header)
         contents = contents_of(path, library.type_name)
+        facts = facts_of(contents.header)
     except ValueError as error:
         raise UnsupportedError(
             f"{reference} is not a GGUF file that can be run here: {error}; name another file."
         ) from error
     _require_runnable(reference, facts.family, engine)
-    sha256 = hash_of(path, order.folder)
-    weights = WeightFacts(
-        bytes=contents.file_bytes,
+    weights = weights_of_file(
+        path,
+        hash_of(path, order.folder),
+        size=contents.file_bytes,
         parameters=contents.parameters,
         quantized=contents.quantized,
-        hash=sha256,
-        hash_of="files",
-        files={path.name: sha256},
-        reasons={"revision": NO_REVISION},
     )
-    matrices = {contents.names[each.type] for each in header.tensors if len(each.shape) > 1}
+    matrices = {contents.names[each.type] for each in contents.tensors if len(each.shape) > 1}
     kind = "F32" if matrices == {"F32"} else contents.main_type
     return Source(path, facts, contents, kind, weights, written=False)
 
@@ -211,8 +194,6 @@ def facts_of(header: Header) -> ModelFacts:
 
 
 _CACHE_DTYPES = {"F32": "float32", "F16": "float16", "Q8_0": "q8_0", "Q4_0": "q4_0"}
-Ids = NDArray[np.int64]
-Logits = NDArray[np.float32]
 
 
 class GgufModel:
@@ -264,7 +245,11 @@ class Context:
                 f"This context holds {self.rows} sequences of {self.length} tokens; {tokens.shape[0]} sequences of "
                 f"{self._used + count} tokens do not fit."
             )
-        arrays, batch = self._batch_of(count)
+        known = self._batches.get(count)
+        if known is None:
+            arrays = Batch(self.rows, count)
+            known = self._batches[count] = (arrays, self._library.batch(arrays))
+        arrays, batch = known
         arrays.tokens[:] = tokens
         arrays.positions[:] = np.arange(self._used, self._used + count)
         status = self._library.decode(self._handle, batch)
@@ -279,14 +264,6 @@ class Context:
         """Frees the keys and values."""
         self._library.free(self._handle)
 
-    def _batch_of(self, count: int) -> tuple[Batch, object]:
-        """Made once for each number of tokens."""
-        known = self._batches.get(count)
-        if known is None:
-            arrays = Batch(self.rows, count)
-            known = self._batches[count] = (arrays, self._library.batch(arrays))
-        return known
-
 
 def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> SteppedRuntime:
     """Writes the GGUF file if it is not there, and loads it.
@@ -299,14 +276,14 @@ def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> S
     progress("loading")
     model = _loaded(library, source)
     contents = source.contents
+    # Weights of 8 bits and fewer meet activations that are rounded to int8.
+    products = () if source.type in FLOATS else ("int8",)
     loaded = Loaded(
         engine=library.title,
         facts=source.facts,
         steps=lambda rows, length: Context(model, rows, length, asked),
         weights=source.weights,
-        footprint=Footprint(
-            source.facts, contents.streamed_bytes, contents.row_bytes, product_dtypes_of(source.type)
-        ),
+        footprint=Footprint(source.facts, contents.streamed_bytes, contents.row_bytes, products),
     )
     return SteppedRuntime(order, loaded, _notes(engine, library, source, asked))
 
@@ -314,13 +291,14 @@ def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> S
 def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> Notes:
     keys, values = asked.keys or "F16", asked.values or "F16"
     width = source.facts.layers * source.facts.kv_heads * source.facts.head_size
+    (key_block, key_bytes), (value_block, value_bytes) = GGUF_BLOCKS[keys], GGUF_BLOCKS[values]
     dtypes = dict.fromkeys((_CACHE_DTYPES[keys], _CACHE_DTYPES[values]))
     notes = Notes()
     notes.record(
         dtype=source.dtype,
         kv_cache=library.title,
         kv_cache_dtype=", ".join(dtypes),
-        kv_cache_bytes_per_token=_bytes(width, keys) + _bytes(width, values),
+        kv_cache_bytes_per_token=width // key_block * key_bytes + width // value_block * value_bytes,
         decode_loop=library.title,
         decode_operator="llama_decode",
         threads=asked.threads,
@@ -338,12 +316,6 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
     if asked.together:
         notes.record(prompt_tokens_together=asked.together)
     return notes
-
-
-def _bytes(width: int, kind: GgufBlock) -> int:
-    """Of one token's keys or values."""
-    block, size = GGUF_BLOCKS[kind]
-    return width // block * size
 
 
 def _loaded(library: Library, source: Source) -> GgufModel:
