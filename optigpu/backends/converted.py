@@ -26,7 +26,7 @@ from optigpu.models import families
 from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
 from optigpu.models.loading.weights import origin_of
-from optigpu.models.reference import BUNDLED, ModelReference, parse_reference
+from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
@@ -65,10 +65,10 @@ class Converter:
         It is written into the job's folder where nothing is kept. `doing` says what takes so long. Raises
         UnsupportedError for a model that cannot be written, OptiGPUError when writing fails.
         """
-        folder = self._folder(order)
-        target = self._target(folder, order, form)
+        folder, target = self._place(order, form)
         if target.exists():
-            self._note_use(order, target)
+            if target.is_relative_to(converted_dir()):
+                note_use(order.folder, target)
         else:
             with _one_sentence(folder.path), folder.locked():
                 if not target.exists():  # who held the lock before may have written it
@@ -79,20 +79,25 @@ class Converter:
 
     def kept(self, order: Order, form: str) -> Path | None:
         """What `made` wrote before, or None."""
-        path = self._target(self._folder(order), order, form)
+        _, path = self._place(order, form)
         return path if path.exists() else None
 
-    def _folder(self, order: Order) -> BoundedFolder:
-        most = BOUND.most_bytes()
+    def _place(self, order: Order, form: str) -> tuple[BoundedFolder, Path]:
+        """The folder and the path in it, whose name changes with whatever the content depends on."""
+        most, reference, origin = BOUND.most_bytes(), order.reference, weights_of(order)
         parent, most_kept = (converted_dir(), most) if most else (order.folder / "converted", math.inf)
-        return BoundedFolder(parent / self.engine, self.suffix, most_kept)
-
-    def _note_use(self, order: Order, target: Path) -> None:
-        if target.is_relative_to(converted_dir()):
-            note_use(order.folder, target)
-
-    def _target(self, folder: BoundedFolder, order: Order, form: str) -> Path:
-        return folder.path / f"{self._stem(order)}-{form}{self.suffix}"
+        folder = BoundedFolder(parent / self.engine, self.suffix, most_kept)
+        if origin.hash is None:
+            raise UnsupportedError(origin.reasons["hash"])
+        # A configuration may change beside the same weights.
+        has_file = reference.kind in ("path", "hub")
+        configuration = configuration_file(reference).read_text("utf-8") if has_file else ""
+        versions = [version(name) for name in self.libraries]
+        found = hashlib.sha256(canonical_json([origin.hash, configuration, versions]).encode())
+        for path in (*self.sources, *_COMMON):
+            found.update(path.read_bytes())
+        name = f"{reference.kind}-{reference.name.replace('/', '_')}-{found.hexdigest()[:16]}"
+        return folder, folder.path / f"{name}-{form}{self.suffix}"
 
     def _write(self, folder: BoundedFolder, target: Path, arguments: Sequence[str]) -> None:
         with folder.draft_of(target) as draft:
@@ -103,21 +108,6 @@ class Converter:
                 why = _last_line(done.err) or f"status {done.status}"
                 raise OptiGPUError(f"The model could not be converted for {self.engine}: {why}")
             folder.admit(draft)
-
-    def _stem(self, order: Order) -> str:
-        """Changes with whatever the content depends on."""
-        reference = parse_reference(str(order.model))
-        found = hashlib.sha256()
-        origin = weights_of(order)
-        if origin.hash is None:
-            raise UnsupportedError(origin.reasons["hash"])
-        versions = [version(name) for name in self.libraries]
-        # What may be written of the same weights.
-        found.update(canonical_json([origin.hash, _configuration(reference), versions]).encode())
-        for path in (*self.sources, *_COMMON):
-            found.update(path.read_bytes())
-        name = reference.name.replace("/", "_")
-        return f"{reference.kind}-{name}-{found.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -138,8 +128,12 @@ def weights_of(order: Order) -> WeightFacts:
 
     Of the hub's models only what its local cache holds is known.
     """
-    reference = parse_reference(str(order.model))
-    return origin_of(reference, _directory(reference), order.seed, order.folder)
+    reference, directory = order.reference, None
+    if reference.kind == "bundled":
+        directory = str(BUNDLED[reference.name])
+    elif reference.kind == "path":
+        directory = str(sound_directory(reference))
+    return origin_of(reference, directory, order.seed, order.folder)
 
 
 @contextmanager
@@ -162,17 +156,6 @@ def whole(path: Path, engine: str) -> Iterator[None]:
         ) from error
 
 
-def _configuration(reference: ModelReference) -> str:
-    """The text of config.json where it may change beside the same weights."""
-    return configuration_file(reference).read_text("utf-8") if reference.kind in ("path", "hub") else ""
-
-
-def _directory(reference: ModelReference) -> str | None:
-    if reference.kind == "bundled":
-        return str(BUNDLED[reference.name])
-    return str(sound_directory(reference)) if reference.kind == "path" else None
-
-
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].strip()
 
@@ -184,30 +167,25 @@ def converted_dir() -> Path:
 
 def note_use(job_folder: Path, kept: Path) -> None:
     """Notes that this process reads a model of `converted_dir()` that an earlier one wrote."""
-    with suppress(OSError), _note(job_folder, os.getpid()).open("a", encoding="utf-8") as file:
+    with suppress(OSError), (job_folder / f"reading-{os.getpid()}").open("a", encoding="utf-8") as file:
         file.write(f"{kept.parent.name}/{kept.name}\n")
 
 
 def remove_used(job_folder: Path, pid: int) -> tuple[str, ...]:
     """Removes what the process `pid` noted, and returns the names of what was removed."""
     try:
-        lines = _note(job_folder, pid).read_text("utf-8").splitlines()
+        lines = (job_folder / f"reading-{pid}").read_text("utf-8").splitlines()
     except (OSError, ValueError):  # it noted nothing, or a model's code wrote something else there
         return ()
-    return tuple(PurePath(line).name for line in dict.fromkeys(lines) if _is_removed(line))
-
-
-def _note(job_folder: Path, pid: int) -> Path:
-    return job_folder / f"reading-{pid}"
-
-
-def _is_removed(line: str) -> bool:
-    """A model's code can write the note too: nothing outside of the folder of converted models is removed."""
-    parts = PurePath(line).parts
-    if len(parts) != 2 or {"..", "/"} & set(parts):
-        return False
-    path = converted_dir() / parts[0] / parts[1]
-    was_there = path.exists()
-    with suppress(OSError):
-        remove(path)
-    return was_there and not path.exists()
+    removed = []
+    for line in dict.fromkeys(lines):
+        parts = PurePath(line).parts
+        if len(parts) != 2 or {"..", "/"} & set(parts):  # a model's code can write the note too
+            continue
+        path = converted_dir().joinpath(*parts)
+        was_there = path.exists()
+        with suppress(OSError):
+            remove(path)
+        if was_there and not path.exists():
+            removed.append(path.name)
+    return tuple(removed)

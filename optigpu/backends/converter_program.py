@@ -19,8 +19,6 @@ from optigpu.vocabulary import UnsupportedError
 REFUSED = 3
 """The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MORE_BYTES = 2**20
-"""Where a file cannot grow by so many, there was no space for the rest of it."""
 
 
 def model_arguments(order: Order) -> tuple[str, ...]:
@@ -52,10 +50,9 @@ def written(write: Callable[[], None], output: Path) -> int:
     except Exception as error:
         full = error if isinstance(error, OSError) and error.errno in _FULL else _no_space(output)
         if full is not None:
-            advice = "free some, or name another folder in XDG_CACHE_HOME"
-            print(
-                f"there is no space for it in {output.parent} ({full.strerror}); {advice}.", file=sys.stderr
-            )
+            where = f"{output.parent} ({full.strerror})"
+            advice = "free some, or name another folder in XDG_CACHE_HOME."
+            print(f"there is no space for it in {where}; {advice}", file=sys.stderr)
             return 1
         if isinstance(error, UnsupportedError):
             print(error)
@@ -77,12 +74,12 @@ def require_space(folder: Path, size: int) -> None:
 def _no_space(output: Path) -> OSError | None:
     """The disk's error where the largest file of what a failed converter wrote cannot grow, or None. The file grows."""
     files = [path for path in (output, *output.rglob("*")) if path.is_file()]
-    if not files:
+    largest = max(files, key=lambda path: path.stat().st_size, default=None)
+    if largest is None:
         return None
-    largest = max(files, key=lambda path: path.stat().st_size)
     try:
         with largest.open("ab") as file:
-            file.write(bytes(_MORE_BYTES))
+            file.write(bytes(2**20))
     except OSError as error:
         return error if error.errno in _FULL else None
     return None

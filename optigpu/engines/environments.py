@@ -45,8 +45,14 @@ class EngineEnvironment:
     @property
     def is_whole(self) -> bool:
         """Whether it was made as the recipe says now, for this version of Python, and what it shares is still there."""
-        made = self.python.exists() and self._record() == self.identity
-        return made and all(Path(each).is_dir() for each in self._shared())
+        try:
+            record = json.loads((self.folder / RECORD).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        file = self.packages / SHARED
+        shared = file.read_text("utf-8").splitlines() if file.exists() else []
+        whole = self.python.exists() and record == self.identity
+        return whole and all(Path(each).is_dir() for each in shared)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -62,19 +68,6 @@ class EngineEnvironment:
     def write_record(self) -> None:
         """Says that it is whole."""
         (self.folder / RECORD).write_text(json.dumps(self.identity), "utf-8")
-
-    def _shared(self) -> list[str]:
-        """The folders of OptiGPU's own environment that can be imported from here."""
-        try:
-            return (self.packages / SHARED).read_text("utf-8").splitlines()
-        except OSError:
-            return []
-
-    def _record(self) -> object:
-        try:
-            return json.loads((self.folder / RECORD).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
 
 
 def environment_of(backend: str) -> EngineEnvironment | None:

@@ -37,17 +37,11 @@ def install(recipe: Recipe, say: Callable[[str], None], jobs: int) -> EngineEnvi
             shutil.rmtree(environment.folder, ignore_errors=True)
             _make(environment, say, jobs)
             environment.write_record()
-            _warn(recipe, say)
+            found = build_facts(recipe.name, Machine(cpu_features()))
+            if found and found.lacks:
+                lacks = " and ".join(found.lacks)
+                say(f"{found.library} lacks {lacks}, which this CPU has; see install.log in its folder")
     return environment
-
-
-def _warn(recipe: Recipe, say: Callable[[str], None]) -> None:
-    """Says so if its library lacks what this CPU has."""
-    found = build_facts(recipe.name, Machine(cpu_features()))
-    if found and found.lacks:
-        say(
-            f"{found.library} lacks {' and '.join(found.lacks)}, which this CPU has; see install.log in its folder"
-        )
 
 
 def remove(recipe: Recipe) -> bool:
@@ -82,11 +76,17 @@ def _require(recipe: Recipe) -> None:
 def _make(environment: EngineEnvironment, say: Callable[[str], None], jobs: int) -> None:
     recipe = environment.recipe
     say("making the environment")
-    steps = _Steps(environment, _variables(recipe, jobs))
+    # A PYTHONPATH would hide the environment's own packages.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    steps = _Steps(environment, {**kept, "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs), **recipe.building})
     steps.run([sys.executable, "-m", "venv", "--without-pip", str(environment.folder)])
+    wanted = [*recipe.packages]
     if recipe.shares:
-        (environment.packages / SHARED).write_text("".join(f"{path}\n" for path in _own_packages()), "utf-8")
-    wanted = [*recipe.packages, *([] if recipe.shares else _requirements())]
+        found = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
+        own = dict.fromkeys(path for path in found if os.path.isdir(path))
+        (environment.packages / SHARED).write_text("".join(f"{path}\n" for path in own), "utf-8")
+    else:
+        wanted += [line for line in requires("optigpu") or () if "extra ==" not in line]
     if wanted:
         say("installing packages")
         steps.pip("install", *wanted)
@@ -143,20 +143,3 @@ class _Steps:
                     f"{self.environment.recipe.name} could not be installed; all that was printed is in {log}. Its "
                     f"end:\n{last}"
                 )
-
-
-def _variables(recipe: Recipe, jobs: int) -> dict[str, str]:
-    """Those of this process, without a PYTHONPATH, which would hide the environment's own packages."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**kept, "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs), **recipe.building}
-
-
-def _own_packages() -> list[str]:
-    """The folders of this environment's packages."""
-    found = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    return list(dict.fromkeys(path for path in found if os.path.isdir(path)))
-
-
-def _requirements() -> list[str]:
-    """What OptiGPU itself needs, without its extras."""
-    return [line for line in requires("optigpu") or () if "extra ==" not in line]

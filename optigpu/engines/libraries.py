@@ -124,38 +124,34 @@ def build_facts(name: str, machine: Machine, told: str | None = None) -> BuildFa
     file = next(iter(sorted(place.glob(library.file))), None) if library else None
     if library is None or file is None:
         return None
-    found = _found(library, file, told)
+    found = _instructions(library, file, told)
+    has = found.instructions
     on_gpu = place / library.cuda if machine.gpu and library.cuda else None
     cuda = cuda_architectures(on_gpu) if on_gpu and on_gpu.is_file() else ()
-    lacks = tuple(_lacking(library, found.instructions, machine)) + _lacking_cuda(cuda, machine.gpu)
-    return found.model_copy(update={"cuda": cuda, "lacks": lacks, "build": library.build if lacks else None})
+    lacking = [
+        f"{name} instructions"
+        for name in library.uses
+        if has is not None and not has.get(name) and set(HAS[name]) & set(machine.features)
+    ]
+    lacks = (*lacking, *_lacking_cuda(cuda, machine.gpu))
+    build = library.build if lacks else None
+    facts = found.model_dump() | {"cuda": cuda, "lacks": lacks, "build": build}
+    return BuildFacts(package=library.package, library=file.name, **facts)
 
 
-def _found(library: EngineLibrary, file: Path, told: str | None) -> BuildFacts:
-    facts = BuildFacts(package=library.package, library=file.name)
+def _instructions(library: EngineLibrary, file: Path, told: str | None) -> "Counted":
     if library.just_in_time:
-        return facts.model_copy(update={"reason": JUST_IN_TIME})
+        return Counted(instructions=None, reason=JUST_IN_TIME)
     count = counted(file)
     if count.instructions is not None:
-        return facts.model_copy(update={"instructions": count.instructions})
+        return count
+    has, how = {}, ""
     if library.mark is not None:
-        has = {"avx512": int(mentions(file, library.mark))}
-        return facts.model_copy(
-            update={"instructions": has, "reason": f"{count.reason} 1 says that it has functions of the set."}
-        )
-    if told is not None:
+        has, how = {"avx512": int(mentions(file, library.mark))}, "says that it has functions of the set"
+    elif told is not None:
         has = {name: int(text in told) for name, text in SAYS.items()}
-        return facts.model_copy(
-            update={"instructions": has, "reason": f"{count.reason} 1 is what the library says of itself."}
-        )
-    return facts.model_copy(update={"reason": count.reason})
-
-
-def _lacking(library: EngineLibrary, instructions: dict[str, int] | None, machine: Machine) -> Iterator[str]:
-    for name in library.uses if instructions is not None else ():
-        there = any(flag in machine.features for flag in HAS[name])
-        if there and not (instructions or {}).get(name):
-            yield f"{name} instructions"
+        how = "is what the library says of itself"
+    return Counted(instructions=has, reason=f"{count.reason} 1 {how}.") if has else count
 
 
 def _lacking_cuda(found: Sequence[str], gpu: Accelerator | None) -> tuple[str, ...]:
