@@ -18,19 +18,8 @@ from optigpu.backends.torch import TorchBackend
 from optigpu.backends.vllm import VllmBackend
 
 _ALL: tuple[Backend, ...] = (
-    TorchBackend(),
-    LlamaCppBackend(),
-    IkLlamaCppBackend(),
-    LiteRtBackend(),
-    OnnxRuntimeBackend(),
-    TensorFlowBackend(),
-    VllmBackend(),
-    TensorRtLlmBackend(),
-    CoreMlBackend(),
-    EndpointBackend(),
-    OpenVinoBackend(),
-)
-
+    TorchBackend(), LlamaCppBackend(), IkLlamaCppBackend(), LiteRtBackend(), OnnxRuntimeBackend(), TensorFlowBackend(),
+    VllmBackend(), TensorRtLlmBackend(), CoreMlBackend(), EndpointBackend(), OpenVinoBackend(),
+)  # fmt: skip
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
-"""Every backend by its name; the job's field `backend`, the measuring process, the workers and the documents read
-it."""
+"""Every backend by its name, for the job's field `backend`, the measuring process, the workers and the documents."""

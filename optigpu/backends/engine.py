@@ -4,7 +4,7 @@ Imports no engine.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -49,8 +49,18 @@ class EngineBackend:
         return f"{' and '.join(absent)} {are} not installed; install {them} with: {self.install}"
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
-        """Whether it is one of its workloads, on random tokens with greedy decoding or on random images."""
-        return workload_refused(self.name, workload, self.workloads)
+        """Why it cannot run a workload, or None: it has random tokens, greedy decoding and random images."""
+        if workload.kind not in self.workloads:
+            kinds = ", ".join(self.workloads)
+            return f"{self.name} does not run the workload {workload.kind}; it runs {kinds}."
+        if workload.has_labels:
+            return f"{self.name} reads no images; leave images out, or ask for the backend torch."
+        if workload.is_sampled or workload.has_text:
+            return (
+                f"{self.name} decodes random prompts greedily; leave prompt, temperature and top_p out, or ask for the "
+                "backend torch."
+            )
+        return None
 
     def start(self, *, model: bool) -> None:
         """Imports the engine."""
@@ -69,23 +79,6 @@ class EngineBackend:
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an allocation failed, as engines on a CPU say it."""
         return allocation_failed(error)
-
-
-def workload_refused(engine: str, workload: Workload, kinds: Sequence[str]) -> str | None:
-    """Why an engine cannot run a workload, or None.
-
-    It runs these kinds, on random tokens with greedy decoding and on random images.
-    """
-    if workload.kind not in kinds:
-        return f"{engine} does not run the workload {workload.kind}; it runs {', '.join(kinds)}."
-    if workload.has_labels:
-        return f"{engine} reads no images; leave images out, or ask for the backend torch."
-    if workload.is_sampled or workload.has_text:
-        return (
-            f"{engine} decodes random prompts greedily; leave prompt, temperature and top_p out, or ask for the "
-            "backend torch."
-        )
-    return None
 
 
 def allocation_failed(error: Exception) -> bool:

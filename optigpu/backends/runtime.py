@@ -31,9 +31,8 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Generation:
-    """One generated batch. `tokens` is [batch, new_tokens] of ids; `gaps_s` are the seconds from the request's start
-    to the first token, then between successive tokens: shape [new_tokens].
-    """
+    """One generated batch: ids [batch, new_tokens], and the seconds from the request's start to the first token, then
+    between successive tokens, [new_tokens]."""
 
     tokens: Ids
     gaps_s: list[float]
@@ -65,8 +64,7 @@ class Pass:
 class MemoryPeaks:
     """The most accelerator memory in use and set aside during a run, in bytes.
 
-    `reasons` say why one is None, by the metric's name: peak_bytes, peak_reserved_bytes; and host_peak_bytes where this
-    process is not what works.
+    `reasons` say why one is None, by its metric's name, also host_peak_bytes where another process does the work.
     """
 
     allocated_bytes: int | None = None
@@ -122,17 +120,13 @@ class RemoteRuntime(Runtime, Protocol):
 
 
 class DecodingRuntime(Runtime, Protocol):
-    """The runtime of a workload that generates text.
-
-    `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
-    before one.
-    """
+    """The runtime of a workload that generates text."""
 
     facts: ModelFacts
 
     @property
     def decoded(self) -> tuple[int, int] | None:
-        """The batch and the length of the longest decoding so far, or None."""
+        """The batch and the length in tokens, prompt included, of the longest decoding or scoring; None before one."""
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -26,36 +25,32 @@ class Steps(Protocol):
         """Forgets the sequences."""
 
     def forward(self, tokens: Ids) -> Logits:
-        """Appends `tokens` [rows, count] to the sequences. Logits after the last token of each, [rows, vocabulary].
-
-        They may lie in the engine's memory, and are valid until the next call.
+        """Appends `tokens` [rows, count] to the sequences, which have room for them. Logits after the last token of
+        each, [rows, vocabulary], which may lie in the engine's memory, and are valid until the next call.
         """
 
     def close(self) -> None:
         """Gives the memory of the sequences back."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model in an engine: how it decodes, and what is known of it.
-
-    `steps` makes the sequences for so many rows and so many tokens. `engine` is its name in sentences.
-    """
-
-    engine: str
-    facts: ModelFacts
-    steps: Callable[[int, int], Steps]
-    weights: WeightFacts
-    footprint: Footprint | None
-
-
 class SteppedRuntime(DecodingEngine):
     """A DecodingRuntime of an engine on a CPU. Sequences are made by the first request, and anew for larger ones."""
 
-    def __init__(self, order: Order, loaded: Loaded, notes: Notes) -> None:
+    def __init__(
+        self,
+        order: Order,
+        notes: Notes,
+        *,
+        engine: str,
+        facts: ModelFacts,
+        steps: Callable[[int, int], Steps],
+        weights: WeightFacts,
+        footprint: Footprint | None,
+    ) -> None:
+        """`steps` makes the sequences for so many rows and so many tokens."""
         self.device, self.seed, self.notes = order.device, order.seed, notes
-        self.engine, self.facts = loaded.engine, loaded.facts
-        self._loaded = loaded
+        self.engine, self.facts = engine, facts
+        self._made, self._weights, self._footprint = steps, weights, footprint
         self._steps: Steps | None = None
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
@@ -91,11 +86,11 @@ class SteppedRuntime(DecodingEngine):
 
     def weights(self) -> WeightFacts:
         """The bytes as the engine holds them; the hash is that of the weights that they were converted from."""
-        return self._loaded.weights
+        return self._weights
 
     def footprint(self) -> Footprint | None:
         """What a step reads; None where the engine does not say."""
-        return self._loaded.footprint
+        return self._footprint
 
     def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
         rows, length = tokens.shape
@@ -117,5 +112,5 @@ class SteppedRuntime(DecodingEngine):
             if known is not None:
                 known.close()
                 self._steps = None
-            known = self._steps = self._loaded.steps(rows, length)
+            known = self._steps = self._made(rows, length)
         return known

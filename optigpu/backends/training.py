@@ -5,7 +5,7 @@ Outside of a step all arrays are numpy arrays; within it the parts below are tor
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -32,7 +32,8 @@ class Texts:
 
     def split(self, parts: int) -> "list[Texts]":
         """So many parts with as many documents each, which `parts` must divide."""
-        return [Texts(self.documents[part], self.length) for part in _slices(len(self.documents), parts)]
+        size = len(self.documents) // parts
+        return [Texts(self.documents[part * size : (part + 1) * size], self.length) for part in range(parts)]
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,8 @@ class LabelledImages:
 
     def split(self, parts: int) -> "list[LabelledImages]":
         """So many parts with as many images each, which `parts` must divide."""
-        return [
-            LabelledImages(self.images[part], self.labels[part]) for part in _slices(len(self.labels), parts)
-        ]
-
-
-def _slices(samples: int, parts: int) -> list[slice]:
-    size = samples // parts
-    return [slice(first, first + size) for first in range(0, samples, size)]
+        pairs = zip(np.split(self.images, parts), np.split(self.labels, parts), strict=True)
+        return [LabelledImages(images, labels) for images, labels in pairs]
 
 
 TrainingBatch = Texts | LabelledImages
@@ -149,7 +144,7 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """The optimizer that the workload asks for; all that is not named here is torch's default of that optimizer."""
+    """The optimizer that the workload asks for; torch's defaults hold for all that is not named here."""
 
     name: Literal["adamw", "sgd"]
     learning_rate: float
@@ -170,7 +165,7 @@ class TrainingParts:
     loss: LossOf
     optimizer: MakeOptimizer
     rule: UpdateRule
-    around: tuple[Around, ...] = field(default=())
+    around: tuple[Around, ...] = ()
     loss_scaling: bool = False
     clip_norm: float | None = None
     in_backward: bool = False

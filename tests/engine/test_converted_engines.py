@@ -12,7 +12,7 @@ from optigpu.backends import BACKENDS, llama_cpp, onnxruntime, openvino
 from optigpu.backends.converted import weights_of
 from optigpu.backends.coreml.convert import WholePass, traced
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE, package_of
-from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.backends.traced import window_of
 from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference
@@ -220,10 +220,10 @@ def test_greedy_tokens_and_scores_are_transformers_s(tmp_path: Path) -> None:
     def steps(rows: int, length: int) -> Any:
         return PackageSteps(Predictor(TINY, rows, length), rows, length)
 
-    loaded = Loaded(
-        "Core ML", decoder_facts(parse_reference(str(order.model))), steps, weights_of(order), None
+    facts, weights = decoder_facts(order.reference), weights_of(order)
+    runtime = SteppedRuntime(
+        order, Notes(), engine="Core ML", facts=facts, steps=steps, weights=weights, footprint=None
     )
-    runtime = SteppedRuntime(order, loaded, Notes())
     prompt = prompts(ROWS, LENGTH - NEW_TOKENS)
     found = runtime.generate(prompt, NEW_TOKENS)
     assert found.tokens.tolist() == transformers_tokens(TINY, prompt, NEW_TOKENS)

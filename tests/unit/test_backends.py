@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.engine import allocation_failed, workload_refused
+from optigpu.backends.engine import allocation_failed
 from optigpu.vocabulary import OptiGPUError, OutOfMemoryError
 from optigpu.workloads.base import Workload
 from optigpu.workloads.classify import Classify
@@ -25,13 +25,13 @@ def test_the_torch_backend_knows_each_way_in_which_torch_says_that_memory_is_sho
     ("workload", "said"),
     [
         (Generate(), None),
-        (Classify(), "engine does not run the workload classify; it runs generate, quality."),
+        (Classify(), "coreml does not run the workload classify; it runs generate, quality."),
         (Generate(prompt="The old man"), "leave prompt, temperature and top_p out"),
         (Generate(temperature=1), "leave prompt, temperature and top_p out"),
     ],
 )
 def test_a_workload_that_is_refused_says_what_to_change(workload: Workload, said: str | None) -> None:
-    found = workload_refused("engine", workload, ("generate", "quality"))
+    found = BACKENDS["coreml"].supports(workload, None)
     assert found is None if said is None else said in str(found)
 
 

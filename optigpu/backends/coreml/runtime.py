@@ -11,7 +11,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.coreml.package import INPUT, PACKAGE, admit, logits_in, package_of
 from optigpu.backends.runtime import Ids, Logits
-from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 
@@ -46,7 +46,10 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
             "Core ML does not say which kernels of attention run.",
         ),
     )
-    return SteppedRuntime(order, Loaded(ENGINE, facts, steps, weights_of(order), None), notes)
+    weights = weights_of(order)
+    return SteppedRuntime(
+        order, notes, engine=ENGINE, facts=facts, steps=steps, weights=weights, footprint=None
+    )
 
 
 class Predictor(Protocol):

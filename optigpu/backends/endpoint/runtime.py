@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 
 import httpx
 import numpy as np
@@ -33,29 +32,27 @@ from optigpu.techniques.base import Notes
 from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
-_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "running": (
-            "vllm:num_requests_running",
-            "sglang:num_running_reqs",
-            "llamacpp:requests_processing",
-            "tgi_batch_current_size",
-        ),
-        "waiting": (
-            "vllm:num_requests_waiting",
-            "sglang:num_queue_reqs",
-            "llamacpp:requests_deferred",
-            "tgi_queue_size",
-        ),
-        "cache_usage": (
-            "vllm:kv_cache_usage_perc",
-            "vllm:gpu_cache_usage_perc",
-            "sglang:token_usage",
-            "llamacpp:kv_cache_usage_ratio",
-        ),
-        "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs"),
-    }
-)
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "running": (
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "llamacpp:requests_processing",
+        "tgi_batch_current_size",
+    ),
+    "waiting": (
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "llamacpp:requests_deferred",
+        "tgi_queue_size",
+    ),
+    "cache_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "llamacpp:kv_cache_usage_ratio",
+    ),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs"),
+}
 """The names that servers have for each number."""
 
 

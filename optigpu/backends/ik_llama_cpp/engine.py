@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from optigpu.backends.converted import Converter
 from optigpu.backends.ik_llama_cpp import convert
-from optigpu.backends.llama_cpp.engine import FILES, WRITERS, Engine, sources
+from optigpu.backends.llama_cpp.engine import Engine, converter, sources
 from optigpu.backends.llama_cpp.file_types import ExactCaches
 from optigpu.backends.llama_cpp.library import Library
 
@@ -24,15 +23,14 @@ IK_LLAMA_CPP = Engine(
     name="ik_llama_cpp",
     package="ik-llama-cpp-python",
     open=_open,
-    quantizer=Converter(
-        engine=FILES,
+    quantizer=converter(
+        "gguf",
+        "ik-llama-cpp-python",
         program=convert.__name__,
-        suffix=".gguf",
         sources=(
-            *sources(*WRITERS, "importance", "library"),
+            *sources("importance", "library"),
             *(Path(__file__).with_name(name) for name in ("convert.py", "native.py", "structures.py")),
         ),
-        libraries=("torch", "transformers", "gguf", "ik-llama-cpp-python"),
     ),
     refused={"LayerNorm": NO_LAYER_NORM},
     # Flash attention ends on an assertion with keys or values of float32, and values of float32 need it.

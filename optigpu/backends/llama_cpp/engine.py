@@ -20,26 +20,19 @@ _FOLDER = Path(__file__).parent
 
 def sources(*names: str) -> tuple[Path, ...]:
     """Modules of this folder."""
-    return tuple(_FOLDER / f"{name}.py" for name in names)
+    return tuple(_FOLDER / f"{name}.py" for name in (*WRITERS, *names))
 
 
-FILES = "gguf"
-"""Where all of them are kept, so that one bound holds for all."""
-PLAIN = Converter(
-    engine=FILES,
-    program=convert.__name__,
-    suffix=".gguf",
-    sources=sources(*WRITERS),
-    libraries=("torch", "transformers", "gguf"),
-)
+def converter(
+    *libraries: str, program: str = convert.__name__, suffix: str = ".gguf", sources: tuple[Path, ...]
+) -> Converter:
+    """All of them keep what they write in one folder, so that one bound holds for all."""
+    return Converter("gguf", program, suffix, sources, ("torch", "transformers", *libraries))
+
+
+PLAIN = converter("gguf", sources=sources())
 """Writes F32 and F16, which both engines read."""
-MATTERS = Converter(
-    engine=FILES,
-    program=convert.__name__,
-    suffix=".npz",
-    sources=sources(*WRITERS, "importance"),
-    libraries=("torch", "transformers"),
-)
+MATTERS = converter(suffix=".npz", sources=sources("importance"))
 """Writes how much each input of the matrices matters."""
 
 
@@ -47,8 +40,7 @@ MATTERS = Converter(
 class Engine:
     """`name` is the backend's, `package` that of its bindings. `open` loads the library; `quantizer` writes its types.
 
-    `refused` has the reason for models whose norms it cannot run, `exact` the caches that it has
-    for float32.
+    `refused` has the reason for models whose norms it cannot run, `exact` the caches that it has for float32.
     """
 
     name: str
@@ -69,13 +61,7 @@ LLAMA_CPP = Engine(
     name="llama_cpp",
     package="llama-cpp-python",
     open=_llama_cpp,
-    quantizer=Converter(
-        engine=FILES,
-        program=convert.__name__,
-        suffix=".gguf",
-        sources=sources(*WRITERS, "importance", "library", "native"),
-        libraries=("torch", "transformers", "gguf", "llama-cpp-python"),
-    ),
+    quantizer=converter("gguf", "llama-cpp-python", sources=sources("importance", "library", "native")),
     refused={},
     exact=ExactCaches(),
 )

@@ -14,10 +14,10 @@ from optigpu.backends.engine import weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
 from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, asked_of, form_of
 from optigpu.backends.llama_cpp.gguf_families import family_of_architecture, written_family
-from optigpu.backends.llama_cpp.gguf_header import Header, Placed, read_header
+from optigpu.backends.llama_cpp.gguf_header import Header, read_header
 from optigpu.backends.llama_cpp.library import Batch, Library
 from optigpu.backends.runtime import Ids, Logits
-from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.models.described import decoder_facts
@@ -43,48 +43,32 @@ class Contents:
     file_bytes: int
 
     @property
-    def tensors(self) -> tuple[Placed, ...]:
-        """Those of the header."""
-        return self.header.tensors
-
-    @property
     def parameters(self) -> int:
         """How many weights there are; a tied head is stored once."""
-        return sum(tensor.elements for tensor in self.tensors if tensor.name not in NOT_WEIGHTS)
+        return sum(each.elements for each in self.header.tensors if each.name not in NOT_WEIGHTS)
 
     @property
     def quantized(self) -> float | None:
         """The share of the weights that have fewer than 16 bits; None if none has."""
-        packed = sum(each.elements for each in self.tensors if self.names[each.type] not in FLOATS)
+        packed = sum(each.elements for each in self.header.tensors if self.names[each.type] not in FLOATS)
         return packed / self.parameters if packed else None
 
     @property
     def types(self) -> dict[str, int]:
         """How many tensors there are of each type."""
-        return dict(Counter(self.names[tensor.type] for tensor in self.tensors))
+        return dict(Counter(self.names[tensor.type] for tensor in self.header.tensors))
 
     @property
-    def main_type(self) -> str:
-        """The type that most of the weights have."""
-        weights: Counter[str] = Counter()
-        for tensor in self.tensors:
-            weights[self.names[tensor.type]] += tensor.elements
-        return weights.most_common(1)[0][0]
+    def read_bytes(self) -> tuple[int, int]:
+        """What every decode step reads wholly, and what one token reads of the tables that are only looked up.
 
-    @property
-    def row_bytes(self) -> int:
-        """What one token reads of the tables that are only looked up."""
-        return sum(tensor.bytes // tensor.shape[-1] for tensor in self.tensors if self._is_looked_up(tensor))
-
-    @property
-    def streamed_bytes(self) -> int:
-        """What every decode step reads wholly: all but the tables that are only looked up."""
-        return sum(tensor.bytes for tensor in self.tensors if not self._is_looked_up(tensor))
-
-    def _is_looked_up(self, tensor: Placed) -> bool:
-        """A tied embedding is the head too, and so is read wholly."""
-        untied = any(other.name == _HEAD for other in self.tensors)
-        return tensor.name == "position_embd.weight" or (tensor.name == _EMBEDDING and untied)
+        A tied embedding is the head too, and so is read wholly.
+        """
+        tensors = self.header.tensors
+        untied = any(each.name == _HEAD for each in tensors)
+        tables = ["position_embd.weight", *([_EMBEDDING] if untied else [])]
+        streamed = sum(each.bytes for each in tensors if each.name not in tables)
+        return streamed, sum(each.bytes // each.shape[-1] for each in tensors if each.name in tables)
 
 
 def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
@@ -108,11 +92,6 @@ class Source:
     weights: WeightFacts
     written: bool
 
-    @property
-    def dtype(self) -> str:
-        """The floats that matrices are stored in or are widened to."""
-        return {"F16": "float16", "BF16": "bfloat16"}.get(self.type, "float32")
-
 
 def source_of(order: Order, engine: Engine, library: Library, progress: Callable[[str], None]) -> Source:
     """The file of an order, written if it is not there.
@@ -130,11 +109,8 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
     path = gguf_of(order, engine, form, progress)
     with whole(path, library.title):
         contents = contents_of(path, library.type_name)
-    own = {
-        "bytes": contents.file_bytes,
-        "parameters": contents.parameters,
-        "quantized": contents.quantized,
-    }
+    figures = {"parameters": contents.parameters, "quantized": contents.quantized}
+    own = {"bytes": contents.file_bytes, **figures}
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
 
 
@@ -165,8 +141,11 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
         parameters=contents.parameters,
         quantized=contents.quantized,
     )
-    matrices = {contents.names[each.type] for each in contents.tensors if len(each.shape) > 1}
-    kind = "F32" if matrices == {"F32"} else contents.main_type
+    elements: Counter[str] = Counter()
+    for each in contents.header.tensors:
+        elements[contents.names[each.type]] += each.elements
+    matrices = {contents.names[each.type] for each in contents.header.tensors if len(each.shape) > 1}
+    kind = "F32" if matrices == {"F32"} else elements.most_common(1)[0][0]
     return Source(path, facts, contents, kind, weights, written=False)
 
 
@@ -236,15 +215,10 @@ class Context:
     def forward(self, tokens: Ids) -> Logits:
         """Appends `tokens` [rows, count] to the sequences. Logits after the last token of each, [rows, vocabulary].
 
-        They lie in the library's memory and are valid until the next call. Raises OptiGPUError when the sequences would
-        become longer than the context, or a token is none of the vocabulary.
+        They lie in the library's memory and are valid until the next call. Raises OptiGPUError when a token is none of
+        the vocabulary.
         """
         count = tokens.shape[1]
-        if tokens.shape[0] != self.rows or self._used + count > self.length:
-            raise OptiGPUError(
-                f"This context holds {self.rows} sequences of {self.length} tokens; {tokens.shape[0]} sequences of "
-                f"{self._used + count} tokens do not fit."
-            )
         known = self._batches.get(count)
         if known is None:
             arrays = Batch(self.rows, count)
@@ -275,17 +249,17 @@ def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> S
     asked = asked_of(order.stack, source.type, order.threads, engine.exact)
     progress("loading")
     model = _loaded(library, source)
-    contents = source.contents
     # Weights of 8 bits and fewer meet activations that are rounded to int8.
     products = () if source.type in FLOATS else ("int8",)
-    loaded = Loaded(
+    return SteppedRuntime(
+        order,
+        _notes(engine, library, source, asked),
         engine=library.title,
         facts=source.facts,
         steps=lambda rows, length: Context(model, rows, length, asked),
         weights=source.weights,
-        footprint=Footprint(source.facts, contents.streamed_bytes, contents.row_bytes, products),
+        footprint=Footprint(source.facts, *source.contents.read_bytes, products),
     )
-    return SteppedRuntime(order, loaded, _notes(engine, library, source, asked))
 
 
 def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> Notes:
@@ -295,7 +269,8 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
     dtypes = dict.fromkeys((_CACHE_DTYPES[keys], _CACHE_DTYPES[values]))
     notes = Notes()
     notes.record(
-        dtype=source.dtype,
+        # The floats that matrices are stored in or are widened to.
+        dtype={"F16": "float16", "BF16": "bfloat16"}.get(source.type, "float32"),
         kv_cache=library.title,
         kv_cache_dtype=", ".join(dtypes),
         kv_cache_bytes_per_token=width // key_block * key_bytes + width // value_block * value_bytes,

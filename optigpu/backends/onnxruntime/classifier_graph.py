@@ -94,4 +94,4 @@ def constants_of(path: Path) -> Written:
     dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.data_type) for each in tensors]
     sizes = [dtype.itemsize * prod(each.dims) for dtype, each in zip(dtypes, tensors, strict=True)]
     packed = [size for size, dtype in zip(sizes, dtypes, strict=True) if str(dtype) in PACKED]
-    return Written(sum(sizes), sum(sizes), 0, dict(Counter(map(str, dtypes))), sum(packed))
+    return Written(sum(sizes), sum(sizes), 0, Counter(map(str, dtypes)), sum(packed))

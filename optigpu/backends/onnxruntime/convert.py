@@ -10,7 +10,7 @@ from optigpu.backends.converter_program import converter_parser, written
 from optigpu.backends.onnxruntime.classifier_graph import constants_of, quantize, write_classifier
 from optigpu.backends.onnxruntime.decoder_graph import write_decoder
 from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
-from optigpu.backends.onnxruntime.graph import GraphWriter, totals
+from optigpu.backends.onnxruntime.graph import GraphWriter
 from optigpu.documents.shapes import Footprint
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
@@ -50,7 +50,7 @@ def convert_decoder(options: argparse.Namespace) -> Contents:
         graph = GraphWriter(data)
         write_decoder(loaded, graph, form)
     graph.save(folder / MODEL)
-    found = totals(graph.constants)
+    found = graph.written
     return Contents(
         footprint=Footprint(loaded_facts(loaded), found.streamed_bytes, found.row_bytes, form.product_dtypes),
         parameters=count_weights(loaded),

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,21 +23,25 @@ _LARGE = 1024
 """Bytes from which on a constant lies in the file beside the graph."""
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A constant as it was written; of one that is `looked_up` a token reads one of the `rows`."""
+@dataclass
+class Written:
+    """The sums over constants: all bytes, those that every step reads, and one token's rows of tables.
 
-    type: str
-    bytes: int
-    rows: int
-    looked_up: bool
+    `types` counts them by their type. `packed_bytes` are those of integers of 8 bits and fewer.
+    """
+
+    bytes: int = 0
+    streamed_bytes: int = 0
+    row_bytes: int = 0
+    types: Counter[str] = field(default_factory=Counter)
+    packed_bytes: int = 0
 
 
 class GraphWriter:
     """Nodes are named by their kind and number, and what they give by the node."""
 
     def __init__(self, data: BinaryIO) -> None:
-        self.constants: list[Constant] = []
+        self.written = Written()
         self._data = data
         self._nodes: list[NodeProto] = []
         self._initializers: list[TensorProto] = []
@@ -55,17 +59,29 @@ class GraphWriter:
         return name
 
     def constant(self, name: str, array: NDArray[np.generic], *, looked_up: bool = False) -> str:
-        """Writes an array."""
+        """Writes an array; of one that is `looked_up` a token reads one row."""
         array = np.asarray(array, order="C")
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         tensor = TensorProto(name=name, data_type=kind, dims=array.shape)
         if array.nbytes < _LARGE:
             tensor.raw_data = array.tobytes()
         else:
-            self._beside(tensor, array)
+            self._data.write(b"\0" * (-self._data.tell() % _PAGE))
+            place = {"location": DATA, "offset": self._data.tell(), "length": array.nbytes}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+            tensor.data_location = TensorProto.EXTERNAL
+            self._data.write(array.data)
         self._initializers.append(tensor)
-        rows = array.shape[0] if array.ndim else 1
-        self.constants.append(Constant(str(array.dtype), array.nbytes, rows, looked_up))
+        written = self.written
+        written.bytes += array.nbytes
+        written.types[str(array.dtype)] += 1
+        if looked_up:
+            written.row_bytes += array.nbytes // array.shape[0]
+        else:
+            written.streamed_bytes += array.nbytes
+        if str(array.dtype) in PACKED:
+            written.packed_bytes += array.nbytes
         return name
 
     def node(
@@ -97,38 +113,3 @@ class GraphWriter:
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
         model: ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=_IR)
         save(model, str(path))
-
-    def _beside(self, tensor: TensorProto, array: NDArray[np.generic]) -> None:
-        self._data.write(b"\0" * (-self._data.tell() % _PAGE))
-        place = {"location": DATA, "offset": self._data.tell(), "length": array.nbytes}
-        for key, value in place.items():
-            tensor.external_data.add(key=key, value=str(value))
-        tensor.data_location = TensorProto.EXTERNAL
-        self._data.write(array.data)
-
-
-@dataclass(frozen=True)
-class Written:
-    """The sums over constants: all bytes, those that every step reads, and one token's rows of tables.
-
-    `packed_bytes` are those of integers of 8 bits and fewer.
-    """
-
-    bytes: int
-    streamed_bytes: int
-    row_bytes: int
-    types: dict[str, int]
-    packed_bytes: int
-
-
-def totals(constants: Sequence[Constant]) -> Written:
-    """What the constants of a graph come to."""
-    tables = [each for each in constants if each.looked_up]
-    total = sum(each.bytes for each in constants)
-    return Written(
-        bytes=total,
-        streamed_bytes=total - sum(each.bytes for each in tables),
-        row_bytes=sum(each.bytes // each.rows for each in tables),
-        types=dict(Counter(each.type for each in constants)),
-        packed_bytes=sum(each.bytes for each in constants if each.type in PACKED),
-    )

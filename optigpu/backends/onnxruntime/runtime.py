@@ -20,7 +20,7 @@ from optigpu.backends.engine import EngineRuntime, timed_pass
 from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
-from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.models.described import decoder_facts, image_facts
@@ -78,7 +78,9 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
 
     if order.workload.task is Task.PREFILL:
         return OnnxPassRuntime[Ids](order, _Prompts(steps), weights, footprint, notes)
-    return SteppedRuntime(order, Loaded(NAME, facts, steps, weights, footprint), notes)
+    return SteppedRuntime(
+        order, notes, engine=NAME, facts=facts, steps=steps, weights=weights, footprint=footprint
+    )
 
 
 def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
@@ -228,14 +230,9 @@ class DecodingSteps:
     def forward(self, tokens: Ids) -> Logits:
         """Appends `tokens` [rows, count]. The logits are valid until the next call.
 
-        Raises OptiGPUError when the sequences would not fit the buffers, or a token is none of the vocabulary.
+        Raises OptiGPUError when a token is none of the vocabulary.
         """
         rows, count = tokens.shape
-        if rows != self.rows or self._used + count > self.length:
-            raise OptiGPUError(
-                f"These buffers hold {self.rows} sequences of {self.length} tokens; {rows} sequences of "
-                f"{self._used + count} tokens do not fit."
-            )
         known = self._passes.get(count)
         if known is None:
             known = self._passes[count] = _Pass(rows, count, self._bound(), self._places)

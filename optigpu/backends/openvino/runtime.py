@@ -20,14 +20,14 @@ from optigpu.backends.openvino.settings import (
     properties_of,
 )
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
-from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.cpu import has_vnni
 from optigpu.models.described import decoder_facts
 from optigpu.models.facts import known_facts
 from optigpu.techniques.base import Notes, engine_options
-from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
+from optigpu.vocabulary import Task, UnsupportedError
 
 ENGINE = "OpenVINO"
 _DEVICE = "CPU"
@@ -53,14 +53,6 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
     with whole(path, ENGINE):
         contents = contents_of(path)
         model = OpenVinoModel(path, properties_of(options, order.threads))
-    products = model.products(contents)
-    loaded = Loaded(
-        engine=ENGINE,
-        facts=facts,
-        steps=lambda rows, length: Sequences(model, rows, length),
-        weights=weights_of(order).model_copy(update=contents.figures),
-        footprint=Footprint(facts, contents.streamed_bytes, contents.row_bytes, products),
-    )
     # Keys and values of 8 bits have a scale and an offset in float32 for each head.
     width = _WIDTHS.get(model.cache_dtype)
     of_a_head = facts.head_size + 8 if width is None else facts.head_size * width
@@ -73,7 +65,16 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
         decode_operator="a compiled graph with the cache as its state",
         openvino_weights=form.name,
     )
-    return SteppedRuntime(order, loaded, notes)
+    products = model.products(contents)
+    return SteppedRuntime(
+        order,
+        notes,
+        engine=ENGINE,
+        facts=facts,
+        steps=lambda rows, length: Sequences(model, rows, length),
+        weights=weights_of(order).model_copy(update=contents.figures),
+        footprint=Footprint(facts, contents.streamed_bytes, contents.row_bytes, products),
+    )
 
 
 class OpenVinoModel:
@@ -164,16 +165,9 @@ class Sequences:
         self._request.reset_state()
 
     def forward(self, tokens: Ids) -> Logits:
-        """Appends `tokens` [rows, count]. Logits after the last token of each, in OpenVINO's memory until a next call.
-
-        Raises OptiGPUError when the sequences would become longer than they may.
-        """
+        """Appends `tokens` [rows, count]. Logits after the last token of each, in OpenVINO's memory until the next."""
         rows, count = tokens.shape
         end = self._used + count
-        if rows != self.rows or end > self.length:
-            raise OptiGPUError(
-                f"These are {self.rows} sequences of {self.length} tokens; {rows} sequences of {end} tokens do not fit."
-            )
         positions = np.broadcast_to(np.arange(self._used, end), (rows, count))
         given = {
             "input_ids": np.ascontiguousarray(tokens),
