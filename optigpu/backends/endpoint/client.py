@@ -9,9 +9,8 @@ A completion that fails is a `Streamed` with its error, so that one of many clie
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
@@ -285,7 +284,7 @@ class Server:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
-class Completions:
+class Completions(AbstractAsyncContextManager["Completions"]):
     """One client with connections of its own; any number of `stream` calls may run at once."""
 
     def __init__(self, server: Server, connections: int | None = None) -> None:
@@ -296,12 +295,7 @@ class Completions:
             trusted_for(server.url), headers=server.headers, limits=limits, timeout=None
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self.close()
 
     async def close(self) -> None:

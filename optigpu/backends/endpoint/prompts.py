@@ -97,10 +97,6 @@ def _configured(new_tokens: int) -> Mapping[str, object]:
     return {"generation_config": json.dumps({**lengths, "do_sample": False})}
 
 
-def _no_options(_new_tokens: int) -> Mapping[str, object]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Dialect:
     """One way to ask for exactly so many tokens: with the prompt as token `ids`, or else as text.
@@ -117,10 +113,10 @@ class Dialect:
 DIALECTS = (
     Dialect(True, _told, "token ids; ignore_eos, min_tokens, return_token_ids", tells=True),
     Dialect(True, _ignoring, "token ids; ignore_eos, min_tokens"),
-    Dialect(True, _no_options, "token ids"),
+    Dialect(True, lambda _new_tokens: {}, "token ids"),
     Dialect(False, _configured, "text; generation_config"),
     Dialect(False, _ignoring, "text; ignore_eos, min_tokens"),
-    Dialect(False, _no_options, "text"),
+    Dialect(False, lambda _new_tokens: {}, "text"),
 )
 """From what tells and forces the most to what every server takes."""
 

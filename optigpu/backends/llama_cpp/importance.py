@@ -3,8 +3,7 @@
 The text is one that the model itself draws, so that it needs no file and is the same each time.
 """
 
-import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,23 +72,3 @@ def _layers(model: "PreTrainedModel") -> "Iterator[tuple[str, torch.nn.Module]]"
             layer = block.get_submodule(path)
             if layer.get_parameter("weight").dim() == 2:
                 yield f"blk.{number}.{theirs}", layer
-
-
-class ImportanceList:
-    """Importance as the C interface takes it: entries of `kind` (name, data, size), of which the last has no name.
-
-    It must outlive the call.
-    """
-
-    def __init__(self, kind: type[ctypes.Structure], importance: Mapping[str, NDArray[np.float32]]) -> None:
-        self._arrays = {name: np.ascontiguousarray(found) for name, found in importance.items()}
-        self._entries = (kind * (len(self._arrays) + 1))()
-        for entry, (name, found) in zip(self._entries, self._arrays.items(), strict=False):
-            entry.name = name.encode()
-            entry.data = found.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            entry.size = found.size
-
-    @property
-    def address(self) -> object:
-        """Of the first entry."""
-        return self._entries

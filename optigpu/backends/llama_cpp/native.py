@@ -7,7 +7,6 @@ import numpy as np
 from llama_cpp._ggml import libggml
 from numpy.typing import NDArray
 
-from optigpu.backends.llama_cpp.importance import ImportanceList
 from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
 
 
@@ -41,9 +40,13 @@ class LlamaCpp(Library):
         parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{order.form.type}")
         parameters.nthread = order.threads
         parameters.pure = order.form.everywhere
-        importance = ImportanceList(llama_cpp.llama_model_imatrix_data, order.importance or {})
-        if order.importance:
-            parameters.imatrix = importance.address
+        importance = {name: np.ascontiguousarray(found) for name, found in (order.importance or {}).items()}
+        entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()  # the last has no name
+        for entry, (name, found) in zip(entries, importance.items(), strict=False):
+            entry.name, entry.size = name.encode(), found.size
+            entry.data = found.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        if importance:
+            parameters.imatrix = entries
         names = str(order.plain).encode(), str(order.output).encode()
         return not llama_cpp.llama_model_quantize(*names, ctypes.byref(parameters))
 

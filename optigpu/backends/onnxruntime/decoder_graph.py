@@ -10,7 +10,6 @@ bits in groups that share a scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from optigpu.models.loading.load import loaded_facts
 from optigpu.vocabulary import UnsupportedError
 
 Floats = NDArray[np.float32]
-Activation = Callable[[GraphWriter, str], str]
 Packed = NDArray[np.uint8]
 
 
@@ -41,16 +39,14 @@ def _silu(graph: GraphWriter, values: str) -> str:
     return graph.node("QuickGelu", values, domain=MICROSOFT, alpha=1.0)
 
 
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
-    {
-        "gelu": lambda graph, values: graph.node("Gelu", values),
-        "gelu_new": _tanh,
-        "gelu_pytorch_tanh": _tanh,
-        "relu": lambda graph, values: graph.node("Relu", values),
-        "silu": _silu,
-        "swish": _silu,
-    }
-)
+ACTIVATIONS: Mapping[str, Callable[[GraphWriter, str], str]] = {
+    "gelu": lambda graph, values: graph.node("Gelu", values),
+    "gelu_new": _tanh,
+    "gelu_pytorch_tanh": _tanh,
+    "relu": lambda graph, values: graph.node("Relu", values),
+    "silu": _silu,
+    "swish": _silu,
+}
 """ONNX Runtime's operators by transformers' names of the functions; QuickGelu is x * sigmoid(alpha * x)."""
 
 

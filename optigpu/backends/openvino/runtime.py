@@ -8,13 +8,14 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.engine import EngineRuntime, timed_pass
 from optigpu.backends.openvino.contents import GRAPH, Contents, contents_of
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.settings import (
+    CONVERTER,
     DTYPES,
     PLAIN,
-    classifier_of,
     decoder_of,
     form_of,
     properties_of,
@@ -207,7 +208,8 @@ class OpenVinoImages(EngineRuntime):
             )
         self.facts = facts
         side = order.workload.image_side or facts.image_size
-        self._folder = classifier_of(order, side, progress)
+        arguments = [*model_arguments(order), "--side", str(side)]
+        self._folder = CONVERTER.made(order, f"{PLAIN}-{side}", arguments, progress)
         self._properties = properties_of(engine_options(order.stack), order.threads)
         progress("compiling")
         with whole(self._folder, ENGINE):

@@ -91,9 +91,3 @@ def decoder_of(order: Order, form: WeightForm, progress: Callable[[str], None]) 
     if form.everywhere:
         how.append("--everywhere")
     return CONVERTER.made(order, form.name, how, progress, "quantizing the weights")
-
-
-def classifier_of(order: Order, side: int, progress: Callable[[str], None]) -> Path:
-    """The folder of an order's classifier for images of that side. Raises as `decoder_of` does."""
-    arguments = [*model_arguments(order), "--side", str(side)]
-    return CONVERTER.made(order, f"{PLAIN}-{side}", arguments, progress)

@@ -102,7 +102,24 @@ class VllmRuntime(DecodingEngine):
 
     def __init__(self, order: Order, engine: LLMEngine, settings: EngineSettings, facts: ModelFacts) -> None:
         self.device, self.seed, self.facts = order.device, order.seed, facts
-        self.notes = _notes(settings)
+        self.notes = Notes()
+        self.notes.record(
+            dtype=settings.dtype,
+            kv_cache="paged",
+            kv_cache_dtype=settings.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+            decode_loop="vLLM",
+            decode_operator="LLMEngine.step",
+            threads=torch.get_num_threads(),
+            versions={"vllm": vllm.__version__, "torch": torch.__version__},
+            vllm_settings={name: value for name, value in settings.keywords.items() if name != "model"},
+            reasons={
+                **dict.fromkeys(
+                    ("attn_implementation", "attention_kernels"),
+                    "vLLM does not say which kernels of attention run.",
+                ),
+                "footprint": "vLLM merges and pads matrices, and does not say what a step reads.",
+            },
+        )
         self._engine, self._settings = engine, settings
         self._room = room_of(order, facts)
         (held,) = engine.collective_rpc(_bytes_of_worker)
@@ -200,28 +217,6 @@ class VllmRuntime(DecodingEngine):
                 f"This engine was made for {self._room[0]} sequences of {self._room[1]} tokens; {rows} of {length} do "
                 "not fit."
             )
-
-
-def _notes(settings: EngineSettings) -> Notes:
-    notes = Notes()
-    notes.record(
-        dtype=settings.dtype,
-        kv_cache="paged",
-        kv_cache_dtype=settings.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
-        decode_loop="vLLM",
-        decode_operator="LLMEngine.step",
-        threads=torch.get_num_threads(),
-        versions={"vllm": vllm.__version__, "torch": torch.__version__},
-        vllm_settings={name: value for name, value in settings.keywords.items() if name != "model"},
-        reasons={
-            **dict.fromkeys(
-                ("attn_implementation", "attention_kernels"),
-                "vLLM does not say which kernels of attention run.",
-            ),
-            "footprint": "vLLM merges and pads matrices, and does not say what a step reads.",
-        },
-    )
-    return notes
 
 
 def _bytes_of_worker(worker: "vllm.v1.worker.worker_base.WorkerBase") -> int | None:
