@@ -70,10 +70,17 @@ class Converter:
             if target.is_relative_to(converted_dir()):
                 note_use(order.folder, target)
         else:
-            with _one_sentence(folder.path), folder.locked():
-                if not target.exists():  # who held the lock before may have written it
-                    progress(doing)
-                    self._write(folder, target, arguments)
+            try:
+                with folder.locked():
+                    if not target.exists():  # who held the lock before may have written it
+                        progress(doing)
+                        self._write(folder, target, arguments)
+            except (OSError, NotImplementedError) as error:  # the second for a file system without locks
+                why = getattr(error, "strerror", None) or str(error)
+                raise OptiGPUError(
+                    f"Converted models cannot be kept in {folder.path} ({why}); give the right to write there, name "
+                    f"another folder in XDG_CACHE_HOME, or set {BOUND.variable}=0 to keep none."
+                ) from error
         mark_used(target)
         return target
 
@@ -108,19 +115,6 @@ class Converter:
                 why = _last_line(done.err) or f"status {done.status}"
                 raise OptiGPUError(f"The model could not be converted for {self.engine}: {why}")
             folder.admit(draft)
-
-
-@contextmanager
-def _one_sentence(folder: Path) -> Iterator[None]:
-    """A folder that cannot be written as an OptiGPUError."""
-    try:
-        yield
-    except (OSError, NotImplementedError) as error:  # the second for a file system without locks
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise OptiGPUError(
-            f"Converted models cannot be kept in {folder} ({why}); give the right to write there, name another folder "
-            f"in XDG_CACHE_HOME, or set {BOUND.variable}=0 to keep none."
-        ) from error
 
 
 def weights_of(order: Order) -> WeightFacts:

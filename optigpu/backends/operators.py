@@ -123,8 +123,7 @@ class NormOperator(TimedOperator, Protocol):
 
 
 class OperatorRuntime(Runtime, Protocol):
-    """The runtime of a workload without a model. Each method raises UnsupportedError if the engine lacks the
-    operator."""
+    """The runtime of a workload without a model. Raises UnsupportedError if the engine lacks the operator."""
 
     def free_bytes(self) -> int:
         """Memory of the device that is free."""

@@ -55,11 +55,8 @@ TrainingBatch = Texts | LabelledImages
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """One step: its mean loss over all targets, and how long each part took.
-
-    What the optimizer does within the backward pass counts as that. `computed_tokens` are those of all rows, padding
-    included; 0 for images.
-    """
+    """One step: its mean loss over all targets, and how long each part took; an optimizer within the backward pass
+    counts as that. `computed_tokens` are those of all rows, padding included; 0 for images."""
 
     loss: float
     data_s: float
@@ -76,11 +73,8 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class StepFlops:
-    """Operations of matrix products and convolutions in one step.
-
-    `model` are those that the model needs without recomputing anything, of real tokens and padding alike; `hardware`
-    all that were executed.
-    """
+    """Operations of matrix products and convolutions in one step: `hardware` are all that were executed, `model` those
+    that the model needs without recomputing anything, of real tokens and padding alike."""
 
     model: float
     hardware: float

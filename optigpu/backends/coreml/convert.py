@@ -97,20 +97,16 @@ def traced(whole: WholePass, rows: int, length: int) -> ScriptModule:
     with torch.no_grad():
         exported = torch.export.export(whole.eval(), (example,)).module()
         assert isinstance(exported, GraphModule)
-        _simplify(exported)
+        # The converter does not know another name for a tensor, and checks of the input compute nothing.
+        for node in list(exported.graph.nodes):
+            if node.target is torch.ops.aten.alias.default:
+                node.replace_all_uses_with(node.args[0])
+                exported.graph.erase_node(node)
+            elif node.op == "call_module" and not node.users:
+                exported.graph.erase_node(node)
+        exported.recompile()
         found: ScriptModule = torch.jit.trace(exported, example)
     return found
-
-
-def _simplify(module: GraphModule) -> None:
-    """Removes what computes nothing and the converter does not know: another name for a tensor, checks of the input."""
-    for node in list(module.graph.nodes):
-        if node.target is torch.ops.aten.alias.default:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-        elif node.op == "call_module" and not node.users:
-            module.graph.erase_node(node)
-    module.recompile()
 
 
 if __name__ == "__main__":

@@ -200,14 +200,10 @@ class Watched:
         else:
             self._silent_end_s = now
 
-    def failed(self, error: str, *, refused: bool = False, overdue: bool = False) -> Streamed:
-        """What came before the error."""
-        return self._streamed(error, refused, overdue)
-
     def judged(self) -> Streamed:
         """Compares what came with what was asked for and with what the server counted."""
         other_count = self._usage is not None and self._usage.completion_tokens != self._asked
-        return self._streamed(self._problem(), self._ended and other_count)
+        return self.streamed(self._problem(), refused=self._ended and other_count)
 
     def _problem(self) -> str | None:
         if not self._ended:
@@ -233,17 +229,16 @@ class Watched:
         """Whether the id of each token came."""
         return self._ids is not None and len(self._ids) == counted
 
-    def _streamed(self, error: str | None, refused: bool, overdue: bool = False) -> Streamed:
+    def streamed(self, error: str | None, *, refused: bool = False, overdue: bool = False) -> Streamed:
+        """What came, before the error where there is one."""
         usage = self._usage or _Usage()
         counted = usage.completion_tokens
         silent = [] if self._silent_end_s is None else [self._silent_end_s]
         # Each is a way to see one chunk in each token.
         ways = (self._times_s, [*self._times_s, *silent], self._shown_s)
         times_s = next((tuple(times_s) for times_s in ways if len(times_s) == counted), None)
-        untimed = None
-        if times_s is None:
-            sent = f"{counted} tokens in {len(self._times_s)} chunks"
-            untimed = f"The server sent {sent}, so that the times of single tokens are not known."
+        sent = f"{counted} tokens in {len(self._times_s)} chunks"
+        untimed = f"The server sent {sent}, so that the times of single tokens are not known."
         return Streamed(
             first_s=self._times_s[0] if self._times_s else self._silent_end_s,
             token_times_s=times_s,
@@ -256,7 +251,7 @@ class Watched:
             prompt_tokens=usage.prompt_tokens,
             text=self._text,
             ids=self._ids if self._usage and self._tells(counted) else None,
-            untimed=untimed,
+            untimed=None if times_s is not None else untimed,
             refused=refused,
             overdue=overdue,
         )
@@ -314,13 +309,13 @@ class Completions(AbstractAsyncContextManager["Completions"]):
                         watched.take(event)
         except TimeoutError:
             limit = f"{self._server.time_limit_s:g} s"
-            return watched.failed(
+            return watched.streamed(
                 f"The server had not ended its answer after {limit}, with {watched.received}.", overdue=True
             )
         except StreamError as error:
-            return watched.failed(str(error), refused=isinstance(error, RefusedError))
+            return watched.streamed(str(error), refused=isinstance(error, RefusedError))
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            return watched.failed(transport_error(error, self._server.url, watched.received))
+            return watched.streamed(transport_error(error, self._server.url, watched.received))
         return watched.judged()
 
     def _body(self, prompt: Sequence[int], new_tokens: int) -> Mapping[str, object]:

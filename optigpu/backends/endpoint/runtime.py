@@ -9,7 +9,8 @@ Of a server's own /metrics the few numbers are read that say how loaded it is.
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError
 
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "running": (
         "vllm:num_requests_running",
@@ -72,26 +73,15 @@ class ServerMetrics(Frozen):
 def metrics_in(text: str) -> ServerMetrics | None:
     """The counts in a page in Prometheus's text form; None where it has none that are known here."""
     sums: dict[str, float] = {}
-    for name, value in _samples(text):
-        sums[name] = sums.get(name, 0.0) + value
+    for name, number in _SAMPLE.findall(text):
+        with suppress(ValueError):
+            value = float(number)
+            if abs(value) < float("inf"):
+                sums[name] = sums.get(name, 0.0) + value
     known = {
         field: next((sums[name] for name in names if name in sums), None) for field, names in _NAMES.items()
     }
     return None if set(known.values()) == {None} else ServerMetrics(**known)
-
-
-def _samples(text: str) -> Iterator[tuple[str, float]]:
-    """Each sample that is a finite number."""
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        try:
-            value = float(match[2])
-        except ValueError:
-            continue
-        if abs(value) < float("inf"):
-            yield match[1], value
 
 
 UNTOLD = -1

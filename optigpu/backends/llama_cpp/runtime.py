@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -52,11 +53,6 @@ class Contents:
         """The share of the weights that have fewer than 16 bits; None if none has."""
         packed = sum(each.elements for each in self.header.tensors if self.names[each.type] not in FLOATS)
         return packed / self.parameters if packed else None
-
-    @property
-    def types(self) -> dict[str, int]:
-        """How many tensors there are of each type."""
-        return dict(Counter(self.names[tensor.type] for tensor in self.header.tensors))
 
     @property
     def read_bytes(self) -> tuple[int, int]:
@@ -263,6 +259,7 @@ def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> S
 
 
 def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> Notes:
+    contents = source.contents
     keys, values = asked.keys or "F16", asked.values or "F16"
     width = source.facts.layers * source.facts.kv_heads * source.facts.head_size
     (key_block, key_bytes), (value_block, value_bytes) = GGUF_BLOCKS[keys], GGUF_BLOCKS[values]
@@ -279,7 +276,7 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
         threads=asked.threads,
         versions={engine.package: version(engine.package)},
         gguf_type=source.type,
-        gguf_tensor_types=source.contents.types,
+        gguf_tensor_types=dict(Counter(contents.names[each.type] for each in contents.header.tensors)),
         reasons=dict.fromkeys(
             ("attn_implementation", "attention_kernels"),
             f"{library.title} does not say which kernels of attention run.",
@@ -294,12 +291,12 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
 
 
 def _loaded(library: Library, source: Source) -> GgufModel:
-    if source.written:
-        with whole(source.path, library.title):
-            return GgufModel(library, source.path, source.facts.vocabulary)
     try:
-        return GgufModel(library, source.path, source.facts.vocabulary)
+        with whole(source.path, library.title) if source.written else nullcontext():
+            return GgufModel(library, source.path, source.facts.vocabulary)
     except RuntimeError as error:
+        if source.written:
+            raise
         raise UnsupportedError(
             f"{library.title} cannot load {source.path.name}: {error}; name another file."
         ) from error

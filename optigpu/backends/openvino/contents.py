@@ -3,7 +3,7 @@
 Loads neither torch nor OpenVINO.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +64,6 @@ class Contents:
         return {"bytes": self.bytes, "parameters": parameters, "quantized": quantized}
 
     @property
-    def types(self) -> dict[str, int]:
-        """How many constants there are of each type."""
-        return dict(Counter(constant.type for constant in self.constants))
-
-    @property
     def row_bytes(self) -> int:
         """What one token reads of the tables that are only looked up."""
         return sum(each.bytes // each.rows for each in self.constants if each.looked_up)
@@ -91,7 +86,12 @@ def contents_of(folder: Path) -> Contents:
     except ElementTree.ParseError as error:
         raise ValueError(f"{GRAPH} is not a graph: {error}") from error
     layers = {int(layer.attrib["id"]): layer for layer in root.iterfind("layers/layer")}
-    readers = _readers(root)
+    readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for edge in root.iterfind(
+        "edges/edge"
+    ):  # ports are numbered through a layer's inputs and then its outputs
+        reader = int(edge.attrib["to-layer"]), int(edge.attrib["to-port"])
+        readers[int(edge.attrib["from-layer"])].append(reader)
     found: dict[int, Constant] = {}
     for number, layer in layers.items():
         if layer.attrib["type"] == "Const":
@@ -122,15 +122,6 @@ def _constant(layer: Element, looked_up: bool, is_zero: bool) -> Constant:
         looked_up=looked_up,
         is_zero=is_zero,
     )
-
-
-def _readers(root: Element) -> Readers:
-    """The ports of an edge are numbered through a layer's inputs and then its outputs; inputs begin at 0."""
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for edge in root.iterfind("edges/edge"):
-        numbers = edge.attrib
-        found[int(numbers["from-layer"])].append((int(numbers["to-layer"]), int(numbers["to-port"])))
-    return found
 
 
 def _is_zero(number: int, layers: Mapping[int, Element], readers: Readers) -> bool:

@@ -1,5 +1,6 @@
 """Decoders and image classifiers that OpenVINO has compiled for a CPU, as what workloads and meters ask of."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -131,7 +132,7 @@ class OpenVinoModel:
             openvino_capabilities=[str(each) for each in capabilities],
             openvino_computes_in=self.dtype,
             openvino_dynamic_quantization_group=self.dynamic_group,
-            openvino_constants=contents.types,
+            openvino_constants=dict(Counter(each.type for each in contents.constants)),
         )
         return notes
 

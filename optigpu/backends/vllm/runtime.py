@@ -129,8 +129,7 @@ class VllmRuntime(DecodingEngine):
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding; a token's time is that of the engine's step that gave it, of the last sequence's."""
         rows, length = prompt.shape
-        self._require_room(rows, length + new_tokens)
-        self._remember(rows, length + new_tokens)
+        self._take_room(rows, length + new_tokens)
         return self._run(prompt.tolist(), new_tokens, [{}] * rows)
 
     def logits(self, tokens: Ids) -> Logits:
@@ -174,8 +173,7 @@ class VllmRuntime(DecodingEngine):
     def _scored(self, tokens: Ids, first: int) -> list[Row]:
         """Each sequence with the logits after each of its tokens from index `first` - 1 on."""
         rows, length = tokens.shape
-        self._require_room(rows, length + 1)
-        self._remember(rows, length + 1)
+        self._take_room(rows, length + 1)
         SCORED.update({row: Row(tokens[row, first:].tolist()) for row in range(rows)})
         named = [{ROW: row} for row in range(rows)]
         try:
@@ -211,12 +209,13 @@ class VllmRuntime(DecodingEngine):
                 arrivals.take(places[output.request_id], output.outputs[0].token_ids, now)
         return arrivals.generation(new_tokens, "vLLM")
 
-    def _require_room(self, rows: int, length: int) -> None:
-        if rows > self._room[0] or length > self._room[1]:
+    def _take_room(self, rows: int, length: int) -> None:
+        most, longest = self._room
+        if rows > most or length > longest:
             raise OptiGPUError(
-                f"This engine was made for {self._room[0]} sequences of {self._room[1]} tokens; {rows} of {length} do "
-                "not fit."
+                f"This engine was made for {most} sequences of {longest} tokens; {rows} of {length} do not fit."
             )
+        self._remember(rows, length)
 
 
 def _bytes_of_worker(worker: "vllm.v1.worker.worker_base.WorkerBase") -> int | None:
