@@ -28,9 +28,8 @@ def folder_of(engine: str, order: Order, progress: Callable[[str], None]) -> Pat
     if reference.kind == "path":
         return sound_directory(reference)
     if reference.kind == "preset":
-        program, libraries = "optigpu.backends.export", ("torch", "transformers")
-        converter = Converter(engine, program, ".folder", (Path(__file__),), libraries)
-        doing = "writing the model's folder"
+        libraries, doing = ("torch", "transformers"), "writing the model's folder"
+        converter = Converter(engine, "optigpu.backends.export", ".folder", (Path(__file__),), libraries)
         return converter.made(order, "safetensors", model_arguments(order), progress, doing)
     from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
 

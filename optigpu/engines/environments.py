@@ -65,10 +65,6 @@ class EngineEnvironment:
         found = distributions(path=[str(self.packages)])
         return {each.metadata["Name"].lower().replace("_", "-"): each.version for each in found}
 
-    def write_record(self) -> None:
-        """Says that it is whole."""
-        (self.folder / RECORD).write_text(json.dumps(self.identity), "utf-8")
-
 
 def environment_of(backend: str) -> EngineEnvironment | None:
     """The environment of a backend's engine, where it has one that is whole."""

@@ -1,5 +1,6 @@
 """Makes the environment of an engine as its recipe says."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from optigpu.engines.environments import SHARED, EngineEnvironment
+from optigpu.engines.environments import RECORD, SHARED, EngineEnvironment
 from optigpu.engines.libraries import Machine, build_facts
 from optigpu.engines.recipes import Mended, Recipe
 from optigpu.hardware.cpu import cpu_features
@@ -36,7 +37,7 @@ def install(recipe: Recipe, say: Callable[[str], None], jobs: int) -> EngineEnvi
         if not environment.is_whole:
             shutil.rmtree(environment.folder, ignore_errors=True)
             _make(environment, say, jobs)
-            environment.write_record()
+            (environment.folder / RECORD).write_text(json.dumps(environment.identity), "utf-8")
             found = build_facts(recipe.name, Machine(cpu_features()))
             if found and found.lacks:
                 lacks = " and ".join(found.lacks)

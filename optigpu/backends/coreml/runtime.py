@@ -1,11 +1,9 @@
 """A Core ML package, as what workloads and meters ask of."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import coremltools
 import numpy as np
-from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
@@ -15,8 +13,6 @@ from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 
-Ids32 = NDArray[np.int32]
-"""Token ids as a package takes them, [rows, length]."""
 ENGINE = "Core ML"
 
 
@@ -52,17 +48,10 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     )
 
 
-class Predictor(Protocol):
-    """A loaded package, as far as it is asked here."""
-
-    def predict(self, inputs: Mapping[str, Ids32]) -> Mapping[str, object]:
-        """Its outputs by their names, of its inputs by theirs."""
-
-
 class PackageSteps:
     """Sequences that are computed as a whole in each pass; what follows a token cannot change it."""
 
-    def __init__(self, model: Predictor, rows: int, length: int) -> None:
+    def __init__(self, model: coremltools.models.MLModel, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
         self._model = model
         self._ids = np.zeros((self.rows, self.length), np.int32)

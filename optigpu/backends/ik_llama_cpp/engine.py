@@ -7,11 +7,6 @@ from optigpu.backends.llama_cpp.engine import Engine, converter, sources
 from optigpu.backends.llama_cpp.file_types import ExactCaches
 from optigpu.backends.llama_cpp.library import Library
 
-NO_LAYER_NORM = (
-    "ik_llama.cpp ends on an assertion in the norm before GPT-2's MLP, and would end the process with it; ask for the "
-    "backend llama_cpp, or for a Llama."
-)
-
 
 def _open() -> Library:
     from optigpu.backends.ik_llama_cpp.native import IkLlamaCpp  # imports ik_llama.cpp
@@ -28,11 +23,14 @@ IK_LLAMA_CPP = Engine(
         "ik-llama-cpp-python",
         program=convert.__name__,
         sources=(
-            *sources("importance", "library"),
+            *sources("library"),
             *(Path(__file__).with_name(name) for name in ("convert.py", "native.py", "structures.py")),
         ),
     ),
-    refused={"LayerNorm": NO_LAYER_NORM},
+    refused={
+        "LayerNorm": "ik_llama.cpp ends on an assertion in the norm before GPT-2's MLP, and would end the process with "
+        "it; ask for the backend llama_cpp, or for a Llama."
+    },
     # Flash attention ends on an assertion with keys or values of float32, and values of float32 need it.
     exact=ExactCaches(plain=("F32", "F16"), fused=("F16", "F16")),
 )

@@ -4,14 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from optigpu.backends.converter_program import converter_parser, written
 from optigpu.backends.llama_cpp.file_types import FILE_TYPES, WRITTEN, Form
-from optigpu.backends.llama_cpp.importance import read_importance
 from optigpu.backends.llama_cpp.library import Library, Quantizing
 from optigpu.vocabulary import UnsupportedError
 
 IMPORTANCE = "importance"
-"""In the place of a type: how much each input of the matrices matters, as `importance.py` writes it."""
+"""In the place of a type: how much each input of the matrices matters, as `gguf_tensors.py` writes it."""
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def quantize(options: argparse.Namespace, library: Library) -> int:
 
     def work() -> None:
         form = Form(options.form, options.everywhere)
-        importance = read_importance(options.importance) if options.importance else None
+        importance = dict(np.load(options.importance)) if options.importance else None
         if not library.quantize(Quantizing(options.plain, options.output, form, options.threads, importance)):
             raise UnsupportedError(
                 f"{library.title} could not quantize this model to {options.form}; choose another type."
@@ -58,8 +59,7 @@ def convert(options: argparse.Namespace) -> None:
     """
     import torch
 
-    from optigpu.backends.llama_cpp.gguf_tensors import write
-    from optigpu.backends.llama_cpp.importance import write_importance
+    from optigpu.backends.llama_cpp.gguf_tensors import write, write_importance
     from optigpu.models.loading.load import load_model
     from optigpu.models.reference import parse_reference
 

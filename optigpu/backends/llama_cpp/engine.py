@@ -32,7 +32,7 @@ def converter(
 
 PLAIN = converter("gguf", sources=sources())
 """Writes F32 and F16, which both engines read."""
-MATTERS = converter(suffix=".npz", sources=sources("importance"))
+MATTERS = converter(suffix=".npz", sources=sources())
 """Writes how much each input of the matrices matters."""
 
 
@@ -61,7 +61,7 @@ LLAMA_CPP = Engine(
     name="llama_cpp",
     package="llama-cpp-python",
     open=_llama_cpp,
-    quantizer=converter("gguf", "llama-cpp-python", sources=sources("importance", "library", "native")),
+    quantizer=converter("gguf", "llama-cpp-python", sources=sources("library", "native")),
     refused={},
     exact=ExactCaches(),
 )

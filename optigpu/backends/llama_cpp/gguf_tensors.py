@@ -16,7 +16,10 @@ from optigpu.backends.llama_cpp.gguf_families import EXPRESSED, WrittenFamily, w
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.expressed import require_expressed
 from optigpu.models.loading.load import facts_of_config
+from optigpu.models.loading.self_written import sampled
 
+ROWS, LENGTH, SEED = 8, 256, 0
+"""The text of an importance matrix: sequences, and tokens of each."""
 Matrices = Literal["float16", "float32"]
 Metadata = dict[str, int | float]
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -148,3 +151,43 @@ def _of_layer(layer: torch.nn.Module, name: str) -> Named:
     """A layer's weight, and its bias where it has one."""
     for kind, parameter in layer.named_parameters(recurse=False):
         yield f"{name}.{kind}", parameter.detach()
+
+
+def write_importance(model: PreTrainedModel, path: Path) -> None:
+    """Writes how much each input of a matrix matters, llama.cpp's importance matrix, as arrays of numpy.
+
+    They are the means of squares of what enters each matrix, [inputs], by its name in a GGUF file, over a text that the
+    model itself draws: it needs no file and is the same each time. The model's layers are watched from then on.
+    """
+    length = min(LENGTH, model.config.max_position_embeddings)
+    tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
+    sums: dict[str, torch.Tensor] = {}
+
+    def watch(name: str, layer: torch.nn.Module) -> None:
+        def add(_layer: object, inputs: tuple[torch.Tensor, ...]) -> None:
+            squares = inputs[0].double().square().flatten(0, -2).sum(0)
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        layer.register_forward_pre_hook(add)
+
+    for name, layer in _matrices(model):
+        watch(f"{name}.weight", layer)
+    with torch.no_grad():
+        model(input_ids=tokens, use_cache=False)
+    means = {name: (found / tokens.numel()).numpy().astype(np.float32) for name, found in sums.items()}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **means)
+
+
+def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The layers whose weights are matrices of a file, by their names there; a tied head is the embedding."""
+    family = written_family(model.config.model_type)
+    parts = model.get_submodule(family.decoder.path)
+    head = model.get_output_embeddings()
+    tied = head.weight is model.get_input_embeddings().weight
+    yield "token_embd" if tied else "output", head
+    for number, block in enumerate(parts.get_submodule(family.decoder.blocks).children()):
+        for path, theirs in family.names.items():
+            layer = block.get_submodule(path)
+            if layer.get_parameter("weight").dim() == 2:
+                yield f"blk.{number}.{theirs}", layer

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
@@ -41,14 +40,14 @@ class TensorFlowRuntime(EngineRuntime):
         self._path = model_file(order.reference.name)
         progress("loading")
         model = _loaded(self._path)
-        self._network: Network = network_of(model, self._path.name)
-        side, _, channels = self._network.input
-        self.facts = ImageFacts(FROM_FILE, channels, side, self._network.classes, True)
+        self.facts = facts_of(model, self._path.name)
+        self._parameters = sum(prod(weight.shape) for weight in model.weights)
+        self._macs = sum(map(_macs, _layers(model)))
         xla = engine_options(order.stack).graph == "xla"
         call = tf.function(lambda images: model(images, training=False), jit_compile=xla)
-        batch = order.workload.classified_images or 1
+        shape = (order.workload.classified_images or 1, *model.input_shape[1:])
         progress("compiling")
-        self._call = call.get_concrete_function(tf.TensorSpec((batch, *self._network.input), tf.float32))
+        self._call = call.get_concrete_function(tf.TensorSpec(shape, tf.float32))
         self.notes = Notes()
         self.notes.record(
             dtype="float32",
@@ -69,14 +68,14 @@ class TensorFlowRuntime(EngineRuntime):
 
     def weights(self) -> WeightFacts:
         """The file's hash; the bytes are those of the variables, all float32."""
-        found, parameters = hashlib.sha256(self._path.read_bytes()).hexdigest(), self._network.parameters
-        return weights_of_file(self._path, found, size=FLOAT * parameters, parameters=parameters)
+        found, count = hashlib.sha256(self._path.read_bytes()).hexdigest(), self._parameters
+        return weights_of_file(self._path, found, size=FLOAT * count, parameters=count)
 
     def footprint(self) -> ImageFootprint:
         """A pass reads all variables; an operation is a multiplication or an addition."""
         side, channels = self.facts.image_size, self.facts.channels
         pixels = channels * side * side
-        return ImageFootprint(self.facts, FLOAT * self._network.parameters, 2 * self._network.macs, pixels)
+        return ImageFootprint(self.facts, FLOAT * self._parameters, 2 * self._macs, pixels)
 
 
 def _loaded(path: Path) -> "tf.keras.Model":
@@ -95,17 +94,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-@dataclass(frozen=True)
-class Network:
-    """`input` is [height, width, channels]; `macs` are the multiply-accumulates for one image."""
-
-    input: tuple[int, int, int]
-    classes: int
-    parameters: int
-    macs: int
-
-
-def network_of(model: "tf.keras.Model", name: str) -> Network:
+def facts_of(model: "tf.keras.Model", name: str) -> ImageFacts:
     """Raises UnsupportedError unless it takes square images and gives one score for each class."""
     given, scores = model.input_shape, model.output_shape
     fits = isinstance(given, tuple) and isinstance(scores, tuple) and (len(given), len(scores)) == (4, 2)
@@ -114,8 +103,7 @@ def network_of(model: "tf.keras.Model", name: str) -> Network:
             f"{name} takes {given} and gives {scores}; classify needs square images of a fixed size (batch, side, "
             "side, channels) and one score for each class (batch, classes)."
         )
-    parameters = sum(prod(weight.shape) for weight in model.weights)
-    return Network(tuple(given[1:]), scores[1], parameters, sum(map(_macs, _layers(model))))
+    return ImageFacts(FROM_FILE, given[3], given[1], scores[1], True)
 
 
 def _layers(model: "tf.keras.Model") -> list["tf.keras.layers.Layer"]:
