@@ -69,7 +69,7 @@ class Backend(Protocol):
         """
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
-        """How fast the machine reads, copies and multiplies through this engine. Raises UnsupportedError if it cannot."""
+        """How fast the machine reads, copies and multiplies through this engine. Raises UnsupportedError where not."""
 
     def use_threads(self, count: int) -> None:
         """Limits the engine to that many CPU threads; called before the engine is used."""
