@@ -123,7 +123,8 @@ def _watched(model: PreTrainedModel) -> Iterator[Followers]:
         return weight is not None and getattr(weight, "dim", lambda: 0)() == 1 and not list(module.children())
 
     handles = [norm.register_forward_hook(left_norm) for norm in model.modules() if is_norm(norm)]
-    table = model.get_input_embeddings().weight  # whose columns are not a tied head's own to scale
+    # A tied head's columns are not its own to scale. An int8 table has no weight, and ties none.
+    table = getattr(model.get_input_embeddings(), "weight", None)
     handles += [
         place.layer.register_forward_pre_hook(entered_linear)
         for place in linear_places(model)
