@@ -18,7 +18,7 @@ from rich.progress import track
 from benchmarks.document import write
 from optigpu.claims import baselines
 from optigpu.cli.options import validated
-from optigpu.conductor.recipe import make_smaller
+from optigpu.conductor.tasks import make_smaller
 from optigpu.documents.result import Gain, Result
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run

@@ -31,10 +31,8 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.serving import ServingRuntime, Slots
 from optigpu.hardware import probe
-from optigpu.load.batching import Batching
-from optigpu.load.clock import WallClock
-from optigpu.load.queries import Query
-from optigpu.load.senders import Scheduled, Sender, Sent
+from optigpu.load.batching import Batching, Clock, Sender, Sent
+from optigpu.load.queries import Load, Query
 from optigpu.load.served import Run, Served
 from optigpu.report import console
 from optigpu.vocabulary import DeviceKind, OptiGPUError
@@ -66,7 +64,7 @@ class TimedSlots:
 
     def __init__(self, count: int) -> None:
         self.count, self.length = count, 2**20
-        self._clock = WallClock()
+        self._clock = Clock()
 
     def join(self, slot: int, prompt: Sequence[int]) -> int:
         self._work(PREFILL_S)
@@ -108,7 +106,7 @@ class Engine:
         """Serves these, whose moments count from when the thread begins."""
 
         def run() -> Run:
-            return Batching(self._slots).serve(Scheduled(queries, WallClock()), lambda _: self._prompt)
+            return Batching(self._slots).serve(Sender(Load(tuple(queries)), Clock()), lambda _: self._prompt)
 
         return self._pool.submit(run)
 
@@ -117,7 +115,7 @@ class Engine:
         self._pool.shutdown()
 
 
-class FromLoadGen:
+class FromLoadGen(Sender):
     """A Sender behind LoadGen: its callback puts queries here, and the end of each goes back to it.
 
     It gives no moments of its own, since LoadGen keeps them.

@@ -11,7 +11,8 @@ import stamina
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from optigpu.conductor.proof import PROOF, prove
+from optigpu.conductor.processes.child import TASKS
+from optigpu.conductor.proof import prove
 from optigpu.paths import data_dir
 from optigpu.store.database import Database, Session, default_url
 from optigpu.store.errors import StoreUnavailableError
@@ -108,7 +109,7 @@ class DeviceContext:
     stopping: Stopping = field(default_factory=Stopping)
     in_doubt: bool = False
     lost: str | None = None
-    proof: Sequence[str] = PROOF
+    proof: Sequence[str] = TASKS
     tracing: Tracing = field(default_factory=Tracing)
 
     def prove_device(self) -> None:

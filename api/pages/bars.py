@@ -28,7 +28,7 @@ class FigureText:
 
 def speedup_text(baseline: MetricSummary, candidate: MetricSummary | Document) -> FigureText | None:
     """`23.1x` and its interval; None where there is no ratio. A candidate may be a summary as it was stored."""
-    from optigpu.statistics.evidence import speedup  # here, because it loads numpy
+    from optigpu.statistics.compare import speedup  # here, because it loads numpy
     from optigpu.statistics.stored import StoredSummary
 
     found = speedup(

@@ -37,27 +37,29 @@ def main() -> None:
 
 
 def limit(largest_file: int) -> None:
-    """No core files, which hold a model's memory; files of a bounded size, and a bounded number of them.
-
-    The address space has no limit: CUDA reserves far more of it than it ever uses. Memory has its own watch.
-    """
+    """No core files, which hold a model's memory, and files of a bounded size and number. CUDA reserves more of the
+    address space than it ever uses, and memory has its own watch."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, largest_file)
     _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
 
 
 def leave_network() -> bool:
-    """Moves this process to a network of its own that has loopback alone. False where that is not possible.
-
-    An administrator may do so at once. Others need a user namespace of their own, in which they keep their user and
-    have no rights. A process that has some rights stays where it is: it would lose them, and with them its priority.
-    """
+    """Moves this process to a network of its own that has loopback alone. False where that is not possible. An
+    administrator may do so at once. Others need a user namespace of their own, in which they keep their user and have
+    no rights. A process that has some rights stays where it is: it would lose them, and with them its priority."""
     if sys.platform != "linux":
         return False
     rights = _rights()
     if rights & _CAP_SYS_ADMIN:
         return _unshare(_CLONE_NEWNET) and _raise_loopback()
-    return not rights and _works_in_a_trial() and _leave_as_user()
+    if rights:
+        return False
+    # Tried in a copy of this process: one that fails half-way would have lost its user.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if _leave_as_user() else 1)
+    return os.waitpid(pid, 0)[1] == 0 and _leave_as_user()
 
 
 def reach() -> Literal["network", "loopback"] | None:
@@ -72,12 +74,10 @@ def reach() -> Literal["network", "loopback"] | None:
 
 def _lower(which: int, most: int) -> None:
     """Sets both limits to at most this; a limit that is lower already stays."""
-    soft, hard = (_least(each, most) for each in resource.getrlimit(which))
+    soft, hard = (
+        most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(which)
+    )
     resource.setrlimit(which, (soft, hard))
-
-
-def _least(limit: int, most: int) -> int:
-    return most if limit == resource.RLIM_INFINITY else min(limit, most)
 
 
 def _rights() -> int:
@@ -87,14 +87,6 @@ def _rights() -> int:
         if name == "CapEff":
             return int(value, 16)
     return 0
-
-
-def _works_in_a_trial() -> bool:
-    """Whether it works in a copy of this process: one that fails half-way would have lost its user."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if _leave_as_user() else 1)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def _leave_as_user() -> bool:
@@ -107,7 +99,11 @@ def _leave_as_user() -> bool:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     except OSError:
         return False
-    return _raise_loopback() and _drop_rights()
+    if not _raise_loopback():
+        return False
+    # The rights over the new namespaces reach parts of the kernel that no measurement needs.
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION_3, 0)
+    return bool(ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) == 0)
 
 
 def _unshare(flags: int) -> bool:
@@ -122,12 +118,6 @@ def _raise_loopback() -> bool:
     except OSError:
         return False
     return True
-
-
-def _drop_rights() -> bool:
-    """Gives up the rights over the new namespaces, which reach parts of the kernel that no measurement needs."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION_3, 0)
-    return bool(ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()) == 0)
 
 
 if __name__ == "__main__":

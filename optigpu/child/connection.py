@@ -33,60 +33,46 @@ Lines = queue.SimpleQueue[str]
 _PR_SET_PDEATHSIG = 1
 
 
-def connect(module: str, description: str) -> tuple[Lines, Tell]:
-    """Sets this process up as a child of the conductor; returns its input and its way to answer.
-
-    `module` is what was started with `python -m`.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+def connect() -> tuple[Lines, Tell]:
+    """Sets this process up as a child of the conductor; returns its input and its way to answer."""
+    parser = argparse.ArgumentParser()
     parser.add_argument(
         "--answers-fd", type=int, required=True, help="file descriptor that answers are written to"
     )
-    tell = _teller(parser.parse_args().answers_fd)
-    _end_with_parent()
-    _be_first_for_the_oom_killer()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    lines: Lines = queue.SimpleQueue()
-    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
-    return lines, tell
-
-
-def broken(error: Exception) -> Broken:
-    """The message for an error: one sentence, and the end of the traceback of one that nobody raised on purpose."""
-    if _is_out_of_memory(error):
-        return Broken(fault="out_of_memory", reason=f"There was not enough memory: {_first_line(error)}")
-    if isinstance(error, OptiGPUError):
-        return Broken(fault="error", reason=_first_line(error))
-    trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
-    return Broken(fault="error", reason=f"{type(error).__name__}: {_first_line(error)}", trace=trace)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    known = (backend.is_out_of_memory(error) for backend in BACKENDS.values())
-    return isinstance(error, MemoryError) or any(known)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _teller(descriptor: int) -> Tell:
-    """Answers go out as lines. Compilers that the model's code starts must not hold the pipe open."""
+    descriptor = parser.parse_args().answers_fd
+    # Compilers that the model's code starts must not hold the pipe open.
     os.set_inheritable(descriptor, False)
     answers = os.fdopen(descriptor, "w", encoding="utf-8")
+    _end_with_parent()
+    # The kernel is to kill this process first when the host runs out of memory.
+    with suppress(OSError):  # not Linux, or a container whose /proc is read-only
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    lines: Lines = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
 
     def tell(answer: Answer) -> None:
         answers.write(answer.model_dump_json() + "\n")
         answers.flush()
 
-    return tell
+    threading.Thread(target=read, daemon=True).start()
+    return lines, tell
 
 
-def _read_lines(lines: Lines) -> None:
-    """Hands on the lines of stdin in their order. At its end the process ends, in the middle of a request as well."""
-    for line in sys.stdin:
-        lines.put(line)
-    os._exit(0)
+def broken(error: Exception) -> Broken:
+    """The message for an error: one sentence, and the end of the traceback of one that nobody raised on purpose."""
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    known = (backend.is_out_of_memory(error) for backend in BACKENDS.values())
+    if isinstance(error, MemoryError) or any(known):
+        return Broken(fault="out_of_memory", reason=f"There was not enough memory: {first_line}")
+    if isinstance(error, OptiGPUError):
+        return Broken(fault="error", reason=first_line)
+    trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
+    return Broken(fault="error", reason=f"{type(error).__name__}: {first_line}", trace=trace)
 
 
 def _end_with_parent() -> None:
@@ -98,7 +84,23 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
-def _be_first_for_the_oom_killer() -> None:
-    """Has the kernel kill this process first when the host runs out of memory."""
-    with suppress(OSError):  # not Linux, or a container whose /proc is read-only
-        Path("/proc/self/oom_score_adj").write_text("1000")
+HIGHEST = -20
+
+
+def raise_priority() -> int:
+    """Puts all threads of this process before those of others, where root, CAP_SYS_NICE or `ulimit -e` allows that;
+    returns the nice value that they have then."""
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            for thread in os.listdir("/proc/self/task"):
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread), HIGHEST)
+        # Where the kernel groups processes by session, it shares the CPUs among these groups first.
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(HIGHEST))
+    return nice()
+
+
+def nice() -> int:
+    """The nice value of this thread, from -20 (first) to 19 (last)."""
+    return os.getpriority(os.PRIO_PROCESS, 0)

@@ -28,7 +28,11 @@ class Harness:
     def replaced(self) -> tuple[str, ...]:
         """The names of those that are others by now, sorted; at most MOST_NAMED."""
         now = dict(_parts())
-        changed = sorted(name for name, part in self._before.items() if _is_other(part, now.get(name)))
+        changed = sorted(
+            name
+            for name, (part, code) in self._before.items()
+            if name not in now or part is not now[name][0] or code is not now[name][1]
+        )
         return tuple(changed[:MOST_NAMED])
 
 
@@ -37,16 +41,12 @@ def _parts() -> Iterator[tuple[str, tuple[object, object]]]:
     yield from _functions("time", vars(time))
     for name, module in list(sys.modules.items()):
         if name.startswith(_OURS) and not name.startswith(_CHANGING) and isinstance(module, ModuleType):
-            yield from _of_module(name, module)
+            yield from _functions(name, vars(module))
+            for kind, value in list(vars(module).items()):
+                if isinstance(value, type) and value.__module__ == name:
+                    yield from _functions(f"{name}.{kind}", vars(value))
     for name, meter in METERS.items():
         yield f"the meter {name}", (meter, None)
-
-
-def _of_module(name: str, module: ModuleType) -> Iterator[tuple[str, tuple[object, object]]]:
-    yield from _functions(name, vars(module))
-    for kind, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == name:
-            yield from _functions(f"{name}.{kind}", vars(value))
 
 
 def _functions(where: str, members: Mapping[str, object]) -> Iterator[tuple[str, tuple[object, object]]]:
@@ -55,7 +55,3 @@ def _functions(where: str, members: Mapping[str, object]) -> Iterator[tuple[str,
             yield f"{where}.{name}", (value, value.__code__)
         elif callable(value) and not isinstance(value, type):
             yield f"{where}.{name}", (value, None)
-
-
-def _is_other(before: tuple[object, object], now: tuple[object, object] | None) -> bool:
-    return now is None or before[0] is not now[0] or before[1] is not now[1]

@@ -23,14 +23,13 @@ from optigpu.child.messages import (
 )
 from optigpu.child.replicate import order_of, refusal
 from optigpu.documents.facts import RunFacts
-from optigpu.job.spec import Variant
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Workload
 
 
 def main() -> NoReturn:
     """Loads the model, then tries batches for ever: the thread that reads stdin ends the process."""
-    lines, tell = connect("optigpu.child.largest_batch", "Runs requests of growing batches.")
+    lines, tell = connect()
     assignment = Assignment.model_validate_json(lines.get())
     made: list[Runtime] = []
 
@@ -39,10 +38,15 @@ def main() -> NoReturn:
         facts = made[0].notes.facts | {"weights": made[0].weights()}
         return BatchesReady(facts=RunFacts.gathered(facts))
 
+    def attempt() -> Answer:
+        order = TryBatch.model_validate_json(lines.get())
+        workload: Workload = assignment.variant.workload.model_copy(update={"batch_size": order.batch_size})
+        workload.prepare(made[0]).run()
+        return BatchTried(fits=True)
+
     tell(_attempted(load))
     while True:
-        order = TryBatch.model_validate_json(lines.get())
-        said = _attempted(lambda: _tried(assignment.variant, made[0], order.batch_size))  # noqa: B023 - runs at once
+        said = _attempted(attempt)
         if isinstance(said, Broken) and said.fault == "out_of_memory":
             said = BatchTried(fits=False, why=said.reason)
         tell(said)
@@ -64,12 +68,6 @@ def _loaded(assignment: Assignment, tell: Tell) -> Runtime:
     return backend.prepare(order, lambda doing: tell(Progress(doing=doing)))
 
 
-def _tried(variant: Variant, runtime: Runtime, batch_size: int) -> BatchTried:
-    workload: Workload = variant.workload.model_copy(update={"batch_size": batch_size})
-    workload.prepare(runtime).run()
-    return BatchTried(fits=True)
-
-
 def _attempted(attempt: Callable[[], Answer]) -> Answer:
     """What became of it; the memory of an attempt that failed is free afterwards."""
     try:
@@ -77,15 +75,12 @@ def _attempted(attempt: Callable[[], Answer]) -> Answer:
     except UnsupportedError as error:
         return Refused(reason=str(error))
     except Exception as error:
+        # C++'s error for an allocation that failed, and CPython's for one that failed in an import.
+        is_of_memory = "bad_alloc" in str(error) or isinstance(error, SystemError)
         said = broken(error)
-        return said.model_copy(update={"fault": "out_of_memory"}) if _is_of_memory(error) else said
+        return said.model_copy(update={"fault": "out_of_memory"}) if is_of_memory else said
     finally:
         gc.collect()
-
-
-def _is_of_memory(error: Exception) -> bool:
-    """Whether it is C++'s error for an allocation that failed, or CPython's for one that failed in an import."""
-    return "bad_alloc" in str(error) or isinstance(error, SystemError)
 
 
 if __name__ == "__main__":

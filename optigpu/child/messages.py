@@ -38,7 +38,7 @@ from optigpu.workloads.train_step import TrainStep
 
 
 class PredictTraining(Frozen):
-    """The one line to `python -m optigpu.child.training_memory`: the stacks and the steps whose needs to predict."""
+    """Asks `optigpu.child.tasks` to predict what these steps need with each of the stacks."""
 
     kind: Literal["predict_training"] = "predict_training"
     model: str
@@ -83,10 +83,8 @@ WARMING_UP = "warming up"
 
 
 class Begin(Frozen):
-    """Asks to import the libraries of a backend, with `model` also those that load models.
-
-    Processes of several variants do this at the same time; what follows is timed, and they do it one by one.
-    """
+    """Asks to import the libraries of a backend, with `model` also those that load models: not timed, and side by side
+    for several variants."""
 
     kind: Literal["begin"] = "begin"
     backend: str
@@ -94,11 +92,8 @@ class Begin(Frozen):
 
 
 class Assignment(Frozen):
-    """What this process is to measure. It does not change afterwards.
-
-    `folder` is an empty directory when the job starts, shared by its processes, and removed at its end. A server may
-    take `answer_s` seconds for one answer.
-    """
+    """What this process is to measure. `folder` is shared by the job's processes and removed at its end. A server may
+    take `answer_s` seconds for one answer."""
 
     kind: Literal["assignment"] = "assignment"
     variant: Variant
@@ -162,9 +157,7 @@ class Progress(Frozen):
 
 class Ready(Frozen):
     """The stack is applied, the output was checked, and the last warm-up requests agreed (or the cap was reached).
-
-    `problem` says what is wrong with the output; the variant is then measured all the same, and is not valid.
-    """
+    With a `problem` of the output the variant is measured all the same, and is not valid."""
 
     kind: Literal["ready"] = "ready"
     load_s: float
@@ -222,10 +215,8 @@ class Audited(Frozen):
 
 
 class Metered(Frozen):
-    """What a meter read: a number for each metric, or the reason why there is none; `artifacts` are files' paths.
-
-    `replaced` is as in Audited.
-    """
+    """What a meter read: a number for each metric, or the reason why there is none; `artifacts` are files' paths, and
+    `replaced` is as in Audited."""
 
     kind: Literal["metered"] = "metered"
     meter: str
@@ -237,7 +228,7 @@ class Metered(Frozen):
 
 
 class RunPeaks(Frozen):
-    """The one line to `python -m optigpu.child.peaks`: what to measure, with how many threads."""
+    """Asks it for the peak rates of a device with so many threads."""
 
     kind: Literal["run_peaks"] = "run_peaks"
     device: DeviceKind
@@ -245,7 +236,7 @@ class RunPeaks(Frozen):
 
 
 class RunProof(Frozen):
-    """The one line to `python -m optigpu.child.proof`: the device that is to compute something small."""
+    """Asks it to compute something small on a device."""
 
     kind: Literal["run_proof"] = "run_proof"
     device: DeviceKind
@@ -258,7 +249,7 @@ class Proven(Frozen):
 
 
 class ListChecks(Frozen):
-    """Asks `python -m optigpu.child.selftest` for the names of all checks."""
+    """Asks it for the names of all checks of the self-test."""
 
     kind: Literal["list_checks"] = "list_checks"
 
@@ -291,7 +282,7 @@ class Checked(Frozen):
 
 
 class RunRecipe(Frozen):
-    """The one line to `python -m optigpu.child.recipe`: the smaller model to make, with so many threads."""
+    """Asks it to make a smaller model with so many threads."""
 
     kind: Literal["run_recipe"] = "run_recipe"
     request: RecipeRequest
@@ -306,30 +297,13 @@ class RecipeMade(Frozen):
 
 
 AnyCommand = RunRound | RunAudit | RunMeter | RunReference
-AnySelfTestCommand = ListChecks | RunCheck
+AnyTask = RunPeaks | RunProof | RunRecipe | PredictTraining | ListChecks | RunCheck
 AnyAnswer = (
-    Started
-    | Progress
-    | Ready
-    | Refused
-    | Broken
-    | Round
-    | Audited
-    | Metered
-    | Peaks
-    | Proven
-    | Checks
-    | Checked
-    | RecipeMade
-    | TrainingPredicted
-    | BatchesReady
-    | BatchTried
-)
-Command = Annotated[AnyCommand, Field(discriminator="kind")]
+    Started | Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks | Checked
+    | RecipeMade | TrainingPredicted | BatchesReady | BatchTried
+)  # fmt: skip
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]
 
-COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Command)
-SELF_TEST_COMMAND: TypeAdapter[AnySelfTestCommand] = TypeAdapter(
-    Annotated[AnySelfTestCommand, Field(discriminator="kind")]
-)
+COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Annotated[AnyCommand, Field(discriminator="kind")])
+TASK: TypeAdapter[AnyTask] = TypeAdapter(Annotated[AnyTask, Field(discriminator="kind")])
 ANSWER: TypeAdapter[AnyAnswer] = TypeAdapter(Answer)

@@ -20,7 +20,7 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
 from optigpu.child import confined
-from optigpu.child.connection import Lines, Tell, broken, connect
+from optigpu.child.connection import Tell, broken, connect, nice, raise_priority
 from optigpu.child.harness import Harness
 from optigpu.child.messages import (
     COMMAND,
@@ -41,7 +41,6 @@ from optigpu.child.messages import (
     RunRound,
     Started,
 )
-from optigpu.child.priority import nice, raise_priority
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_cores
@@ -70,27 +69,21 @@ class Subject:
 
 def main() -> NoReturn:
     """Sets the process up, then answers for ever: the thread that reads stdin ends it."""
-    lines, tell = connect("optigpu.child.replicate", "Measures one variant.")
-    subject = _begin(_first_assignment(lines, tell), tell)
+    lines, tell = connect()
+    line = lines.get()
+    with suppress(ValidationError):
+        begin = Begin.model_validate_json(line)
+        # A library that is missing is refused with the assignment, which says how to install it.
+        with suppress(ImportError):
+            BACKENDS[begin.backend].start(model=begin.model)
+        gc.freeze()  # what was imported stays: no later collection looks through it
+        tell(Started())
+        line = lines.get()
+    subject = _begin(line, tell)
     while True:
         line = lines.get()
         if subject:
             _obey(line, subject, tell)
-
-
-def _first_assignment(lines: Lines, tell: Tell) -> str:
-    """The line that is no `Begin`."""
-    line = lines.get()
-    try:
-        begin = Begin.model_validate_json(line)
-    except ValidationError:
-        return line
-    # A library that is missing is refused with the assignment, which says how to install it.
-    with suppress(ImportError):
-        BACKENDS[begin.backend].start(model=begin.model)
-    gc.freeze()  # what was imported stays: no later collection looks through it
-    tell(Started())
-    return lines.get()
 
 
 def _begin(line: str, tell: Tell) -> Subject | None:
@@ -124,7 +117,11 @@ def _obey(line: str, subject: Subject, tell: Tell) -> None:
 def _answer(command: AnyCommand, subject: Subject) -> Answer:
     match command:
         case RunRound():
-            return _round(command, subject)
+            with subject.runtime.annotate("round"):
+                timed = run_round(
+                    subject.request, command.seconds, command.min_requests, command.max_requests
+                )
+            return Round(samples=timed.samples, request_s=timed.request_s, loads=timed.loads)
         case RunAudit():
             return _audited(command, subject)
         case RunReference():
@@ -158,10 +155,8 @@ def refusal(assignment: Assignment) -> str | None:
 
 
 def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
-    """Loads the model, applies the stack, checks the output and warms up until requests agree.
-
-    Raises UnsupportedError when this machine or this model cannot do it.
-    """
+    """Loads the model, applies the stack, checks the output and warms up until requests agree. Raises UnsupportedError
+    when this machine or this model cannot do it."""
     variant = assignment.variant
     backend, order = BACKENDS[variant.backend], order_of(assignment)
 
@@ -195,14 +190,16 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        facts=_facts(variant, runtime.notes.facts | check.details | origin | process | load),
+        facts=RunFacts.gathered(
+            runtime.notes.facts | check.details | origin | process | load,
+            NOT_RECORDED if variant.model else NO_MODEL,
+        ),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment, harness), ready
 
 
 def order_of(assignment: Assignment) -> Order:
-    """The order for the variant's backend."""
     variant = assignment.variant
     return Order(
         model=variant.model,
@@ -218,11 +215,6 @@ def order_of(assignment: Assignment) -> Order:
     )
 
 
-def _facts(variant: Variant, noted: Mapping[str, object]) -> RunFacts:
-    """The notes of the backend, the stack and the check."""
-    return RunFacts.gathered(noted, NOT_RECORDED if variant.model else NO_MODEL)
-
-
 def _request(variant: Variant, runtime: Runtime) -> Request:
     """Prepares the workload, after a model whose shapes were not known before was asked whether they fit."""
     facts: Facts | None = getattr(runtime, "facts", None)
@@ -231,12 +223,6 @@ def _request(variant: Variant, runtime: Runtime) -> Request:
     if problem:
         raise UnsupportedError(problem)
     return workload.prepare(runtime)
-
-
-def _round(command: RunRound, subject: Subject) -> Round:
-    with subject.runtime.annotate("round"):
-        timed = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
-    return Round(samples=timed.samples, request_s=timed.request_s, loads=timed.loads)
 
 
 def _audited(command: RunAudit, subject: Subject) -> Audited:
@@ -274,30 +260,27 @@ def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading
         quality=assignment.measure.quality,
     )
     try:
-        found = _answer_of(meter, read(context))
-        return found.model_copy(update={"replaced": subject.harness.replaced()})
+        reading = read(context)
+        # A metric that is NaN or infinite has a reason instead of a value.
+        finite = {name: value for name, value in reading.values.items() if math.isfinite(value)}
+        wrong = {
+            name: f"The {meter} meter read {value}, which is not a finite number."
+            for name, value in reading.values.items()
+            if name not in finite
+        }
+        return Metered(
+            meter=meter,
+            values=finite,
+            reasons=reading.reasons | wrong,
+            facts=reading.facts,
+            artifacts={name: str(path) for name, path in reading.artifacts.items()},
+            replaced=subject.harness.replaced(),
+        )
     except Exception as error:
         why = f"The {meter} meter failed: {broken(error).reason}"
         traceback.print_exception(error)
         reasons = dict.fromkeys(METERS[meter].metrics, why)
         return Metered(meter=meter, reasons=reasons, facts=MeterFacts(recorded={f"{meter}_failed": why}))
-
-
-def _answer_of(meter: str, reading: Reading) -> Metered:
-    """The reading as a message; a metric that is NaN or infinite has a reason instead of a value."""
-    finite = {name: value for name, value in reading.values.items() if math.isfinite(value)}
-    wrong = {name: value for name, value in reading.values.items() if name not in finite}
-    reasons = {
-        name: f"The {meter} meter read {value}, which is not a finite number."
-        for name, value in wrong.items()
-    }
-    return Metered(
-        meter=meter,
-        values=finite,
-        reasons=reading.reasons | reasons,
-        facts=reading.facts,
-        artifacts={name: str(path) for name, path in reading.artifacts.items()},
-    )
 
 
 if __name__ == "__main__":

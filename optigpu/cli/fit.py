@@ -128,7 +128,7 @@ def _show_training(
     kept_free: int,
     form: OutputFormat,
 ) -> None:
-    from optigpu.conductor.training_memory import fit_training
+    from optigpu.conductor.tasks import fit_training
     from optigpu.fit.training import USUAL, TrainingAsked
     from optigpu.hardware.catalog import gpu_of
     from optigpu.job.spec import JobSpec

@@ -51,7 +51,7 @@ def recipe(
 
     It learns from text that the larger model writes, so no data are needed.
     """
-    from optigpu.conductor.recipe import make_smaller
+    from optigpu.conductor.tasks import make_smaller
     from optigpu.documents.fields import refusing
     from optigpu.models.held import MODELS_DIR
     from optigpu.recipes.request import RecipeRequest, comparison_of

@@ -8,13 +8,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from optigpu.child.messages import BatchesReady, BatchTried, TryBatch
+from optigpu.conductor.outcome import provenance_of
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.provenance import provenance_of
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantFinished, VariantStarted
 from optigpu.documents.facts import MeterFacts, RunFacts, plain
@@ -42,10 +40,8 @@ against the next one (man 3 mallopt)."""
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch of a variant, 0 where not even one sample fits; `tried` has every attempt in order.
-
-    `restarts` counts processes that died of an attempt instead of recovering from it, and `why` is the last error.
-    """
+    """The largest batch of a variant, 0 where not even one sample fits, and every attempt in order. `restarts` counts
+    processes that died of an attempt, and `why` is the last error."""
 
     largest: int
     tried: tuple[tuple[int, bool], ...]
@@ -67,13 +63,12 @@ def scale_batches(session: Session, todo: Sequence[Variant], outcomes: dict[int,
 
 def largest_batch(session: Session, variant: Variant, program: Sequence[str] = PROGRAM) -> LargestBatch:
     """Doubles the batch of the variant's workload until memory runs out, or the job's bound is reached; then bisects.
-
     Raises UnsupportedError where this machine or this model cannot do it, ReplicateError where a request fails for
-    another reason than memory, such as a batch that the workload does not take, and what `progress.check` raises.
-    """
+    another reason than memory, such as a batch that the workload does not take, and what `progress.check` raises."""
     tried: dict[int, bool] = {}
     most = session.spec.limits.max_batch
-    with _Attempts(session, variant, program) as attempts:
+    with ExitStack() as process:
+        attempts = _Attempts(session, variant, program, process)
 
         def fits(batch: int) -> bool:
             if batch not in tried:
@@ -90,20 +85,13 @@ def largest_batch(session: Session, variant: Variant, program: Sequence[str] = P
 class _Attempts:
     """A process that tries batches; another one takes its place when it dies."""
 
-    def __init__(self, session: Session, variant: Variant, program: Sequence[str]) -> None:
+    def __init__(
+        self, session: Session, variant: Variant, program: Sequence[str], process: ExitStack
+    ) -> None:
         self.restarts, self.why, self.facts = 0, "", RunFacts()
-        self._session, self._variant, self._program = session, variant, program
+        self._session, self._variant, self._program, self._process = session, variant, program, process
         self._child: Child | None = None
         self._has_loaded = False
-        self._process = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.__exit__(kind, error, trace)
 
     def fits(self, batch: int) -> bool:
         """Whether a request of that batch finds enough memory. Raises what `largest_batch` raises."""
@@ -119,13 +107,13 @@ class _Attempts:
             self.why = str(error)
             self.restarts += has_died
             if has_died or not self._has_loaded:
-                self._end()
+                self._child, self._has_loaded = None, False
+                self._process.close()
             return False
         self.why = tried.why or self.why
         return tried.fits
 
     def _start(self) -> Child:
-        """A process that has loaded the model."""
         session = self._session
         self._child = self._process.enter_context(
             session.child(self._variant, self._program, EACH_ON_ITS_OWN)
@@ -135,26 +123,22 @@ class _Attempts:
         self._has_loaded = True
         return self._child
 
-    def _end(self) -> None:
-        self._child, self._has_loaded = None, False
-        self._process.close()
-
 
 def _outcome(session: Session, variant: Variant) -> Outcome:
+    status = VariantStatus.FAILED
     try:
         with session.progress.advance(ATTEMPTS):
             session.require_sound(variant)
             found = largest_batch(session, variant)
+        if found.largest:
+            return _with_result(session, variant, found)
+        limit = variant.memory_limit_bytes
+        reason = f"Not even a batch of 1 found enough memory under {limit} bytes: {found.why}"
     except UnsupportedError as error:
-        return Outcome(index=variant.index, status=VariantStatus.UNSUPPORTED, reason=str(error))
+        status, reason = VariantStatus.UNSUPPORTED, str(error)
     except ReplicateError as error:
-        return Outcome(index=variant.index, status=VariantStatus.FAILED, reason=str(error))
-    if not found.largest:
-        reason = (
-            f"Not even a batch of 1 found enough memory under {variant.memory_limit_bytes} bytes: {found.why}"
-        )
-        return Outcome(index=variant.index, status=VariantStatus.FAILED, reason=reason)
-    return _with_result(session, variant, found)
+        reason = str(error)
+    return Outcome(index=variant.index, status=status, reason=reason)
 
 
 def _with_result(session: Session, variant: Variant, found: LargestBatch) -> Outcome:
@@ -162,9 +146,8 @@ def _with_result(session: Session, variant: Variant, found: LargestBatch) -> Out
     summary = summarise(Measurement(name=LARGEST_BATCH, samples=samples))
     most = session.spec.limits.max_batch
     if found.largest == most:
-        summary = summary.model_copy(
-            update={"reason": f"{most} is the most that limits.max_batch lets it try."}
-        )
+        reason = f"{most} is the most that limits.max_batch lets it try."
+        summary = summary.model_copy(update={"reason": reason})
     notes = {"batches_tried": plain(found.tried), "processes_that_died": found.restarts}
     provenance = provenance_of(session.spec, variant, session.environment, found.facts)
     result = Result(
@@ -178,9 +161,5 @@ def _with_result(session: Session, variant: Variant, found: LargestBatch) -> Out
         seed=session.spec.seed,
         provenance=provenance,
     )
-    return Outcome(
-        index=variant.index,
-        status=VariantStatus.SUCCEEDED,
-        result=result,
-        samples={LARGEST_BATCH: samples},
-    )
+    kept = {LARGEST_BATCH: samples}
+    return Outcome(index=variant.index, status=VariantStatus.SUCCEEDED, result=result, samples=kept)

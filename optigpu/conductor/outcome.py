@@ -1,34 +1,48 @@
-"""Makes a variant's outcome from its replicates: measurements, summaries, verdict, result."""
+"""Makes a variant's outcome from its replicates: measurements, summaries, verdict, result with its provenance."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
+from optigpu import __version__
 from optigpu.child.messages import Metered
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
-from optigpu.conductor.provenance import provenance_of
 from optigpu.conductor.session import Session
-from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Yardstick
-from optigpu.conductor.verdicts.selection import Goal
-from optigpu.documents.facts import BuildFacts, RunFacts, WarmUpFacts
+from optigpu.conductor.verdicts.marks import Goal, Yardstick
+from optigpu.conductor.verdicts.outside import bounds_of_readings
+from optigpu.documents.facts import (
+    NO_MODEL,
+    NOT_RECORDED,
+    BuildFacts,
+    ImageQuality,
+    LossQuality,
+    RunFacts,
+    TextQuality,
+    WarmUpFacts,
+    WeightFacts,
+)
 from optigpu.documents.load import QUERY_METRICS, LoadRun
-from optigpu.documents.result import Environment, Measurement, MetricSummary, Outcome, Result, Samples
+from optigpu.documents.result import (
+    Environment,
+    Measurement,
+    MetricSummary,
+    Outcome,
+    Provenance,
+    Result,
+    Samples,
+)
 from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
 from optigpu.hardware.catalog import find_class
 from optigpu.job.measured import measured, summary_of
-from optigpu.job.spec import Variant
+from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import with_windows
 from optigpu.statistics.intervals import describe, summarise
 from optigpu.statistics.within import Timed, ratio_of_turns
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
-
-T = TypeVar("T")
 
 NOT_COMPILED = "Nothing was compiled."
 
@@ -51,7 +65,7 @@ def outcome_of(
     metrics = with_turns(_metrics(evidence, measurements), evidence, others)
     verdict = judge(spec, variant, evidence, metrics, builds)
     of_requests = (*replicates[0].samples, *(each.name for each in of_load))
-    bounds = dict.fromkeys(of_requests, verdict.cost_bound) | meters.bounds(evidence)
+    bounds = dict.fromkeys(of_requests, verdict.cost_bound) | bounds_of_readings(evidence)
     metrics = with_windows(widened(metrics, bounds), facts.quality)
     published = find_class(session.environment.hardware_class)
     roofline = preparation.roofline(variant.workload, metrics, facts, published)
@@ -72,17 +86,19 @@ def outcome_of(
     )
     samples = {measurement.name: measurement.samples for measurement in measurements if measurement.samples}
     samples |= raw_queries(evidence)
+    # The files that the meters left; of one name those of the first replicate.
+    readings = _readings(replicates)
+    files = [(name, Path(path)) for each in readings for name, path in each.artifacts.items()]
     return Outcome(
         index=variant.index,
         status=VariantStatus.SUCCEEDED,
         result=result,
         samples=samples,
-        artifacts=_artifacts(replicates),
+        artifacts=dict(reversed(files)),
     )
 
 
 def evidence_of(session: Session, replicates: Sequence[Replicate]) -> list[Evidence]:
-    """Each replicate with the rounds that its figures come from."""
     yardstick = Yardstick(session.spec.device, session.monitor.fastest_probe_s)
     goals = [Goal.of(session.spec.measure, replicate.ready.request_s) for replicate in replicates]
     return [
@@ -92,18 +108,16 @@ def evidence_of(session: Session, replicates: Sequence[Replicate]) -> list[Evide
 
 
 def _metrics(evidence: Sequence[Evidence], measurements: Sequence[Measurement]) -> dict[str, MetricSummary]:
-    """The summaries; those of requests from the rounds that are counted."""
     of_requests = evidence[0].replicate.samples
     counted = {
         name: tuple(each.selection.of(each.replicate.samples[name]) for each in evidence)
         for name in of_requests
     }
-    return {
-        each.name: summarise(
-            each.model_copy(update={"samples": counted[each.name]}) if each.name in counted else each
-        )
+    found = [
+        each.model_copy(update={"samples": counted[each.name]}) if each.name in counted else each
         for each in measurements
-    }
+    ]
+    return {each.name: summarise(each) for each in found}
 
 
 def _measurements(variant: Variant, replicates: Sequence[Replicate]) -> list[Measurement]:
@@ -126,19 +140,17 @@ def _measurements(variant: Variant, replicates: Sequence[Replicate]) -> list[Mea
 
 
 def _metered(replicates: Sequence[Replicate]) -> list[Measurement]:
-    """The readings of the meters: one number for each replicate in which a meter was read."""
     by_meter: dict[str, list[Metered]] = {}
     for metered in _readings(replicates):
         by_meter.setdefault(metered.meter, []).append(metered)
-    return [measurement for readings in by_meter.values() for measurement in _of_meter(readings)]
-
-
-def _of_meter(readings: Sequence[Metered]) -> list[Measurement]:
-    reasons = _merged(*(metered.reasons for metered in readings))
-    names = dict.fromkeys((*_merged(*(metered.values for metered in readings)), *reasons))
-    return [
-        _once(name, [metered.values.get(name) for metered in readings], reasons.get(name)) for name in names
-    ]
+    found = []
+    for readings in by_meter.values():
+        reasons = dict(item for metered in readings for item in metered.reasons.items())
+        names = dict.fromkeys((*(name for metered in readings for name in metered.values), *reasons))
+        for name in names:
+            values = [metered.values.get(name) for metered in readings]
+            found.append(_once(name, values, reasons.get(name)))
+    return found
 
 
 def _once(name: str, values: Sequence[float | None], reason: str | None) -> Measurement:
@@ -153,12 +165,7 @@ def _readings(replicates: Sequence[Replicate]) -> Iterable[Metered]:
     return (metered for replicate in replicates for metered in replicate.metered)
 
 
-def _merged(*mappings: Mapping[str, T]) -> dict[str, T]:
-    return {name: value for mapping in mappings for name, value in mapping.items()}
-
-
 def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts:
-    """The first replicate's facts, each replicate's warm-up, and the times within requests."""
     first = replicates[0]
     described: dict[str, list[float]] = {}
     for replicate in replicates:
@@ -174,51 +181,33 @@ def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts
     )
 
 
-def _artifacts(replicates: Sequence[Replicate]) -> dict[str, Path]:
-    """The files that the meters left; of one name those of the first replicate."""
-    files = [
-        (name, Path(path)) for metered in _readings(replicates) for name, path in metered.artifacts.items()
-    ]
-    return dict(reversed(files))
-
-
 def with_turns(
     metrics: Mapping[str, MetricSummary],
     evidence: Sequence[Evidence],
     others: Mapping[int, Sequence[Evidence]],
 ) -> dict[str, MetricSummary]:
-    """The summaries, those of requests with their ratios to what each of the others measured beside it.
-
-    A ratio is left out unless every pair of processes has one.
-    """
-    of_requests = evidence[0].replicate.samples
-    return {
-        name: summary.model_copy(update={"beside": _beside(name, evidence, others)})
-        if name in of_requests
-        else summary
-        for name, summary in metrics.items()
-    }
-
-
-def _beside(
-    name: str, evidence: Sequence[Evidence], others: Mapping[int, Sequence[Evidence]]
-) -> dict[int, tuple[float, ...]]:
-    found = {index: _ratios(name, evidence, theirs) for index, theirs in others.items()}
-    return {index: ratios for index, ratios in found.items() if ratios}
+    """The summaries, those of requests with their ratios to what each of the others measured beside it, where every
+    pair of processes has one."""
+    found = dict(metrics)
+    for name in evidence[0].replicate.samples:
+        if name in found:
+            ratios = {index: _ratios(name, evidence, theirs) for index, theirs in others.items()}
+            beside = {index: each for index, each in ratios.items() if each}
+            found[name] = found[name].model_copy(update={"beside": beside})
+    return found
 
 
 def _ratios(name: str, evidence: Sequence[Evidence], theirs: Sequence[Evidence]) -> tuple[float, ...]:
     """One for each pair of processes; empty where not every pair has one, or the others measure something else."""
     if any(name not in each.replicate.samples for each in theirs):
         return ()
-    pairs = zip(evidence, theirs, strict=False)
-    ratios = [ratio_of_turns(*(_timed(name, each) for each in pair)) for pair in pairs]
+    sides = (
+        [Timed(each.selection.records, each.replicate.samples[name]) for each in side]
+        for side in (evidence, theirs)
+    )
+    ratios = [ratio_of_turns(*pair) for pair in zip(*sides, strict=False)]
     found = tuple(ratio for ratio in ratios if ratio is not None)
     return found if len(found) == len(ratios) else ()
-
-
-def _timed(name: str, evidence: Evidence) -> Timed:
-    return Timed(evidence.selection.records, evidence.replicate.samples[name])
 
 
 MOMENTS = ("sent_s", "prompt_tokens", "output_tokens")
@@ -232,8 +221,13 @@ def load_measurements(evidence: Sequence[Evidence]) -> list[Measurement]:
         return []
     return [
         *(Measurement(name=name, samples=_of_queries(name, runs)) for name in QUERY_METRICS),
-        Measurement(name="goodput_per_s", samples=_of_runs(runs, "goodput_per_s")),
-        Measurement(name="queue_length", samples=_of_runs(runs, "waiting")),
+        *(
+            Measurement(
+                name=name,
+                samples=tuple(tuple(float(getattr(run, field)) for run in process) for process in runs),
+            )
+            for name, field in (("goodput_per_s", "goodput_per_s"), ("queue_length", "waiting"))
+        ),
     ]
 
 
@@ -266,10 +260,6 @@ def _of_queries(name: str, runs: Sequence[Sequence[LoadRun]]) -> Samples:
     return tuple(tuple(float(value) for run in process for value in getattr(run, name)) for process in runs)
 
 
-def _of_runs(runs: Sequence[Sequence[LoadRun]], name: str) -> Samples:
-    return tuple(tuple(float(getattr(run, name)) for run in process) for process in runs)
-
-
 def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tuple[BuildFacts, ...]:
     """The engine's own library, then those of packages that its techniques compute with."""
     model = facts_of(parse_reference(variant.model)) if variant.model else None
@@ -280,3 +270,49 @@ def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tu
     told = facts.recorded.get(f"{variant.backend}_flags")
     found = (build_facts(name, machine, told if isinstance(told, str) else None) for name in names)
     return tuple(each for each in found if each)
+
+
+NO_QUALITY = "Quality was not measured."
+MADE_IMAGES = "Quality was measured on images that were made from the seed; facts.quality.of says how."
+MADE_SAMPLES = "The losses of training are those of samples that were made from the seed."
+OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its hash."
+NO_CHECKOUT = (
+    "The commit is not known: the code runs outside a git checkout, and OPTIGPU_REVISION is not set."
+)
+
+
+def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, facts: RunFacts) -> Provenance:
+    """The provenance of a measured variant, from what its first process and its meters recorded. What was not recorded
+    is null, with the reason."""
+    why = NOT_RECORDED if variant.model else NO_MODEL
+    weights = facts.weights or WeightFacts(reasons={"hash": why, "revision": why})
+    quality = facts.quality
+    if isinstance(quality, ImageQuality):
+        no_dataset = MADE_IMAGES
+    elif isinstance(quality, LossQuality):
+        no_dataset = MADE_SAMPLES
+    else:
+        no_dataset = NO_QUALITY if quality is None else OWN_TEXT
+    read = facts.pictures.sha256 if facts.pictures else None
+    dataset = read or (quality.dataset_sha256 if isinstance(quality, TextQuality | ImageQuality) else None)
+    values = {
+        "model_revision": weights.revision,
+        "weight_hash": weights.hash,
+        "dataset_hash": dataset,
+        "git_revision": environment.git_revision,
+    }
+    reasons = {
+        "model_revision": weights.reasons.get("revision", NOT_RECORDED),
+        "weight_hash": weights.reasons.get("hash", NOT_RECORDED),
+        "dataset_hash": no_dataset,
+        "git_revision": NO_CHECKOUT,
+    }
+    return Provenance(
+        **values,
+        spec_digest=digest(spec.model_dump(mode="json")),
+        seed=spec.seed,
+        weight_hash_of=weights.hash_of,
+        optigpu_version=__version__,
+        git_dirty=environment.git_dirty,
+        reasons={name: reasons[name] for name, value in values.items() if value is None},
+    )

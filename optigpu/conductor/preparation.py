@@ -1,27 +1,130 @@
-"""Prepares a job before its first variant: the machine's peak rates and the quality reference."""
+"""Prepares a job before its first variant: the machine's peak rates, cached for a day, and the quality reference."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 
-from optigpu.child.messages import Metered, Ready, RunReference
-from optigpu.conductor.peak_cache import MachinePeaks
+from pydantic import ValidationError
+
+from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import TASKS, Child
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import MetricSummary
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment, MetricSummary
 from optigpu.hardware.catalog import Device
-from optigpu.job.spec import Variant
+from optigpu.job.spec import Variant, digest
 from optigpu.models.held import FILES
 from optigpu.models.reference import parse_reference
+from optigpu.paths import cache_dir
 from optigpu.roofline import Roofline, roofline_of
-from optigpu.vocabulary import ReplicateError, Role, Task, UnsupportedError
+from optigpu.vocabulary import (
+    CancelledError,
+    DeadlineError,
+    DeviceKind,
+    ReplicateError,
+    Role,
+    Task,
+    UnsupportedError,
+    utc_now,
+)
 from optigpu.workloads.base import Workload
 
 REFERENCE_BACKEND = "torch"
 """Makes the reference for variants of every backend, so that their quality is a distance from the same predictions."""
 
 _log = logging.getLogger(__name__)
+
+
+KEPT_FOR = timedelta(days=1)
+PEAKS_METHOD = 2
+"""Part of a cached file's name. Increase it when the way of measuring peaks changes."""
+
+
+class MachinePeaks:
+    """The peak rates of `device` with that many threads: those of the last day, else measured at the first `known`.
+
+    They are measured while the conductor holds the device's lock and before any variant's process runs; and once more
+    at a job's end where a variant was faster than they allow. The file keeps the best of each rate. `keep` are
+    descriptors that the measuring process inherits.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        device: DeviceKind,
+        threads: int,
+        progress: JobProgress,
+        *,
+        keep: Sequence[int] = (),
+        program: Sequence[str] = TASKS,
+    ) -> None:
+        self._order = RunPeaks(device=device, threads=threads)
+        self._progress = progress
+        self._keep, self._program = keep, program
+        # One file for each of what a peak depends on.
+        key = digest(
+            {
+                "method": PEAKS_METHOD,
+                "hardware_class": environment.hardware_class,
+                "host_id": environment.host_id,
+                "device": device,
+                "threads": threads,
+                "torch": environment.software.get("torch"),
+            }
+        )
+        self._path = cache_dir() / "peaks" / f"{key}.json"
+        self._again = False
+
+    @cached_property
+    def known(self) -> Peaks | None:
+        """None if they cannot be measured; the log says why. Raises what `progress.check` raises."""
+        with suppress(OSError, UnicodeDecodeError, ValidationError):
+            peaks = Peaks.model_validate_json(self._path.read_text())
+            if timedelta(0) <= utc_now() - peaks.measured_at < KEPT_FOR:
+                return peaks
+        found = self._measured("measuring the peak rates of this machine")
+        return self._stored(found) if found else None
+
+    def better(self) -> Peaks | None:
+        """The better of each rate that is known and of a second measurement. None if that was made before, fails, or
+        would outlast the job: what is measured is worth keeping."""
+        if self._again or self.known is None:
+            return None
+        self._again = True
+        try:
+            found = self._measured("measuring the peak rates again: a variant was faster than they allow")
+        except (CancelledError, DeadlineError):
+            return None
+        if found is None:
+            return None
+        self.known = self._stored(self.known.with_better(found))
+        return self.known
+
+    def _measured(self, doing: str) -> Peaks | None:
+        self._progress.show(doing)
+        try:
+            with Child(self._program, child_variables(self._order.threads), keep=self._keep) as child:
+                return ask(child, self._order, Peaks, self._progress)
+        except (ReplicateError, UnsupportedError) as error:
+            _log.warning("the machine's peak rates could not be measured: %s", error)
+            return None
+
+    def _stored(self, peaks: Peaks) -> Peaks:
+        """Writes the file completely or not at all. If the folder cannot be written, the next job measures again."""
+        draft = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(peaks.model_dump_json())
+            draft.replace(self._path)
+        return peaks
 
 
 @dataclass(frozen=True)
@@ -61,26 +164,19 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
 def make_references(session: Session, variants: Sequence[Variant]) -> None:
     """Writes the quality reference of each model of the variants that has a quality, if the job measures it."""
-    if "quality" in session.spec.measure.meters:
-        for variant in _first_of_each_model(variants):
-            if _has_quality(variant):
-                _make_reference(session, variant)
-
-
-def _first_of_each_model(variants: Sequence[Variant]) -> list[Variant]:
+    if "quality" not in session.spec.measure.meters:
+        return
     first: dict[str | None, Variant] = {}
     for variant in variants:
         first.setdefault(variant.model, variant)
-    return list(first.values())
-
-
-def _has_quality(variant: Variant) -> bool:
-    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
-    training can be compared from random weights as well."""
-    if variant.model is None or variant.model.endswith(tuple(FILES)):
-        return False
-    workload: Workload = variant.workload
-    return workload.task is Task.TRAINING or parse_reference(variant.model).kind != "preset"
+    for variant in first.values():
+        # Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
+        # training can be compared from random weights as well.
+        workload: Workload = variant.workload
+        if variant.model is not None and not variant.model.endswith(tuple(FILES)):
+            trains = workload.task is Task.TRAINING
+            if trains or parse_reference(variant.model).kind != "preset":
+                _make_reference(session, variant)
 
 
 def _make_reference(session: Session, like: Variant) -> None:

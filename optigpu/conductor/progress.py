@@ -26,69 +26,39 @@ class Pace:
 
     def __init__(self, guesses: Mapping[int, Guess], replicates: int) -> None:
         self._guesses, self._replicates = dict(guesses), replicates
-        self._left = {
+        self.left = {
             (index, number): dict.fromkeys(guess.parts(number))
             for index, guess in guesses.items()
             for number in range(replicates)
         }
         # What each part took, in seconds: by its name and the replicate's number, then by the variant's index.
-        self._took: dict[tuple[str, int], dict[int, float]] = {}
+        self.took: dict[tuple[str, int], dict[int, float]] = {}
         self._expected: dict[tuple[str, int], dict[int, float]] = {}
         # How long a replicate that is being sampled has been.
         self._sampled: dict[Unit, float] = {}
         for part in {part for guess in guesses.values() for part in guess.seconds}:
             self._expect(part)
 
-    @property
-    def has_measured(self) -> bool:
-        """Whether anything is known but guesses."""
-        return bool(self._took)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to do."""
-        return not self._left
-
-    def has(self, unit: Unit) -> bool:
-        """Whether something of this replicate is left to do."""
-        return unit in self._left
-
     def add(self, unit: Unit) -> None:
         """One more replicate of a variant, as long as its last one."""
         index, number = unit
-        if unit not in self._left and index in self._guesses:
-            self._left[unit] = dict.fromkeys(self._guesses[index].parts(number))
+        if unit not in self.left and index in self._guesses:
+            self.left[unit] = dict.fromkeys(self._guesses[index].parts(number))
             self._replicates = max(self._replicates, number + 1)
-            for part in self._left[unit]:
+            for part in self.left[unit]:
                 self._expect(part)
 
-    def drop(self, units: Iterable[Unit]) -> None:
-        """These replicates are over, whatever of them was left."""
-        for unit in units:
-            self._left.pop(unit, None)
-
-    def skip(self, unit: Unit, parts: Iterable[str]) -> None:
-        """The replicate does not need these parts, whatever they take elsewhere."""
-        for part in parts:
-            self._left.get(unit, {}).pop(part, None)
-
-    def units_of(self, index: int) -> list[Unit]:
-        """What is left of a variant."""
-        return [unit for unit in self._left if unit[0] == index]
-
     def take(self, unit: Unit, part: str, seconds: float) -> None:
-        """The part is done and took so long."""
-        self._left.get(unit, {}).pop(part, None)
+        self.left.get(unit, {}).pop(part, None)
         self._learn(unit, part, seconds)
 
     def compiled(self, unit: Unit, seconds: float) -> None:
         """Of the replicate's start so much was compiling, which its later ones are not expected to repeat."""
-        if COMPILE in self._left.get(unit, {}):
+        if COMPILE in self.left.get(unit, {}):
             self._learn(unit, START, max(0.0, self.expected_s(unit, START) - seconds))
             self.take(unit, COMPILE, seconds)
 
     def sample(self, unit: Unit, seconds: float) -> None:
-        """A round of the replicate is done."""
         self._sampled[unit] = self._sampled.get(unit, 0.0) + seconds
 
     def sample_on(self, unit: Unit, seconds: float) -> None:
@@ -98,18 +68,16 @@ class Pace:
             self._learn(unit, SAMPLE, least_s)
 
     def end_sampling(self, unit: Unit) -> None:
-        """No round follows."""
-        if SAMPLE in self._left.get(unit, {}):
+        if SAMPLE in self.left.get(unit, {}):
             self.take(unit, SAMPLE, self._sampled.get(unit, 0.0))
 
     def expected_s(self, unit: Unit, part: str) -> float:
-        """How long the part takes in all."""
         index, number = unit
         return self._expected.get((part, number), {}).get(index, 0.0)
 
     def part_left_s(self, unit: Unit, part: str, most_sample_s: float) -> float:
         """How long the part still takes, if it is not done. A replicate is sampled for `most_sample_s` at most."""
-        if part not in self._left.get(unit, {}):
+        if part not in self.left.get(unit, {}):
             return 0.0
         expected_s = self.expected_s(unit, part)
         if part != SAMPLE:
@@ -118,25 +86,19 @@ class Pace:
 
     def left_s(self, most_sample_s: float, units: Iterable[Unit] | None = None) -> float:
         """How long these replicates, or all, still take."""
-        chosen = self._left if units is None else [unit for unit in units if unit in self._left]
-        return sum(
-            self.part_left_s(unit, part, most_sample_s) for unit in chosen for part in self._left[unit]
-        )
-
-    def to_sample(self) -> int:
-        """How many replicates are not sampled yet, or not to their end."""
-        return sum(SAMPLE in parts for parts in self._left.values())
+        chosen = self.left if units is None else [unit for unit in units if unit in self.left]
+        return sum(self.part_left_s(unit, part, most_sample_s) for unit in chosen for part in self.left[unit])
 
     def _learn(self, unit: Unit, part: str, seconds: float) -> None:
         index, number = unit
-        self._took.setdefault((part, number), {})[index] = seconds
+        self.took.setdefault((part, number), {})[index] = seconds
         self._expect(part)
 
     def _expect(self, part: str) -> None:
         """Works out again what is expected of a part, replicate by replicate."""
         expected = {index: guess.seconds.get(part, 0.0) for index, guess in self._guesses.items()}
         for number in range(self._replicates):
-            took = self._took.get((part, number), {})
+            took = self.took.get((part, number), {})
             known = {index for index in took if index in expected} if number == 0 else set(expected)
             foreseen_s = sum(expected[index] for index in known)
             factor = (
@@ -151,11 +113,9 @@ NO_GUESSES: Mapping[int, Guess] = MappingProxyType({})
 
 
 class JobProgress:
-    """Follows a job's replicates part by part, predicts how long they still take, and checks the job's limits.
-
-    For each replicate: `begin`, `advance` around each of its parts, `end`. Replicates of several variants may be begun
-    again and again, in turns.
-    """
+    """Follows a job's replicates part by part, predicts how long they still take, and checks the job's limits. For
+    each replicate: `begin`, `advance` around each of its parts, `end`. Replicates of several variants may be begun
+    again and again, in turns."""
 
     def __init__(
         self,
@@ -186,20 +146,18 @@ class JobProgress:
         self._fraction = 0.0
 
     def limit(self, timeout_s: float) -> None:
-        """From now on the job has `timeout_s` seconds."""
         self._started = self._round_began = time.monotonic()
         self._timeout_s, self._deadline = timeout_s, self._started + timeout_s
 
     def begin_round(self, number: int, count: int, plan: Plan, ready: Collection[int]) -> None:
-        """What is measured from now on is round `number` of `count`, and a share of the job's progress.
-
-        The processes of the variants in `ready` need not start.
-        """
+        """What is measured from now on is round `number` of `count`, and a share of the job's progress. The processes
+        of the variants in `ready` need not start."""
         self._measure = plan.spec.measure
         self._most_sample_s = self._measure.max_seconds
         self._pace = Pace(plan.guesses, plan.replicates)
         for index in ready:
-            self._pace.skip((index, 0), (START, COMPILE))
+            for part in (START, COMPILE):
+                self._pace.left.get((index, 0), {}).pop(part, None)
         self._round, self._rounds, self._round_began = number, count, time.monotonic()
         self._between()
 
@@ -220,7 +178,6 @@ class JobProgress:
         self.show(doing)
 
     def turn_to(self, index: int, replicate: int) -> None:
-        """Work on this replicate, which has begun, continues for a moment; reported once a second only."""
         self._unit = (index, replicate)
 
     def show(self, doing: str) -> None:
@@ -267,33 +224,29 @@ class JobProgress:
         self._between()
 
     def end(self) -> None:
-        """The present replicate is measured."""
         self.leave_out([self._unit])
         self.show("done")
 
     def give_up(self, index: int) -> None:
         """The variant has failed: its remaining replicates are not measured."""
-        self.leave_out(self._pace.units_of(index))
+        self.leave_out([unit for unit in self._pace.left if unit[0] == index])
         self.show("given up")
 
     def leave_out(self, units: Iterable[Unit]) -> None:
-        """These replicates will not be measured any more."""
-        self._pace.drop(units)
+        for unit in units:
+            self._pace.left.pop(unit, None)
         self._between()
 
     def expect(self, unit: Unit) -> None:
-        """This replicate will be measured too."""
         self._pace.add(unit)
         self._between()
 
     @property
     def time_left_s(self) -> float:
-        """How much of the job's time is left."""
         return self._deadline - time.monotonic()
 
     @property
     def expected_s(self) -> float:
-        """How long what is left is expected to take."""
         return self._left_s
 
     def has_time_for(self, units: Collection[Unit]) -> bool:
@@ -304,15 +257,13 @@ class JobProgress:
         """How long a replicate that starts now may be sampled so that all that are left fit into the job's time."""
         least, most = self._measure.min_seconds, self._measure.max_seconds
         left_s = self.time_left_s - self._pace.left_s(0.0)
-        self._most_sample_s = max(least, min(most, left_s / max(self._pace.to_sample(), 1)))
+        to_sample = sum(SAMPLE in parts for parts in self._pace.left.values())
+        self._most_sample_s = max(least, min(most, left_s / max(to_sample, 1)))
         return self._most_sample_s
 
     def check(self) -> None:
-        """Reports the progress once a second; must be called more often.
-
-        Raises CancelledError when the job was cancelled, DeadlineError when its time is up, and OverdueError when that
-        of the present part is.
-        """
+        """Reports the progress once a second; must be called more often. Raises CancelledError when the job was
+        cancelled, DeadlineError when its time is up, and OverdueError when that of the present part is."""
         reason = self._cancelled()
         if reason is not None:
             raise CancelledError(reason)
@@ -339,26 +290,22 @@ class JobProgress:
             elapsed_s = self._told - self._round_began
             done = elapsed_s / (elapsed_s + remaining_s) if elapsed_s + remaining_s > 0 else 0.0
             # A longer expectation must not move the progress bar back, and it is full when nothing is left.
-            share = (self._round + (1.0 if self._pace.is_over else min(done, 0.99))) / self._rounds
+            share = (self._round + (1.0 if not self._pace.left else min(done, 0.99))) / self._rounds
             self._fraction = max(self._fraction, share)
-        in_rounds = self._rounds > 1
+        (index, replicate), doing, fraction = self._unit, self._doing, self._fraction
+        if self._rounds > 1:
+            doing, remaining_s = f"round {self._round + 1} of {self._rounds}: {doing}", None
         self._on_event(
             Progressed(
-                index=self._unit[0],
-                replicate=self._unit[1],
-                doing=f"round {self._round + 1} of {self._rounds}: {self._doing}"
-                if in_rounds
-                else self._doing,
-                fraction=self._fraction,
-                remaining_s=None if in_rounds else remaining_s,
+                index=index, replicate=replicate, doing=doing, fraction=fraction, remaining_s=remaining_s
             )
         )
 
     def _remaining_s(self) -> float | None:
         """What is left by the pace so far, counted down within a part; None until a first process is ready."""
-        if self._pace.is_over:
+        if not self._pace.left:
             return 0.0
-        if not self._pace.has_measured:
+        if not self._pace.took:
             return None
         left_s = self._left_s - min(self._told - self._began, self._part_s)
         return max(0.0, min(left_s, self._deadline - self._told))

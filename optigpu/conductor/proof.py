@@ -3,20 +3,17 @@
 A worker without this proof would take jobs and fail one after the other.
 """
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 
-from optigpu.child.messages import Answer, Broken, Proven, RunProof
-from optigpu.conductor.processes.child import Child, readable
+from optigpu.child.messages import Proven, RunProof
+from optigpu.conductor.processes.asking import TimedWatch, ask
+from optigpu.conductor.processes.child import TASKS, Child, readable
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS
-from optigpu.vocabulary import CancelledError, DeviceKind, OutOfMemoryError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, OutOfMemoryError, ReplicateError, UnsupportedError
 
-PROOF = (sys.executable, "-P", "-m", "optigpu.child.proof")
-"""The program that computes. -P keeps files of the working directory from being taken for modules."""
 PROOF_S = 180.0
 """How long it may take: torch and the driver's libraries may have to be read from a slow disk."""
 
@@ -73,69 +70,32 @@ def prove(
     device: DeviceKind,
     *,
     cancelled: Callable[[], str | None],
-    program: Sequence[str] = PROOF,
+    program: Sequence[str] = TASKS,
     within_s: float = PROOF_S,
 ) -> None:
-    """Returns once the device has computed what it was asked to. `cancelled` is asked four times a second.
-
-    Raises UnsupportedError with the reason and what helps if it does not within `within_s`, CancelledError when asked
-    to stop.
-    """
-    answer = _answer(device, cancelled, program, within_s)
-    if not isinstance(answer, Proven):
-        raise UnsupportedError(sentence(answer, device, probe()))
-
-
-def sentence(broken: Broken, device: DeviceKind, environment: Environment) -> str:
-    """Why the device does not work, and what to do."""
-    on_cpu = device is DeviceKind.CPU
-    if broken.fault == "out_of_memory":
-        text = NO_HOST_MEMORY if on_cpu else NO_GPU_MEMORY
-    else:
-        known = (text for part, text in SENTENCES.items() if part.lower() in broken.reason.lower())
-        text = next(known, OTHERWISE_CPU if on_cpu else OTHERWISE_GPU)
-    return text.format(**_facts(device, environment), reason=_short(broken.reason))
-
-
-def _answer(
-    device: DeviceKind, cancelled: Callable[[], str | None], program: Sequence[str], within_s: float
-) -> Proven | Broken:
-    """A process that dies or is silent counts as broken."""
+    """Returns once the device has computed what it was asked to. `cancelled` is asked four times a second. Raises
+    UnsupportedError with the reason and what helps if it does not within `within_s`, CancelledError when asked to
+    stop."""
+    watch = TimedWatch(within_s, cancelled, f"there was no answer within {within_s:g} s")
     try:
         with Child(program, child_variables(1)) as child:
-            child.tell(RunProof(device=device))
-            answer = _listen(child, cancelled, within_s)
-    except OutOfMemoryError as error:
-        return Broken(fault="out_of_memory", reason=str(error))
-    except ReplicateError as error:
-        return Broken(fault="error", reason=str(error))
-    if isinstance(answer, Proven | Broken):
-        return answer
-    return Broken(fault="error", reason=f"the process answered {answer.kind!r}, which was not asked for")
+            ask(child, RunProof(device=device), Proven, watch)
+    except (ReplicateError, UnsupportedError) as error:
+        raise UnsupportedError(sentence(error, device, probe())) from error
 
 
-def _listen(child: Child, cancelled: Callable[[], str | None], within_s: float) -> Answer:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        reason = cancelled()
-        if reason is not None:
-            raise CancelledError(reason)
-        answer = child.listen()
-        if answer is not None:
-            return answer
-    raise ReplicateError(f"there was no answer within {within_s:g} s")
-
-
-def _short(reason: str) -> str:
-    """The first line, and the last one, where the output of a process follows."""
-    lines = readable(reason).splitlines()
-    return " ... ".join(dict.fromkeys((lines[0], lines[-1]))).rstrip(".") if lines else "it said nothing"
-
-
-def _facts(device: DeviceKind, environment: Environment) -> dict[str, str]:
-    """What the sentences name, as far as it is known."""
+def sentence(error: Exception, device: DeviceKind, environment: Environment) -> str:
+    on_cpu = device is DeviceKind.CPU
+    if isinstance(error, OutOfMemoryError):
+        text = NO_HOST_MEMORY if on_cpu else NO_GPU_MEMORY
+    else:
+        known = (text for part, text in SENTENCES.items() if part.lower() in str(error).lower())
+        text = next(known, OTHERWISE_CPU if on_cpu else OTHERWISE_GPU)
+    # The first line, and the last one, where the output of a process follows.
+    lines = readable(str(error)).splitlines() or ["it said nothing"]
     gpu = next(iter(environment.gpus(device)), None)
-    known = {
+    facts = {
+        "reason": " ... ".join(dict.fromkeys((lines[0], lines[-1]))).rstrip("."),
         "tool": KINDS[device].tool,
         "gpu": gpu.name if gpu else "the GPU",
         "capability": gpu.compute_capability if gpu else None,
@@ -144,4 +104,4 @@ def _facts(device: DeviceKind, environment: Environment) -> dict[str, str]:
         "torch": environment.software.get("torch"),
         "torch_cuda": environment.software.get("torch_cuda"),
     }
-    return {name: value or "unknown" for name, value in known.items()}
+    return text.format(**{name: value or "unknown" for name, value in facts.items()})

@@ -7,12 +7,8 @@ is measured beside the counters, and again while rounds are disturbed. Only one 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from optigpu.child.messages import Ready, Round, RunRound
-from optigpu.conductor.processes.asking import Watch, ask
-from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.rounds import PATIENCE, ROUND_S
-from optigpu.conductor.verdicts.host_monitor import HostMonitor
-from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.child.messages import Ready
+from optigpu.conductor.processes.rounds import PATIENCE
 from optigpu.documents.load import LoadRun, grew_in_most
 from optigpu.documents.rounds import RoundMark
 from optigpu.job.spec import Measure, Variant
@@ -36,7 +32,6 @@ class Saturation:
         self._lowest: dict[str, float] = {}
 
     def require_below(self, variant: Variant) -> None:
-        """Raises UnsupportedError for a rate above one that the same server could not keep up with."""
         rate = _rate_of(variant)
         lowest = self._lowest.get(_server_of(variant)) if rate else None
         if rate is not None and lowest is not None and rate > lowest:
@@ -46,36 +41,19 @@ class Saturation:
 
     def judge(self, variant: Variant, ready: Ready, measure: Measure, watch: Callable[[], Watched]) -> None:
         """Remembers the rate if the queue grew while the process warmed up, and in a round that nothing disturbed.
-
         `watch` measures a round. Where PATIENCE times the least time of `measure` brings no undisturbed one, it stays
-        undecided, and the sweep goes on.
-        """
+        undecided, and the sweep goes on."""
         rate, load = _rate_of(variant), ready.facts.load
         if rate is None or load is None or not load.is_saturated:
             return
-        if _grows_undisturbed(watch, PATIENCE * measure.min_seconds):
+        found = watch()
+        spent_s = found.seconds
+        while found.marks and spent_s < PATIENCE * measure.min_seconds:
+            found = watch()
+            spent_s += found.seconds
+        if not found.marks and grew_in_most(found.loads):
             server = _server_of(variant)
             self._lowest[server] = min(rate, self._lowest.get(server, rate))
-
-
-def watched_round(child: Child, variant: Variant, monitor: HostMonitor, progress: Watch) -> Watched:
-    """One round of a ready process beside the counters."""
-    before = monitor.read()
-    found = ask(child, RunRound(seconds=ROUND_S), Round, progress)
-    sample = monitor.between(before, monitor.read())
-    yardstick = Yardstick(variant.device, monitor.fastest_probe_s)
-    return Watched(found.loads, yardstick.marks(sample), sample.wall_s)
-
-
-def _grows_undisturbed(watch: Callable[[], Watched], patience_s: float) -> bool:
-    spent_s = 0.0
-    while True:
-        found = watch()
-        if not found.marks:
-            return grew_in_most(found.loads)
-        spent_s += found.seconds
-        if spent_s >= patience_s:
-            return False
 
 
 def _rate_of(variant: Variant) -> float | None:

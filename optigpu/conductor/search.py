@@ -4,7 +4,7 @@ Starting a process takes seconds, however briefly it measures. So a stack has on
 those that are missing start. A process that had to make room for others is started again if its stack goes on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from optigpu.conductor.preparation import Preparation, prepare
 from optigpu.conductor.processes.groups import Group
@@ -20,11 +20,9 @@ from optigpu.vocabulary import DeadlineError, SpecError, StoppedError, VariantSt
 
 
 def search(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
-    """Adds the outcome of the last round that each variant took part in, and measures no baseline again.
-
-    That outcome alone is an event: a variant whose search goes on has not ended. Raises StoppedError when the job must
-    stop; what a stopped round did not measure has the outcome of the round before.
-    """
+    """Adds the outcome of the last round that each variant took part in, and measures no baseline again. That outcome
+    alone is an event: a variant whose search goes on has not ended. Raises StoppedError when the job must stop; what a
+    stopped round did not measure has the outcome of the round before."""
     left = _within_bytes(session, todo, outcomes)
     found = _Search(session, len(left))
     try:
@@ -55,7 +53,6 @@ class _Search:
                     break
 
     def end(self, outcomes: dict[int, Outcome]) -> None:
-        """The search has ended for all of them."""
         for outcome in self._held.values():
             outcomes[outcome.index] = outcome
             self._session.on_event(VariantFinished(outcome=outcome))
@@ -75,7 +72,9 @@ class _Search:
                 group.measure(preparation)
             finally:
                 found |= group.outcomes
-                self._hold(group.outcomes.values(), number)
+                for index, outcome in group.outcomes.items():
+                    if index not in self._held or outcome.result is not None:
+                        self._held[index] = with_round(outcome, self._session.spec, number, self._count)
             waiting = group.waiting
             chosen = survivors(session.spec, list(found.values()))
             best = [index for index in chosen if index in residents.indexes]
@@ -98,11 +97,6 @@ class _Search:
                 session.on_event(event)
 
         return session.in_round(plan, tell)
-
-    def _hold(self, outcomes: Iterable[Outcome], number: int) -> None:
-        for outcome in outcomes:
-            if outcome.index not in self._held or outcome.result is not None:
-                self._held[outcome.index] = with_round(outcome, self._session.spec, number, self._count)
 
 
 def _within_bytes(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> list[Variant]:

@@ -21,7 +21,7 @@ from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudg
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
-from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.documents.endpoints import parse_endpoint
 from optigpu.documents.events import Event, Printed
 from optigpu.documents.result import Environment
@@ -43,11 +43,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """One job on its device.
-
-    To be made before the job's first measuring process starts, so that the monitor counts every process on the GPU at
-    that time as foreign.
-    """
+    """One job on its device. To be made before its first measuring process starts, so that the monitor counts every
+    process on the GPU at that time as foreign."""
 
     spec: JobSpec
     environment: Environment
@@ -62,7 +59,7 @@ class Session:
     progress: JobProgress
     on_event: Callable[[Event], None]
     # Whether another job is measured on this host.
-    others: Callable[[], bool] = no_other_job
+    others: Callable[[], bool] = lambda: False
     # Makes what decides how many processes fit into memory.
     memory_rule: MakeMemoryRule = MemoryBudget
     # How many processes measure each variant, where the job's time is known not to suffice for all that it asks for.
@@ -88,19 +85,22 @@ class Session:
 
     @property
     def replicates(self) -> int:
-        """How many processes measure each variant."""
         return self.fitting or self.spec.measure.replicates
 
     def assignment(self, variant: Variant, replicate: int) -> Assignment:
         """The first message to a process that measures this variant, for no longer than its share of the job's time."""
         most = {"max_seconds": self.progress.most_sample_s()}
+        folder = Path(self.folder)
+        if len(self.spec.models) > 1:  # each of several models has a folder and a reference of its own
+            folder /= f"model-{self.spec.models.index(str(variant.model))}"
+            folder.mkdir(exist_ok=True)
         return Assignment(
             variant=variant,
             environment=self.environment_of(variant),
             measure=self.spec.measure.model_copy(update=most),
             seed=self.spec.seed,
             replicate=replicate,
-            folder=self._folder_of(variant),
+            folder=str(folder),
             threads=self.threads,
             answer_s=min(MOST_ANSWER_S, self.progress.time_left_s / ANSWERS),
         )
@@ -113,16 +113,7 @@ class Session:
         found = self.environment.model_copy(update={"software": software})
         return found.model_copy(update={"software_fingerprint": software_fingerprint(found)})
 
-    def _folder_of(self, variant: Variant) -> str:
-        """The scratch directory of a variant's model: each of several has one of its own, with its own reference."""
-        if len(self.spec.models) < 2:
-            return self.folder
-        folder = Path(self.folder) / f"model-{self.spec.models.index(str(variant.model))}"
-        folder.mkdir(exist_ok=True)
-        return str(folder)
-
     def require_sound(self, variant: Variant) -> None:
-        """Raises UnsupportedError if a technique of the variant failed its self-test on this machine."""
         for technique in variant.stack:
             if technique.name in self.failed_techniques:
                 raise UnsupportedError(self.failed_techniques[technique.name])
@@ -131,11 +122,9 @@ class Session:
     def child(
         self, variant: Variant, program: Sequence[str] = (), more: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[Child]:
-        """A new process that measures this variant, or does what `program` does with it, with `more` variables.
-
-        While it lives, the monitor counts it as the job's own; at its end the listener is told what it has printed.
-        Raises UnsupportedError for a model of the hub that the settings do not allow.
-        """
+        """A new process that measures this variant, or does what `program` does with it, with `more` variables. While
+        it lives, the monitor counts it as the job's own; at its end the listener is told what it has printed. Raises
+        UnsupportedError for a model of the hub that the settings do not allow."""
         for repository in variant.hub_repositories:
             if refusal := hub_refusal(repository):
                 raise UnsupportedError(refusal)
@@ -169,16 +158,16 @@ def open_session(
     plan: Plan | None = None,
 ) -> Iterator[Session]:
     """A session that measures the variants with these indexes and has its device for itself while the block lasts.
-
     `plan` says how many replicates fit into the job's time, and how long they take; None: all, and it is not known.
-
-    Raises what `hold` and `progress.check` raise while the job waits for the device.
-    """
+    Raises what `hold` and `progress.check` raise while the job waits for the device."""
     environment = environment_for(spec.device)
     replicates = plan.replicates if plan else spec.measure.replicates
     guesses = plan.guesses if plan else NO_GUESSES
     progress = JobProgress(on_event, cancelled, indexes, replicates, guesses=guesses, measure=spec.measure)
     locks = lock_dir or paths.lock_dir()
+    tested = kept.read(environment, spec.device)
+    if tested.ignored:
+        _log.warning("%s", tested.ignored)
     with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
         yield Session(
             spec=spec,
@@ -192,33 +181,21 @@ def open_session(
             others=partial(others_measure, locks, spec.device, environment),
             memory_rule=memory_rule,
             fitting=plan.replicates if plan else None,
-            failed_techniques=_failed_techniques(environment, spec.device),
+            failed_techniques=tested.failed_techniques,
         )
-
-
-def _failed_techniques(environment: Environment, device: DeviceKind) -> Mapping[str, str]:
-    found = kept.read(environment, device)
-    if found.ignored:
-        _log.warning("%s", found.ignored)
-    return found.failed_techniques
 
 
 def environment_for(device: DeviceKind) -> Environment:
     """This machine as a job on `device` uses it: the class of its one device, the variables of its processes."""
     environment = probe()
     return environment.model_copy(
-        update={
-            "hardware_class": hardware_class(environment, device),
-            "variables": recorded_variables(),
-        }
+        update={"hardware_class": hardware_class(environment, device), "variables": recorded_variables()}
     )
 
 
 def serving_sessions(endpoints: Iterable[str]) -> frozenset[int]:
-    """The sessions of the processes that listen where these endpoints are.
-
-    Of a server elsewhere, and of one whose process another user started and hides, there is none.
-    """
+    """The sessions of the processes that listen where these endpoints are; not of a server elsewhere, nor of another
+    user's whose process is hidden."""
     parsed = map(parse_endpoint, endpoints)
     ports = {endpoint.port for endpoint in parsed if endpoint.is_loopback}
     if not ports:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
-from optigpu.conductor.peak_cache import MachinePeaks
+from optigpu.conductor.preparation import MachinePeaks
 from optigpu.conductor.progress import JobProgress
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.peaks import Bound, Peaks

@@ -6,7 +6,7 @@ from math import isfinite
 
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.runs import KeptRun, kept_runs
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError, Task
 from optigpu.workloads import WORKLOADS

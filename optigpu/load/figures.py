@@ -34,7 +34,6 @@ class Limits:
     tpot_s: float | None = None
 
     def are_met_by(self, served: Served) -> bool:
-        """Whether a query was answered, and in time."""
         return (
             served.error is None
             and (self.ttft_s is None or served.ttft_s <= self.ttft_s)
@@ -48,7 +47,7 @@ def figures_of(run: Run, limits: Limits, *, is_open: bool) -> LoadRun:
     failures = [each for each in served if each.error is not None]
     met = sum(map(limits.are_met_by, served))
     queue = Queue(served, run.seconds)
-    growth = queue.growth() if is_open else None
+    per_s, is_without_end = queue.growth() if is_open else (None, None)
     return LoadRun(
         seconds=run.seconds,
         sent_s=tuple(each.intended_s for each in served),
@@ -61,8 +60,8 @@ def figures_of(run: Run, limits: Limits, *, is_open: bool) -> LoadRun:
         met=met,
         waiting=queue.mean(0.0, run.seconds),
         queue=queue.points(),
-        growth=growth.per_s if growth else None,
-        saturated=growth.is_without_end if growth else None,
+        growth=per_s,
+        saturated=is_without_end,
         law=littles_law(served, run.seen, run.seconds),
         failed=len(failures),
         error=failures[0].error if failures else None,
@@ -82,14 +81,6 @@ def littles_law(served: Sequence[Served], seen: Sequence[Seen], seconds: float) 
     )
 
 
-@dataclass(frozen=True)
-class Growth:
-    """By how many queries a queue grows in a second of the arrivals."""
-
-    per_s: float
-    is_without_end: bool
-
-
 class Queue:
     """The queries that have arrived and have no token yet, over the time of a run."""
 
@@ -99,37 +90,33 @@ class Queue:
         self._joined = np.sort(np.array([each.first_s for each in served]))
 
     def mean(self, begin_s: float, end_s: float) -> float:
-        """The mean number between two moments."""
         if end_s <= begin_s:
             return 0.0
-        return (_time_before(self._arrived, begin_s, end_s) - _time_before(self._joined, begin_s, end_s)) / (
-            end_s - begin_s
+        # For each moment, how much of the interval lies after it.
+        arrived, joined = (
+            float((end_s - np.clip(moments, begin_s, end_s)).sum())
+            for moments in (self._arrived, self._joined)
         )
+        return (arrived - joined) / (end_s - begin_s)
 
     def points(self) -> tuple[tuple[float, float], ...]:
         """The mean of each of POINTS parts of the run, at the part's end."""
         ends = np.linspace(0.0, self._seconds, POINTS + 1).tolist()
         return tuple((end, self.mean(begin, end)) for begin, end in pairwise(ends))
 
-    def growth(self) -> Growth | None:
-        """How the queue grew while queries arrived; None where they all came at once.
-
-        It has no end where the parts of that time show a trend that is no chance, and where more than a few of the
-        arrivals stay: neighbouring parts resemble each other, so that the test alone would often be wrong.
-        """
+    def growth(self) -> tuple[float, bool] | tuple[None, None]:
+        """By how many queries a second the queue grew while they arrived, and whether without an end; None for both
+        where they all came at once. It has no end where the parts of that time show a trend that is no chance, and
+        where more than a few of the arrivals stay: neighbouring parts resemble each other, so that the test alone
+        would often be wrong."""
         begin_s, end_s = float(self._arrived[0]), float(self._arrived[-1])
         if end_s <= begin_s:
-            return None
+            return None, None
         ends = np.linspace(begin_s, end_s, WINDOWS + 1)
         means = np.array([self.mean(a, b) for a, b in pairwise(ends.tolist())])
         per_s = slope((ends[:-1] + ends[1:]) / 2, means)
         rate = len(self._arrived) / (end_s - begin_s)
-        return Growth(per_s, per_s > LEAST_GROWTH * rate and growth_risk(means) < RISK)
-
-
-def _time_before(moments: Array, begin_s: float, end_s: float) -> float:
-    """The integral over an interval of how many of the moments are over."""
-    return float((end_s - np.clip(moments, begin_s, end_s)).sum())
+        return per_s, per_s > LEAST_GROWTH * rate and growth_risk(means) < RISK
 
 
 def growth_risk(values: Array) -> float:

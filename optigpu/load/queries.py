@@ -23,10 +23,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Query:
-    """One request: its number from 0, when it is to be sent, in seconds from the begin, and its lengths in tokens.
-
-    A client that waits for the query before sends it then instead.
-    """
+    """One request: its number from 0, when it is to be sent (or, later, its client is free), in seconds from the
+    begin, and its lengths in tokens."""
 
     number: int
     arrival_s: float
@@ -36,11 +34,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Load:
-    """The queries of one run, in the order of their arrival.
-
-    `clients` None: each is sent at its moment, however many are under way. Otherwise so many clients send one after
-    the other, each as soon as its last one has ended.
-    """
+    """The queries of one run, in the order of their arrival. `clients` None: each is sent at its moment, however many
+    are under way. Otherwise so many clients send one after the other, each as soon as its last one has ended."""
 
     queries: tuple[Query, ...]
     clients: int | None = None
@@ -55,15 +50,18 @@ class TraceLine(Frozen):
 
 
 def read_trace(text: str) -> tuple[Query, ...]:
-    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival.
-
-    Empty lines are passed over. Raises SpecError that names the first line that is not one.
-    """
+    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival, or
+    empty. Raises SpecError that names the first line that is not one."""
     queries: list[Query] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        found = _read_line(number, line)
+        try:
+            with refusing(TraceLine):
+                found = TraceLine.model_validate(parse_json(line.encode(errors="surrogatepass"), "it"))
+        except SpecError as error:
+            why = "; ".join(str(error).splitlines())
+            raise SpecError(f"line {number} of the trace is wrong: {why}") from None
         if queries and found.arrival_s < queries[-1].arrival_s:
             raise SpecError(
                 f"line {number} of the trace arrives at {found.arrival_s:g} s, before the line above it at "
@@ -78,24 +76,10 @@ def read_trace(text: str) -> tuple[Query, ...]:
     return tuple(queries)
 
 
-def _read_line(number: int, line: str) -> TraceLine:
-    try:
-        document = parse_json(line.encode(errors="surrogatepass"), "it")
-        with refusing(TraceLine):
-            return TraceLine.model_validate(document)
-    except SpecError as error:
-        raise SpecError(
-            f"line {number} of the trace is wrong: {'; '.join(str(error).splitlines())}"
-        ) from None
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """What a scenario's runs are made of.
-
-    `rate` is of the scenario Server and `clients` of closed. Lengths are drawn evenly between the ends of their spans.
-    A `trace` says all of it.
-    """
+    """What a scenario's runs are made of. `rate` is of the scenario Server and `clients` of closed. Lengths are drawn
+    evenly between the ends of their spans. A `trace` says all of it."""
 
     scenario: ScenarioName
     count: int
@@ -112,10 +96,10 @@ class Schedule:
         arrivals_s = (
             poisson(self.rate, self.count, source) if self.scenario == "Server" else [0.0] * self.count
         )
-        lengths = (
-            _drawn(self.prompt_tokens, self.count, source),
-            _drawn(self.new_tokens, self.count, source),
-        )
+        lengths = [
+            source.integers(*span, size=self.count, endpoint=True).tolist()
+            for span in (self.prompt_tokens, self.new_tokens)
+        ]
         queries = map(Query, range(self.count), arrivals_s, *lengths)
         clients = {"SingleStream": 1, "closed": self.clients}.get(self.scenario)
         return Load(tuple(queries), clients)
@@ -129,16 +113,8 @@ class Schedule:
 
 
 def poisson(rate: float, count: int, source: np.random.Generator) -> list[float]:
-    """When `count` queries of a Poisson process arrive, in seconds, in their order.
-
-    The gaps are exponential, and scaled to fill count / rate seconds exactly: a Poisson process of which it is known
-    how many arrive, so that every run has the rate that it says.
-    """
+    """When `count` queries of a Poisson process arrive, in seconds, in their order. The exponential gaps are scaled to
+    fill count / rate seconds exactly, so that every run has its rate."""
     gaps = source.exponential(size=count + 1)
     moments: list[float] = (np.cumsum(gaps[:-1]) * (count / rate / math.fsum(gaps))).tolist()
     return moments
-
-
-def _drawn(span: Span, count: int, source: np.random.Generator) -> list[int]:
-    drawn: list[int] = source.integers(*span, size=count, endpoint=True).tolist()
-    return drawn

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from optigpu.load.queries import Load, Query
@@ -80,102 +80,71 @@ class Server(Protocol):
         """One run; `prompts` are the token ids of each query's prompt, by its number."""
 
 
-Connect = Callable[[], AbstractAsyncContextManager["Streams"]]
-"""Makes new connections, closed with the context."""
-
-
 class Streaming:
     """A Server behind a network. The queue and the batch are its own affair."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager["Streams"]]) -> None:
+        """`connect` makes new connections, closed with the context."""
         self._connect = connect
 
     def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
-        """Ends when every stream has ended, whole or not.
+        """Ends when every stream has ended, whole or not. Raises OptiGPUError for one that is overdue: a server that
+        hangs would keep each query that follows as long."""
+        self._prompts, self._under_way = prompts, 0
+        self._served: list[Served] = []
+        self._seen: list[Seen] = []
+        seconds = asyncio.run(self._send_all(load))
+        served = sorted(self._served, key=lambda each: (each.intended_s, each.query.number))
+        return Run(tuple(served), tuple(self._seen), seconds)
 
-        Raises OptiGPUError for one that is overdue: a server that hangs would keep each query that follows as long.
-        """
-        return asyncio.run(self._run(load, prompts))
+    async def _send_all(self, load: Load) -> float:
+        ahead = deque(load.queries)
 
-    async def _run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+        async def at_its_moment(query: Query) -> None:
+            await asyncio.sleep(max(0.0, query.arrival_s - self._now_s))
+            await self._send(streams, query, query.arrival_s)
+
+        async def client() -> None:
+            ended_s = 0.0
+            while ahead:
+                ended_s = await self._send(streams, ahead.popleft(), ended_s)
+
         async with self._connect() as streams:
-            return await _OneRun(streams, load, prompts).run()
-
-
-@dataclass
-class _OneRun:
-    streams: "Streams"
-    load: Load
-    prompts: Sequence[Sequence[int]]
-    served: list[Served] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    under_way: int = 0
-
-    async def run(self) -> Run:
-        self.began = time.perf_counter()
-        self.ahead = deque(self.load.queries)
-        try:
-            await self._send_all()
-        except ExceptionGroup as group:  # the first error ended the other tasks
-            raise group.exceptions[0] from group
-        seconds = self._now_s
-        served = sorted(self.served, key=lambda each: (each.intended_s, each.query.number))
-        return Run(tuple(served), tuple(self.seen), seconds)
-
-    async def _send_all(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            if self.load.clients is None:
-                for query in self.load.queries:
-                    tasks.create_task(self._at_its_moment(query))
-            else:
-                for _ in range(min(self.load.clients, len(self.ahead))):
-                    tasks.create_task(self._client())
+            self._began = time.perf_counter()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    if load.clients is None:
+                        for query in load.queries:
+                            tasks.create_task(at_its_moment(query))
+                    for _ in range(min(load.clients or 0, len(ahead))):
+                        tasks.create_task(client())
+            except ExceptionGroup as group:  # the first error ended the other tasks
+                raise group.exceptions[0] from group
+            return self._now_s
 
     @property
     def _now_s(self) -> float:
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self._began
 
-    async def _at_its_moment(self, query: Query) -> None:
-        await asyncio.sleep(max(0.0, query.arrival_s - self._now_s))
-        await self._send(query, query.arrival_s)
-
-    async def _client(self) -> None:
-        ended_s = 0.0
-        while self.ahead:
-            ended_s = await self._send(self.ahead.popleft(), ended_s)
-
-    async def _send(self, query: Query, intended_s: float) -> float:
+    async def _send(self, streams: "Streams", query: Query, intended_s: float) -> float:
         """Returns when the stream has ended."""
         noticed_s = self._now_s
         self._count(+1, noticed_s)
-        streamed = await self.streams.stream(self.prompts[query.number], query.new_tokens)
+        streamed = await streams.stream(self._prompts[query.number], query.new_tokens)
         if streamed.overdue:
             raise OptiGPUError(str(streamed.error))
         ended_s = self._now_s
         self._count(-1, ended_s)
-        self.served.append(_served(query, intended_s, noticed_s, ended_s, streamed, self.began))
+        # A stream without a first token has it at its end.
+        first_s = ended_s if streamed.first_s is None else streamed.first_s - self._began
+        moments = (intended_s, noticed_s, first_s, ended_s)
+        problem = _problem(query, streamed)
+        self._served.append(Served(query, *moments, streamed.tokens, streamed.ids or (), problem))
         return ended_s
 
     def _count(self, change: int, moment_s: float) -> None:
-        self.under_way += change
-        self.seen.append(Seen(moment_s, self.under_way))
-
-
-def _served(
-    query: Query, intended_s: float, noticed_s: float, ended_s: float, streamed: "Streamed", began: float
-) -> Served:
-    """A stream without a first token has it at its end."""
-    first_s = ended_s if streamed.first_s is None else streamed.first_s - began
-    return Served(
-        query,
-        intended_s,
-        noticed_s,
-        first_s,
-        ended_s,
-        streamed.tokens,
-        streamed.ids or (),
-        _problem(query, streamed),
-    )
+        self._under_way += change
+        self._seen.append(Seen(moment_s, self._under_way))
 
 
 def _problem(query: Query, streamed: "Streamed") -> str | None:

@@ -83,10 +83,8 @@ class MeterContext:
 
 @dataclass(frozen=True)
 class Reading:
-    """A number for each metric, or the reason why there is none; `facts` say how it was read.
-
-    `artifacts` are files in the context's folder that are to be kept with the result, by the name they are kept under.
-    """
+    """A number for each metric, or the reason why there is none; `facts` say how it was read. `artifacts` are files in
+    the context's folder to be kept with the result, by their names there."""
 
     values: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -102,19 +100,21 @@ class Meter(Protocol):
     as in the timed rounds. `metrics` are the names that it gives a number or a reason for.
     """
 
-    once: ClassVar[bool]
-    timed: ClassVar[bool]
-    metrics: ClassVar[tuple[str, ...]]
+    once: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def none(self, why: str) -> "Reading":
+        """There is one reason for all metrics."""
+        return Reading(reasons=dict.fromkeys(self.metrics, why))
 
     def read(self, context: MeterContext) -> Reading:
         """One pass; it may run the request. A value that cannot be read becomes a reason; an error does not affect the
         other meters."""
 
     def self_test(self, context: MeterContext) -> Comparison:
-        """A quick reading compared with what it must be; the context is a small trained model's that decodes text.
-
-        Raises UnsupportedError where this machine has nothing to read.
-        """
+        """A quick reading compared with what it must be, with a small trained model that decodes text. Raises
+        UnsupportedError where this machine has nothing to read."""
 
 
 def require_read(reading: Reading, *names: str) -> None:

@@ -23,7 +23,7 @@ from optigpu.hardware.energy import Energy, cpu_energy, gpu_energy, kernel_energ
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import CountingSensor, WallSensor, between_changes, wall_source
-from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
+from optigpu.meters.base import Meter, MeterContext, Reading, keep_running, require_read
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind, Task
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class EnergyMeter:
+class EnergyMeter(Meter):
     """Rests, reads the idle power, then runs requests for `window_s` at least.
 
     A job on a CPU counts the CPU alone and a job on a GPU the GPU alone: each is what the technique runs on, and the
@@ -48,8 +48,6 @@ class EnergyMeter:
     `longest_s` at most for a counter that changes seldom. `root` is the root of the file system.
     """
 
-    once: ClassVar[bool] = False
-    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (
         "energy_j",
         "j_per_token",
@@ -65,22 +63,21 @@ class EnergyMeter:
     root: Path = ROOT
 
     def read(self, context: MeterContext) -> Reading:
-        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts.
-
-        A step of training also gives those of 1,000 tokens that it learned from.
-        """
-        if _is_untrained(context):
-            return self._none(
+        """Joules per request, token, image and 1,000 learned tokens above idle, and mean watts; one reason for all
+        where nothing counts."""
+        model, trains = context.model, context.workload.task is Task.TRAINING
+        if model is not None and not trains and parse_reference(model).kind == "preset":
+            return self.none(
                 f"The weights of {context.model} are random, and what a chip draws depends on the values; measure the "
                 "energy of a trained model."
             )
         if isinstance(context.runtime, RemoteRuntime) and context.runtime.elsewhere:
-            return self._none(context.runtime.elsewhere)
+            return self.none(context.runtime.elsewhere)
         try:
             with _sensor(context.runtime.device, self.root) as sensor:
                 return self._measured(context, sensor)
         except SensorError as error:
-            return self._none(str(error))
+            return self.none(str(error))
 
     def self_test(self, context: MeterContext) -> Comparison:
         """Short windows: the power of requests beside the driver's own gauge on a GPU, and elsewhere idle power."""
@@ -95,13 +92,15 @@ class EnergyMeter:
         idle_w = energy.idle_w if energy else math.nan
         return Comparison(idle_w / power_w, 1.25, "the power while requests run", how)
 
-    def _none(self, why: str) -> Reading:
-        return Reading(reasons=dict.fromkeys(self.metrics, why))
-
     def _measured(self, context: MeterContext, sensor: CountingSensor) -> Reading:
         time.sleep(self.rest_s)
         idle = Window(sensor, self.idle_s, self.longest_s)
-        idle.watch(_rest)
+
+        def rest(over: Callable[[], bool]) -> None:
+            while not over():
+                time.sleep(_REST_S)
+
+        idle.watch(rest)
         context.request.run()  # the clocks rise again
         window = Window(sensor, self.window_s, self.longest_s)
         requests = window.watch(lambda over: keep_running(context.request, math.inf, over))
@@ -122,14 +121,6 @@ class EnergyMeter:
         return Reading(values | {"power_w": window.energy.watts}, reasons, MeterFacts(energy=energy))
 
 
-def _trained(context: MeterContext) -> tuple[float | None, int | None]:
-    """Tokens and images that a request learns from."""
-    if context.workload.task is not Task.TRAINING:
-        return None, None
-    facts = cast(TrainingRuntime, context.runtime).facts
-    return context.workload.trained_tokens(facts), context.workload.trained_images(facts)
-
-
 def _gauge_w(context: MeterContext) -> float | None:
     """Mean power while requests run for GAUGE_S, as the driver reports it; None if it does not."""
     samples: list[float] = []
@@ -141,16 +132,12 @@ def _gauge_w(context: MeterContext) -> float | None:
     return statistics.mean(samples) if samples else None
 
 
-def _is_untrained(context: MeterContext) -> bool:
-    """Whether random weights compute what a trained model would not; those of a workload that trains are meant to."""
-    if context.model is None or context.workload.task is Task.TRAINING:
-        return False
-    return parse_reference(context.model).kind == "preset"
-
-
 def _values(above_j: float, context: MeterContext) -> tuple[dict[str, float], dict[str, str]]:
     workload = context.workload
-    tokens, images = _trained(context)
+    tokens, images = None, None
+    if workload.task is Task.TRAINING:
+        facts = cast(TrainingRuntime, context.runtime).facts
+        tokens, images = workload.trained_tokens(facts), workload.trained_images(facts)
     counts = {
         "j_per_token": (workload.generated_tokens, "generates no tokens"),
         "j_per_image": (workload.classified_images or images, "classifies no images"),
@@ -165,10 +152,8 @@ def _values(above_j: float, context: MeterContext) -> tuple[dict[str, float], di
 
 
 class Window:
-    """A sensor is read while something goes on, for `least_s`, and on until the sensor has changed often enough.
-
-    After `watch`, `energy` is what flowed from the first change to the last, `seconds` how long it all lasted.
-    """
+    """A sensor is read for `least_s`, and on until it has changed often enough. After `watch`, `energy` is what flowed
+    from the first change to the last, `seconds` how long it all lasted."""
 
     energy: Energy
     seconds: float
@@ -185,7 +170,7 @@ class Window:
         looks = self._sensor.looks
         with Ticker(self._sensor.look, self._sensor.period_s) as ticker:
             done = work(lambda: ticker.failed or self._is_over())
-            self.seconds = self._lasted_s()
+            self.seconds = time.perf_counter() - self._began_s
         self.looks = self._sensor.looks - looks
         self.energy = between_changes(self._sensor, self._from_s)
         stopped = self._sensor.stopped()
@@ -202,19 +187,11 @@ class Window:
 
     def _is_over(self) -> bool:
         """A counter that changes so seldom that the longest window would be too short is not waited for."""
-        lasted_s = self._lasted_s()
+        lasted_s = time.perf_counter() - self._began_s
         if lasted_s < self._least_s:
             return False
         changes = between_changes(self._sensor, self._from_s).changes
         return changes >= LEAST_CHANGES or changes < int(LEAST_CHANGES * lasted_s / self._longest_s)
-
-    def _lasted_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
-
-def _rest(over: Callable[[], bool]) -> None:
-    while not over():
-        time.sleep(_REST_S)
 
 
 @contextmanager

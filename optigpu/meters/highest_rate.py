@@ -9,11 +9,10 @@ import numpy as np
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.load import LoadRun
 from optigpu.documents.selftest import Comparison
-from optigpu.load.batching import Batching
-from optigpu.load.clock import VirtualClock
+from optigpu.load.batching import Batching, VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
-from optigpu.meters.base import MeterContext, Reading
+from optigpu.meters.base import Meter, MeterContext, Reading
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import LoadRequest
 
@@ -39,18 +38,14 @@ class Tried:
 
     @property
     def holds(self) -> bool:
-        """Whether most runs kept the limits."""
         return 2 * self.kept > self.runs
 
 
 @dataclass(frozen=True)
 class HighestRate:
-    """What a search found.
-
-    `rate` is the highest at which most runs kept the limits, 0 where none did. The true one lies between `low`, the
-    highest rate up to which every run of every rate kept them, and `high`, the lowest from which on none did; `high` is
-    None where no rate failed.
-    """
+    """What a search found. `rate` is the highest at which most runs kept the limits, 0 where none did. The true one
+    lies between `low`, the highest rate up to which every run of every rate kept them, and `high`, the lowest from
+    which on none did; `high` is None where no rate failed."""
 
     rate: float
     low: float
@@ -59,11 +54,9 @@ class HighestRate:
 
 
 def highest_rate(attempt: Try, first: float, *, share: float, runs: int, most: float) -> HighestRate:
-    """Doubles or halves the rate from `first` until one holds and another does not, then bisects between them.
-
-    A run keeps the limits where at least `share` of its queries met them and its queue did not grow without an end.
-    Each rate has so many `runs`; none is above `most`.
-    """
+    """Doubles or halves the rate from `first` until one holds and another does not, then bisects between them. A run
+    keeps the limits where at least `share` of its queries met them and its queue did not grow without an end. Each
+    rate has so many `runs`; none is above `most`."""
     tried: dict[float, Tried] = {}
 
     def holds(rate: float) -> bool:
@@ -82,7 +75,12 @@ def highest_rate(attempt: Try, first: float, *, share: float, runs: int, most: f
     while good and bad and bad > CLOSE_ENOUGH * good:
         holds((good * bad) ** 0.5)
         good, bad = _between(tried.values())
-    return _found(tried.values())
+    every = sorted(tried.values(), key=lambda each: each.rate)
+    doubtful = [each for each in every if each.kept < each.runs]
+    low = max((each.rate for each in every if not doubtful or each.rate < doubtful[0].rate), default=0.0)
+    with_one = [each.rate for each in every if each.kept]
+    high = min((each.rate for each in every if not with_one or each.rate > with_one[-1]), default=None)
+    return HighestRate(good or 0.0, low, high, tuple(every))
 
 
 def _try(attempt: Try, rate: float, share: float, runs: int) -> Tried:
@@ -103,16 +101,6 @@ def _between(tried: Collection[Tried]) -> tuple[float | None, float | None]:
     return good, bad
 
 
-def _found(tried: Collection[Tried]) -> HighestRate:
-    every = sorted(tried, key=lambda each: each.rate)
-    doubtful = [each for each in every if each.kept < each.runs]
-    low = max((each.rate for each in every if not doubtful or each.rate < doubtful[0].rate), default=0.0)
-    with_one = [each.rate for each in every if each.kept]
-    high = min((each.rate for each in every if not with_one or each.rate > with_one[-1]), default=None)
-    good, _ = _between(every)
-    return HighestRate(good or 0.0, low, high, tuple(every))
-
-
 NAME = "highest_rate_per_s"
 RUNS = 3
 """Of each rate."""
@@ -122,10 +110,9 @@ MOST = 10_000.0
 SIMULATED_RATE = 50.0
 
 
-class HighestRateMeter:
+class HighestRateMeter(Meter):
     """Searches from the workload's own rate."""
 
-    once: ClassVar[bool] = False
     timed: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = (NAME,)
 
@@ -133,13 +120,11 @@ class HighestRateMeter:
         """The rate, and as facts the interval and every rate that was tried."""
         request = context.request
         if not isinstance(request, LoadRequest):
-            return Reading(
-                reasons={NAME: "Requests arrive at a rate only in the workload serve; measure that."}
-            )
+            return self.none("Requests arrive at a rate only in the workload serve; measure that.")
         try:
             first = request.first_rate()
         except UnsupportedError as error:
-            return Reading(reasons={NAME: str(error)})
+            return self.none(str(error))
         found = highest_rate(request.at, first, share=SHARE, runs=RUNS, most=MOST)
         facts = MeterFacts(recorded={NAME: asdict(found)})
         if not found.rate:
@@ -151,33 +136,24 @@ class HighestRateMeter:
 
     def self_test(self, context: MeterContext) -> Comparison:
         """A simulated engine that serves one query at a time, and SIMULATED_RATE of them a second."""
-        found = _of_simulated(SIMULATED_RATE)
+        schedule = Schedule("Server", 2000, (1, 1), (2, 2))
+        source, rate = np.random.default_rng(0), SIMULATED_RATE
+
+        def attempt(asked: float) -> LoadRun:
+            clock = VirtualClock()
+            server = Batching(SimulatedSlots(clock, 1, 0.5 / rate, 0.5 / rate), clock)
+            load = replace(schedule, rate=asked).draw(source)
+            return figures_of(server.run(load, [[0]] * schedule.count), Limits(), is_open=True)
+
+        found = highest_rate(attempt, rate / 4, share=SHARE, runs=RUNS, most=MOST)
         return Comparison(
-            abs(found.rate / SIMULATED_RATE - 1),
-            0.3,
-            "the rate at which a simulated engine's queue begins to grow",
+            abs(found.rate / rate - 1), 0.3, "the rate at which a simulated engine's queue begins to grow"
         )
 
 
-def _of_simulated(rate: float) -> HighestRate:
-    schedule = Schedule("Server", 2000, (1, 1), (2, 2))
-    source = np.random.default_rng(0)
-
-    def attempt(asked: float) -> LoadRun:
-        clock = VirtualClock()
-        server = Batching(SimulatedSlots(clock, 1, 0.5 / rate, 0.5 / rate), clock)
-        load = replace(schedule, rate=asked).draw(source)
-        run = server.run(load, [[0]] * schedule.count)
-        return figures_of(run, Limits(), is_open=True)
-
-    return highest_rate(attempt, rate / 4, share=SHARE, runs=RUNS, most=MOST)
-
-
 class SimulatedSlots:
-    """Slots that decode nothing. A prefill takes `prefill_s`, a step of any number of sequences `step_s`.
-
-    `stalls` are moments at which the server stands still: the first call that begins after one takes that much longer.
-    """
+    """Slots that decode nothing: a prefill takes `prefill_s`, a step of any number of sequences `step_s`. The first
+    call after the moment of a stall takes that much longer."""
 
     block_tokens = 1
 
@@ -194,12 +170,10 @@ class SimulatedSlots:
         self._stalls = sorted(stalls, reverse=True)
 
     def join(self, slot: int, prompt: Sequence[int]) -> int:
-        """Takes its time."""
         self._work(self._prefill_s)
         return 0
 
     def step(self, slots: Sequence[int]) -> Sequence[int]:
-        """Takes its time once for all."""
         self._work(self._step_s)
         return [0] * len(slots)
 

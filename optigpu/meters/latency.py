@@ -47,11 +47,8 @@ class WarmUp:
 
 
 def warm_up(request: Request, first_s: float) -> WarmUp:
-    """Repeats the request until the last ones agree or the cap is reached.
-
-    `first_s` is what the checked request before took; it counts as the first one. At the cap two requests that
-    agree are enough.
-    """
+    """Repeats the request until the last ones agree or the cap is reached, where two that agree are enough. `first_s`
+    is what the checked request before took; it counts as the first one."""
     durations = [first_s]
     started = time.perf_counter()
     while not _agree(durations, WARMUP_WINDOW):
@@ -66,10 +63,8 @@ def warm_up(request: Request, first_s: float) -> WarmUp:
 
 @dataclass(frozen=True)
 class TimedRequests:
-    """The samples of a round, for each metric one number for each request, and the seconds that each request took.
-
-    `loads` are what became of the queries of each request that is a run of a load.
-    """
+    """The samples of a round, one number for each request and metric, and each request's seconds; `loads` are what
+    became of the queries of each that is a run of a load."""
 
     samples: dict[str, tuple[float, ...]]
     request_s: tuple[float, ...]
@@ -79,10 +74,8 @@ class TimedRequests:
 def run_round(
     request: Request, seconds: float, min_requests: int = 1, max_requests: int | None = None
 ) -> TimedRequests:
-    """At least `min_requests`, then until `seconds` are over.
-
-    The garbage collector rests within a round, since its pauses belong to no request.
-    """
+    """At least `min_requests`, then until `seconds` are over. The garbage collector rests within a round, since its
+    pauses belong to no request."""
     requests: list[Mapping[str, float]] = []
     loads: list[LoadRun] = []
     with _no_garbage_collection():
@@ -121,10 +114,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def self_test(context: MeterContext) -> Comparison:
-    """A request's own clock, on CUDA the device's events, beside the host's around the call.
-
-    The closest of several requests counts: what copies inputs and outputs and waits for a core is around each as well.
-    """
+    """A request's own clock, on CUDA the device's events, beside the host's around the call; the closest of several
+    counts, since around each there is more than the request."""
     errors = []
     for _ in range(SELF_TEST_REQUESTS):
         began_s = time.perf_counter()

@@ -11,7 +11,7 @@ from optigpu.backends.runtime import Runtime
 from optigpu.documents.facts import HostPeak, MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.sensors import Ticker
-from optigpu.meters.base import MeterContext, Reading, require_read
+from optigpu.meters.base import Meter, MeterContext, Reading, require_read
 from optigpu.vocabulary import ReplicateError
 from optigpu.workloads.base import Request
 
@@ -23,11 +23,9 @@ _RESET_PEAK = "5"
 """Written to clear_refs, it resets the peak resident set of a process to the present one (man 5 proc)."""
 
 
-class MemoryMeter:
+class MemoryMeter(Meter):
     """Weights and peaks; one request is run for the peaks."""
 
-    once: ClassVar[bool] = False
-    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (
         "weight_bytes",
         "params_total",
@@ -119,7 +117,12 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
     sampled = ResidentPeak()
     with Ticker(sampled.look, _PERIOD_S):
         peaks = runtime.peak_memory(request.run)
-    exact = _host_peak_bytes() if refusal is None else None
+    found = [line for line in (_PROC / "status").read_text().splitlines() if line.startswith("VmHWM:")]
+    exact = int(found[0].split()[1]) * 1024 if found and refusal is None else None
+    source = "VmHWM, the kernel's own high-water mark, reset before the request; it includes every peak"
+    if exact is None:
+        why = refusal or "the kernel shows no VmHWM"
+        source = f"samples at {1 / _PERIOD_S:.0f} Hz, which miss what lasts shorter: {why}"
     values = {
         "host_peak_bytes": max(sampled.peak_bytes, exact or 0),
         "peak_bytes": peaks.allocated_bytes,
@@ -127,7 +130,7 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
     }
     host_peak = HostPeak(
         scope="one request, on top of the interpreter, its libraries and the model",
-        source=_source(refusal, exact),
+        source=source,
         sampled_bytes=sampled.peak_bytes,
         samples=sampled.samples,
     )
@@ -139,25 +142,10 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
     return Reading(known, peaks.reasons, MeterFacts(host_peak=host_peak))
 
 
-def _source(refusal: str | None, exact: int | None) -> str:
-    if refusal is None and exact is not None:
-        return "VmHWM, the kernel's own high-water mark, reset before the request; it includes every peak"
-    why = refusal or "the kernel shows no VmHWM"
-    return f"samples at {1 / _PERIOD_S:.0f} Hz, which miss what lasts shorter: {why}"
-
-
 def _reset_host_peak() -> str | None:
     """Makes the high-water mark start again; why it does not, where the kernel refuses."""
     try:
         (_PROC / "clear_refs").write_text(_RESET_PEAK)
     except OSError as error:
         return f"VmHWM cannot be reset here ({error.strerror}) and so tells of the process's whole life"
-    return None
-
-
-def _host_peak_bytes() -> int | None:
-    """VmHWM, the high-water mark of the resident set, in bytes; None where the kernel does not show it."""
-    for line in (_PROC / "status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
     return None

@@ -8,14 +8,8 @@ from typing import ClassVar
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.peaks import Bound
 from optigpu.documents.selftest import Comparison
-from optigpu.hardware.intensity import (
-    BOUND_RULE,
-    RIDGE_FLOP_PER_BYTE,
-    Kernel,
-    share,
-    table,
-)
-from optigpu.meters.base import MeterContext, Reading, require_read
+from optigpu.hardware.intensity import BOUND_RULE, RIDGE_FLOP_PER_BYTE, Kernel, share, table
+from optigpu.meters.base import Meter, MeterContext, Reading, require_read
 from optigpu.vocabulary import ReplicateError, UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
@@ -24,15 +18,12 @@ KNOWN_FROM = 0.8
 
 
 @dataclass(frozen=True)
-class ProfileMeter:
-    """Records the first token and `steps` decode steps, and counts each of those for all of the request's steps.
-
-    A request without tokens is recorded whole. Times of small operators hold the profiler's own cost. A graph that was
-    compiled for a CPU counts as one kernel, apart from the operators that it calls.
-    """
+class ProfileMeter(Meter):
+    """Records the first token and `steps` decode steps, and counts each of those for all of the request's steps. A
+    request without tokens is recorded whole. Times of small operators hold the profiler's own cost. A graph that was
+    compiled for a CPU counts as one kernel, apart from the operators that it calls."""
 
     once: ClassVar[bool] = True
-    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("memory_bound_share", "compute_bound_share", "launches_per_step")
 
     steps: int = 8
@@ -46,10 +37,10 @@ class ProfileMeter:
         try:
             seen = runtime.profile(context.request.run, self.steps, path)
         except UnsupportedError as error:
-            return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+            return self.none(str(error))
         if not seen.kernels:
             why = f"The profiler saw no kernel on the {runtime.device}; check whether something else profiles it."
-            return Reading(reasons=dict.fromkeys(self.metrics, why))
+            return self.none(why)
         trace, trace_note = self._kept(path)
         values, reasons = _shares(seen.kernels)
         if seen.recorded_steps:

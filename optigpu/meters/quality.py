@@ -17,7 +17,7 @@ from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, Images, Refe
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.documents.selftest import Comparison
-from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_read
+from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.held import GGUF, TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import FLOAT_ERROR
@@ -34,7 +34,6 @@ from optigpu.quality.figures import (
 from optigpu.quality.hellaswag import item_passages, read_items
 from optigpu.quality.images import (
     IMAGES_RECIPE,
-    Classify,
     ImageSetting,
     batches,
     compare_images,
@@ -70,22 +69,24 @@ _PREDICTIONS = _DIVERGENCE + _PERPLEXITY + _ACCURACY
 _ALONE = "alone_agreement"
 
 
-class QualityMeter:
+class QualityMeter(Meter):
     """Divergence from fp32 on any text, perplexity of a text, accuracy of a multiple-choice test."""
 
     once: ClassVar[bool] = True
-    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (*_PREDICTIONS, *_LOSSES, _ALONE)
 
     def read(self, context: MeterContext) -> Reading:
-        """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot.
-
-        Under load tokens are also compared with those of each request alone, which needs no reference.
-        """
+        """Compares with the reference in the context's folder; gives a reason if it cannot. Under load tokens are also
+        compared with those of each request alone, which needs no reference."""
         try:
-            reading = _read(context)
+            if context.workload.task is Task.TRAINING:
+                reading = _compared_losses(context)
+            elif context.workload.classified_images:
+                reading = _compared_images(context)
+            else:
+                reading = _compared(context)
         except OptiGPUError as error:
-            reading = Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+            reading = self.none(str(error))
         else:
             reading = replace(reading, reasons=reading.reasons | _of_another_task(context.workload))
         request = context.request
@@ -100,10 +101,8 @@ class QualityMeter:
 
 
 def make_reference(context: MeterContext) -> Reading:
-    """Leaves the fp32 model's predictions in the context's folder; its stack is empty and its dtype float32.
-
-    Where it cannot, the reason is left instead, and is what every variant's meter then gives.
-    """
+    """Leaves the fp32 model's predictions in the context's folder; its stack is empty. Where it cannot, the reason is
+    left, which every variant's meter then gives."""
     folder = context.folder / QUALITY_FOLDER
     folder.mkdir(exist_ok=True)
     made: Manifest | ImageSetting | LossSetting
@@ -115,7 +114,10 @@ def make_reference(context: MeterContext) -> Reading:
             runtime.compute_exactly()
             setting = _image_setting(context)
             made = write_image_reference(
-                folder, setting, _classifier(runtime), _images(_pictures(context), setting)
+                folder,
+                setting,
+                lambda images: runtime.forward(images).logits,
+                _images(_pictures(context), setting),
             )
         else:
             made = _written(context, folder)
@@ -123,12 +125,6 @@ def make_reference(context: MeterContext) -> Reading:
         refuse_reference(folder, str(error))
         return Reading(reasons=dict.fromkeys(QualityMeter.metrics, str(error)))
     return Reading(facts=MeterFacts(recorded={"quality_reference": made.model_dump(mode="json")}))
-
-
-def _read(context: MeterContext) -> Reading:
-    if context.workload.task is Task.TRAINING:
-        return _compared_losses(context)
-    return _compared_images(context) if context.workload.classified_images else _compared(context)
 
 
 def _of_another_task(workload: Workload) -> dict[str, str]:
@@ -155,10 +151,8 @@ def _compared_losses(context: MeterContext) -> Reading:
     setting, runtime, draws = _training(context)
     quality = compare_losses(context.folder / QUALITY_FOLDER, setting, runtime, draws)
     runtime.restart()
-    values, facts = (
-        {"gradient_norm": runtime.gradient_norm(draws(setting.seed)())},
-        MeterFacts(quality=quality),
-    )
+    values = {"gradient_norm": runtime.gradient_norm(draws(setting.seed)())}
+    facts = MeterFacts(quality=quality)
     if quality.course is None or quality.jitter is None:
         why = f"The loss of step {quality.not_finite_step} is not finite."
         return Reading(values, dict.fromkeys(("loss_final", "loss_deviation"), why), facts)
@@ -170,7 +164,6 @@ def _compared_losses(context: MeterContext) -> Reading:
 
 
 def _training(context: MeterContext) -> tuple[LossSetting, TrainingRuntime, DrawOf]:
-    """What is trained, by what, and on which samples."""
     runtime, workload = cast(TrainingRuntime, context.runtime), context.workload
     setting = LossSetting(
         model=str(context.model),
@@ -183,10 +176,10 @@ def _training(context: MeterContext) -> tuple[LossSetting, TrainingRuntime, Draw
 
 
 def _compared_images(context: MeterContext) -> Reading:
-    setting, classify = _image_setting(context), _classifier(_image_runtime(context))
+    setting, runtime = _image_setting(context), _image_runtime(context)
     pictures = _pictures(context)
     folder, given = context.folder / QUALITY_FOLDER, _images(pictures, setting)
-    compared = compare_images(folder, setting, classify, given)
+    compared = compare_images(folder, setting, lambda images: runtime.forward(images).logits, given)
     found = divergence_figures(compared.agreement, np.arange(setting.images))
     missing = dict.fromkeys(_PERPLEXITY, "Images have no perplexity; compare kld_mean and top1_agreement.")
     if pictures is None:
@@ -215,13 +208,7 @@ def _pictures(context: MeterContext) -> ReadPictures | None:
 
 
 def _images(pictures: ReadPictures | None, setting: ImageSetting) -> Iterator[Images]:
-    """The images to compare, in batches of the timed size."""
     return pictures.batches(setting.batch_size) if pictures else batches(setting)
-
-
-def _classifier(runtime: ImageRuntime) -> Classify:
-    """The pass that was timed."""
-    return lambda images: runtime.forward(images).logits
 
 
 def _image_setting(context: MeterContext) -> ImageSetting:
@@ -242,7 +229,6 @@ def _image_setting(context: MeterContext) -> ImageSetting:
 
 
 def _image_runtime(context: MeterContext) -> ImageRuntime:
-    """The context's runtime, of a workload that classifies images."""
     return cast(ImageRuntime, context.runtime)
 
 
@@ -251,7 +237,7 @@ def _written(context: MeterContext, folder: Path) -> Manifest:
     setting = _setting(context, runtime, source)
     passages, cut = _passages(setting, runtime, source)
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
-    made = predictions(passages, _batch(runtime), runtime.whole)
+    made = predictions(passages, _decoded(runtime)[0], runtime.whole)
     write_reference(folder, manifest, passages, made)
     return manifest
 
@@ -259,30 +245,38 @@ def _written(context: MeterContext, folder: Path) -> Manifest:
 def _compared(context: MeterContext) -> Reading:
     runtime, source = _runtime(context), _source(context)
     reference = open_reference(context.folder / QUALITY_FOLDER, _setting(context, runtime, source))
-    made = predictions(reference.passages, _batch(runtime), runtime.score)
+    made = predictions(reference.passages, _decoded(runtime)[0], runtime.score)
     agreement, likelihoods = reference.judge(made)
-    units = _units(reference)
+    # What each position belongs to: its window, or its item of a multiple-choice test.
+    of_items = reference.manifest.setting.text == HELLASWAG
+    units = (item_windows if of_items else windows_of)(reference.passages)
     found = (
         divergence_figures(agreement, units)
         | _perplexity(reference, likelihoods, units)
         | _accuracy(reference, likelihoods, source)
     )
-    how = _how(reference.manifest, runtime).model_copy(update=_precision(found) | found.about)
+    manifest, setting = reference.manifest, reference.manifest.setting
+    how = TextQuality(
+        text=setting.text,
+        dataset=manifest.origin,
+        dataset_sha256=setting.dataset_sha256,
+        tokens_sha256=manifest.passages_sha256,
+        positions=manifest.positions,
+        kld_positions=manifest.compared,
+        window=setting.window,
+        stride=setting.stride,
+        batch_size=_decoded(runtime)[0],
+        contexts_cut=manifest.cut,
+        **_precision(found),
+        **found.about,
+    )
     return Reading(found.values, found.reasons, MeterFacts(quality=how))
-
-
-def _units(reference: Reference) -> NDArray[np.int64]:
-    """What each position belongs to: its window, or its item of a multiple-choice test."""
-    of_items = reference.manifest.setting.text == HELLASWAG
-    return item_windows(reference.passages) if of_items else windows_of(reference.passages)
 
 
 def _precision(found: Figures) -> dict[str, Any]:
     return {
-        "intervals": found.intervals,
-        "without_part": found.without,
-        "no_interval": found.no_interval,
-    }
+        "intervals": found.intervals, "without_part": found.without, "no_interval": found.no_interval
+    }  # fmt: skip
 
 
 def _runtime(context: MeterContext) -> DecodingRuntime:
@@ -335,15 +329,9 @@ def _decoded(runtime: DecodingRuntime) -> tuple[int, int]:
     return runtime.decoded
 
 
-def _batch(runtime: DecodingRuntime) -> int:
-    return _decoded(runtime)[0]
-
-
 def _window(context: MeterContext, decoded: int) -> int:
-    """The timed step is made for the workload's length: a longer window would run another one.
-
-    The workloads of one job share its reference, and so the window of the first of them.
-    """
+    """The timed step is made for the workload's length: a longer window would run another one. The workloads of one
+    job share its reference, and so the window of the first of them."""
     options = context.quality
     window = options.window or window_of(context.folder / QUALITY_FOLDER) or min(decoded, options.tokens)
     if window > decoded:
@@ -387,7 +375,6 @@ def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:
 
 
 def _encoder(setting: Setting, runtime: ReferenceRuntime) -> Callable[[str], list[int]]:
-    """Text to ids, all of them the model's."""
 
     def encode(text: str) -> list[int]:
         ids = runtime.encode(text)
@@ -421,19 +408,3 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
     starts = np.cumsum([0, *(passage.positions for passage in reference.passages)])[:-1]
     found, expected = (np.add.reduceat(each, starts) for each in (likelihoods, reference.likelihoods))
     return accuracy_figures(items, found, expected)
-
-
-def _how(manifest: Manifest, runtime: DecodingRuntime) -> TextQuality:
-    setting = manifest.setting
-    return TextQuality(
-        text=setting.text,
-        dataset=manifest.origin,
-        dataset_sha256=setting.dataset_sha256,
-        tokens_sha256=manifest.passages_sha256,
-        positions=manifest.positions,
-        kld_positions=manifest.compared,
-        window=setting.window,
-        stride=setting.stride,
-        batch_size=_batch(runtime),
-        contexts_cut=manifest.cut,
-    )

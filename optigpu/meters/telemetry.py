@@ -7,13 +7,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar
+from typing import Any
 
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.selftest import Comparison
@@ -23,7 +23,7 @@ from optigpu.hardware.energy import EnergySensor, cpu_energy
 from optigpu.hardware.gpu import job_gpu, require_sensors
 from optigpu.hardware.nvml import SLOWDOWNS, Gpu
 from optigpu.hardware.sensors import SensorError, Ticker
-from optigpu.meters.base import MeterContext, Reading, keep_running
+from optigpu.meters.base import Meter, MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind, UnsupportedError, new_id
 
 _FIRST_POWER_S = 0.05
@@ -52,7 +52,11 @@ def gpu_probes(gpu: Gpu) -> Probes:
         "gpu_power_w": gpu.power_w,
         "gpu_utilization": gpu.utilization,
     }
-    slowdowns = {f"gpu_slowdown_{name}": partial(_slowdown, gpu, name) for name in SLOWDOWNS.values()}
+
+    def slowed(name: str) -> float:
+        return float(name in gpu.slowdowns())
+
+    slowdowns = {f"gpu_slowdown_{name}": partial(slowed, name) for name in SLOWDOWNS.values()}
     return Probes(probes | slowdowns)
 
 
@@ -60,70 +64,48 @@ def cpu_probes(root: Path = ROOT) -> Probes:
     """The mean clock of the CPUs that this process may use, thermal zones, power, throttling for heat, and load."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     return (
-        _files("cpu_clock_hz", "clocks (cpufreq)", clock_files(cpus, root), _mean_hz)
+        _files("cpu_clock_hz", "clocks (cpufreq)", clock_files(cpus, root), lambda khz: mean(khz) * 1e3)
         | _temperatures(root)
         | _power(root)
-        | _files("cpu_heat_slowdowns", "heat slowdowns (thermal_throttle)", heat_files(cpus, root), _total)
-        | Probes({"load_1min": partial(_load, root)})
+        | _files("cpu_heat_slowdowns", "heat slowdowns (thermal_throttle)", heat_files(cpus, root), sum)
+        | Probes({"load_1min": partial(_first_number, root / "proc/loadavg", "/proc/loadavg")})
     )
 
 
-def _slowdown(gpu: Gpu, name: str) -> float:
-    return float(name in gpu.slowdowns())
-
-
-def _files(
-    name: str, what: str, files: tuple[Path, ...], read: Callable[[tuple[Path, ...]], float]
-) -> Probes:
+def _files(name: str, what: str, files: tuple[Path, ...], of: Callable[[Sequence[int]], float]) -> Probes:
+    """What `of` makes of the numbers in the files."""
     if not files:
         why = f"This machine reports no {what} of its CPUs, like most virtual machines."
         return Probes(reasons={name: why})
-    return Probes({name: partial(read, files)})
 
+    def read() -> float:
+        found = numbers(files)
+        if not found:
+            raise SensorError(f"{files[0]} can no longer be read.")
+        return float(of(found))
 
-def _mean_hz(files: tuple[Path, ...]) -> float:
-    return mean(_numbers(files)) * 1e3  # kHz
-
-
-def _total(files: tuple[Path, ...]) -> float:
-    """The count since boot; only its increase during requests matters."""
-    return float(sum(_numbers(files)))
-
-
-def _numbers(files: tuple[Path, ...]) -> list[int]:
-    found = numbers(files)
-    if not found:
-        raise SensorError(f"{files[0]} can no longer be read.")
-    return found
+    return Probes({name: read})
 
 
 def _temperatures(root: Path) -> Probes:
-    zones = sorted((root / "sys/class/thermal").glob("thermal_zone*"))
-    probes = {
-        f"cpu_temperature_c.{zone.name.removeprefix('thermal_zone')}.{_type(zone)}": partial(_celsius, zone)
-        for zone in zones
-    }
-    if not probes:
-        return Probes(
-            reasons={
-                "cpu_temperature_c": "This machine reports no thermal zones, like most virtual machines."
-            }
-        )
-    return Probes(probes)
+    probes: dict[str, Probe] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        kind = "unknown"
+        with suppress(OSError):
+            kind = (zone / "type").read_text().strip()
+        name = f"cpu_temperature_c.{zone.name.removeprefix('thermal_zone')}.{kind}"
+        probes[name] = partial(_first_number, zone / "temp", str(zone / "temp"), 1e3)
+    if probes:
+        return Probes(probes)
+    why = "This machine reports no thermal zones, like most virtual machines."
+    return Probes(reasons={"cpu_temperature_c": why})
 
 
-def _type(zone: Path) -> str:
+def _first_number(file: Path, name: str, divisor: float = 1.0) -> float:
     try:
-        return (zone / "type").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
-def _celsius(zone: Path) -> float:
-    try:
-        return int((zone / "temp").read_text()) / 1e3
-    except (OSError, ValueError) as error:
-        raise SensorError(f"{zone / 'temp'} cannot be read ({type(error).__name__}).") from error
+        return float(file.read_text().split()[0]) / divisor
+    except (OSError, ValueError, IndexError) as error:
+        raise SensorError(f"{name} cannot be read ({type(error).__name__}).") from error
 
 
 def _power(root: Path) -> Probes:
@@ -143,25 +125,14 @@ def _watts(sensor: EnergySensor) -> float:
     return sensor.since(start).watts
 
 
-def _load(root: Path) -> float:
-    try:
-        return float((root / "proc/loadavg").read_text().split()[0])
-    except (OSError, ValueError, IndexError) as error:
-        raise SensorError(f"/proc/loadavg cannot be read ({type(error).__name__}).") from error
-
-
 RATE_HZ = 10.0
 MOST_SERIES_POINTS = 300
 """A longer series is thinned to at most this many points; least, mean and most are those of all points."""
 
 
 @dataclass(frozen=True)
-class TelemetryMeter:
+class TelemetryMeter(Meter):
     """Looks at every probe while requests run for `window_s`: the CPU's, and the GPU's for a job on one."""
-
-    once: ClassVar[bool] = False
-    timed: ClassVar[bool] = False
-    metrics: ClassVar[tuple[str, ...]] = ()
 
     window_s: float = 5.0
     root: Path = ROOT
@@ -202,13 +173,17 @@ class Series:
         self._values: dict[str, list[float | None]] = {name: [] for name in self._probes}
 
     def look(self) -> None:
-        """Asks each probe once; one that fails is null from then on."""
         self._times_s.append(time.perf_counter() - self._started_s)
         for name, probe in self._probes.items():
-            self._values[name].append(self._asked(name, probe))
+            value = None
+            if name not in self._reasons:
+                try:
+                    value = float(probe())
+                except SensorError as error:
+                    self._reasons[name] = str(error)
+            self._values[name].append(value)
 
     def summary(self) -> dict[str, Any]:
-        """Duration and number of readings, and the least, mean and most of each series."""
         known = {
             name: [value for value in values if value is not None] for name, values in self._values.items()
         }
@@ -233,15 +208,6 @@ class Series:
             "series": {name: values[::every] for name, values in self._values.items()},
             "reasons": self._reasons,
         }
-
-    def _asked(self, name: str, probe: Probe) -> float | None:
-        if name in self._reasons:
-            return None
-        try:
-            return float(probe())
-        except SensorError as error:
-            self._reasons[name] = str(error)
-            return None
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import assert_never
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint, ModelFacts
 from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads import base as shapes
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests import shapes
 from optigpu.workloads.requests.operators import WIDTHS
 
 

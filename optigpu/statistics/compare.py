@@ -2,9 +2,8 @@
 
 Only summaries are read, never samples, so that a service can compare on every request. An interval comes from what both
 sides have, the first of: parts of the same text, processes that were measured side by side (both in pairs), several
-processes, or the two values' own intervals (`optigpu.statistics.evidence`). Where turns say the ratio of each pair of
-processes, the ratio is the mean of these, and not that of the two values. What is counted and not measured
-(COUNTED_METRICS) is compared exactly.
+processes, or the two values' own intervals. Where turns say the ratio of each pair of processes, the ratio is the mean
+of these, and not that of the two values. What is counted and not measured (COUNTED_METRICS) is compared exactly.
 
 Two results are equivalent if two one-sided tests at 5% say that their ratio is within the margin (Schuirmann, A
 Comparison of the Two One-Sided Tests Procedure and the Power Approach, 1987), that is, if the 90% interval is; else
@@ -13,16 +12,25 @@ different if the 95% interval leaves 1 out; else nothing is decided.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import ValidationError
 
 from optigpu.documents.older import current
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
-from optigpu.statistics.estimates import Estimate
-from optigpu.statistics.evidence import evidence_of
-from optigpu.statistics.intervals import factor_bounds
+from optigpu.statistics.estimates import (
+    Array,
+    Bounds,
+    Estimate,
+    difference,
+    difference_of_parts,
+    factor_bounds,
+    mean_of,
+    ratio_of_parts,
+    t_quantile,
+)
+from optigpu.statistics.intervals import comparable
 from optigpu.statistics.stored import StoredResult, StoredSummary
 from optigpu.vocabulary import COUNTED_METRICS, Better, Document, OptiGPUError, canonical_json
 
@@ -49,14 +57,17 @@ class NotComparableError(OptiGPUError):
 
 
 def compare(baseline: Document, candidate: Document, *, anyway: bool = False) -> Comparison:
-    """Compares two results, as they were stored, in the metrics that both have.
-
-    Raises NotComparableError when workload, weights, hardware or source differ; with `anyway` these are notes instead.
-    """
+    """Compares two results, as they were stored, in the metrics that both have. Raises NotComparableError when
+    workload, weights, hardware or source differ; with `anyway` these are notes instead."""
     ours, theirs = _read(baseline, "baseline"), _read(candidate, "candidate")
     obstacles = tuple(_obstacles(ours, theirs))
     if obstacles and not anyway:
         raise NotComparableError(f"{' '.join(obstacles)} Use `anyway` to compare them regardless.")
+    doubts = [
+        f"The {side} is not valid: {', '.join(result.verdict.reasons)}."
+        for side, result in (("baseline", ours), ("candidate", theirs))
+        if not result.verdict.valid
+    ]
     first = ours.variant.primary_metric
     names = sorted((name for name in ours.metrics if name in theirs.metrics), key=lambda name: name != first)
     return Comparison(
@@ -65,7 +76,7 @@ def compare(baseline: Document, candidate: Document, *, anyway: bool = False) ->
         primary_metric=first,
         margin=MARGIN,
         metrics={name: _compared(name, ours, theirs) for name in names},
-        notes=(*obstacles, *_doubts(ours, "baseline"), *_doubts(theirs, "candidate")),
+        notes=(*obstacles, *doubts),
         differences=tuple(_differences(baseline, candidate)),
     )
 
@@ -94,7 +105,6 @@ def _side(result: StoredResult) -> ComparedResult:
 
 
 def _obstacles(baseline: StoredResult, candidate: StoredResult) -> Iterator[str]:
-    """Why the two results are not comparable."""
     ours, theirs = baseline.variant, candidate.variant
     if ours.workload_digest != theirs.workload_digest:
         shapes = [f"{canonical_json(each.workload)} on {each.model}" for each in (ours, theirs)]
@@ -110,11 +120,6 @@ def _obstacles(baseline: StoredResult, candidate: StoredResult) -> Iterator[str]
         yield f"The sources differ: {baseline.source} and {candidate.source}."
 
 
-def _doubts(result: StoredResult, side: str) -> Iterator[str]:
-    if not result.verdict.valid:
-        yield f"The {side} is not valid: {', '.join(result.verdict.reasons)}."
-
-
 def _compared(name: str, baseline: StoredResult, candidate: StoredResult) -> MetricComparison:
     ours, theirs = baseline.metrics[name], candidate.metrics[name]
     both = MetricComparison(unit=ours.unit, better=ours.better, baseline=ours.value, candidate=theirs.value)
@@ -124,7 +129,10 @@ def _compared(name: str, baseline: StoredResult, candidate: StoredResult) -> Met
     if reason is not None or ours.value is None or theirs.value is None:
         return both.model_copy(update={"reason": reason})
     if name in COUNTED_METRICS:
-        return _exactly(both, ours.value, theirs.value)
+        change = theirs.value - ours.value
+        found = {"ratio": theirs.value / ours.value} if ours.value else {"difference": change}
+        decision = direction(change, both.better) if change else Decision.EQUAL
+        return both.model_copy(update=found | {"decision": decision, "exact": True})
     parts = (*baseline.without_part(name), *candidate.without_part(name))
     positive = min((*ours.figures, *theirs.figures, *parts)) > 0
     measured = _as_ratio if positive and name not in DIFFERENCES else _as_difference
@@ -132,7 +140,6 @@ def _compared(name: str, baseline: StoredResult, candidate: StoredResult) -> Met
 
 
 def _hindrance(baseline: StoredSummary, candidate: StoredSummary) -> str | None:
-    """Why two figures are not comparable, if they are not."""
     sides = {"baseline": baseline, "candidate": candidate}
     missing = {
         side: summary.reason or "not measured" for side, summary in sides.items() if summary.value is None
@@ -144,12 +151,6 @@ def _hindrance(baseline: StoredSummary, candidate: StoredSummary) -> str | None:
     if baseline.unit != candidate.unit:
         return f"The units differ: {baseline.unit} and {candidate.unit}."
     return None
-
-
-def _exactly(both: MetricComparison, baseline: float, candidate: float) -> MetricComparison:
-    found = {"ratio": candidate / baseline} if baseline else {"difference": candidate - baseline}
-    decision = decide_exactly(baseline, candidate, both.better)
-    return both.model_copy(update=found | {"decision": decision, "exact": True})
 
 
 def _as_ratio(
@@ -224,9 +225,15 @@ Measured are 2% (docs/results/repeatability.json); what is different with 5% is 
 
 def decide_ratio(logarithm: Estimate, better: Better, *, single_sides: int = 0) -> Decision:
     """The decision from a ratio's logarithm. Single processes can show a difference and no equivalence."""
-    if single_sides == 0 and _within_margin(logarithm):
-        return Decision.EQUIVALENT
-    return decide_difference(_among_others(logarithm, single_sides), better)
+    if single_sides == 0:
+        low, high = map(float, logarithm.bounds(0.90))
+        is_within = low >= -math.log1p(MARGIN) and high <= math.log1p(MARGIN)
+        return Decision.EQUIVALENT if is_within else decide_difference(logarithm, better)
+    # With the variation between processes that a side of one process does not show. It is taken as known: only the
+    # estimate's own part has few degrees of freedom.
+    own, others = logarithm.error**2, single_sides * PROCESSES_DIFFER**2
+    freedom = logarithm.freedom * ((own + others) / np.maximum(own, 1e-12)) ** 2
+    return decide_difference(replace(logarithm, error=np.sqrt(own + others), freedom=freedom), better)
 
 
 def decide_difference(estimate: Estimate, better: Better) -> Decision:
@@ -237,26 +244,97 @@ def decide_difference(estimate: Estimate, better: Better) -> Decision:
     return direction(low, better)
 
 
-def decide_exactly(baseline: float, candidate: float, better: Better) -> Decision:
-    """The decision between two figures that are counted and not measured."""
-    return Decision.EQUAL if baseline == candidate else direction(candidate - baseline, better)
-
-
 def direction(change: float, better: Better) -> Decision:
-    """Whether a rise or a fall is an improvement."""
     return Decision.BETTER if (change > 0) == (better is Better.HIGHER) else Decision.WORSE
 
 
-def _within_margin(logarithm: Estimate) -> bool:
-    low, high = map(float, logarithm.bounds(0.90))
-    return low >= -math.log1p(MARGIN) and high <= math.log1p(MARGIN)
+_KNOWN_WELL = 1000.0
+"""Degrees of freedom of an interval that does not say its own."""
 
 
-def _among_others(logarithm: Estimate, single_sides: int) -> Estimate:
-    """With the variation between processes that a side of one process does not show."""
-    if single_sides == 0:
-        return logarithm
-    own, others = logarithm.error**2, single_sides * PROCESSES_DIFFER**2
-    # The variation between processes is taken as known: only its own part has few degrees of freedom.
-    freedom = logarithm.freedom * ((own + others) / np.maximum(own, 1e-12)) ** 2
-    return replace(logarithm, error=np.sqrt(own + others), freedom=freedom)
+@dataclass(frozen=True)
+class Evidence:
+    """An estimate, whether it is over pairs, and how many sides are single processes, which say nothing of others.
+
+    `ratio` is that of the turns, where the estimate comes from these and not from the two values.
+    """
+
+    estimate: Estimate
+    ratio: float | None = None
+    paired: bool = False
+    single_sides: int = 0
+
+
+def evidence_of(
+    name: str, baseline: StoredResult, candidate: StoredResult, *, as_ratio: bool
+) -> Evidence | None:
+    """Candidate against baseline: the logarithm of their ratio, or their difference; None without an interval."""
+    ours, theirs = baseline.metrics[name], candidate.metrics[name]
+    parts = baseline.without_part(name), candidate.without_part(name)
+    if parts[0] and len(parts[0]) == len(parts[1]):
+        assert ours.value is not None
+        assert theirs.value is not None
+        if as_ratio:
+            estimate = ratio_of_parts(theirs.value / ours.value, parts[1], parts[0])
+        else:
+            estimate = difference_of_parts(theirs.value - ours.value, parts[1], parts[0])
+        return Evidence(estimate, paired=True)
+    factors = candidate.factors_over(name, baseline) if as_ratio else ()
+    if len(factors) > 1:
+        logarithm = mean_of(np.log(factors))
+        return Evidence(logarithm, ratio=float(np.exp(logarithm.centre)), paired=True)
+    sides = [_scaled(summary.per_replicate, as_ratio) for summary in (ours, theirs)]
+    if baseline.was_beside(candidate) and len(sides[0]) == len(sides[1]) > 1:
+        return Evidence(mean_of(sides[1] - sides[0]), paired=True)
+    found = [alone(summary, as_ratio) for summary in (ours, theirs)]
+    if found[0] is None or found[1] is None or not comparable(ours.replicates or 1, theirs.replicates or 1):
+        return None
+    single = 0 if any(parts) else sum(summary.replicates < 2 for summary in (ours, theirs))
+    independent = difference(found[1], found[0])
+    if not factors:
+        return Evidence(independent, single_sides=single)
+    # Turns say what the ratio is, and a single pair of processes not how far it is from that of others.
+    around = replace(independent, centre=np.log(factors[0]))
+    return Evidence(around, ratio=factors[0], single_sides=single)
+
+
+def alone(summary: StoredSummary, as_ratio: bool) -> Estimate | None:
+    """One side by itself: from its processes, or from its interval; it reaches to where it would be undisturbed."""
+    if summary.value is None or summary.cost_bound is None:
+        return None
+    found = _measured(summary, as_ratio)
+    if found is None or summary.cost_bound == 0:
+        return found
+    undisturbed, measured = _scaled((summary.value * summary.disturbance, summary.value), as_ratio)
+    return replace(
+        found, below=float(max(0.0, measured - undisturbed)), above=float(max(0.0, undisturbed - measured))
+    )
+
+
+def _measured(summary: StoredSummary, as_ratio: bool) -> Estimate | None:
+    if len(summary.per_replicate) > 1:
+        return mean_of(_scaled(summary.per_replicate, as_ratio))
+    bounds = summary.measured_ci
+    if bounds is None or summary.value is None or (as_ratio and bounds[0] <= 0):
+        return None
+    low, high = _scaled(bounds, as_ratio)
+    freedom = summary.freedom or _KNOWN_WELL
+    error = (high - low) / 2 / t_quantile(0.975, freedom)
+    centre = _scaled((summary.value,), as_ratio)[0]
+    return Estimate(np.asarray(centre), np.asarray(error), np.asarray(freedom))
+
+
+def _scaled(figures: tuple[float, ...], as_ratio: bool) -> Array:
+    return np.log(figures) if as_ratio else np.asarray(figures, dtype=np.float64)
+
+
+def speedup(baseline: StoredSummary, candidate: StoredSummary) -> tuple[float, Bounds | None] | None:
+    """The ratio, above 1 where the candidate is better, with its 95% interval; None where a figure is not positive."""
+    above, below = (candidate, baseline) if candidate.better is Better.HIGHER else (baseline, candidate)
+    if min((*above.figures, *below.figures), default=0.0) <= 0 or above.value is None or below.value is None:
+        return None
+    ratio = above.value / below.value
+    sides = [alone(each, as_ratio=True) for each in (above, below)]
+    if sides[0] is None or sides[1] is None or not comparable(above.replicates or 1, below.replicates or 1):
+        return ratio, None
+    return ratio, factor_bounds(ratio, difference(sides[0], sides[1]))

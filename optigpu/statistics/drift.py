@@ -2,12 +2,10 @@
 
 The first third of the time is compared with the last: the medians of their requests must differ by more than a quarter,
 a rank-sum test (Wilcoxon, Individual comparisons by ranking methods, 1945) must find it unlikely that they differ by
-chance, and every stretch of the last third must lie beyond every one of the first. A virtual machine's speed varies by
-a tenth to a half for seconds, up and down; only a lasting change is reported. The thirds are of the time, because a
-machine that became ten times slower has few requests. Neighbouring requests resemble each other, which makes plain
-rank-sum tests find drift where there is none: the variance is multiplied by (1 + r) / (1 - r), r being the correlation
-of neighbours within a third (Box, Jenkins and Reinsel, Time Series Analysis, 1994, section 2.1). Assumed: such a third
-is a straight line and noise.
+chance, and every stretch of the last third must lie beyond every one of the first: only a lasting change is reported.
+Neighbouring requests resemble each other, so the test's variance is multiplied by (1 + r) / (1 - r), r being the
+correlation of neighbours within a third (Box, Jenkins and Reinsel, Time Series Analysis, 1994, section 2.1). Assumed:
+such a third is a straight line and noise.
 """
 
 import math
@@ -33,11 +31,8 @@ _STRONGEST = 0.9
 
 
 def drift(durations: Sequence[float] | Array) -> float | None:
-    """The change of the median from the first third to the last of requests that took so long, one after the other.
-
-    `durations` [n] are positive. The change is relative to the first third; None where there is no drift, or too few
-    requests to show one.
-    """
+    """The change of the median from the first third to the last of requests that took `durations` [n] > 0, relative to
+    the first. None where there is no drift, or too few requests to show one."""
     values = np.asarray(durations, dtype=np.float64)
     if len(values) < FEWEST_REQUESTS:
         return None
@@ -50,7 +45,10 @@ def drift(durations: Sequence[float] | Array) -> float | None:
         return None
     ranks = mid_ranks(np.concatenate((first, last)))
     thirds = ranks[: len(first)], ranks[len(first) :]
-    score = _rank_sum_score(*thirds) / math.sqrt(_inflation(*thirds))
+    # How far the last third's ranks are from what chance would give, in standard deviations.
+    m, n = len(first), len(last)
+    expected, variance = n * (m + n + 1) / 2, m * n * (m + n + 1) / 12
+    score = float((thirds[1].sum() - expected) / math.sqrt(variance)) / math.sqrt(_inflation(*thirds))
     return ratio - 1 if math.erfc(abs(score) / math.sqrt(2)) < RISK else None
 
 
@@ -63,20 +61,15 @@ def _apart(values: Array, middle: Array) -> bool:
     return max(early) < min(late) or max(late) < min(early)
 
 
-def _rank_sum_score(first: Array, last: Array) -> float:
-    """How far the last third's ranks are from what chance would give, in standard deviations."""
-    m, n = len(first), len(last)
-    expected, variance = n * (m + n + 1) / 2, m * n * (m + n + 1) / 12
-    return float((last.sum() - expected) / math.sqrt(variance))
-
-
 def _inflation(*thirds: Array) -> float:
-    """By how much correlation of neighbours multiplies the variance of a third's mean.
-
-    The correlation is that of what remains beside a straight line through each third; of n numbers it comes out too low
-    by about (2 + 4 r) / n, which is added.
-    """
-    rests = [_beside_a_line(third) for third in thirds]
+    """By how much correlation of neighbours multiplies the variance of a third's mean. The correlation is that of what
+    remains beside a straight line through each third; of n numbers it comes out too low by about (2 + 4 r) / n, which
+    is added."""
+    rests = []
+    for third in thirds:
+        time = np.arange(len(third)) - (len(third) - 1) / 2
+        centred = third - third.mean()
+        rests.append(centred - (centred @ time) / max(float(time @ time), 1.0) * time)
     spread = sum(float(rest @ rest) for rest in rests)
     if spread == 0:
         return 1.0
@@ -84,10 +77,3 @@ def _inflation(*thirds: Array) -> float:
     n = sum(len(rest) for rest in rests) / len(rests)
     r = min(max(r + (2 + 4 * r) / n, 0.0), _STRONGEST)
     return (1 + r) / (1 - r)
-
-
-def _beside_a_line(values: Array) -> Array:
-    """What remains of `values` [n] beside the straight line of least squares."""
-    time = np.arange(len(values)) - (len(values) - 1) / 2
-    centred = values - values.mean()
-    return np.asarray(centred - (centred @ time) / max(float(time @ time), 1.0) * time)

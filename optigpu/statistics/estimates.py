@@ -1,16 +1,13 @@
 """Means over independent units with Student's t: one sample, pairs, two samples of unequal spread (Welch), and parts of
-one text (the jackknife).
-
-Everything works along the last axis, so that one call serves one sample or thousands.
+one text (the jackknife). Everything works along the last axis.
 
 Student, The Probable Error of a Mean, 1908; Welch, The Generalization of "Student's" Problem when Several Different
 Population Variances are Involved, 1947.
 
 The jackknife computes a figure of the windows of a text (or images, or items of a test) again without one part after
 the other; how far it moves says how far another text would move it (Quenouille, Notes on Bias in Estimation, 1956;
-Tukey, 1958). It serves every figure that is a smooth function of means, differences and ratios of two results on the
-same windows included. Neighbouring windows resemble each other, so that at most 32 parts of consecutive windows are
-made.
+Tukey, 1958). It serves every smooth function of means. Neighbouring windows resemble each other, so that at most 32
+parts of consecutive windows are made.
 """
 
 import math
@@ -77,7 +74,6 @@ class Estimate:
         return self.centre - half - self.below, self.centre + half + self.above
 
     def upper(self, confidence: float = 0.95) -> Array:
-        """The one-sided bound."""
         return np.asarray(self.centre + t_quantiles(confidence, self.freedom) * self.error + self.above)
 
 
@@ -100,11 +96,8 @@ def mean_of(units: Array) -> Estimate:
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """First minus second, of independent samples that may vary differently.
-
-    The degrees of freedom are Welch's own; Satterthwaite's, which became the custom, are too few for 2 or 3 units: the
-    interval would hold in 98%.
-    """
+    """First minus second, of independent samples that may vary differently. The degrees of freedom are Welch's own:
+    with Satterthwaite's the interval of 2 or 3 units would hold in 98%."""
     variances = first.error**2, second.error**2
     total = (variances[0] + variances[1]) ** 2
     spread = variances[0] ** 2 / (first.freedom + 2) + variances[1] ** 2 / (second.freedom + 2)

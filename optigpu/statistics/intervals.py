@@ -1,20 +1,19 @@
 """Estimates from samples: a variant's value, its interval, its percentiles, and ratios. Closed forms, no resampling.
 
-Each process counts once, by the median of its requests. A variant's value is the mean of those medians on a
-logarithmic scale (their geometric mean), so that a ratio of values is the value of the ratios and a rate is the inverse
-of its time; where a median is zero or negative, it is their plain mean. Its 95% interval is
+Each process counts once, by the median of its requests. A variant's value is the geometric mean of those medians, so
+that a ratio of values is the value of the ratios; where a median is zero or negative, it is their plain mean. Its 95%
+interval is
 
-- several processes: Student's t over the processes' medians, on the same scale. They carry the noise of their requests
-  already, however these are correlated.
+- several processes: Student's t over the processes' medians, on the same scale.
 - one process: the interval of that process's own median, corrected for the correlation of its requests
   (`optigpu.statistics.within`). It says nothing about other processes.
 
 A ratio's interval is Welch's t over the logarithms, and Student's t over the pairs' differences where processes were
 measured side by side. Where these took short turns, a pair's ratio is that of its turns (`optigpu.statistics.within`).
 
-A process's percentile is estimated by definition 8 of Hyndman and Fan (Sample Quantiles in Statistical Packages, 1996),
-which has no bias where requests are independent. A variant's is the mean of logarithms over its processes. Its bound is
-the one-sided 95% bound by Student's t over the processes, so that it speaks of others too. One process has no bound.
+A process's percentile is estimated by definition 8 of Hyndman and Fan (Sample Quantiles in Statistical Packages, 1996);
+a variant's is the mean of logarithms over its processes. Its bound is the one-sided 95% bound by Student's t over the
+processes, so that it speaks of others too. One process has no bound.
 """
 
 import math
@@ -37,30 +36,13 @@ from optigpu.statistics.within import (
 )
 from optigpu.vocabulary import METRICS, Better
 
-__all__ = [
-    "FEWEST_REQUESTS",
-    "Bounds",
-    "comparable",
-    "describe",
-    "factor_bounds",
-    "fewest_for",
-    "interval",
-    "paired_ratio",
-    "ratio",
-    "relative_width",
-    "summarise",
-    "value_of",
-]
-
 MOST_UNEQUAL = 2
 """Between sides one of which has twice the processes of the other, or more, the interval would not hold."""
 
 
 def summarise(measurement: Measurement) -> MetricSummary:
-    """The summary of a measurement. Times of requests also get percentiles.
-
-    Where an interval, a percentile or its bound is null, `reason` says what it needs.
-    """
+    """The summary of a measurement. Times of requests also get percentiles. Where an interval, a percentile or its
+    bound is null, `reason` says what it needs."""
     metric = METRICS[measurement.name]
     samples = _filled(measurement.samples)
     if not samples:
@@ -68,17 +50,22 @@ def summarise(measurement: Measurement) -> MetricSummary:
     every = np.concatenate(samples)
     medians = _medians(samples)
     of_requests = len(every) > len(samples)
+    alike = alike_of(samples)
+    freedom = len(samples) - 1.0 if len(samples) > 1 else None
+    if freedom is None and len(every) >= FEWEST_FOR_INTERVAL:
+        freedom = float(freedom_of(len(every)))
+    within = [variation for process in samples if (variation := _variation(process)) is not None]
     summary = MetricSummary(
         unit=metric.unit,
         value=value_of(measurement.samples),
         ci=interval(measurement.samples),
-        freedom=_freedom(samples),
+        freedom=freedom,
         n=len(every),
-        n_effective=_effective(samples),
+        n_effective=len(every) / len(samples) / alike if alike else None,
         replicates=len(samples),
         better=metric.better,
         mean=float(every.mean()),
-        cv_within=_cv_within(samples),
+        cv_within=math.fsum(within) / len(within) if within else None,
         cv_between=_variation(medians),
         per_replicate=tuple(medians.tolist()),
         reason=_no_interval(samples) if of_requests else None,
@@ -98,10 +85,8 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def value_of(samples: Samples) -> float:
-    """The mean over processes of the median over requests, geometric where all medians are positive.
-
-    Raises ValueError when there are no samples.
-    """
+    """The mean over processes of the median over requests, geometric where all medians are positive. Raises ValueError
+    when there are no samples."""
     medians = _medians(_filled(samples))
     if not len(medians):
         raise ValueError("there are no samples to summarise")
@@ -114,10 +99,8 @@ def value_of(samples: Samples) -> float:
 
 
 def interval(samples: Samples) -> Bounds | None:
-    """The 95% interval of `value_of`, or None where one process has too few requests for any.
-
-    It never reaches below zero where no sample does.
-    """
+    """The 95% interval of `value_of`, or None where one process has too few requests for any. It never reaches below
+    zero where no sample does."""
     processes = _filled(samples)
     found = _over_processes(processes) if len(processes) > 1 else _of_process(processes[0])
     least = min(float(process.min()) for process in processes)
@@ -125,10 +108,8 @@ def interval(samples: Samples) -> Bounds | None:
 
 
 def relative_width(requests: Sequence[float]) -> float:
-    """How precisely a process's median is known: the width of median -+ 1.96 standard errors, relative to the median.
-
-    Infinite if there are too few requests to say.
-    """
+    """How precisely a process's median is known: the width of median -+ 1.96 standard errors, relative to the median;
+    infinite if there are too few requests to say."""
     values = np.asarray(requests, dtype=np.float64)
     median = float(np.median(values)) if len(values) >= FEWEST_REQUESTS else 0.0
     if not median:
@@ -166,7 +147,11 @@ def paired_ratio(
         quotient = math.exp(float(logarithm.centre))
         return quotient, factor_bounds(quotient, logarithm)
     if of_turns:
-        return _around(of_turns[0], *ratio(numerator, denominator))
+        quotient, bounds = ratio(numerator, denominator)
+        return of_turns[0], bounds and (
+            bounds[0] * of_turns[0] / quotient,
+            bounds[1] * of_turns[0] / quotient,
+        )
     quotient, (above, below) = _sides(numerator, denominator)
     if len(above) != len(below) or len(above) < 2:
         return ratio(numerator, denominator)
@@ -177,11 +162,6 @@ def comparable(processes: int, others: int) -> bool:
     """Whether two independent sides of so many processes have an interval; single processes speak of themselves."""
     fewer, more = sorted((processes, others))
     return fewer == 1 or more < MOST_UNEQUAL * fewer
-
-
-def _around(centre: float, quotient: float, bounds: Bounds | None) -> tuple[float, Bounds | None]:
-    """The interval of a ratio, as wide as it is, around another one."""
-    return centre, bounds and (bounds[0] * centre / quotient, bounds[1] * centre / quotient)
 
 
 def _sides(numerator: Samples, denominator: Samples) -> tuple[float, tuple[list[Array], list[Array]]]:
@@ -205,7 +185,9 @@ def _logarithm(processes: list[Array]) -> Estimate | None:
 def _over_processes(processes: list[Array]) -> Bounds | None:
     medians = _medians(processes)
     if medians.min() > 0:
-        return factor_bounds(value_of(_plain(medians)), mean_of(np.log(medians)))
+        return factor_bounds(
+            value_of(tuple((median,) for median in medians.tolist())), mean_of(np.log(medians))
+        )
     low, high = mean_of(medians).bounds()
     return float(low), float(high)
 
@@ -224,31 +206,12 @@ def _of_process(requests: Array) -> Bounds | None:
     return min(math.exp(low), median), max(math.exp(high), median)
 
 
-def _plain(medians: Array) -> Samples:
-    """Each median as if it were its process's only request."""
-    return tuple((median,) for median in medians.tolist())
-
-
 def _filled(samples: Samples) -> list[Array]:
     return [np.asarray(process, dtype=np.float64) for process in samples if len(process)]
 
 
 def _medians(processes: Sequence[Array]) -> Array:
     return np.array([np.median(process) for process in processes])
-
-
-def _freedom(processes: Sequence[Array]) -> float | None:
-    """The degrees of freedom of the value's interval."""
-    if len(processes) > 1:
-        return len(processes) - 1.0
-    enough = len(processes[0]) >= FEWEST_FOR_INTERVAL
-    return float(freedom_of(len(processes[0]))) if enough else None
-
-
-def _effective(processes: Sequence[Array]) -> float | None:
-    """How many independent requests those of a process are worth, averaged over processes."""
-    alike = alike_of(processes)
-    return sum(map(len, processes)) / len(processes) / alike if alike else None
 
 
 def _no_interval(processes: Sequence[Array]) -> str | None:
@@ -258,12 +221,6 @@ def _no_interval(processes: Sequence[Array]) -> str | None:
         f"An interval needs several processes, or {FEWEST_FOR_INTERVAL} requests of one; "
         f"there is one process with {len(processes[0])}."
     )
-
-
-def _cv_within(processes: Sequence[Array]) -> float | None:
-    """The coefficient of variation within a process, averaged over the processes that have several samples."""
-    found = [variation for process in processes if (variation := _variation(process)) is not None]
-    return math.fsum(found) / len(found) if found else None
 
 
 def _variation(values: Array) -> float | None:
@@ -285,14 +242,13 @@ def fewest_for(percent: int, risk: float = _RISK) -> int:
     From so many on, a value below the largest bounds the percentile from above with a confidence of 1 - `risk` (David
     and Nagaraja, Order Statistics, 2003, section 7.1).
     """
-    return next(n for n in range(2, 10_000) if _fewer_than_two_above(n, percent / 100) <= risk)
+    share = percent / 100
+    return next(n for n in range(2, 10_000) if share**n + n * (1 - share) * share ** (n - 1) <= risk)
 
 
 def process_percentile(requests: Array, share: float, alike: Array | float) -> Array:
-    """The percentile of each process's `requests` [..., requests], by definition 8.
-
-    It takes them for as many as they are worth, so many in a row counting as one.
-    """
+    """The percentile of each process's `requests` [..., requests], by definition 8, for as many as they are worth, so
+    many in a row counting as one."""
     place = share + (share / 3 - 1 / 6) * np.asarray(alike) / requests.shape[-1]
     return sorted_quantile(np.sort(requests, axis=-1), place)
 
@@ -303,7 +259,9 @@ def percentiles_of(processes: Sequence[Array]) -> dict[str, object]:
     known = [
         percent
         for percent in PERCENTILES
-        if every >= fewest_for(percent) and fewest >= _least_inside(percent)
+        # The estimated percentile of each process must not simply be its largest request.
+        if every >= fewest_for(percent)
+        and fewest >= math.ceil((100 + percent) / (3 * (100 - percent)) - 1e-9)
     ]
     alike = alike_of(processes) or 1.0
     logs = {
@@ -346,17 +304,6 @@ def _bounded(processes: Sequence[Array], wanted: list[int], alike: float) -> tup
         f"Upper bounds of percentiles need more than the {fewest} requests of one process{resemble}: "
         f"{_needs(missing)}."
     )
-
-
-def _least_inside(percent: int) -> int:
-    """The least number of requests of a process whose estimated percentile is not simply the largest."""
-    share = percent / 100
-    return math.ceil((1 + share) / (3 * (1 - share)) - 1e-9)
-
-
-def _fewer_than_two_above(n: int, share: float) -> float:
-    """The probability that fewer than two of `n` values lie above their process's percentile."""
-    return share**n + n * (1 - share) * share ** (n - 1)
 
 
 def _needs(percents: Sequence[int]) -> str:

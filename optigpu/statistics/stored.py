@@ -12,8 +12,6 @@ class _Read(Frozen):
 
 
 class StoredSummary(_Read):
-    """A metric's figure."""
-
     unit: str
     better: Better
     value: float | None
@@ -35,7 +33,6 @@ class StoredSummary(_Read):
 
     @property
     def measured_ci(self) -> tuple[float, float] | None:
-        """The interval before it was widened."""
         if self.ci is None:
             return None
         low, high = self.ci
@@ -45,13 +42,10 @@ class StoredSummary(_Read):
 
     @property
     def figures(self) -> tuple[float, ...]:
-        """The value and each process's."""
         return (*self.per_replicate, *(() if self.value is None else (self.value,)))
 
 
 class StoredVariant(_Read):
-    """What was measured."""
-
     index: int | None = None
     label: str
     workload: dict[str, object]
@@ -61,22 +55,16 @@ class StoredVariant(_Read):
 
 
 class StoredVerdict(_Read):
-    """Whether it counts."""
-
     valid: bool
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class StoredEnvironment(_Read):
-    """Where it was measured."""
-
     hardware_class: str
 
 
 class StoredProvenance(_Read):
-    """Where it came from."""
-
     spec_digest: str | None = None
     weight_hash: str | None = None
 
@@ -89,15 +77,11 @@ class StoredQuality(_Read):
 
 
 class StoredFacts(_Read):
-    """How it ran."""
-
     quality: StoredQuality | None = None
     side_by_side: tuple[int, ...] = ()
 
 
 class StoredResult(_Read):
-    """A result as it was stored."""
-
     id: str
     job_id: str | None = None
     source: str = "worker"
@@ -110,17 +94,14 @@ class StoredResult(_Read):
 
     @property
     def text(self) -> str | None:
-        """The hash of the tokens on which quality was measured."""
         return self.facts.quality.tokens_sha256 if self.facts.quality else None
 
     @property
     def weights(self) -> str:
-        """The hash of the weights, if it was recorded."""
         return (self.provenance and self.provenance.weight_hash) or "not recorded"
 
     @property
     def spec_digest(self) -> str | None:
-        """The hash of the job's spec, if it was recorded."""
         return self.provenance.spec_digest if self.provenance else None
 
     def without_part(self, name: str) -> tuple[float, ...]:

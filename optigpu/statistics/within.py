@@ -1,19 +1,16 @@
 """The median of one process's requests, which resemble their neighbours: its interval and how many requests count.
 
-The interval is read from the sorted requests: the median of the process lies between the quantiles 0.5 - h and 0.5 + h.
-h is Student's t times the standard error of the share of requests below the median. That error comes from the first few
-cosine transforms of "above or below" (equal-weighted cosines: Lazarus, Lewis, Stock and Watson, HAR Inference, 2018),
-each divided by what a first-order autoregression with the requests' own correlation says of its frequency
-(prewhitening: Andrews and Monahan, 1992). Only low frequencies count, so that noise on a slow wave does not hide it.
+The median of the process lies between the quantiles 0.5 - h and 0.5 + h of its requests. h is Student's t times the
+standard error of the share of requests below the median. That error comes from the first few cosine transforms of
+"above or below" (equal-weighted cosines: Lazarus, Lewis, Stock and Watson, HAR Inference, 2018), each divided by what a
+first-order autoregression with the requests' own correlation says of its frequency (prewhitening: Andrews and Monahan,
+1992). Assumed: the requests vary about one level; a lasting change is left to the verdict (`drift`). Everything works
+along the last axis.
 
-Assumed: the requests of a process vary about one level. A lasting change is left to the verdict (`drift`). Everything
-works along the last axis.
-
-Two processes that took turns are compared by the turns that followed each other. What slows a machine down for longer
-than a turn slows both of a pair of turns down, so that the difference of their logarithms does not show it. The pairs
-in whose midst the machine changed are far off, to either side. The median of the means of two differences hardly moves
-for them, and is nearly as precise as the mean where there are none (Hodges and Lehmann, Estimates of Location Based on
-Rank Tests, 1963).
+Two processes that took turns are compared by the turns that followed each other, since what slows a machine down for
+longer than a turn slows both down. Pairs in whose midst the machine changed are far off, to either side: the median of
+the means of two differences hardly moves for them, and is nearly as precise as the mean where there are none (Hodges
+and Lehmann, Estimates of Location Based on Rank Tests, 1963).
 """
 
 import math
@@ -64,10 +61,8 @@ def usual_bounds(values: Array, deviations: float = 1.96) -> tuple[Array, Array]
 
 
 def dependence(values: Array) -> Array:
-    """How many of `values` [..., requests] in a row count as one: around 1 for independent ones, and not always above.
-
-    One process's own figure is known badly; the mean of several is better.
-    """
+    """How many of `values` [..., requests] in a row count as one: around 1 for independent ones. One process's own
+    figure is known badly; the mean of several is better."""
     count = values.shape[-1]
     # What equals the median is on neither side: of a coarse clock that may be most requests.
     aside = (values != np.median(values, axis=-1, keepdims=True)).mean(axis=-1)
@@ -86,7 +81,9 @@ def share_error(values: Array, freedom: int) -> Array:
     whole = _spectrum(correlation, np.zeros(1))
     level = (power * whole / _spectrum(correlation, frequencies)).mean(axis=-1)
     # A stretch of correlated requests varies less than its process does.
-    varies = np.maximum(1 - _mean_variance(correlation, count), 0.1)
+    rest = 1 - correlation
+    lags = correlation / rest - correlation * (1 - correlation**count) / (count * rest**2)
+    varies = np.maximum(1 - (1 + 2 * lags) / count, 0.1)
     return np.asarray(np.sqrt(level / count / varies))
 
 
@@ -113,30 +110,20 @@ def mid_ranks(values: Array) -> Array:
 
 
 def _ranks(values: Array) -> Array:
-    """Ranks from 1 along the last axis; of equal values the earlier one has the smaller rank."""
     order = np.argsort(values, axis=-1, kind="stable")
     return np.asarray(np.argsort(order, axis=-1, kind="stable") + 1.0)
 
 
 def _spectrum(correlation: Array, frequencies: Array) -> Array:
     """The spectrum of "above or below" of a Gaussian autoregression, [..., frequencies]; it is 1 without correlation.
-
-    The correlation of the signs is 2 / pi arcsin(r ** lag) (Sheppard, 1899); the terms of arcsin's series are geometric
-    in the lag and are summed in closed form.
-    """
+    The correlation of the signs is 2 / pi arcsin(r ** lag) (Sheppard, 1899); the terms of arcsin's series are
+    geometric in the lag and are summed in closed form."""
     term = np.arange(_TERMS)
     log_weight = np.array([math.lgamma(2 * m + 1) - 2 * math.lgamma(m + 1) - m * math.log(4) for m in term])
     weight = 2 / np.pi * np.exp(log_weight) / (2 * term + 1)
     power = correlation[..., None, None] ** (2 * term + 1)  # [..., 1, terms]
     cosine = np.cos(frequencies)[:, None]  # [frequencies, 1]
     return np.asarray(((1 - power**2) / (1 - 2 * power * cosine + power**2)) @ weight + 1 - weight.sum())
-
-
-def _mean_variance(correlation: Array, count: int) -> Array:
-    """The variance of the mean of so many neighbours, in terms of one's."""
-    rest = 1 - correlation
-    lags = correlation / rest - correlation * (1 - correlation**count) / (count * rest**2)
-    return np.asarray((1 + 2 * lags) / count)
 
 
 def _quantiles_around(values: Array, reach: Array) -> tuple[Array, Array]:
@@ -177,10 +164,8 @@ class Timed:
 
 
 def ratio_of_turns(ours: Timed, theirs: Timed) -> float | None:
-    """How many times theirs our figure is.
-
-    None where no round that is counted on both sides had turns on both, or where one of their samples is not positive.
-    """
+    """How many times theirs our figure is. None where no round that is counted on both sides had turns on both, or
+    where one of their samples is not positive."""
     shared = [
         number
         for number, both in enumerate(zip(ours.records, theirs.records, strict=False))
@@ -188,7 +173,11 @@ def ratio_of_turns(ours: Timed, theirs: Timed) -> float | None:
     ]
     if not shared:
         return None
-    samples = [_samples_of(side, shared) for side in (ours, theirs)]
+    samples: list[Array] = []
+    for side in (ours, theirs):
+        ends = list(accumulate(record.requests for record in side.records))
+        parts = [side.samples[ends[each] - side.records[each].requests : ends[each]] for each in shared]
+        samples.append(np.concatenate(parts, dtype=np.float64))
     if min(float(each.min()) for each in samples) <= 0:
         return None
     turns = [[side.records[number].turns for number in shared] for side in (ours, theirs)]
@@ -198,21 +187,12 @@ def ratio_of_turns(ours: Timed, theirs: Timed) -> float | None:
     return math.exp(_middle(np.log(above) - np.log(below)))
 
 
-def _samples_of(side: Timed, rounds: Sequence[int]) -> Array:
-    """Those of some of the rounds."""
-    ends = list(accumulate(record.requests for record in side.records))
-    parts = [side.samples[ends[each] - side.records[each].requests : ends[each]] for each in rounds]
-    return np.concatenate(parts, dtype=np.float64)
-
-
 def _sizes(turns: Sequence[int], count: int) -> Counts:
-    """How many requests each of `count` groups of neighbouring turns has, of nearly as many turns each."""
     groups = (2 * np.arange(len(turns)) + 1) * count // (2 * len(turns))
     return np.bincount(groups, weights=turns, minlength=count).astype(np.int64)
 
 
 def _medians(values: Array, sizes: Counts) -> Array:
-    """The median of each of the groups of so many values that follow each other."""
     groups = np.repeat(np.arange(len(sizes)), sizes)
     ordered = values[np.lexsort((values, groups))]
     starts = np.cumsum(sizes) - sizes

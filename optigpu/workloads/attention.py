@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from optigpu.backends.operators import AttentionRow, AttentionShape, OperatorRuntime, Wide
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import OperatorShape, Workload
 from optigpu.workloads.requests.operators import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
@@ -21,7 +21,6 @@ from optigpu.workloads.requests.operators import (
     largest,
     require_memory,
 )
-from optigpu.workloads.requests.shapes import OperatorShape
 
 Length = Annotated[int, Field(ge=1, le=131072)]
 
@@ -61,7 +60,6 @@ class Attention(Implemented):
         return self
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each length and implementation."""
         return tuple(
             self.model_copy(update={"lengths": (length,), "implementations": (implementation,)})
             for length in self.lengths
@@ -70,23 +68,18 @@ class Attention(Implemented):
 
     @property
     def label(self) -> str:
-        """For example "standard 512"; lists are joined while they are not expanded."""
         return f"{'/'.join(self.implementations)} {'/'.join(map(str, self.lengths))}"
-
-    @property
-    def pairs(self) -> float:
-        """Pairs of a query and a key that count, of one head: where it is causal, a query sees none after it."""
-        (length,) = self.lengths
-        return length * (length + 1) / 2 if self.causal else float(length**2)
 
     @property
     def flops(self) -> float:
         """Operations of the two products for the pairs that count; a multiplication and an addition are two."""
-        return 4 * self.batch_size * self.heads * self.head_size * self.pairs
+        (length,) = self.lengths
+        # Pairs of a query and a key that count, of one head: where it is causal, a query sees none after it.
+        pairs = length * (length + 1) / 2 if self.causal else float(length**2)
+        return 4 * self.batch_size * self.heads * self.head_size * pairs
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape from which a backend makes the operator."""
         (length,) = self.lengths
         return AttentionShape(
             length=length,
@@ -110,11 +103,8 @@ class Attention(Implemented):
         )
 
     def prepare(self, runtime: OperatorRuntime) -> "AttentionRequest":
-        """Draws queries, keys and values from the runtime's seed and finds out how many calls make a sample.
-
-        Raises UnsupportedError where they and the scores do not fit the free memory, and where no fused kernel takes
-        these shapes on this device.
-        """
+        """Draws queries, keys and values from the runtime's seed. Raises UnsupportedError where they and the scores do
+        not fit the free memory, and where no fused kernel takes these shapes."""
         return AttentionRequest(runtime, self)
 
 
@@ -134,15 +124,12 @@ class AttentionRequest(OperatorRequest):
         super().__init__(runtime, self.operator)
 
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """Only the pairs that count are operations."""
         return {"latency_s": latency_s, "tflops": self._flops / latency_s / 1e12}
 
     def observe(self) -> None:
-        """Records which attention kernels run."""
         self._runtime.notes.record(attention_kernels=self.operator.kernels())
 
     def error_over_bound(self) -> float:
-        """The check of a few rows of the result."""
         shape = self._shape
         places = [
             (place // (shape.heads * shape.length), place // shape.length % shape.heads, place % shape.length)

@@ -6,11 +6,68 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
+from optigpu.documents.shapes import ImageFacts
 from optigpu.vocabulary import Frozen, Task
-from optigpu.workloads.requests.shapes import WorkShape
 
 if TYPE_CHECKING:
     from optigpu.backends.training import TrainingBatch, UpdateRule
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """Decode steps after a prompt, one token for each sequence of a batch; a step is the mean over a request's."""
+
+    prompt_tokens: int
+    new_tokens: int
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """The pass over a batch of prompts, up to the first token."""
+
+    prompt_tokens: int
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The pass over a batch of images."""
+
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class OperatorShape:
+    """One call of an operator without a model: the least bytes that it reads and writes, and its operations.
+
+    Operations of attention are apart from those of other matrix products.
+    """
+
+    name: str
+    dtype: str
+    bytes: float
+    units: float
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingShape:
+    """A step of training; its operations are counted when it runs."""
+
+    units: float
+
+
+WorkShape = DecodeShape | PrefillShape | ImageShape | OperatorShape | TrainingShape
+"""What a workload does in one step: a roofline computes bytes and operations from it and the model's shapes.
+
+`units` is what the workload's primary metric counts of one step: its tokens, its images, its 10^12 operations; 1 where
+the metric is the step's own time.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +92,8 @@ class Request(Protocol):
         """Records facts that only a run can show in the runtime's notes; slow, and never timed."""
 
     def described(self) -> Mapping[str, Sequence[float]]:
-        """Times within the last request, in seconds, that describe it: of each token, for example."""
+        """Times within the last request, in seconds, that describe it: of each token, for example; empty without."""
+        return {}
 
     def fresh(self, seed: int) -> "Request":
         """A request of the same shapes with inputs that are drawn from `seed`, which nobody in this process knew."""
@@ -58,10 +116,8 @@ class LoadRequest(Request, Protocol):
         """One run with queries that arrive at that rate, in queries a second."""
 
     def alone_agreement(self, tokens: int) -> AloneAgreement:
-        """One run, of whose requests as many as have about so many tokens are decoded again, each by itself.
-
-        Raises UnsupportedError where a request failed, or the engine tells no tokens.
-        """
+        """One run, of whose requests as many as have about so many tokens are decoded again by themselves. Raises
+        UnsupportedError where a request failed, or the engine tells no tokens."""
 
 
 class Workload(Frozen):
@@ -152,9 +208,7 @@ class Workload(Frozen):
 
     def trained_tokens(self, model: Any) -> float | None:
         """Tokens that a step of training learns from, without padding, the mean over steps; None where there are none.
-
-        `model` is as in `check`.
-        """
+        `model` is as in `check`."""
         return None
 
     def trained_images(self, model: Any) -> int | None:
@@ -176,17 +230,13 @@ class Workload(Frozen):
         return self.work_shape
 
     def check(self, model: Any) -> str | None:
-        """Why these shapes do not fit that model, in one sentence, or None.
-
-        `model` are ModelFacts, and ImageFacts for a workload that classifies images.
-        """
+        """Why these shapes do not fit that model, in one sentence, or None. `model` are ModelFacts, and ImageFacts for
+        a workload that classifies images."""
         return None
 
     def draws(self, model: Any, seed: int) -> "Callable[[], TrainingBatch]":
-        """What makes the samples of one step of training after the other; only of a workload that trains.
-
-        `model` is as in `check`. The samples are the same for the same seed.
-        """
+        """What makes the samples of one step of training after the other, the same for the same seed; `model` is as in
+        `check`."""
         raise NotImplementedError
 
     def prepare(self, runtime: Any) -> Request:
@@ -196,3 +246,13 @@ class Workload(Frozen):
         UnsupportedError when the inputs do not fit this machine.
         """
         raise NotImplementedError
+
+
+def wrong_size(model: ImageFacts, image_size: int | None) -> str | None:
+    """Why a classifier takes no images of that side, or None; None asks for the side that it was trained with."""
+    if not model.fixed_size or image_size in (None, model.image_size):
+        return None
+    return (
+        f"image_size is {image_size} and this {model.family} takes images of {model.image_size} pixels alone; leave "
+        "image_size out."
+    )

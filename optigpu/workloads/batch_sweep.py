@@ -6,9 +6,8 @@ from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.shapes import ModelFacts
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import DecodeShape, Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
-from optigpu.workloads.requests.shapes import DecodeShape
 
 BatchSize = Annotated[int, Field(ge=1, le=1024)]
 
@@ -29,32 +28,26 @@ class BatchSweep(Workload):
     new_tokens: int = Field(64, ge=2, le=131072, description="How many tokens to decode.")
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each batch size."""
         return tuple(self.model_copy(update={"batch_sizes": (size,)}) for size in self.batch_sizes)
 
     @property
     def label(self) -> str:
-        """For example "batch 4"; several are joined while they are not expanded."""
         return f"batch {'/'.join(map(str, self.batch_sizes))}"
 
     @property
     def generated_tokens(self) -> int:
-        """All sequences' of a single batch together."""
         (size,) = self.batch_sizes
         return self.new_tokens * size
 
     @property
     def work_shape(self) -> DecodeShape:
-        """A step gives one token of each sequence."""
         (size,) = self.batch_sizes
         return DecodeShape(self.prompt_tokens, self.new_tokens, size, units=size)
 
     def check(self, model: ModelFacts) -> str | None:
-        """Prompt and continuation must fit the model's context."""
         total = self.prompt_tokens + self.new_tokens
         return exceeds_context(model, total, "prompt_tokens + new_tokens")
 
     def prepare(self, runtime: DecodingRuntime) -> DecodingRequest:
-        """Draws the prompts from the runtime's seed."""
         (size,) = self.batch_sizes
         return DecodingRequest(runtime, (size, self.prompt_tokens), self.new_tokens)

@@ -11,9 +11,8 @@ from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.shapes import ImageFacts
 from optigpu.quality.pictures import check_folder, read_pictures
 from optigpu.vocabulary import Task
-from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.passes import PassRequest
-from optigpu.workloads.requests.shapes import ImageShape, wrong_size
+from optigpu.workloads.base import ImageShape, Workload, wrong_size
+from optigpu.workloads.requests.decoding import PassRequest
 
 
 class Classify(Workload):
@@ -66,33 +65,26 @@ class Classify(Workload):
 
     @property
     def has_labels(self) -> bool:
-        """With a folder of images."""
         return self.images is not None
 
     @property
     def classified_images(self) -> int:
-        """The batch."""
         return self.batch_size
 
     @property
     def image_side(self) -> int | None:
-        """Where the request says one."""
         return self.image_size
 
     @property
     def work_shape(self) -> ImageShape:
-        """A pass is over the batch."""
         return ImageShape(self.batch_size, units=self.batch_size)
 
     def check(self, model: ImageFacts) -> str | None:
-        """A model with an embedding of each place takes images of one size."""
         return wrong_size(model, self.image_size)
 
     def prepare(self, runtime: ImageRuntime) -> PassRequest:
-        """Draws the images from the runtime's seed, or reads those of the folder, batch by batch.
-
-        Raises UnsupportedError for a folder that cannot be read, and an engine that reads none.
-        """
+        """Draws the images from the runtime's seed, or reads those of the folder, batch by batch. Raises
+        UnsupportedError for a folder that cannot be read, and an engine that reads none."""
         facts = runtime.facts
         side = self.image_size or facts.image_size
         shape: tuple[int, ...] = (self.batch_size, facts.channels, side, side)
@@ -106,16 +98,12 @@ class Classify(Workload):
             inputs = next(pictures.endlessly(self.batch_size))
             shape = inputs.shape
             runtime.notes.record(pictures=pictures.facts)
-        network = NetworkFacts(
-            family=facts.family,
-            alpha=facts.alpha,
-            input=(*shape[2:], facts.channels),
-            classes=facts.classes,
-        )
+        seen = (*shape[2:], facts.channels)
+        network = NetworkFacts(family=facts.family, alpha=facts.alpha, input=seen, classes=facts.classes)
         runtime.notes.record(image_shape=list(shape[1:]), network=network)
-        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics, inputs=inputs)
 
-    def _metrics(self, seconds: float) -> Mapping[str, float]:
-        """An image is a request, as a prompt of a batch is one."""
-        rate = self.batch_size / seconds
-        return {"images_per_s": rate, "latency_s": seconds, "requests_per_s": rate}
+        def metrics(seconds: float) -> Mapping[str, float]:
+            rate = self.batch_size / seconds  # an image is a request, as a prompt of a batch is one
+            return {"images_per_s": rate, "latency_s": seconds, "requests_per_s": rate}
+
+        return PassRequest(runtime, draw, (self.batch_size, facts.classes), metrics, inputs=inputs)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.documents.shapes import ModelFacts
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import DecodeShape, Workload, WorkShape
 from optigpu.workloads.requests.decoding import (
     METRICS,
     Decode,
@@ -18,7 +18,6 @@ from optigpu.workloads.requests.decoding import (
     exceeds_context,
     text_runtime,
 )
-from optigpu.workloads.requests.shapes import DecodeShape, WorkShape
 
 Tokens = Annotated[int, Field(ge=1, le=131072)]
 PROMPT_TOKENS = 128
@@ -78,18 +77,15 @@ class Generate(Workload):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Without a length that follows from the text."""
         found = super().identity()
         return {name: value for name, value in found.items() if name != "prompt_tokens" or value is not None}
 
     @property
     def is_sampled(self) -> bool:
-        """At a temperature above 0."""
         return self.temperature > 0
 
     @property
     def has_text(self) -> bool:
-        """With a prompt."""
         return self.prompt is not None
 
     @property
@@ -103,7 +99,6 @@ class Generate(Workload):
 
     @property
     def generated_tokens(self) -> int:
-        """All sequences' together."""
         return self.new_tokens * self.batch_size
 
     @property
@@ -119,16 +114,13 @@ class Generate(Workload):
         return DecodeShape(prompt_tokens, self.new_tokens, self.batch_size, units=self.batch_size)
 
     def check(self, model: ModelFacts) -> str | None:
-        """Prompt and continuation must fit the model's context."""
         if self.prompt_tokens is None:  # a text has a token at least
             return exceeds_context(model, 1 + self.new_tokens, "prompt + new_tokens")
         return exceeds_context(model, self.prompt_tokens + self.new_tokens, "prompt_tokens + new_tokens")
 
     def prepare(self, runtime: DecodingRuntime) -> DecodingRequest:
-        """Draws the prompts from the runtime's seed, or has the tokenizer read the text.
-
-        Raises UnsupportedError for an engine without a tokenizer or without sampling, and a text that is too long.
-        """
+        """Draws the prompts from the runtime's seed, or has the tokenizer read the text. Raises UnsupportedError for
+        an engine that cannot read or sample, and a text that is too long."""
         runtime.notes.record(scenario=self.scenario)
         decode: Decode | None = None
         if self.is_sampled:

@@ -6,9 +6,8 @@ from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.shapes import ModelFacts
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import DecodeShape, Workload
 from optigpu.workloads.requests.decoding import DecodingRequest, exceeds_context
-from optigpu.workloads.requests.shapes import DecodeShape
 
 Position = Annotated[int, Field(ge=1, le=131072)]
 
@@ -36,30 +35,24 @@ class KvCachePositions(Workload):
     batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each position."""
         return tuple(self.model_copy(update={"positions": (position,)}) for position in self.positions)
 
     @property
     def label(self) -> str:
-        """For example "position 256"; several are joined while they are not expanded."""
         return f"position {'/'.join(map(str, self.positions))}"
 
     @property
     def generated_tokens(self) -> int:
-        """All sequences' together."""
         return self.new_tokens * self.batch_size
 
     @property
     def work_shape(self) -> DecodeShape:
-        """The primary metric is the time of a step."""
         (position,) = self.positions
         return DecodeShape(position, self.new_tokens, self.batch_size, units=1)
 
     def check(self, model: ModelFacts) -> str | None:
-        """The furthest position and the tokens after it must fit the model's context."""
         return exceeds_context(model, max(self.positions) + self.new_tokens, "position + new_tokens")
 
     def prepare(self, runtime: DecodingRuntime) -> DecodingRequest:
-        """Draws the prompts from the runtime's seed."""
         (position,) = self.positions
         return DecodingRequest(runtime, (self.batch_size, position), self.new_tokens, self.metrics)

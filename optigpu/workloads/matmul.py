@@ -9,7 +9,7 @@ from pydantic import Field
 from optigpu.backends.operators import OperatorRuntime
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.vocabulary import Task, UnsupportedError
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import OperatorShape, Workload
 from optigpu.workloads.requests.operators import (
     FLOAT32_ROUNDOFF,
     ROUNDING,
@@ -19,7 +19,6 @@ from optigpu.workloads.requests.operators import (
     largest,
     require_memory,
 )
-from optigpu.workloads.requests.shapes import OperatorShape
 
 Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
 
@@ -41,12 +40,10 @@ class Matmul(Workload):
     )
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each size and dtype."""
         return tuple(Matmul(sizes=(size,), dtypes=(dtype,)) for dtype in self.dtypes for size in self.sizes)
 
     @property
     def label(self) -> str:
-        """For example "float32 1024"; lists are joined while they are not expanded."""
         return f"{'/'.join(self.dtypes)} {'/'.join(map(str, self.sizes))}"
 
     @property
@@ -58,10 +55,8 @@ class Matmul(Workload):
         return OperatorShape("product", dtype, moved, units=flops / 1e12, matmul_flops=flops)
 
     def prepare(self, runtime: OperatorRuntime) -> "MatmulRequest":
-        """Draws both matrices from the runtime's seed and finds out how many products make a sample.
-
-        Raises UnsupportedError for tf32 on a device without it, and for matrices that do not fit the free memory.
-        """
+        """Draws both matrices from the runtime's seed. Raises UnsupportedError for tf32 on a device without it, and
+        for matrices that do not fit the free memory."""
         (size,), (dtype,) = self.sizes, self.dtypes
         reason = KINDS[runtime.device].lacks.get(Ability.TF32) if dtype == "tf32" else None
         if reason:
@@ -81,7 +76,6 @@ class MatmulRequest(OperatorRequest):
         super().__init__(runtime, self.operator)
 
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """A multiplication and an addition are two operations."""
         return {"latency_s": latency_s, "tflops": 2 * self._size**3 / latency_s / 1e12}
 
     def error_over_bound(self) -> float:

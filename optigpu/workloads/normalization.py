@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.operators import NormRows, NormShape, OperatorRuntime, Wide
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import OperatorShape, Workload
 from optigpu.workloads.requests.operators import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
@@ -21,7 +21,6 @@ from optigpu.workloads.requests.operators import (
     largest,
     require_memory,
 )
-from optigpu.workloads.requests.shapes import OperatorShape
 
 Norm = Literal["layer_norm", "rms_norm"]
 Width = Annotated[int, Field(ge=8, le=65536)]
@@ -55,7 +54,6 @@ class Normalization(Implemented):
     dtype: Dtype = Field("float32", description="Dtype of the inputs.")
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each width, norm, residual and implementation."""
         singles = product(self.widths, self.norms, self.residuals, self.implementations)
         return tuple(
             self.model_copy(
@@ -71,7 +69,6 @@ class Normalization(Implemented):
 
     @property
     def label(self) -> str:
-        """For example "fused rms_norm with residual 2048"; lists are joined while they are not expanded."""
         both = " with and without residual"
         residual = both if len(set(self.residuals)) > 1 else " with residual" if self.residuals[0] else ""
         widths = "/".join(map(str, self.widths))
@@ -87,7 +84,6 @@ class Normalization(Implemented):
 
     @property
     def shape(self) -> NormShape:
-        """The shape from which a backend makes the operator."""
         (width,), (norm,), (residual,) = self.widths, self.norms, self.residuals
         return NormShape(
             norm=norm,
@@ -101,14 +97,11 @@ class Normalization(Implemented):
 
     @property
     def work_shape(self) -> OperatorShape:
-        """A norm has no matrix product."""
         return OperatorShape("norm", self.dtype, self.bytes, units=self.bytes / 1e9)
 
     def prepare(self, runtime: OperatorRuntime) -> "NormalizationRequest":
-        """Draws the rows and the weights from the runtime's seed and finds out how many calls make a sample.
-
-        Raises UnsupportedError where they do not fit the free memory, and where there is no fused kernel.
-        """
+        """Draws the rows and the weights from the runtime's seed. Raises UnsupportedError where they do not fit the
+        free memory, and where there is no fused kernel."""
         return NormalizationRequest(runtime, self)
 
 
@@ -125,11 +118,9 @@ class NormalizationRequest(OperatorRequest):
         super().__init__(runtime, self.operator)
 
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """Bytes count the least that has to be moved."""
         return {"latency_s": latency_s, "gb_per_s": self._bytes / latency_s / 1e9}
 
     def error_over_bound(self) -> float:
-        """The check of a few rows of the sum and of its norm."""
         rows = self.operator.rows(checked_places(self._shape.rows))
         errors = [norm_error_over_bound(rows, self._shape)]
         if rows.residual is not None:
@@ -138,7 +129,6 @@ class NormalizationRequest(OperatorRequest):
 
 
 def sum_error_over_bound(expected: Wide, summed: Wide, dtype: str) -> Wide:
-    """Each element's error over what its rounding explains."""
     bound = ROUNDING[dtype] * np.abs(expected)
     error: Wide = np.abs(summed - expected) / np.maximum(bound, 1e-300)
     return error

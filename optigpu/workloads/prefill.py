@@ -8,10 +8,8 @@ from pydantic import Field
 from optigpu.backends.runtime import PromptRuntime
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import Task
-from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
-from optigpu.workloads.requests.passes import PassRequest
-from optigpu.workloads.requests.shapes import PrefillShape
+from optigpu.workloads.base import PrefillShape, Workload
+from optigpu.workloads.requests.decoding import PassRequest, drawn_ids, exceeds_context
 
 
 class Prefill(Workload):
@@ -32,22 +30,18 @@ class Prefill(Workload):
 
     @property
     def work_shape(self) -> PrefillShape:
-        """A pass is over the prompts of the whole batch."""
         tokens = self.batch_size * self.prompt_tokens
         return PrefillShape(self.prompt_tokens, self.batch_size, units=tokens)
 
     def check(self, model: ModelFacts) -> str | None:
-        """The prompt must fit the model's context."""
         return exceeds_context(model, self.prompt_tokens, "prompt_tokens")
 
     def prepare(self, runtime: PromptRuntime) -> PassRequest:
-        """Draws the prompts from the runtime's seed."""
         shape = (self.batch_size, self.prompt_tokens)
         expected = (self.batch_size, runtime.facts.vocabulary)
-        return PassRequest(
-            runtime, lambda source: drawn_ids(source, runtime.facts, shape), expected, self._metrics
-        )
-
-    def _metrics(self, seconds: float) -> Mapping[str, float]:
         tokens = self.batch_size * self.prompt_tokens
-        return {"prefill_tokens_per_s": tokens / seconds, "ttft_s": seconds, "latency_s": seconds}
+
+        def metrics(seconds: float) -> Mapping[str, float]:
+            return {"prefill_tokens_per_s": tokens / seconds, "ttft_s": seconds, "latency_s": seconds}
+
+        return PassRequest(runtime, lambda source: drawn_ids(source, runtime.facts, shape), expected, metrics)

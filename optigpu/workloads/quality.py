@@ -1,6 +1,6 @@
 """quality: what a stack costs in quality, by itself; what is timed is the scoring of text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.shapes import ModelFacts
-from optigpu.workloads.base import Check, Workload
+from optigpu.workloads.base import Check, Request, Workload
 from optigpu.workloads.requests.decoding import Untouched, drawn_ids, exceeds_context
 
 
@@ -32,11 +32,9 @@ class Quality(Workload):
     batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     def check(self, model: ModelFacts) -> str | None:
-        """A window must fit the model's context."""
         return exceeds_context(model, self.window, "window")
 
     def prepare(self, runtime: DecodingRuntime) -> "ScoringRequest":
-        """Draws the tokens from the runtime's seed."""
         return ScoringRequest(runtime, runtime.seed, (self.batch_size, self.window))
 
 
@@ -44,7 +42,7 @@ PREFILL_TOKENS = 8
 """Tokens of a window that are its prompt; what is timed begins after one."""
 
 
-class ScoringRequest:
+class ScoringRequest(Request):
     """The same windows, scored repeatedly."""
 
     def __init__(
@@ -57,18 +55,15 @@ class ScoringRequest:
         self._untouched = Untouched(self._tokens, earlier)
 
     def run(self) -> Mapping[str, float]:
-        """One timed window, the prompt's pass included."""
         latency_s = self._runtime.scoring_s(self._tokens, PREFILL_TOKENS)
         rate = self._expected * self._shape[0] / latency_s
         return {"scored_tokens_per_s": rate, "latency_s": latency_s}
 
     @property
     def _expected(self) -> int:
-        """Predictions of a row."""
         return self._shape[1] - 1 - PREFILL_TOKENS
 
     def check(self) -> Check:
-        """Counts the predictions, and looks at every logit for NaN and infinity."""
         latency_s = self._runtime.scoring_s(self._tokens, PREFILL_TOKENS)
         found = [
             int((~np.isfinite(each)).sum()) for each in self._runtime.score(self._tokens, PREFILL_TOKENS)
@@ -82,13 +77,7 @@ class ScoringRequest:
         return Check(latency_s)
 
     def observe(self) -> None:
-        """Records which kernels run."""
         self._runtime.observe(self._tokens[:, :PREFILL_TOKENS])
 
-    def described(self) -> Mapping[str, Sequence[float]]:
-        """Without a cache all predictions come at once, so none has a time of its own."""
-        return {}
-
     def fresh(self, seed: int) -> "ScoringRequest":
-        """Windows of the same shape."""
         return ScoringRequest(self._runtime, seed, self._shape, self._untouched)

@@ -1,7 +1,7 @@
 """serve: requests that arrive over time at an engine with a queue, as servers see them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Annotated, ClassVar, Literal, Self
@@ -18,7 +18,7 @@ from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import OPEN, Load, Query, Schedule, read_trace
 from optigpu.load.served import Run, Served, Server, Streaming
 from optigpu.vocabulary import OptiGPUError, SpecError, UnsupportedError
-from optigpu.workloads.base import Check, Workload
+from optigpu.workloads.base import Check, LoadRequest, Workload
 from optigpu.workloads.requests.decoding import count_near, exceeds_context, is_agreement
 
 CHECKED_QUERIES = 2
@@ -29,73 +29,48 @@ TOKENS_UNTOLD = (
 )
 
 
-@dataclass(frozen=True)
-class Serving:
-    """How a load is served: the places and blocks of an engine in the process, the limits, and what is stored of it."""
-
-    slots: int
-    block_tokens: int
-    limits: Limits
-    facts: LoadFacts
-
-
-class ServingRequest:
+class ServingRequest(LoadRequest):
     """A LoadRequest. Each run draws its own moments, lengths and prompts from one source."""
 
     def __init__(
-        self, runtime: DecodingRuntime, server: Callable[[], Server], schedule: Schedule, serving: Serving
+        self,
+        runtime: DecodingRuntime,
+        server: Callable[[], Server],
+        schedule: Schedule,
+        limits: Limits,
+        facts: LoadFacts,
     ) -> None:
         """`server` makes that of a run: between two of them the engine may have decoded something else."""
-        self._runtime, self._server, self._schedule, self._serving = runtime, server, schedule, serving
+        self._runtime, self._server, self._schedule = runtime, server, schedule
+        self._limits, self._facts = limits, facts
         self._source = np.random.default_rng(runtime.seed)
         self._last: LoadRun | None = None
         self._grew: list[bool | None] = []
 
-    @classmethod
-    def prepared(cls, runtime: DecodingRuntime, schedule: Schedule, serving: Serving) -> Self:
-        """With the queue before the engine's places, or connections to its server. Raises UnsupportedError."""
-        if isinstance(runtime, StreamingRuntime):
-            return cls(runtime, partial(Streaming, runtime.streams), schedule, serving)
-        if not isinstance(runtime, ServingRuntime):
-            raise UnsupportedError(
-                "This engine decodes whole batches and lets no sequence join or leave; measure generate or "
-                "batch_sweep, or ask for the backend torch or endpoint."
-            )
-        slots = partial(runtime.slots, serving.slots, schedule.longest, serving.block_tokens)
-        slots()
-        known = {"slots": serving.slots, "block_tokens": serving.block_tokens}
-        facts = serving.facts.model_copy(update=known)
-        return cls(runtime, lambda: Batching(slots()), schedule, replace(serving, facts=facts))
-
     def run(self) -> Mapping[str, float]:
-        """One timed run. Raises OptiGPUError where no request was answered."""
         figures = self._figures(self._schedule, self._served(self._schedule)[0])
         self._require_answers()
         return figures
 
     def facts(self) -> LoadFacts:
-        """With the runs since the check, and in how many of them the queue grew without an end."""
         known = [grew for grew in self._grew if grew is not None]
         counts = {"runs": len(self._grew), "saturated_runs": sum(known) if known else None}
-        return self._serving.facts.model_copy(update=counts)
+        return self._facts.model_copy(update=counts)
 
     def loaded(self) -> LoadRun:
-        """The queries of the last run."""
         assert self._last is not None
         return self._last
 
     def first_rate(self) -> float:
-        """The workload's own. Raises UnsupportedError without a rate, or a limit to keep."""
         if self._schedule.scenario != "Server":
             raise UnsupportedError("A rate is searched for in the scenario Server alone; ask for that.")
-        if self._serving.limits == Limits():
+        if self._limits == Limits():
             raise UnsupportedError(
                 "The search for the highest rate needs a limit to keep; name ttft_s or tpot_s."
             )
         return self._schedule.rate
 
     def at(self, rate: float) -> LoadRun:
-        """One run of the scenario Server at that rate."""
         scheduled = replace(self._schedule, scenario="Server", rate=rate)
         self._figures(scheduled, self._served(scheduled)[0])
         return self.loaded()
@@ -103,7 +78,11 @@ class ServingRequest:
     def alone_agreement(self, tokens: int) -> AloneAgreement:
         """Requests spread over the run. An engine in this process decodes them as `generate` does."""
         run, prompts = self._served(self._schedule)
-        chosen = _spread(run.served, tokens)
+        # As many as have about so many tokens, evenly over the run.
+        whole = sum(each.query.new_tokens for each in run.served)
+        count = max(1, min(len(run.served), tokens * len(run.served) // whole))
+        places = np.linspace(0, len(run.served) - 1, count).round().astype(int)
+        chosen = [run.served[place] for place in places.tolist()]
         failed = next((each.error for each in chosen if each.error), None)
         if failed:
             raise UnsupportedError(f"A request under load failed: {failed}")
@@ -119,28 +98,23 @@ class ServingRequest:
         )
 
     def check(self) -> Check:
-        """One run: each query must have its tokens, and those of some must be what the engine itself predicts.
-
-        Raises OptiGPUError where no request was answered.
-        """
+        """One run: each query must have its tokens, and those of some must be what the engine itself predicts. Raises
+        OptiGPUError where no request was answered."""
         run, prompts = self._served(self._schedule)
         self._figures(self._schedule, run)
         self._require_answers()
         problem = self._problem(run, prompts)
         self._grew.clear()
-        return Check(run.seconds, problem, {"scenario": self._serving.facts.scenario})
+        return Check(run.seconds, problem, {"scenario": self._facts.scenario})
 
     def observe(self) -> None:
-        """Records which kernels run for a prompt by itself."""
         load = self._schedule.draw(self._source)
         self._runtime.observe(np.array([_prompts(load, self._runtime, self._source)[0]]))
 
     def described(self) -> Mapping[str, Sequence[float]]:
-        """How long each query waited for its first token, from the moment at which it was to be sent."""
         return {"wait_s": self.loaded().ttft_s}
 
     def fresh(self, seed: int) -> Self:
-        """The same, whose next runs draw from `seed`."""
         self._source = np.random.default_rng(seed)
         return self
 
@@ -150,7 +124,6 @@ class ServingRequest:
         return self._server().run(load, prompts), prompts
 
     def _alone(self, query: Query, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The tokens of a request that nothing is beside."""
         if isinstance(self._runtime, StreamingRuntime):
             load = Load((replace(query, number=0, arrival_s=0.0),))
             return self._server().run(load, [prompt]).served[0].tokens
@@ -159,7 +132,7 @@ class ServingRequest:
 
     def _figures(self, schedule: Schedule, run: Run) -> Mapping[str, float]:
         is_open = schedule.scenario in OPEN
-        self._last = figures_of(run, self._serving.limits, is_open=is_open)
+        self._last = figures_of(run, self._limits, is_open=is_open)
         self._grew.append(self._last.saturated)
         tokens = sum(served.count for served in run.served)
         return {"tokens_per_s": tokens / run.seconds, "requests_per_s": len(run.served) / run.seconds}
@@ -198,16 +171,8 @@ class ServingRequest:
 
 
 def _prompts(load: Load, runtime: DecodingRuntime, source: np.random.Generator) -> list[list[int]]:
-    """Random tokens for each query, by its number."""
     lengths = (query.prompt_tokens for query in load.queries)
     return [source.integers(runtime.facts.vocabulary, size=length).tolist() for length in lengths]
-
-
-def _spread(served: Sequence[Served], tokens: int) -> list[Served]:
-    """As many queries as have about so many tokens, evenly over the run."""
-    whole = sum(each.query.new_tokens for each in served)
-    count = max(1, min(len(served), tokens * len(served) // whole))
-    return [served[place] for place in np.linspace(0, len(served) - 1, count).round().astype(int).tolist()]
 
 
 Rate = Annotated[float, Field(ge=0.001, le=100_000)]
@@ -320,44 +285,48 @@ class Serve(Workload):
         return self
 
     def expand(self) -> tuple[Workload, ...]:
-        """One workload for each rate."""
         if self.rates is None:
             return (self,)
         return tuple(self.model_copy(update={"rates": (rate,)}) for rate in self.rates)
 
     @property
     def label(self) -> str:
-        """For example "4/s"; several rates are joined while they are not expanded."""
         return ", ".join(f"{rate:g}/s" for rate in self.rates or ())
 
     @property
     def generated_tokens(self) -> int | None:
-        """Those of a run; None where their number is drawn."""
         if self.trace:
             return sum(query.new_tokens for query in read_trace(self.trace))
         return None if self.new_tokens_most else (self.queries or 0) * (self.new_tokens or 0)
 
     def check(self, model: ModelFacts) -> str | None:
-        """The longest prompt and continuation must fit the model's context."""
         return exceeds_context(model, self.schedule.longest, "the longest prompt and its new tokens")
 
     def prepare(self, runtime: DecodingRuntime) -> ServingRequest:
-        """Makes the queue before the engine, or the connections to the server.
-
-        Raises UnsupportedError where the engine cannot let sequences join and leave.
-        """
+        """Makes the queue before the engine, or the connections to the server. Raises UnsupportedError where the
+        engine cannot let sequences join and leave."""
+        schedule = self.schedule
+        limits = Limits(self.ttft_s, self.tpot_s)
         facts = LoadFacts(
             scenario=self.scenario,
             rate=self.rates[0] if self.rates else None,
             clients=self.clients,
-            queries=self.schedule.count,
+            queries=schedule.count,
         )
-        serving = Serving(self.slots, self.block_tokens, Limits(self.ttft_s, self.tpot_s), facts)
-        return ServingRequest.prepared(runtime, self.schedule, serving)
+        if isinstance(runtime, StreamingRuntime):
+            return ServingRequest(runtime, partial(Streaming, runtime.streams), schedule, limits, facts)
+        if not isinstance(runtime, ServingRuntime):
+            raise UnsupportedError(
+                "This engine decodes whole batches and lets no sequence join or leave; measure generate or "
+                "batch_sweep, or ask for the backend torch or endpoint."
+            )
+        slots = partial(runtime.slots, self.slots, schedule.longest, self.block_tokens)
+        slots()
+        facts = facts.model_copy(update={"slots": self.slots, "block_tokens": self.block_tokens})
+        return ServingRequest(runtime, lambda: Batching(slots()), schedule, limits, facts)
 
     @property
     def schedule(self) -> Schedule:
-        """What its runs are made of, of the first rate."""
         if self.trace:
             trace = read_trace(self.trace)
             return Schedule("trace", len(trace), (1, 1), (2, 2), trace=trace)

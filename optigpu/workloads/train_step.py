@@ -1,6 +1,6 @@
 """train_step: steps of training a language model or an image classifier."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,9 +18,8 @@ from optigpu.backends.training import (
 from optigpu.documents.facts import TrainingFacts
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.vocabulary import Task, UnsupportedError
-from optigpu.workloads.base import Check, Workload
+from optigpu.workloads.base import Check, Request, TrainingShape, Workload, wrong_size
 from optigpu.workloads.requests.decoding import exceeds_context
-from optigpu.workloads.requests.shapes import TrainingShape, wrong_size
 
 Draw = Callable[[], TrainingBatch]
 """Makes the samples of the next step."""
@@ -69,7 +68,7 @@ class DrawnImages:
         return LabelledImages(noise + np.stack(patterns), labels)
 
 
-class TrainingRequest:
+class TrainingRequest(Request):
     """Steps of training, each over the next samples."""
 
     def __init__(
@@ -82,12 +81,10 @@ class TrainingRequest:
         self._runtime, self._draw, self._metrics = runtime, draw, metrics
 
     def run(self) -> Mapping[str, float]:
-        """One timed step over samples that were drawn before it."""
         batch = self._draw()
         return self._metrics(batch, self._runtime.step(batch))
 
     def check(self) -> Check:
-        """The loss of a step must be a number; so must the norm of its gradient, which is not 0."""
         batch = self._draw()
         step = self._runtime.step(batch)
         if not np.isfinite(step.loss):
@@ -98,7 +95,6 @@ class TrainingRequest:
         return Check(step.step_s, details={"gradient_norm": norm})
 
     def observe(self) -> None:
-        """Records the operations of a step, and what else only a step can show."""
         batch = self._draw()
         self._runtime.observe(batch)
         try:
@@ -110,12 +106,7 @@ class TrainingRequest:
         facts = TrainingFacts(model_flops=counted.model, hardware_flops=counted.hardware)
         self._runtime.notes.record(training=facts)
 
-    def described(self) -> Mapping[str, Sequence[float]]:
-        """The parts of a step are metrics."""
-        return {}
-
     def fresh(self, seed: int) -> "TrainingRequest":
-        """Each step has fresh samples anyway."""
         return self
 
 
@@ -169,21 +160,17 @@ class TrainStep(Workload):
 
     @property
     def update_rule(self) -> UpdateRule:
-        """Its optimizer with its learning rate."""
         return UpdateRule(self.optimizer, self.learning_rate)
 
     def check(self, model: ModelFacts | ImageFacts) -> str | None:
-        """Rows fit the context; a model with an embedding of each place takes images of one size."""
         if isinstance(model, ModelFacts):
             return exceeds_context(model, self.sequence_tokens, "sequence_tokens")
         return wrong_size(model, self.image_size)
 
     def prepare(self, runtime: TrainingRuntime) -> TrainingRequest:
-        """Draws the samples from the runtime's seed."""
         return TrainingRequest(runtime, self.draws(runtime.facts, runtime.seed), self._metrics)
 
     def draws(self, model: ModelFacts | ImageFacts, seed: int) -> Draw:
-        """What makes the samples of one step after the other, the same for the same seed."""
         if isinstance(model, ImageFacts):
             images = DrawnImages(model, self.image_size or model.image_size, seed)
             return lambda: images.batch(self.batch_size)
@@ -191,18 +178,15 @@ class TrainStep(Workload):
         return lambda: texts.batch(self.batch_size, self.sequence_tokens, self._shortest)
 
     def trained_tokens(self, model: ModelFacts | ImageFacts) -> float | None:
-        """Lengths are drawn evenly."""
         if isinstance(model, ImageFacts):
             return None
         return self.batch_size * (self._shortest + self.sequence_tokens) / 2
 
     def trained_images(self, model: ModelFacts | ImageFacts) -> int | None:
-        """All samples of a classifier."""
         return self.batch_size if isinstance(model, ImageFacts) else None
 
     @property
     def work_shape(self) -> TrainingShape:
-        """One step, whose rate the primary metric gives in samples."""
         return TrainingShape(units=self.batch_size)
 
     @property
@@ -210,23 +194,12 @@ class TrainStep(Workload):
         return self.shortest_tokens or self.sequence_tokens
 
     def _metrics(self, batch: TrainingBatch, step: TrainedStep) -> Mapping[str, float]:
-        """Rates and the parts of a step."""
-        parts = {
-            "samples_per_s": self.batch_size / step.step_s,
-            "step_s": step.step_s,
-            "data_s": step.data_s,
-            "forward_s": step.forward_s,
-            "backward_s": step.backward_s,
-            "optimizer_s": step.optimizer_s,
-        }
+        parts = {"samples_per_s": self.batch_size / step.step_s}
+        parts |= {name: getattr(step, name) for name in self.metrics[1:]}
         if isinstance(batch, LabelledImages):
             return parts | {"images_per_s": len(batch.labels) / step.step_s}
-        return parts | _token_rates(batch, step)
-
-
-def _token_rates(batch: Texts, step: TrainedStep) -> dict[str, float]:
-    tokens = sum(len(document) for document in batch.documents)
-    return {
-        "trained_tokens_per_s": tokens / step.step_s,
-        "padded_tokens_per_s": step.computed_tokens / step.step_s,
-    }
+        tokens = sum(len(document) for document in batch.documents)
+        return parts | {
+            "trained_tokens_per_s": tokens / step.step_s,
+            "padded_tokens_per_s": step.computed_tokens / step.step_s,
+        }

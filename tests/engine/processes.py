@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optigpu.child.priority import HIGHEST
+from optigpu.child.connection import HIGHEST
 from optigpu.cli import main
 
 PATIENCE_S = 60.0

@@ -12,7 +12,7 @@ import pytest
 
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
-from optigpu.conductor.training_memory import fit_training
+from optigpu.conductor.tasks import fit_training
 from optigpu.documents.shapes import ImageFacts
 from optigpu.fit.memory import DecoderMemory, Load
 from optigpu.fit.training import TrainingAsked
@@ -242,7 +242,10 @@ def test_a_step_that_depends_on_numbers_is_not_predicted() -> None:
 
 @pytest.mark.usefixtures("one_torch_thread", "forked_children")
 @pytest.mark.slow
-def test_the_largest_batch_follows_from_the_bytes_of_a_sample(tmp_path: Path) -> None:
+def test_the_largest_batch_follows_from_the_bytes_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTIGPU_LOCK_DIR", str(tmp_path))
     card = gpu_of("rtx4060")
     said: list[str] = []
     found = fit_training(
@@ -250,7 +253,6 @@ def test_the_largest_batch_follows_from_the_bytes_of_a_sample(tmp_path: Path) ->
         [training_stack_of(), training_stack_of("gradient_checkpointing")],
         said.append,
         lambda: None,
-        lock_dir=tmp_path,
     )
     plain, checkpointed = found.stacks
     assert plain.fits
@@ -262,9 +264,7 @@ def test_the_largest_batch_follows_from_the_bytes_of_a_sample(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("one_torch_thread", "forked_children")
-def test_a_predicting_process_gets_the_variables_of_a_measuring_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predicting_process_gets_the_variables_of_a_measuring_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_API_KEY", "secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     with pytest.raises(ReplicateError, match=r"secret: None, threads: \d$"):
@@ -274,7 +274,6 @@ def test_a_predicting_process_gets_the_variables_of_a_measuring_one(
             lambda _: None,
             lambda: None,
             program=program("telling"),
-            lock_dir=tmp_path,
         )
 
 

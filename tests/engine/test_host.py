@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optigpu.child.priority import HIGHEST
+from optigpu.child.connection import HIGHEST
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import HOST_SLACK, RESERVE, MemoryBudget
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
@@ -128,7 +128,7 @@ def test_a_gpu_that_does_not_tell_its_memory_gets_one_process_at_a_time() -> Non
 PROGRAM = """
 import json, os, resource, sys, threading
 from pathlib import Path
-from optigpu.child.priority import nice, raise_priority
+from optigpu.child.connection import nice, raise_priority
 if sys.argv[1] == "forbidden":
     resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
     if os.geteuid() == 0:

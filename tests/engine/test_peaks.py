@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import peak_rates as torch_peaks
-from optigpu.conductor.peak_cache import PEAKS, MachinePeaks
-from optigpu.conductor.preparation import Preparation
+from optigpu.conductor.preparation import MachinePeaks, Preparation
+from optigpu.conductor.processes.child import TASKS
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import environment_for
 from optigpu.documents.facts import RunFacts
@@ -256,7 +256,7 @@ def holds(result: Result) -> bool:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 def test_a_real_process_measures_this_machine(cache: Path) -> None:
-    def peaks(program: Sequence[str] = PEAKS) -> MachinePeaks:
+    def peaks(program: Sequence[str] = TASKS) -> MachinePeaks:
         cpu, progress = DeviceKind.CPU, JobProgress(lambda _: None, lambda: None, [0], 1)
         return MachinePeaks(environment_for(cpu), cpu, THREADS, progress, program=program)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.conductor.recipe import make_smaller
+from optigpu.conductor.tasks import make_smaller
 from optigpu.recipes.making.make import kept_neurons, make
 from optigpu.recipes.making.students import (
     blocks_of,
@@ -127,9 +127,7 @@ def test_what_cannot_be_asked_is_refused_with_the_next_step(tmp_path: Path) -> N
 def test_the_process_tells_what_it_does_and_why_it_cannot(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(UnsupportedError, match="a student of 9 is no smaller"):
-        make_smaller(
-            request(tmp_path, layers=9), said.append, lambda: None, limit_s=300, lock_dir=tmp_path / "locks"
-        )
+        make_smaller(request(tmp_path, layers=9), said.append, lambda: None, limit_s=300)
     assert said[0] == "loading the teacher"
     assert not (tmp_path / "out").exists()
 

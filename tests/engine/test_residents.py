@@ -115,14 +115,14 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
     session, events = session_with(spec, tmp_path, "noted", notes)
     variants = variants_of(spec)
     with Residents(session, 0) as residents:
-        residents.measure_on(variants)
+        residents.measure(variants, stay=True)
         first = residents.replicates[1]
         assert residents.indexes == {0, 1}
         residents.keep({1})
         assert len(started()) == 1
         residents.go_on(session)
         before = len(events)
-        residents.measure_on(variants[1:])
+        residents.measure(variants[1:], stay=True)
         second = residents.replicates[1]
         assert list(residents.replicates) == [1]
     assert notes.read_text().split().count("assignment") == 2

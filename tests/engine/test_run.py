@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.load import NAME, Load, beside
-from optigpu.child.priority import HIGHEST
+from optigpu.child.connection import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.conductor.session import environment_for
 from optigpu.documents.events import (
@@ -33,7 +33,7 @@ from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, Subj
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.selftest import kept
-from optigpu.statistics.intervals import FEWEST_REQUESTS
+from optigpu.statistics.within import FEWEST_REQUESTS
 from optigpu.vocabulary import DeviceKind, LeaseLostError, VariantStatus
 from tests.engine.processes import is_alive, may_come_first, program, wait_until
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.child.messages import Broken
+from optigpu.conductor.processes.child import TASKS
 from optigpu.conductor.proof import PROOF_S, prove, sentence
-from optigpu.conductor.selftest import SELFTEST, SelfTester
+from optigpu.conductor.selftest import SelfTester
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.hardware import probe
 from optigpu.paths import data_dir
-from optigpu.vocabulary import CancelledError, DeviceKind, UnsupportedError
+from optigpu.vocabulary import CancelledError, DeviceKind, ReplicateError, UnsupportedError
 from tests.engine.processes import STARTED, optigpu, program
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
@@ -81,7 +81,7 @@ def test_a_check_that_hangs_is_killed_and_named() -> None:
 
 def test_a_device_that_is_not_there_is_never_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (result,) = results_of("fp16", command=SELFTEST, device=DeviceKind.CUDA).values()
+    (result,) = results_of("fp16", command=TASKS, device=DeviceKind.CUDA).values()
     assert result.status is CheckStatus.NOT_POSSIBLE
     assert str(result.reason).startswith("This machine has no NVIDIA GPU that works (")
 
@@ -206,4 +206,4 @@ NO_KERNELS = (
     ],
 )
 def test_an_error_of_torch_becomes_a_sentence_with_what_helps(error: str, said: str) -> None:
-    assert sentence(Broken(fault="error", reason=error), CUDA, BOX).startswith(said)
+    assert sentence(ReplicateError(error), CUDA, BOX).startswith(said)

@@ -22,11 +22,10 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import DecodeShape, Workload
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.requests.operators import Dtype
-from optigpu.workloads.requests.shapes import DecodeShape
 from tests.engine.image_models import image_runtime
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 

@@ -15,8 +15,7 @@ from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Yardstick
-from optigpu.conductor.verdicts.selection import Goal
+from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import Verdict, VerdictReason
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of

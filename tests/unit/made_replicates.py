@@ -11,8 +11,7 @@ from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Yardstick
-from optigpu.conductor.verdicts.selection import Goal
+from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import MetricSummary, Verdict
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

@@ -9,8 +9,7 @@ import pytest
 
 from optigpu.backends.runtime import Generation, Ids, Logits, Pass
 from optigpu.workloads.quality import ScoringRequest
-from optigpu.workloads.requests.decoding import CHECKED_S, DecodingRequest, checked_places
-from optigpu.workloads.requests.passes import PassRequest
+from optigpu.workloads.requests.decoding import CHECKED_S, DecodingRequest, PassRequest, checked_places
 
 VOCABULARY, PROMPT, NEW_TOKENS = 50, 8, 40
 TABLE = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)).astype(np.float32)

@@ -30,7 +30,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.measure",
             "optigpu.hardware",
             "optigpu.child.replicate",
-            "optigpu.child.selftest",
+            "optigpu.child.tasks",
             "optigpu.conductor.selftest",
             "optigpu.cli",
             "optigpu.client",

@@ -20,8 +20,7 @@ from optigpu.documents.rounds import RoundMark
 from optigpu.documents.shapes import ModelFacts
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure, Variant
-from optigpu.load.batching import Batching
-from optigpu.load.clock import VirtualClock
+from optigpu.load.batching import Batching, VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
 from optigpu.meters.highest_rate import SimulatedSlots

@@ -8,11 +8,10 @@ import pytest
 from optigpu.child.messages import Metered
 from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.processes.rounds import Replicate
-from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import together, widened
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample, is_service
-from optigpu.conductor.verdicts.marks import INTERRUPTION, Yardstick
-from optigpu.conductor.verdicts.selection import Goal, select
+from optigpu.conductor.verdicts.marks import INTERRUPTION, Goal, Yardstick, select
+from optigpu.conductor.verdicts.outside import bounds_of_readings
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.rounds import RoundMark
 from optigpu.vocabulary import Better, DeviceKind
@@ -197,7 +196,7 @@ def read(*during: HostSample | None) -> list[Replicate]:
 
 
 def bounds(*during: HostSample | None) -> dict[str, float | None]:
-    return meters.bounds(evidence(read(*during), spec()))
+    return bounds_of_readings(evidence(read(*during), spec()))
 
 
 def test_what_others_used_meanwhile_is_said_and_bounded() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from optigpu import __version__
-from optigpu.conductor.provenance import provenance_of
+from optigpu.conductor.outcome import provenance_of
 from optigpu.documents.facts import RunFacts, TextQuality, WeightFacts
 from optigpu.documents.result import Environment, Provenance
 from optigpu.job.measured import measured

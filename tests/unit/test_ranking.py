@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optigpu.documents.older import why_none_ranks
-from optigpu.statistics.evidence import speedup
+from optigpu.statistics.compare import speedup
 from optigpu.statistics.front import compared, unsurpassed
 from optigpu.statistics.stored import StoredSummary
 from optigpu.vocabulary import Better

@@ -18,14 +18,13 @@ from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
 from optigpu.roofline.roofs import NO_PEAKS
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import OperatorShape, Workload
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
-from optigpu.workloads.requests.shapes import OperatorShape
 from optigpu.workloads.train_step import TrainStep
 from tests.unit.made_results import metric
 

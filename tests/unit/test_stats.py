@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from optigpu.documents.result import Measurement, Samples
 from optigpu.statistics.estimates import t_quantile
-from optigpu.statistics.intervals import (
-    FEWEST_REQUESTS,
-    interval,
-    paired_ratio,
-    ratio,
-    relative_width,
-    summarise,
-    value_of,
-)
-from optigpu.statistics.within import FEWEST_FOR_INTERVAL, dependence, mid_ranks
+from optigpu.statistics.intervals import interval, paired_ratio, ratio, relative_width, summarise, value_of
+from optigpu.statistics.within import FEWEST_FOR_INTERVAL, FEWEST_REQUESTS, dependence, mid_ranks
 from optigpu.vocabulary import METRICS
 
 NUMBERS = st.floats(1e-6, 1e6)

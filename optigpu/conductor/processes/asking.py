@@ -3,16 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, TypeVar
 
-from optigpu.backends.converted import remove_used
-from optigpu.child.messages import Answer, Assignment, Broken, Progress, Refused
+from optigpu.child.messages import Answer, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
 from optigpu.vocabulary import (
     CancelledError,
-    CrashError,
-    DamagedModelError,
     Frozen,
     OutOfMemoryError,
     OverdueError,
@@ -50,7 +46,6 @@ class TimedWatch:
         self._until = time.monotonic() + limit_s
 
     def check(self) -> None:
-        """Raises CancelledError when there is a reason to stop, and OverdueError when the time is up."""
         reason = self._cancelled()
         if reason is not None:
             raise CancelledError(reason)
@@ -59,30 +54,10 @@ class TimedWatch:
 
 
 def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) -> Wanted:
-    """Sends a message and waits for its answer.
-
-    Raises UnsupportedError when the process refuses, ReplicateError when it fails, and what `progress.check` raises.
-    """
+    """Sends a message and waits for its answer. Raises UnsupportedError when the process refuses, ReplicateError when
+    it fails, and what `progress.check` raises."""
     child.tell(message)
     return hear(child, wanted, progress)
-
-
-def ask_to_load(child: Child, assignment: Assignment, wanted: type[Wanted], progress: Watch) -> Wanted:
-    """Sends an assignment and waits until the process has loaded its model.
-
-    Raises what `ask` raises; DamagedModelError for a process that crashed on a converted model which was kept. That
-    model is removed, so that the next process writes it anew.
-    """
-    try:
-        return ask(child, assignment, wanted, progress)
-    except CrashError as error:
-        removed = remove_used(Path(assignment.folder), child.pid)
-        if not removed:
-            raise
-        raise DamagedModelError(
-            f"The engine crashed on {' and '.join(removed)}, a kept conversion that may be damaged. It has been "
-            f"removed; run the job again. {error}"
-        ) from error
 
 
 def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:
@@ -99,7 +74,6 @@ def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:
 
 
 def _error_of(answer: Answer) -> Exception:
-    """Converts an answer other than the expected one to an error."""
     if isinstance(answer, Refused):
         return UnsupportedError(readable(answer.reason))
     if not isinstance(answer, Broken):

@@ -9,6 +9,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ from optigpu.conductor.processes.confinement import confined_program, temporary_
 from optigpu.hardware.cgroup import oom_kills
 from optigpu.vocabulary import CrashError, Frozen, HostMemoryError, ReplicateError
 
+TASKS = (sys.executable, "-P", "-m", "optigpu.child.tasks")
+"""The program of what is no variant. -P keeps files of the working directory from being taken for modules."""
 TICK_S = 0.25
 END_GRACE_S = 5.0
 STOP_GRACE_S = 0.5
@@ -63,10 +66,21 @@ class Child:
         try:
             confined = confined_program(program, network=network, folder=self._temporary)
             own = {**variables, "TMPDIR": str(self._temporary)}
-            self._process = _start([*confined, "--answers-fd", str(theirs)], own, (theirs, *keep))
-        except BaseException:
+            self._process = subprocess.Popen(
+                [*confined, "--answers-fd", str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=own,
+                pass_fds=(theirs, *keep),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException as error:
             os.close(self._answers)
             shutil.rmtree(self._temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ReplicateError(f"The measuring process cannot be started: {error.strerror}.") from error
             raise
         finally:
             os.close(theirs)
@@ -108,11 +122,9 @@ class Child:
         self._exchange(0)
 
     def listen(self) -> Answer | None:
-        """The next answer, or None after a quarter of a second of silence.
-
-        Raises ReplicateError, with the end of what the process printed, if it has died or sends something that is not a
-        message, CrashError if it crashed, and HostMemoryError if the kernel killed it because memory was short.
-        """
+        """The next answer, or None after a quarter of a second of silence. Raises ReplicateError, with the end of what
+        the process printed, if it has died or sends something that is not a message, CrashError if it crashed, and
+        HostMemoryError if the kernel killed it because memory was short."""
         until = time.monotonic() + TICK_S
         while True:
             line = self._next_line()
@@ -127,10 +139,8 @@ class Child:
             self._exchange(left)
 
     def end(self, grace_s: float) -> int:
-        """Ends the process and all that it started, by signals after `grace_s`; returns its exit status.
-
-        A negative status is the signal that ended it. Raises ReplicateError if even SIGKILL does not end it.
-        """
+        """Ends the process and all that it started, by signals after `grace_s`. Returns its exit status, or a negative
+        signal. Raises ReplicateError if even SIGKILL does not end it."""
         if self._status is None:
             self._stop_writing(close=True)
             if not self._ended_within(grace_s):
@@ -241,7 +251,12 @@ class Child:
 
     def _survivors(self) -> list[int]:
         """The living processes of its session, without those that left it."""
-        return [pid for pid in psutil.pids() if _session(pid) == self.pid and _alive(pid)]
+        found = []
+        for pid in psutil.pids():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    found.append(pid)
+        return found
 
     def _reap(self) -> int:
         until = time.monotonic() + KILL_GRACE_S
@@ -264,38 +279,6 @@ class Child:
         shutil.rmtree(self._temporary, ignore_errors=True)
         if self._process.stdout:
             self._process.stdout.close()
-
-
-def _start(
-    command: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
-) -> "subprocess.Popen[bytes]":
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            pass_fds=descriptors,
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise ReplicateError(f"The measuring process cannot be started: {error.strerror}.") from error
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def readable(text: str) -> str:

@@ -30,9 +30,7 @@ UVM = Path("/dev/nvidia-uvm")
 
 def confined_program(program: Sequence[str], *, network: bool, folder: Path) -> tuple[str, ...]:
     """The command that confines the program `python ... -m MODULE ...` and runs it; any other one stays as it is.
-
-    `folder` is on the disk whose free space bounds a file.
-    """
+    `folder` is on the disk whose free space bounds a file."""
     if "-m" not in program:
         return tuple(program)
     at = program.index("-m") + 1
@@ -50,10 +48,8 @@ def largest_file(folder: Path) -> int:
 
 
 def needs_network(variant: Variant, quality: QualityOptions | None) -> bool:
-    """Whether a process that measures the variant must reach others: the hub, a server, a wall meter.
-
-    `quality` is None where quality is not measured.
-    """
+    """Whether a process that measures the variant must reach others: the hub, a server, a wall meter. `quality` is
+    None where it is not measured."""
     downloads = bool(variant.hub_repositories) or (quality is not None and comes_from_hub(quality.text))
     return (
         (downloads and may_download())
@@ -81,11 +77,8 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def temporary_folder() -> Path:
-    """A new folder for the temporary files of one process, to be removed by who asks for it.
-
-    It lies beside the jobs' folders, so that one which a killed worker left is removed as theirs are. Raises
-    ReplicateError when it cannot be made.
-    """
+    """A new folder for the temporary files of one process, beside the jobs' folders: what a killed worker left is
+    removed with theirs. Raises ReplicateError when it cannot be made."""
     try:
         return Path(tempfile.mkdtemp(prefix="tmp-", dir=_root()))
     except OSError as error:

@@ -15,11 +15,9 @@ from optigpu.vocabulary import HostMemoryError, OverdueError, StoppedError, Unsu
 
 
 class Group:
-    """Variants that are measured side by side. The first replicate finds out how many of them fit into memory.
-
-    After `measure`, each variant is either in `outcomes`, by its index, or in `waiting`, for the next group. The
-    processes of first replicates may be `residents`, which stay until a second replicate begins.
-    """
+    """Variants that are measured side by side. The first replicate finds out how many of them fit into memory. After
+    `measure`, each variant is either in `outcomes`, by its index, or in `waiting`, for the next group. The processes
+    of first replicates may be `residents`, which stay until a second replicate begins."""
 
     def __init__(
         self, session: Session, variants: Sequence[Variant], residents: Residents | None = None
@@ -38,11 +36,9 @@ class Group:
         self._shortened: dict[int, str] = {}
 
     def measure(self, preparation: Preparation) -> None:
-        """Fewer replicates than were asked for are measured where time is short.
-
-        Raises what the session's listener raises, and StoppedError when the job must stop: the variants that have a
-        whole replicate have their outcome by then.
-        """
+        """Fewer replicates than were asked for are measured where time is short. Raises what the session's listener
+        raises, and StoppedError when the job must stop: the variants that have a whole replicate have their outcome by
+        then."""
         try:
             self._measure_replicates()
         except StoppedError as stop:
@@ -54,20 +50,20 @@ class Group:
         for number in range(self._session.replicates):
             if number == 0:
                 self.waiting = self._take_turn(self._members, number)
-            elif self._has_time(number):
-                self._measure_all(number)
+            elif self._session.progress.has_time_for(
+                # Together with one of each variant that waits.
+                [(each.index, number) for each in self._members] + [(each.index, 0) for each in self.waiting]
+            ):
+                waiting = self._take_turn(self._members, number)
+                while waiting:  # memory has become short: each of several turns measures at least one
+                    self.fit_together = False
+                    waiting = self._take_turn(waiting, number)
             else:
                 self._leave_out(number)
                 break
             self._members = tuple(v for v in self._members if len(self._replicates[v.index]) > number)
 
-    def _has_time(self, number: int) -> bool:
-        """Whether this replicate of the group still fits, together with one of each variant that waits."""
-        units = [(variant.index, number) for variant in self._members]
-        return self._session.progress.has_time_for([*units, *((each.index, 0) for each in self.waiting)])
-
     def _leave_out(self, first: int) -> None:
-        """The group's replicates from this one on are not measured."""
         session, numbers = self._session, range(first, self._session.replicates)
         session.progress.leave_out([(each.index, number) for each in self._members for number in numbers])
         session.on_event(
@@ -80,34 +76,17 @@ class Group:
             )
         )
 
-    def _measure_all(self, number: int) -> None:
-        """One replicate of every member. If memory has become short, in several turns: each measures at least one."""
-        waiting = self._take_turn(self._members, number)
-        while waiting:
-            self.fit_together = False
-            waiting = self._take_turn(waiting, number)
-
     def _take_turn(self, variants: Sequence[Variant], number: int) -> tuple[Variant, ...]:
-        """Measures those of the variants that fit into memory and returns the others."""
-        turn = self._processes_of(number)
+        if self._residents is not None and number > 0:
+            self._residents.keep(())  # those of the first replicate end before others start
+        turn = (self._residents if number == 0 else None) or Residents(self._session, number)
         try:
-            if turn is self._residents:
-                turn.measure_on(variants)
-            else:
-                turn.measure(variants)
+            turn.measure(variants, stay=turn is self._residents)
         except StoppedError:
             self._keep(turn, variants)
             raise
         self._keep(turn, variants)
         return turn.waiting
-
-    def _processes_of(self, number: int) -> Residents:
-        """New ones, unless there are some for the first replicate, which end before others start."""
-        if self._residents is not None and number == 0:
-            return self._residents
-        if self._residents is not None:
-            self._residents.keep(())
-        return Residents(self._session, number)
 
     def _keep(self, turn: Residents, variants: Sequence[Variant]) -> None:
         """Keeps a turn's whole replicates; ends the variants that failed, unless time alone was short."""
@@ -116,7 +95,10 @@ class Group:
             if isinstance(error, OverdueError) and self._replicates[index]:
                 self._shortened[index] = str(error)
             else:
-                self._end(_without_result(index, error))
+                unsupported = isinstance(error, UnsupportedError)
+                status = VariantStatus.UNSUPPORTED if unsupported else VariantStatus.FAILED
+                memory = isinstance(error, HostMemoryError)
+                self._end(Outcome(index=index, status=status, reason=str(error), host_memory=memory))
         apart = {*turn.errors, *(variant.index for variant in turn.waiting)}
         for index, replicate in turn.replicates.items():
             self._replicates[index].append(replicate)
@@ -149,14 +131,6 @@ def measure_again(session: Session, baseline: Variant) -> Samples:
     turn = Residents(session, number).measure([baseline])
     again = evidence_of(session, list(turn.replicates.values()))
     return tuple(each.selection.of(each.replicate.samples[baseline.workload.primary]) for each in again)
-
-
-def _without_result(index: int, error: Exception) -> Outcome:
-    """A variant with a replicate missing has no result."""
-    unsupported = isinstance(error, UnsupportedError)
-    status = VariantStatus.UNSUPPORTED if unsupported else VariantStatus.FAILED
-    memory = isinstance(error, HostMemoryError)
-    return Outcome(index=index, status=status, reason=str(error), host_memory=memory)
 
 
 def _why_short(spec: JobSpec) -> str:

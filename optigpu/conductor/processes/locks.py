@@ -24,15 +24,21 @@ WORKER_PREFIX = "worker-"
 def hold(
     folder: Path, device: DeviceKind, environment: Environment, waiting: Callable[[], None]
 ) -> Iterator[tuple[int, ...]]:
-    """Takes the locks that a job on `device` needs and yields their file descriptors.
-
-    While another job has one of them, `waiting` is called every quarter of a second; it may raise to stop waiting.
-    Raises OptiGPUError if the folder cannot be used.
-    """
+    """Takes the locks that a job on `device` needs and yields their file descriptors. While another job has one of
+    them, `waiting` is called every quarter of a second; it may raise to stop waiting. Raises OptiGPUError if the
+    folder cannot be used."""
     with ExitStack() as stack:
         descriptors = []
         for name, mode in _wanted(device, environment):
-            descriptor = _open(folder, name)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                path = folder / f"{name}.lock"
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise OptiGPUError(
+                    f"Cannot create a lock file in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR to a writable "
+                    "folder."
+                ) from error
             stack.callback(os.close, descriptor)
             _take(descriptor, mode, waiting)
             descriptors.append(descriptor)
@@ -40,23 +46,18 @@ def hold(
 
 
 def others_measure(folder: Path, device: DeviceKind, environment: Environment) -> bool:
-    """Whether a job is measured on another device of this host. Asked by the job that holds the locks of `device`.
-
-    Each lock is tried for a moment, shared; a job that wants it in this moment tries again.
-    """
+    """Whether a job is measured on another device of this host. Each lock but those of `device` is tried for a moment,
+    shared; a job that wants it in this moment tries again."""
     mine = {f"{name}.lock" for name, _ in _wanted(device, environment)}
     others = (path for path in folder.glob("*.lock") if path.name not in mine)
-    return any(_is_held(path) for path in others if not path.name.startswith(WORKER_PREFIX))
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # removed, or another user's: a lock that cannot be tried says nothing
-        return False
+    for path in (path for path in others if not path.name.startswith(WORKER_PREFIX)):
+        try:
+            with path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # removed, or another user's: a lock that cannot be tried says nothing
+            continue
     return False
 
 
@@ -65,16 +66,6 @@ def _wanted(device: DeviceKind, environment: Environment) -> list[tuple[str, int
         return [("cpu", fcntl.LOCK_EX)]
     # The GPU first: a job that waits for a GPU must not keep jobs on the CPU waiting by its share of the host.
     return [*((gpu.uuid, fcntl.LOCK_EX) for gpu in environment.gpus(device)[:1]), ("cpu", fcntl.LOCK_SH)]
-
-
-def _open(folder: Path, name: str) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise OptiGPUError(
-            f"Cannot create a lock file in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR to a writable folder."
-        ) from error
 
 
 def _take(descriptor: int, mode: int, waiting: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ class MemoryRule(Protocol):
     """Decides how many measuring processes are resident at once. A new one is made for each turn."""
 
     def add(self, pid: int) -> None:
-        """The process `pid` is ready and holds its memory."""
+        """The process `pid` is ready: what it holds is taken note of."""
 
     def has_space(self) -> bool:
         """Whether another process may be started."""
@@ -47,7 +47,6 @@ class MemoryBudget:
         self._largest_host, self._largest_device = 0, 0
 
     def add(self, pid: int) -> None:
-        """The process `pid` is ready: what it holds on host and GPU is taken note of."""
         with suppress(psutil.NoSuchProcess):
             self._largest_host = max(self._largest_host, psutil.Process(pid).memory_info().rss)
         free = self._device_free()
@@ -56,7 +55,6 @@ class MemoryBudget:
         self._free_before = free
 
     def has_space(self) -> bool:
-        """Whether a process as large as the largest one so far surely fits."""
         if self._host_free() < RESERVE * self._largest_host + HOST_SLACK:
             return False
         free = self._device_free()

@@ -35,13 +35,13 @@ class Metering:
     progress: JobProgress
 
     def read(self, meters: Sequence[str]) -> tuple[MeterReading, ...]:
-        """One reading of each, in the given order."""
-        return tuple(map(self._reading, meters))
-
-    def _reading(self, meter: str) -> MeterReading:
-        self.progress.show(f"reading the {meter} meter")
-        with self.progress.advance(meter):
-            return self._timed(meter) if METERS[meter].timed else MeterReading(self._ask(meter))
+        found = []
+        for meter in meters:
+            self.progress.show(f"reading the {meter} meter")
+            with self.progress.advance(meter):
+                timed = METERS[meter].timed
+                found.append(self._timed(meter) if timed else MeterReading(self._ask(meter)))
+        return tuple(found)
 
     def _timed(self, meter: str) -> MeterReading:
         found: dict[float, MeterReading] = {}

@@ -6,19 +6,23 @@ processes of those that go on stay from one of its rounds to the next.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.messages import LOADING, WARMING_UP, Assignment, Begin, Ready, Started
-from optigpu.conductor.processes.asking import Watch, ask_to_load, hear
+from optigpu.backends.converted import remove_used
+from optigpu.child.messages import LOADING, WARMING_UP, Assignment, Begin, Ready, Round, RunRound, Started
+from optigpu.conductor.processes.asking import Watch, ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
 from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit, in_turns
-from optigpu.conductor.saturation import Watched, watched_round
+from optigpu.conductor.saturation import Watched
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
+from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
 from optigpu.job.estimate import IMPORT, SAMPLE, START
 from optigpu.job.spec import Variant
@@ -47,7 +51,6 @@ class WarmUpWatch:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the process has not gone on from reading its model."""
         return self._doing == LOADING
 
     def sample(self) -> HostSample | None:
@@ -73,11 +76,9 @@ class _Resident:
 
 
 class Residents:
-    """One replicate of several variants, their processes resident at once as far as the memory allows.
-
-    After `measure` or `measure_on`, each of the variants is in exactly one of `replicates`, `errors` (both by the
-    variant's index) and `waiting`, which holds those that the memory had no space for; none of these loaded its model.
-    """
+    """One replicate of several variants, their processes resident at once as far as the memory allows. After
+    `measure`, each of the variants is in exactly one of `replicates`, `errors` (both by the variant's index) and
+    `waiting`, which holds those that the memory had no space for; none of these loaded its model."""
 
     def __init__(self, session: Session, number: int) -> None:
         """`number` is the replicate's, from 0."""
@@ -94,39 +95,30 @@ class Residents:
         self._readings: dict[int, tuple[MeterReading, ...]] = {}
         self._processes = ExitStack()
 
-    def measure(self, variants: Sequence[Variant]) -> Self:
-        """Measures as many of the variants as fit into memory together, always at least one, and ends all processes.
+    def measure(self, variants: Sequence[Variant], *, stay: bool = False) -> Self:
+        """Measures as many of the variants as fit into memory together, and ends all processes.
 
-        Raises StoppedError, and what the session's listener raises; no process is left behind. `replicates` then holds
-        those that are whole.
+        At least one is measured, unless others are resident. With `stay`, in a block of these residents, their
+        processes stay until `keep`, or the block's end, ends them. Raises StoppedError, and what the session's listener
+        raises: no process is left behind, and `replicates` then holds those that are whole.
         """
-        with self:
-            return self._measure(variants, stay=False)
-
-    def measure_on(self, variants: Sequence[Variant]) -> Self:
-        """The same within a block of these residents: their processes stay until `keep`, or the block's end, ends them.
-
-        Where others are resident already, it may be that no more fits beside them.
-        """
-        return self._measure(variants, stay=True)
-
-    def _measure(self, variants: Sequence[Variant], *, stay: bool) -> Self:
-        self.replicates, self.errors, self.waiting = {}, {}, ()
-        asked, known = {variant.index for variant in variants}, self.indexes
-        self._prepare([variant for variant in variants if variant.index not in known])
-        measured = [resident for resident in self._ready if resident.variant.index in asked]
-        self._take_turns(measured)
-        for resident in measured:
-            if resident.variant.index not in self.errors:
-                self._finish(resident)
-            if not stay:
-                self._ends[resident.variant.index].close()
-        self.keep(self.indexes - self.errors.keys())
-        return self
+        block: AbstractContextManager[object] = nullcontext() if stay else self
+        with block:
+            self.replicates, self.errors, self.waiting = {}, {}, ()
+            asked, known = {variant.index for variant in variants}, self.indexes
+            self._prepare([variant for variant in variants if variant.index not in known])
+            measured = [resident for resident in self._ready if resident.variant.index in asked]
+            self._take_turns(measured)
+            for resident in measured:
+                if resident.variant.index not in self.errors:
+                    self._finish(resident)
+                if not stay:
+                    self._ends[resident.variant.index].close()
+            self.keep(self.indexes - self.errors.keys())
+            return self
 
     @property
     def indexes(self) -> frozenset[int]:
-        """The variants whose processes are resident."""
         return frozenset(resident.variant.index for resident in self._ready)
 
     def keep(self, indexes: Collection[int]) -> None:
@@ -138,12 +130,13 @@ class Residents:
         self._ready = [resident for resident in self._ready if resident.variant.index in indexes]
 
     def go_on(self, session: Session) -> None:
-        """What is measured from now on is a new round of a search, as that session asks.
-
-        Nothing that was timed before is part of it: by that its variants were chosen.
-        """
+        """A new round of a search begins, as that session asks. Nothing that was timed before is part of it: by that
+        its variants were chosen."""
         self._session = session
-        self._ready = [self._anew(resident) for resident in self._ready]
+        for place, each in enumerate(self._ready):
+            assignment = session.assignment(each.variant, self._number)
+            rounds = TimedRounds(each.child, each.ready, assignment, session.monitor)
+            self._ready[place] = replace(each, rounds=rounds)
 
     def __enter__(self) -> Self:
         return self
@@ -154,14 +147,13 @@ class Residents:
         self._ready = []
         self._processes.__exit__(kind, error, trace)
 
-    def _anew(self, resident: _Resident) -> _Resident:
-        assignment = self._session.assignment(resident.variant, self._number)
-        rounds = TimedRounds(resident.child, resident.ready, assignment, self._session.monitor)
-        return replace(resident, rounds=rounds)
-
     def _prepare(self, variants: Sequence[Variant]) -> None:
         for position, variant in enumerate(variants):
-            if self._ready and not (self._has_space() and self._has_time(variant)):
+            ready = len(self._ready)
+            # Those that are ready and one more, for their least time at least.
+            units = [(each.variant.index, self._number) for each in self._ready]
+            has_time = self._session.progress.has_time_for([*units, (variant.index, self._number)])
+            if ready and not (ready < MOST_RESIDENT and self._memory.has_space() and has_time):
                 self.waiting = tuple(variants[position:])
                 break
             if self._number == 0:
@@ -171,14 +163,6 @@ class Residents:
             self._ends[index].close()
         self._started.clear()
 
-    def _has_space(self) -> bool:
-        return len(self._ready) < MOST_RESIDENT and self._memory.has_space()
-
-    def _has_time(self, variant: Variant) -> bool:
-        """Whether those that are ready and one more can be measured, for their least time at least."""
-        indexes = [*(resident.variant.index for resident in self._ready), variant.index]
-        return self._session.progress.has_time_for([(index, self._number) for index in indexes])
-
     def _make_ready(self, variants: Sequence[Variant]) -> None:
         """Has the first of the variants load its model. If its process has not started, others start with it."""
         session, progress, variant = self._session, self._session.progress, variants[0]
@@ -187,48 +171,40 @@ class Residents:
             with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):
                 if variant.index not in self._started and variant.index not in self.errors:
                     with progress.within(IMPORT):
-                        self._start(variants[: self._side_by_side()])
+                        # Importing takes seconds of one core each.
+                        side_by_side = min(session.threads, MOST_RESIDENT - len(self._ready))
+                        self._start(variants[: max(1, side_by_side) if self._memory.has_space() else 1])
                 if variant.index in self.errors:
                     raise self.errors[variant.index]
-                self._require_unsaturated(variant)
+                if self._number == 0:  # the others measure what it measured
+                    session.saturation.require_below(variant)
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
                 watch = WarmUpWatch(progress, session.monitor)
                 ready = _ready(child, assignment, watch)
                 warm_up = watch.sample()
-            self._judge_rate(variant, child, ready)
+            if self._number == 0:
+                session.saturation.judge(
+                    variant, ready, session.spec.measure, partial(self._watch_queue, variant, child)
+                )
             progress.compiled(ready.compile_s)
             self._memory.add(child.pid)
             rounds = TimedRounds(child, ready, assignment, session.monitor, warm_up)
             self._ready.append(_Resident(variant, child, ready, rounds))
 
-    def _require_unsaturated(self, variant: Variant) -> None:
-        """The first replicate says where a sweep ends; the others measure what it measured."""
-        if self._number == 0:
-            self._session.saturation.require_below(variant)
-
-    def _judge_rate(self, variant: Variant, child: Child, ready: Ready) -> None:
-        session, progress = self._session, self._session.progress
-
-        def watch() -> Watched:
-            progress.show("watching the queue")
-            with progress.within(SAMPLE):
-                return watched_round(child, variant, session.monitor, progress)
-
-        if self._number == 0:
-            session.saturation.judge(variant, ready, session.spec.measure, watch)
-
-    def _side_by_side(self) -> int:
-        """How many processes import their libraries at the same time. That takes seconds of one core each."""
-        if not self._memory.has_space():
-            return 1
-        return max(1, min(self._session.threads, MOST_RESIDENT - len(self._ready)))
+    def _watch_queue(self, variant: Variant, child: Child) -> Watched:
+        progress, monitor = self._session.progress, self._session.monitor
+        progress.show("watching the queue")
+        with progress.within(SAMPLE):
+            before = monitor.read()
+            found = ask(child, RunRound(seconds=ROUND_S), Round, progress)
+            sample = monitor.between(before, monitor.read())
+        yardstick = Yardstick(variant.device, monitor.fastest_probe_s)
+        return Watched(found.loads, yardstick.marks(sample), sample.wall_s)
 
     def _start(self, variants: Sequence[Variant]) -> None:
-        """Starts a process for each of the variants, and waits until all of them have imported their libraries.
-
-        None of them loads a model meanwhile, since the time of that is measured.
-        """
+        """Starts a process for each of the variants, and waits until all have imported their libraries; none loads a
+        model meanwhile, since the time of that is measured."""
         for variant in variants:
             self._ends[variant.index] = self._processes.enter_context(ExitStack())
             with self._failing_alone(variant):
@@ -243,19 +219,19 @@ class Residents:
 
     def _take_turns(self, active: list[_Resident]) -> None:
         """Measures laps until each variant has enough rounds or has failed."""
-        while active := [each for each in active if self._is_active(each)]:
+        while active := [
+            each for each in active if each.variant.index not in self.errors and not each.rounds.are_over
+        ]:
             if len(active) > 1:
                 self._measure_lap(active)
                 # Who comes first changes: nobody's turns are always the later ones of a machine that slows down.
                 active.reverse()
             else:
-                self._measure_alone(active[0])
-
-    def _measure_alone(self, resident: _Resident) -> None:
-        self._session.progress.begin(resident.variant.index, self._number, "measuring")
-        with self._failing_alone(resident.variant):
-            resident.rounds.measure_one(self._session.progress)
-        self._end_rounds([resident])
+                (resident,) = active
+                self._session.progress.begin(resident.variant.index, self._number, "measuring")
+                with self._failing_alone(resident.variant):
+                    resident.rounds.measure_one(self._session.progress)
+                self._end_rounds([resident])
 
     def _measure_lap(self, residents: Sequence[_Resident]) -> None:
         """One round of each, in turns. What disturbs the lap disturbs them all."""
@@ -282,29 +258,23 @@ class Residents:
                 self._session.progress.turn_to(resident.variant.index, self._number)
                 self._session.progress.end_rounds()
 
-    def _is_active(self, resident: _Resident) -> bool:
-        return resident.variant.index not in self.errors and not resident.rounds.are_over
-
     def _finish(self, resident: _Resident) -> None:
-        """Runs the audit with fresh inputs and then the meters of this replicate."""
         variant, progress = resident.variant, self._session.progress
         progress.begin(variant.index, self._number, "checking")
         with self._failing_alone(variant):
             audited, during = audit(resident.child, resident.ready, self._session.monitor, progress)
             before = self._readings.get(variant.index, ())
+            # Not what the process has read before, and some only in the first replicate.
+            done = {"latency", *(reading.metered.meter for reading in before)}
+            names = [name for name in self._session.spec.measure.meters if name not in done]
+            names = [name for name in names if self._number == 0 or not METERS[name].once]
             metering = Metering(resident.child, variant.device, self._session.monitor, progress)
-            readings = (*before, *metering.read(self._meters(before)))
+            readings = (*before, *metering.read(names))
             self._readings[variant.index] = readings
             self.replicates[variant.index] = replace(
                 resident.rounds.replicate(), audit=audited, audit_sample=during, readings=readings
             )
             progress.end()
-
-    def _meters(self, before: Sequence[MeterReading]) -> list[str]:
-        """The meters to read: not what the process has read before, and some only in the first replicate."""
-        done = {"latency", *(reading.metered.meter for reading in before)}
-        names = [name for name in self._session.spec.measure.meters if name not in done]
-        return [name for name in names if self._number == 0 or not METERS[name].once]
 
     @contextmanager
     def _failing_alone(self, variant: Variant) -> Iterator[None]:
@@ -318,12 +288,17 @@ class Residents:
 
 
 def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch) -> Ready:
-    """Waits until the process is ready. One that crashes on a model's own files ends as unsupported."""
+    """Raises what `ask` raises; DamagedModelError for a process that crashed on a kept conversion, which is removed so
+    that it is made anew; UnsupportedError for one that crashed on a model's own files."""
     try:
-        return ask_to_load(child, assignment, Ready, watch)
-    except DamagedModelError:
-        raise
+        return ask(child, assignment, Ready, watch)
     except CrashError as error:
+        removed = remove_used(Path(assignment.folder), child.pid)
+        if removed:
+            raise DamagedModelError(
+                f"The engine crashed on {' and '.join(removed)}, a kept conversion that may be damaged. It has been "
+                f"removed; run the job again. {error}"
+            ) from error
         model = assignment.variant.model
         if not watch.is_loading or model is None or parse_reference(model).kind not in ("path", "hub"):
             raise

@@ -16,8 +16,7 @@ from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
-from optigpu.conductor.verdicts.marks import Yardstick
-from optigpu.conductor.verdicts.selection import Goal, Selection, select
+from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick, select
 from optigpu.documents.load import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.estimate import AUDIT, SAMPLE
@@ -37,11 +36,8 @@ often would stop at the first interval that is narrow by chance."""
 PATIENCE = 2
 """After this many times the minimum time it is asked whether `max_seconds` will give enough clean rounds."""
 AUDIT_REQUESTS, AUDIT_PAIRS, AUDIT_SECONDS = 3, 8, 4.0
-"""An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
-
-Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon. There are so many
-of these pairs, if they fit, that not all of the fresh ones can be slow by chance.
-"""
+"""An audit has this many requests with fresh inputs, or one fewer if they would take longer than that. Short ones take
+turns with requests that have the timed inputs: so many pairs, if they fit, that it is no chance if all are slow."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +85,9 @@ class Replicate:
 
     @property
     def metered(self) -> tuple[Metered, ...]:
-        """What the meters read."""
         return tuple(reading.metered for reading in self.readings)
 
     def selection(self, yardstick: Yardstick, goal: Goal) -> Selection:
-        """The rounds that figures come from."""
         return select(self.rounds, self.host_samples, yardstick, goal, self.turns, self.seconds)
 
 
@@ -112,6 +106,9 @@ class _OpenRound:
     paused_s: float = 0.0
     used_s: float = 0.0
     rested: bool = True
+    # How long it was without the turns of others, and what the machine did meanwhile.
+    seconds: float = 0.0
+    sample: HostSample = field(default_factory=lambda: HostSample(0.0))
 
 
 class TimedRounds:
@@ -131,14 +128,9 @@ class TimedRounds:
         self._measure, self._workload = assignment.measure, assignment.variant.workload
         self._collected: dict[str, list[float]] = {name: [] for name in self._workload.metrics}
         self._primary = self._collected[self._workload.primary]
-        self._rounds: list[int] = []
-        self._host_samples: list[HostSample] = []
+        self._ended: list[_OpenRound] = []
         self._request_s: list[float] = []
         self._loads: list[LoadRun] = []
-        self._outside_s: list[float] = []
-        self._turns: list[tuple[int, ...]] = []
-        self._seconds: list[float] = []
-        self._pauses: list[Pause] = []
         self._open = _OpenRound(0.0, 1, alone=True)
         # When the last turn ended and the CPU seconds of the process by then, and how long it took to rest.
         self._paused: tuple[float, float | None] | None = None
@@ -151,12 +143,11 @@ class TimedRounds:
     @property
     def are_over(self) -> bool:
         """Whether the median is known as precisely as was asked for, or the time is up."""
-        if not self._rounds:
+        if not self._ended:
             return False
         return self._width <= self._measure.rel_ci or not self._can_go_on
 
     def measure_one(self, progress: JobProgress) -> None:
-        """Measures a round by itself."""
         before = self._monitor.read()
         self.begin(ROUND_S, alone=True)
         self.take_turn(progress)
@@ -182,45 +173,37 @@ class TimedRounds:
             _require_bounded(found, order)
             turn.outside_s += time.monotonic() - began
             self._collect(found)
-            self._begin_pause()
+            if not turn.alone:  # others have their turn now
+                self._rest_s = rest_of(self._child.pid)
+            turn.rested &= not turn.alone and self._rest_s < LONGEST_REST_S
+            self._paused = time.monotonic(), cpu_clock_s(self._child.pid)
 
     def end(self, sample: HostSample) -> None:
         """The round is over, and `sample` is what the machine did meanwhile. Computes the interval when that is due."""
         ended = self._open
-        spent_s = max(ended.turn_s * max(1, len(ended.turns)), ended.outside_s)
-        self._rounds.append(sum(ended.turns))
-        self._turns.append(() if ended.alone else tuple(ended.turns))
-        self._seconds.append(spent_s)
-        self._outside_s.append(ended.outside_s)
-        self._pauses.append(Pause(ended.paused_s, ended.used_s, ended.rested))
-        self._host_samples.append(sample)
-        self._spent_s += spent_s
-        self._clean_s += 0.0 if self._yardstick.marks(sample) else spent_s
+        ended.sample = sample
+        ended.seconds = max(ended.turn_s * max(1, len(ended.turns)), ended.outside_s)
+        self._ended.append(ended)
+        self._spent_s += ended.seconds
+        self._clean_s += 0.0 if self._yardstick.marks(sample) else ended.seconds
         self._check()
 
     def replicate(self) -> Replicate:
-        """The measurements so far, without audit and meters."""
+        ended = self._ended
         return Replicate(
             ready=self._ready,
             samples={name: tuple(values) for name, values in self._collected.items()},
-            rounds=tuple(self._rounds),
-            host_samples=tuple(self._host_samples),
+            rounds=tuple(sum(each.turns) for each in ended),
+            host_samples=tuple(each.sample for each in ended),
             width=self._width,
-            turns=tuple(self._turns),
-            seconds=tuple(self._seconds),
+            turns=tuple(() if each.alone else tuple(each.turns) for each in ended),
+            seconds=tuple(each.seconds for each in ended),
             request_s=tuple(self._request_s),
             loads=tuple(self._loads),
-            outside_s=tuple(self._outside_s),
-            pauses=tuple(self._pauses),
+            outside_s=tuple(each.outside_s for each in ended),
+            pauses=tuple(Pause(each.paused_s, each.used_s, each.rested) for each in ended),
             warm_up=self._warm_up,
         )
-
-    def _begin_pause(self) -> None:
-        """Waits for the process to rest, if others have their turn now."""
-        if not self._open.alone:
-            self._rest_s = rest_of(self._child.pid)
-        self._open.rested &= not self._open.alone and self._rest_s < LONGEST_REST_S
-        self._paused = time.monotonic(), cpu_clock_s(self._child.pid)
 
     def _end_pause(self) -> None:
         """Adds what the process used since its last turn, where the system counts that."""
@@ -253,28 +236,25 @@ class TimedRounds:
         return missing_s > self._left_s * self._clean_s / self._spent_s
 
     def _next(self, round_s: float) -> tuple[float, int]:
-        """Seconds and the least number of requests of the next round."""
         first = max(FIRST_ROUNDS, math.ceil(self._measure.min_seconds / round_s))
-        if len(self._rounds) >= first:
+        if len(self._ended) >= first:
             return min(round_s, self._left_s), 1
         seconds = self._measure.min_seconds / first
         fit = int(round_s / max(self._ready.request_s, 1e-9))
-        due = math.ceil((self._goal.requests - len(self._primary)) / (first - len(self._rounds)))
+        due = math.ceil((self._goal.requests - len(self._primary)) / (first - len(self._ended)))
         return seconds, max(1, min(due, fit))
 
     def _check(self) -> None:
         """Computes the interval where there are enough clean rounds, where there never will be, or at the end."""
         basis_s = self._spent_s if self._is_hopeless else self._clean_s
         # Rounding must not make the last of the first rounds one too few.
-        is_due = basis_s >= self._checked_at_s * (1 - 1e-9) and len(self._rounds) >= FIRST_ROUNDS
+        is_due = basis_s >= self._checked_at_s * (1 - 1e-9) and len(self._ended) >= FIRST_ROUNDS
         if is_due or not self._can_go_on:
-            counted = self._counted()
+            requests = [sum(each.turns) for each in self._ended]
+            samples = [each.sample for each in self._ended]
+            counted = select(requests, samples, self._yardstick, self._goal).of(self._primary)
             self._width = relative_width(counted) if len(counted) >= self._goal.requests else math.inf
             self._checked_at_s = CHECKED_AGAIN * basis_s
-
-    def _counted(self) -> tuple[float, ...]:
-        selection = select(self._rounds, self._host_samples, self._yardstick, self._goal)
-        return selection.of(self._primary)
 
     def _collect(self, found: Round) -> None:
         lengths = {len(values) for values in found.samples.values()}
@@ -296,7 +276,6 @@ class TimedRounds:
 
 
 def _require_bounded(found: Round, order: RunRound) -> None:
-    """Raises ReplicateError for more requests than were asked for."""
     count = max((len(values) for values in found.samples.values()), default=0)
     if order.max_requests is not None and count > order.max_requests:
         raise ReplicateError(
@@ -310,18 +289,14 @@ def audit(
 ) -> tuple[Audited, HostSample]:
     """Requests with fresh inputs, a last check of the output, and what other processes did meanwhile."""
     progress.show("checking with fresh inputs")
+    pairs = min(AUDIT_PAIRS, int(AUDIT_SECONDS / max(2 * ready.request_s, 1e-9)))
+    repeat = pairs >= AUDIT_REQUESTS
+    single = AUDIT_REQUESTS - (AUDIT_REQUESTS * ready.request_s > AUDIT_SECONDS)
+    order = RunAudit(requests=pairs if repeat else single, seed=secrets.randbits(32), repeat=repeat)
     before = monitor.read()
     with progress.advance(AUDIT):
-        audited = ask(child, _audit_order(ready.request_s), Audited, progress)
+        audited = ask(child, order, Audited, progress)
     return audited, monitor.between(before, monitor.read())
-
-
-def _audit_order(request_s: float) -> RunAudit:
-    pairs = min(AUDIT_PAIRS, int(AUDIT_SECONDS / max(2 * request_s, 1e-9)))
-    if pairs >= AUDIT_REQUESTS:
-        return RunAudit(requests=pairs, seed=secrets.randbits(32), repeat=True)
-    few = AUDIT_REQUESTS * request_s > AUDIT_SECONDS
-    return RunAudit(requests=AUDIT_REQUESTS - few, seed=secrets.randbits(32))
 
 
 TURN_S = 0.02
@@ -347,10 +322,8 @@ def in_turns(counts: Sequence[int]) -> Iterator[int]:
 
 
 def rest_of(pid: int) -> float:
-    """Waits until a process that has answered needs no CPU, so that others have them all for their turn.
-
-    Returns how many seconds that took: LONGEST_REST_S at most, and 0 where the system does not count.
-    """
+    """Waits until a process that has answered needs no CPU, so that others have them all; returns how many seconds
+    that took: LONGEST_REST_S at most, and 0 where the system does not count."""
     began, used_s = time.monotonic(), cpu_clock_s(pid)
     while used_s is not None and time.monotonic() - began < LONGEST_REST_S:
         time.sleep(LOOK_S)

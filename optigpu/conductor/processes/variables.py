@@ -72,10 +72,8 @@ def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str,
 
 
 def recorded_variables() -> dict[str, str]:
-    """The variables that measuring processes inherit and that may change what is measured.
-
-    The home directory is written as ~, so that a result does not name the user.
-    """
+    """The variables that measuring processes inherit and that may change what is measured; ~ is the home directory, so
+    that a result does not name the user."""
     found = {name: value for name, value in sorted(os.environ.items()) if _is_recorded(name)}
     if _import_path():
         found[_IMPORT_PATH] = os.pathsep.join(_import_path())
@@ -95,9 +93,8 @@ def _is_passed(name: str, secrets: Collection[str]) -> bool:
 
 
 def _is_recorded(name: str) -> bool:
-    if name in _PLAIN or _is_secret(name):
-        return False
-    return name in _RECORDED or name.startswith(_RECORDED_PREFIXES)
+    known = name in _RECORDED or name.startswith(_RECORDED_PREFIXES)
+    return known and name not in _PLAIN and not _is_secret(name)
 
 
 def _is_secret(name: str) -> bool:
@@ -105,7 +102,6 @@ def _is_secret(name: str) -> bool:
 
 
 def _source() -> Path:
-    """The folder that this package is imported from."""
     return Path(optigpu.__file__).resolve().parents[1]
 
 

@@ -40,7 +40,9 @@ def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
     replicate = evidence.replicate
     if len(replicate.request_s) != sum(replicate.rounds) or not replicate.outside_s:
         return None
-    told_s, passed_s = _told_s(replicate), np.asarray(replicate.outside_s)
+    ends = np.cumsum(replicate.rounds)[:-1]
+    told_s: Array = np.asarray([part.sum() for part in np.split(np.asarray(replicate.request_s), ends)])
+    passed_s = np.asarray(replicate.outside_s)
     if told_s.sum() > TOLD_TOO_MUCH * passed_s.sum() + MESSAGE_S * len(passed_s):
         return _contradicted(
             f"Requests are said to have taken {told_s.sum():.2f} s, and {passed_s.sum():.2f} s passed"
@@ -61,25 +63,20 @@ def _contradicted(what: str) -> Disturbance:
     return Disturbance(what, "look for what changes a clock or works after it has stopped")
 
 
-def _told_s(replicate: Replicate) -> Array:
-    """Seconds of the requests of each round, [rounds]."""
-    ends = np.cumsum(replicate.rounds)
-    return np.asarray([part.sum() for part in np.split(np.asarray(replicate.request_s), ends[:-1])])
-
-
 def _explained_s(replicate: Replicate) -> Array:
     """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
-    waited_s: Array = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
+    # Who waits for a CPU waits while another process has it.
+    waited_s = [
+        sum(
+            max(0.0, each or 0.0)
+            for each in (sample.foreign_s, sample.steal_s, sample.quota_wait_s, sample.suspended_s)
+        )
+        for sample in replicate.host_samples
+    ]
     turns: Array = np.asarray([len(each) for each in replicate.turns] or [0] * len(replicate.rounds))
     messages_s: Array = MESSAGE_S + TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
-    explained_s: Array = messages_s + waited_s
+    explained_s: Array = messages_s + np.asarray(waited_s)
     return explained_s
-
-
-def _waited_s(sample: HostSample) -> float:
-    """Who waits for a CPU waits while another process has it."""
-    others_s = max(0.0, sample.foreign_s or 0.0) + max(0.0, sample.steal_s or 0.0)
-    return others_s + sample.quota_wait_s + max(0.0, sample.suspended_s)
 
 
 def _left_out(variant: Variant, replicate: Replicate) -> Disturbance | None:
@@ -162,11 +159,9 @@ def rounding(variant: Variant, evidence: Evidence) -> Disturbance | None:
 
 
 def another_model(variant: Variant, evidence: Evidence) -> Disturbance | None:
-    """Predictions are not those of fp32 with the same weights, and nothing says that they may be others.
-
-    Judged where divergence was measured, the weights are float32 and each technique keeps what is predicted. Where
-    convolutions run in TF32, as torch has them on a GPU, they round without a technique.
-    """
+    """Predictions are not those of fp32 with the same weights, and nothing says that they may be others. Judged where
+    divergence was measured, the weights are float32 and each technique keeps what is predicted. Where convolutions run
+    in TF32, as torch has them on a GPU, they round without a technique."""
     replicate = evidence.replicate
     facts, keeps = replicate.ready.facts, all(technique.keeps_predictions() for technique in variant.stack)
     if facts.dtype != "float32" or facts.cudnn_tf32 or not keeps:

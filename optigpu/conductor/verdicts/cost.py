@@ -5,7 +5,7 @@ would have been so much faster, and so would the median. Nothing is said where t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,8 +13,7 @@ import numpy as np
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.disturbance import Disturbance, crowded
 from optigpu.conductor.verdicts.host_monitor import HostSample
-from optigpu.conductor.verdicts.marks import Lost, allowed_cores
-from optigpu.conductor.verdicts.selection import Selection
+from optigpu.conductor.verdicts.marks import Lost, Selection, allowed_cores
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.rounds import RoundMark
 from optigpu.statistics.drift import Array
@@ -48,16 +47,10 @@ class Evidence:
     def lost(self) -> Lost:
         """Seconds of those rounds that each kind of disturbance took."""
         found = [self.selection.yardstick.lost(sample) for sample in self.samples]
-        return Lost(
-            others_s=sum(each.others_s for each in found),
-            stolen_s=sum(each.stolen_s for each in found),
-            quota_s=sum(each.quota_s for each in found),
-            heat_s=sum(each.heat_s for each in found),
-        )
+        return Lost(*map(sum, zip(*map(astuple, found), strict=True)))
 
     @property
     def wall_s(self) -> float:
-        """Seconds of those rounds."""
         return sum(sample.wall_s for sample in self.samples)
 
     @cached_property
@@ -68,7 +61,6 @@ class Evidence:
 
     @cached_property
     def crowded(self) -> Disturbance | None:
-        """Another process that never rested."""
         return crowded(self.samples) if self.wall_s >= JUDGED_FROM_S else None
 
     def shows(self, mark: RoundMark, lost_s: float) -> bool:
@@ -112,10 +104,8 @@ class Evidence:
 
 
 def bound_of(primary: str, evidence: Sequence[Evidence]) -> float:
-    """The share of a result's speed that disturbances can have cost at most.
-
-    A probe always varies a little; that counts once it varies so much that it marks a round.
-    """
+    """The share of a result's speed that disturbances can have cost at most. A probe always varies a little; that
+    counts once it varies so much that it marks a round."""
     probed = any(each.has(RoundMark.SLOW_PROBE) for each in evidence)
     return together(
         [each.probed_bound(primary) if probed else each.counted_bound(primary) for each in evidence]
@@ -138,22 +128,16 @@ def together(bounds: Sequence[float]) -> float:
 def widened(
     metrics: Mapping[str, MetricSummary], bounds: Mapping[str, float | None]
 ) -> dict[str, MetricSummary]:
-    """The summaries, of which those with a bound reach to where they would be undisturbed.
-
-    One whose bound is None, so that nothing is known of its cost, has no interval.
-    """
-    changed = {
-        name: _widened(metrics[name], bound)
-        for name, bound in bounds.items()
-        if name in metrics and bound != 0
-    }
-    return {**metrics, **changed}
-
-
-def _widened(summary: MetricSummary, bound: float | None) -> MetricSummary:
-    if summary.ci is None or bound is None:
-        return summary.model_copy(update={"ci": None, "cost_bound": bound})
-    low, high = summary.ci
-    is_time = summary.better is Better.LOWER
-    wider = (low * (1 - bound), high) if is_time else (low, high / (1 - bound))
-    return summary.model_copy(update={"ci": wider, "cost_bound": bound})
+    """The summaries, of which those with a bound reach to where they would be undisturbed, and those whose bound is
+    None, which nobody knows, have no interval."""
+    found = dict(metrics)
+    for name, bound in bounds.items():
+        if name not in metrics or bound == 0:
+            continue
+        ci, is_time = metrics[name].ci, metrics[name].better is Better.LOWER
+        if ci is None or bound is None:
+            ci = None
+        else:
+            ci = (ci[0] * (1 - bound), ci[1]) if is_time else (ci[0], ci[1] / (1 - bound))
+        found[name] = metrics[name].model_copy(update={"ci": ci, "cost_bound": bound})
+    return found

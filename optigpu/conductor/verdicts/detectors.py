@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optigpu.conductor.verdicts.cost import Evidence, times
 from optigpu.conductor.verdicts.disturbance import Disturbance
@@ -28,22 +27,23 @@ _FASTEST = 0.05
 _MOST_LOST = 0.95
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A request that stood still, and the share of a figure that this cost."""
-
-    disturbance: Disturbance
-    cost: float
-
-
-def stop(evidence: Evidence) -> Stop | None:
-    """The longest request that stood still and that nothing else explains."""
-    seconds = _request_seconds(evidence)
-    if seconds is None:
+def stop(evidence: Evidence) -> tuple[Disturbance, float] | None:
+    """The longest request that stood still and that nothing else explains, and the share of a figure that it cost."""
+    replicate = evidence.replicate
+    if len(replicate.request_s) == sum(replicate.rounds):
+        seconds: Array = np.asarray(evidence.selection.of(replicate.request_s))
+    elif "latency_s" in replicate.samples:
+        seconds = evidence.times("latency_s")
+    else:
         return None
+    # For each request, the seconds that its whole round can have lost.
+    counted = [record for record in evidence.selection.records if record.counted]
+    lost_s = np.repeat(
+        [record.lost * record.seconds for record in counted], [record.requests for record in counted]
+    )
     typical_s = float(np.median(seconds))
     stopped = (seconds > STOPPED_RATIO * typical_s) & (seconds - typical_s > STOPPED_S)
-    unexplained = stopped & (EXPLAINED_SHARE * (seconds - typical_s) > _lost_s(evidence))
+    unexplained = stopped & (EXPLAINED_SHARE * (seconds - typical_s) > lost_s)
     if not unexplained.any():
         return None
     longest_s = float(seconds[unexplained].max() - typical_s)
@@ -51,7 +51,11 @@ def stop(evidence: Evidence) -> Stop | None:
         f"A request stood still for {longest_s:.1f} s",
         "do not stop or debug the measuring process, and measure again",
     )
-    return Stop(found, max(_cost(evidence.times(name), stopped) for name in evidence.replicate.samples))
+    costs = [
+        float(1 - min(1.0, np.median(values[~stopped]) / np.median(values)))
+        for values in map(evidence.times, replicate.samples)
+    ]
+    return found, max(costs)
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,9 @@ class Drift:
 
 
 def drifted(primary: str, evidence: Sequence[Evidence]) -> Drift | None:
-    """A lasting change of the speed; None where there is none.
-
-    Over all replicates in their order: a change that ends within one of them is part of the interval. What disturbed
-    the rounds may explain it: then it is gone, or smaller, without the time that this can have cost.
-    """
+    """A lasting change of the speed; None where there is none. Over all replicates in their order: a change that ends
+    within one of them is part of the interval. What disturbed the rounds may explain it: then it is gone, or smaller,
+    without the time that this can have cost."""
     if sum(each.wall_s for each in evidence) < DRIFT_FROM_S:
         return None
     raw = np.concatenate([each.times(primary) for each in evidence])
@@ -86,12 +88,10 @@ def drifted(primary: str, evidence: Sequence[Evidence]) -> Drift | None:
 
 
 def cached(primary: str, evidence: Evidence) -> Disturbance | None:
-    """Even the fastest request with fresh inputs took much longer than the repeated ones.
-
-    It is compared with the slowest of the rounds that figures come from, with the first requests of a round, and with
-    repeated requests between the fresh ones, if there are any. What disturbed the audit may explain it, unless so many
-    pairs say the same that this is no chance.
-    """
+    """Even the fastest request with fresh inputs took much longer than the repeated ones. It is compared with the
+    slowest of the rounds that figures come from, with the first requests of a round, and with repeated requests
+    between the fresh ones, if there are any. What disturbed the audit may explain it, unless so many pairs say the
+    same that this is no chance."""
     audit = evidence.replicate.audit
     for name in dict.fromkeys(("latency_s", "ttft_s", primary)):
         if audit is None or not audit.samples.get(name) or name not in evidence.replicate.samples:
@@ -125,24 +125,3 @@ def _undisturbed(evidence: Evidence, fresh: Array, between: Array) -> float:
         return 1.0
     fresh_s = sample.wall_s * float(fresh.sum() / (fresh.sum() + between.sum()))
     return max(0.0, 1 - yardstick.lost(sample).total_s / fresh_s) / yardstick.slow(sample)
-
-
-def _request_seconds(evidence: Evidence) -> Array | None:
-    """Seconds of each request that figures come from: by the clock, else its latency."""
-    replicate = evidence.replicate
-    if len(replicate.request_s) == sum(replicate.rounds):
-        return np.asarray(evidence.selection.of(replicate.request_s))
-    return evidence.times("latency_s") if "latency_s" in replicate.samples else None
-
-
-def _lost_s(evidence: Evidence) -> Array:
-    """For each request, the seconds that its whole round can have lost, [requests]."""
-    counted = [record for record in evidence.selection.records if record.counted]
-    lost_s = [record.lost * record.seconds for record in counted]
-    return np.repeat(lost_s, [record.requests for record in counted])
-
-
-def _cost(values: Array, stopped: NDArray[np.bool_]) -> float:
-    """The share of the median that is gone without the requests that were stopped; all of it if none is left."""
-    rest = values[~stopped]
-    return float(1 - min(1.0, np.median(rest) / np.median(values))) if len(rest) else 1.0

@@ -44,14 +44,17 @@ def foreign(samples: HostSamples, yardstick: Yardstick) -> Disturbance | None:
     if cores < _LEAST_CORES:
         return None
     used = _named_cores(counted, wall_s)
-    of = f"{cores:.2f} of {_cores(max(sample.cpus for sample in counted))}"
+    count = max(sample.cpus for sample in counted)
+    of = f"{cores:.2f} of {count} cores" if count > 1 else f"{cores:.2f} of 1 core"
     if used.get(SERVICE, 0.0) > _MOSTLY * cores:
         return Disturbance(f"{SERVICE} used {of}", "leave its pages alone while it measures")
-    return Disturbance(f"Other processes used {of}{_list(used)}", "stop them and measure again")
+    most = [name for name in sorted(used, key=lambda name: -used[name]) if used[name] >= _LEAST_CORES]
+    named = ", ".join(f"{name} {used[name]:.2f}" for name in most[:_MOST_NAMES])
+    names = f" ({named})" if most else ""
+    return Disturbance(f"Other processes used {of}{names}", "stop them and measure again")
 
 
 def foreign_on_gpu(samples: HostSamples) -> Disturbance | None:
-    """Other processes used the GPU."""
     count = max((sample.gpu_foreign for sample in samples), default=0)
     if count == 0:
         return None
@@ -90,33 +93,27 @@ def stolen(samples: HostSamples, least: float = STEAL_SHARE) -> Disturbance | No
 
 
 def beside_another_job(samples: HostSamples) -> Disturbance | None:
-    """Another job was measured on this host."""
     if any(sample.others for sample in samples):
         return Disturbance("Another job was measured on another device of this host")
     return None
 
 
 def quota(samples: HostSamples) -> Disturbance | None:
-    """A control group's CPU quota slowed the threads down."""
-    wall_s = sum(sample.wall_s for sample in samples)
     waited_s = sum(sample.quota_wait_s for sample in samples)
-    if waited_s <= SLOWED_SHARE * wall_s:
-        return None
-    return Disturbance(
-        f"The control group's CPU quota made threads wait for {waited_s:.2f} s of {wall_s:.1f} s",
-        "raise the quota and measure again",
-    )
+    what = "The control group's CPU quota made threads wait"
+    return _slowed(samples, waited_s, what, "raise the quota and measure again")
 
 
 def gpu_heat(samples: HostSamples) -> Disturbance | None:
-    """Heat lowered the GPU's clock for a time that is counted."""
-    wall_s = sum(sample.wall_s for sample in samples)
     heat_s = sum(sample.gpu_heat_s or 0.0 for sample in samples)
-    if heat_s <= SLOWED_SHARE * wall_s:
+    return _slowed(samples, heat_s, "Heat lowered the GPU's clock", "cool it and measure again")
+
+
+def _slowed(samples: HostSamples, seconds: float, what: str, advice: str | None = None) -> Disturbance | None:
+    wall_s = sum(sample.wall_s for sample in samples)
+    if seconds <= SLOWED_SHARE * wall_s:
         return None
-    return Disturbance(
-        f"Heat lowered the GPU's clock for {heat_s:.2f} s of {wall_s:.1f} s", "cool it and measure again"
-    )
+    return Disturbance(f"{what} for {seconds:.2f} s of {wall_s:.1f} s", advice)
 
 
 def hot(samples: HostSamples) -> Disturbance | None:
@@ -146,7 +143,6 @@ def slow_probe(samples: HostSamples, yardstick: Yardstick) -> Disturbance | None
 
 
 def suspended(samples: HostSamples) -> Disturbance | None:
-    """The machine was suspended during a round."""
     slept_s = sum(sample.suspended_s for sample in samples)
     if slept_s <= SUSPENDED_S:
         return None
@@ -156,7 +152,6 @@ def suspended(samples: HostSamples) -> Disturbance | None:
 
 
 def uncounted(samples: HostSamples) -> Disturbance | None:
-    """A counter went backwards."""
     names = sorted({name for sample in samples for name in sample.backwards})
     if not names:
         return None
@@ -173,10 +168,10 @@ def unstable(samples: HostSamples) -> Disturbance | None:
             f"The clock changed between {min(clocks_hz) / 1e6:.0f} and {max(clocks_hz) / 1e6:.0f} MHz",
             "lock it for steadier results",
         )
-    wall_s = sum(sample.wall_s for sample in samples)
     capped_s = sum(sample.gpu_power_cap_s or 0.0 for sample in samples)
-    if capped_s > SLOWED_SHARE * wall_s:
-        return Disturbance(f"The power limit lowered the GPU's clock for {capped_s:.2f} s of {wall_s:.1f} s")
+    capped = _slowed(samples, capped_s, "The power limit lowered the GPU's clock")
+    if capped:
+        return capped
     if any(_GPU_POWER_CAP in sample.gpu_slowdowns for sample in samples):
         return Disturbance("The power limit lowered the GPU's clock at the end of a round")
     jump_s = max((sample.wall_jump_s for sample in samples), key=abs, default=0.0)
@@ -188,18 +183,8 @@ def unstable(samples: HostSamples) -> Disturbance | None:
     return None
 
 
-def _cores(count: int) -> str:
-    return f"{count} cores" if count > 1 else "1 core"
-
-
 def _named_cores(samples: HostSamples, wall_s: float) -> dict[str, float]:
     used: dict[str, float] = {}
     for name, seconds in (item for sample in samples for item in sample.named.items()):
         used[name] = used.get(name, 0.0) + seconds / wall_s
     return used
-
-
-def _list(cores: dict[str, float]) -> str:
-    """The processes that used most, each with its cores; empty if none of them can be seen."""
-    most = [name for name in sorted(cores, key=lambda name: -cores[name]) if cores[name] >= _LEAST_CORES]
-    return f" ({', '.join(f'{name} {cores[name]:.2f}' for name in most[:_MOST_NAMES])})" if most else ""

@@ -2,11 +2,9 @@
 within.
 
 Our processes are those in the sessions of the measuring processes, and this process itself; every other one is foreign.
-The total comes from the kernel's count of the CPUs' time, so that it includes processes that ended in between or cannot
-be seen from inside a container. Names are known only for processes that are seen at the second reading; threads of the
-kernel have none, and the processes of OptiGPU's own service share one.
-
-A counter that went backwards tells nothing of the time between its readings, and is named.
+The total comes from the kernel's count of the CPUs' time: it includes processes that ended in between or cannot be seen
+from inside a container. Names are known only for processes that are seen at the second reading. A counter that went
+backwards tells nothing of the time between its readings, and is named.
 """
 
 import os
@@ -41,20 +39,16 @@ LOOPS, STEPS = 4, 8_000
 
 
 def probe_s() -> float:
-    """Seconds of a small fixed computation, which show how fast this machine computes at the moment.
-
-    The fastest of a few equal loops: one that another process interrupted is not the fastest. Such times of one job
-    compare with each other and with nothing else.
-    """
-    return min(_timed_loop() for _ in range(LOOPS))
-
-
-def _timed_loop() -> float:
-    began = time.perf_counter()
-    value = 1
-    for step in range(STEPS):
-        value = (value * 31 + step) & 0xFFFF
-    return time.perf_counter() - began
+    """Seconds of the fastest of a few equal loops, which show how fast this machine computes at the moment. Such times
+    of one job compare with each other and with nothing else."""
+    found = []
+    for _ in range(LOOPS):
+        began = time.perf_counter()
+        value = 1
+        for step in range(STEPS):
+            value = (value * 31 + step) & 0xFFFF
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 Key = tuple[int, int]
@@ -124,11 +118,6 @@ class HostSample:
     backwards: tuple[str, ...] = ()
 
 
-def no_other_job() -> bool:
-    """No other job is measured on this host."""
-    return False
-
-
 class HostMonitor:
     """Reads the machine's counters for one job."""
 
@@ -137,12 +126,10 @@ class HostMonitor:
         device: DeviceKind,
         environment: Environment,
         own: Callable[[], Collection[int]],
-        others: Callable[[], bool] = no_other_job,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
-        """To be made before the job's first measuring process starts: what the GPU runs by then is foreign.
-
-        `own` gives the sessions of the living measuring processes; `others` says whether another job is measured.
-        """
+        """What the GPU runs by now is foreign. `own` gives the sessions of the living measuring processes; `others`
+        says whether another job is measured."""
         self._own, self._others = own, others
         self._cpus = frozenset(allowed_cpus())
         on_cpu = device is DeviceKind.CPU
@@ -174,7 +161,6 @@ class HostMonitor:
         )
 
     def between(self, before: HostReading, after: HostReading) -> HostSample:
-        """What happened between the two readings."""
         suspended_s = after.clocks.suspended_s - before.clocks.suspended_s
         backwards = _backwards(before, after)
         spent = None if {CPU_TIME, OWN_TIME} & set(backwards) else _spent(before.cpu, after.cpu)
@@ -215,11 +201,9 @@ class HostMonitor:
         return gpu_counters(self._gpu) if self._gpu else GpuCounters()
 
     def _gpu_foreign(self, reading: HostReading) -> int:
-        """How many processes on the GPU are not ours.
-
-        In a container the driver may give the host's process ids. Then ours cannot be distinguished from others that
-        came after the job began, but there is one for each of our sessions.
-        """
+        """How many processes on the GPU are not ours. In a container the driver may give the host's process ids. Then
+        ours cannot be distinguished from others that came after the job began, but there is one for each of our
+        sessions."""
         pids = reading.gpu.pids or frozenset()
         ours = {each.pid for each in reading.processes.values() if each.session in reading.own}
         if pids & ours:
@@ -287,11 +271,11 @@ def _backwards(before: HostReading, after: HostReading) -> tuple[str, ...]:
 
 def _own_s(before: HostReading, after: HostReading) -> float:
     """CPU seconds of the measuring processes with their ended children, and of this process without its own."""
-    total_s = 0.0
-    for key, process in after.processes.items():
-        if _is_own(process, before, after):
-            total_s += _used_s(process) - (_used_s(before.processes[key]) if key in before.processes else 0.0)
-    return total_s
+    return sum(
+        _used_s(process) - (_used_s(before.processes[key]) if key in before.processes else 0.0)
+        for key, process in after.processes.items()
+        if _is_own(process, before, after)
+    )
 
 
 def _used_s(process: ProcessTimes) -> float:
@@ -311,8 +295,6 @@ def _is_foreign(process: ProcessTimes, before: HostReading, after: HostReading) 
 SERVICE = "OptiGPU's own service"
 """The name under which their CPU time is shown."""
 
-_MODULES = ("api", "worker")
-
 
 def is_service(command: Sequence[str]) -> bool:
     """Whether a command line starts the API, a worker or the `optigpu` command, as the documentation does."""
@@ -320,13 +302,8 @@ def is_service(command: Sequence[str]) -> bool:
         return False
     if any(PurePath(word).name == "optigpu" for word in command[:2]):
         return True
-    python = PurePath(command[0]).name.startswith("python")
-    celery = any(PurePath(word).name == "celery" for word in command[:3])
-    return (python and _module(command) in _MODULES) or (celery and "worker.app" in " ".join(command))
-
-
-def _module(command: Sequence[str]) -> str | None:
-    """The first part of the module that Python runs: `optigpu` for `python -m optigpu.child.proof`."""
-    if "-m" not in command[:-1]:
-        return None
-    return command[command.index("-m") + 1].split(".")[0]
+    if "worker.app" in " ".join(command) and any(PurePath(word).name == "celery" for word in command[:3]):
+        return True
+    if "-m" not in command[:-1] or not PurePath(command[0]).name.startswith("python"):
+        return False
+    return command[command.index("-m") + 1].split(".")[0] in ("api", "worker")

@@ -1,17 +1,16 @@
 """Whether a variant's result is valid: reasons make it invalid, warnings only mark it, and each has a note."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from optigpu.conductor.verdicts import contradictions, detectors, disturbance, meters
+from optigpu.conductor.verdicts import contradictions, detectors, disturbance
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
-from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
+from optigpu.conductor.verdicts.outside import Outside, disturbed_readings, first, from_outside, numbered
 from optigpu.documents.facts import BuildFacts, LossQuality
 from optigpu.documents.load import LoadRun, grew_in_most
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
-from optigpu.job.spec import JobSpec, Limits, Variant
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters.latency import WARMUP_AGREEMENT
 from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
@@ -36,10 +35,8 @@ def judge(
     metrics: Mapping[str, MetricSummary],
     builds: Sequence[BuildFacts] = (),
 ) -> Verdict:
-    """The verdict on a variant whose replicates were all measured and summarised as `metrics`.
-
-    `builds` are what its libraries were built with.
-    """
+    """The verdict on a variant whose replicates were all measured and summarised as `metrics`; `builds` are what its
+    libraries were built with."""
     outside = from_outside(variant.workload.primary, evidence)
     reasons = _reasons(spec, variant, evidence, metrics, outside)
     warnings = _doubts(spec, variant, evidence, metrics) | _marks(evidence, outside) | _handicaps(builds)
@@ -60,9 +57,13 @@ def _reasons(
     outside: Outside,
 ) -> dict[VerdictReason, str]:
     primary = variant.workload.primary
+    gates = (
+        _gate("kld_mean", "max_kld", spec.limits.max_kld, metrics),
+        _gate("top1_agreement", "min_top1", spec.limits.min_top1, metrics),
+    )
     found = {
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(evidence),
-        VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
+        VerdictReason.QUALITY_BELOW_GATE: " ".join(filter(None, gates)),
         VerdictReason.LOSS_DIVERGED: loss_diverged(evidence),
         VerdictReason.LITTLES_LAW: unlawful_load(evidence),
         VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
@@ -78,7 +79,7 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
     if not shared and not outside.says_stolen:
         shared = first(lambda each: disturbance.stolen(each.samples), evidence)
     found = {
-        VerdictWarning.DISTURBED: " ".join(filter(None, [_disturbed(outside), meters.disturbed(evidence)])),
+        VerdictWarning.DISTURBED: " ".join(filter(None, [_disturbed(outside), disturbed_readings(evidence)])),
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
         VerdictWarning.SATURATED: saturated_queue(evidence),
@@ -113,7 +114,6 @@ def _sentence(text: str) -> str:
 
 
 def _wrong_outputs(evidence: Sequence[Evidence]) -> str | None:
-    """Each different problem once: processes with the same error report the same problem."""
     replicates = [each.replicate for each in evidence]
     ready = (replicate.ready.problem for replicate in replicates)
     audited = (replicate.audit.problem for replicate in replicates if replicate.audit)
@@ -125,13 +125,8 @@ def _wrong_outputs(evidence: Sequence[Evidence]) -> str | None:
     return " ".join(sentences) or None
 
 
-def _below_gate(limits: Limits, metrics: Mapping[str, MetricSummary]) -> str | None:
-    """A limit that could not be checked counts as exceeded."""
-    gates = (("kld_mean", "max_kld", limits.max_kld), ("top1_agreement", "min_top1", limits.min_top1))
-    return " ".join(filter(None, (_gate(*gate, metrics) for gate in gates))) or None
-
-
 def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, MetricSummary]) -> str | None:
+    """A limit that could not be checked counts as exceeded."""
     if bound is None:
         return None
     summary = metrics.get(name)
@@ -148,7 +143,6 @@ def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, Metr
 def _doubts(
     spec: JobSpec, variant: Variant, evidence: Sequence[Evidence], metrics: Mapping[str, MetricSummary]
 ) -> dict[VerdictWarning, str]:
-    """Warnings about the samples themselves."""
     found = {}
     if len(evidence) == 1:
         found[VerdictWarning.SINGLE_REPLICATE] = (
@@ -163,36 +157,28 @@ def _doubts(
     )
     if requests < fewest_for(50):
         found[VerdictWarning.FEW_SAMPLES] = (
-            f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."
+            f"{requests} request{' is' if requests == 1 else 's are'} too few for a percentile; "
+            f"{fewest_for(50)} are needed."
         )
     partly = next(filter(None, map(_partly_quantized, evidence)), None)
     if partly:
         found[VerdictWarning.PARTLY_QUANTIZED] = partly
-    unused = next(filter(None, map(_unused_tensors, evidence)), None)
+    weights = [each.replicate.ready.facts.weights for each in evidence]
+    unused = [each.unused for each in weights if each and each.unused is not None]
     if unused:
-        found[VerdictWarning.UNUSED_TENSORS] = unused
+        found[VerdictWarning.UNUSED_TENSORS] = (
+            f"The checkpoint has tensors that the model does not compute with: {unused[0]}."
+        )
     return found
 
 
 def _partly_quantized(evidence: Evidence) -> str | None:
-    """Most people take a technique's name for what became of all weights."""
     weights = evidence.replicate.ready.facts.weights
     if weights is None or weights.quantized is None or weights.quantized >= WHOLLY_QUANTIZED:
         return None
     return (
         f"{100 * weights.quantized:.0f}% of the weights are quantized; the others stayed as they were loaded."
     )
-
-
-def _unused_tensors(evidence: Evidence) -> str | None:
-    weights = evidence.replicate.ready.facts.weights
-    if weights is None or weights.unused is None:
-        return None
-    return f"The checkpoint has tensors that the model does not compute with: {weights.unused}."
-
-
-def _requests(count: int) -> str:
-    return "1 request is" if count == 1 else f"{count} requests are"
 
 
 def _unsteady(evidence: Sequence[Evidence]) -> str | None:
@@ -206,20 +192,16 @@ def _unsteady(evidence: Sequence[Evidence]) -> str | None:
 def _too_wide(rel_ci: float, evidence: Sequence[Evidence], figure: MetricSummary | None) -> str | None:
     """A figure that its processes agree on as closely as was asked for is known, whatever each one is by itself."""
     numbers = [each.number for each in evidence if not each.replicate.width <= rel_ci]
-    if not numbers or (len(evidence) > 1 and figure is not None and _width(figure) <= rel_ci):
+    if not numbers:
         return None
+    if len(evidence) > 1 and figure is not None and figure.value and figure.ci is not None:
+        low, high = figure.ci
+        if (high - low) / abs(figure.value) <= rel_ci:
+            return None
     return (
         f"In {numbered(numbers)} the median's interval was still wider than {100 * rel_ci:g}% of the median when the "
         "time was up; raise measure.max_seconds, and limits.timeout_s where it limited the job."
     )
-
-
-def _width(figure: MetricSummary) -> float:
-    """Of the interval, relative to the value; infinite where there is none."""
-    if not figure.value or figure.ci is None:
-        return math.inf
-    low, high = figure.ci
-    return (high - low) / abs(figure.value)
 
 
 def failed_queries(evidence: Sequence[Evidence]) -> str | None:

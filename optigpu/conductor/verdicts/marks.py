@@ -1,15 +1,20 @@
-"""What disturbed a round, by what the counters and the probe showed, and what that can have cost at most.
+"""What disturbed a round, by what the counters and the probe showed, what that can have cost, and which rounds a
+replicate's figures come from: the clean ones where they are enough, else all.
 
-A computation that keeps all threads in step waits for the slowest of them. So one second of one core that others used
-costs it about one second: less where they use several cores at once or a core that waits, and more where a thread of
-ours spins while the one it waits for has no core. Measured on two cores: a steady fifth of a core cost 11% of eager
-fp32 and 27% of int8, whose threads meet more often.
+A computation that keeps all threads in step waits for the slowest of them, so that one second of one core that others
+used costs about one second. Measured on two cores: a steady fifth of a core cost 11% of eager fp32 and 27% of int8.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 from optigpu.conductor.verdicts.host_monitor import HostSample
-from optigpu.documents.rounds import RoundMark
+from optigpu.documents.rounds import RoundMark, RoundRecord, counted
+from optigpu.job.spec import Measure
+from optigpu.statistics.within import FEWEST_FOR_INTERVAL, FEWEST_REQUESTS
 from optigpu.vocabulary import DeviceKind
 
 JUDGED_FROM_S = 0.1
@@ -62,7 +67,6 @@ class Yardstick:
     fastest_probe_s: float | None = None
 
     def lost(self, sample: HostSample) -> Lost:
-        """What the counted disturbances took."""
         has_free_cores = self.device is not DeviceKind.CPU and (
             sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s
         )
@@ -74,16 +78,13 @@ class Yardstick:
         )
 
     def slowness(self, sample: HostSample) -> float | None:
-        """The probe's time relative to the fastest of the job."""
         if sample.probe_s is None or not self.fastest_probe_s:
             return None
         return sample.probe_s / self.fastest_probe_s
 
     def lost_share(self, sample: HostSample) -> float:
-        """The share of a round's time that what disturbed it can have cost at most, from 0 to 1.
-
-        The probe shows the machine's speed and what others use shows itself in it: the greater of the two counts.
-        """
+        """The share of a round's time that what disturbed it can have cost at most, from 0 to 1. What others use shows
+        itself in the probe: the greater of the two counts."""
         return max(self.counted_share(sample), 1 - 1 / self.slow(sample))
 
     def counted_share(self, sample: HostSample) -> float:
@@ -100,7 +101,9 @@ class Yardstick:
             RoundMark.OTHERS_ON_GPU: sample.gpu_foreign > 0,
             RoundMark.STEAL: is_judged and lost.stolen_s > allowed_s,
             RoundMark.QUOTA: lost.quota_s > SLOWED_SHARE * wall_s,
-            RoundMark.HEAT: lost.heat_s > SLOWED_SHARE * wall_s or is_hot(sample),
+            RoundMark.HEAT: lost.heat_s > SLOWED_SHARE * wall_s
+            or sample.heat_slowdowns > 0
+            or bool(GPU_BRAKES & sample.gpu_slowdowns),
             RoundMark.SUSPENDED: sample.suspended_s > SUSPENDED_S,
             RoundMark.SLOW_PROBE: is_judged and self.slow(sample) > 1,
             RoundMark.UNCOUNTED: bool(sample.backwards),
@@ -118,6 +121,92 @@ def allowed_cores(cpus: int) -> float:
     return min(max(OTHERS_CORES, OTHERS_SHARE * cpus), OTHERS_CORES_AT_MOST)
 
 
-def is_hot(sample: HostSample) -> bool:
-    """Whether heat or a brake of the board slowed the device for a time that is not counted."""
-    return sample.heat_slowdowns > 0 or bool(GPU_BRAKES & sample.gpu_slowdowns)
+T = TypeVar("T")
+
+ENOUGH_SHARE = 0.5
+"""Clean rounds are measured until they are as many as were asked for. Where the time is up before that, this share of
+the least time and of the least number of requests is enough."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How many clean seconds and requests a replicate is to have."""
+
+    seconds: float
+    requests: int
+
+    @classmethod
+    def of(cls, measure: Measure, request_s: float) -> "Goal":
+        """As many requests as make an interval, if `max_seconds` allows them: one process needs more than several."""
+        affordable = int(measure.max_seconds / max(request_s, 1e-9))
+        alone = measure.replicates == 1 and affordable >= FEWEST_FOR_INTERVAL
+        fewest = FEWEST_FOR_INTERVAL if alone else FEWEST_REQUESTS
+        return cls(measure.min_seconds, max(1, min(fewest, affordable)))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rounds of a replicate, each with its mark, and those of them that figures come from."""
+
+    records: tuple[RoundRecord, ...]
+    host_samples: tuple[HostSample, ...]
+    yardstick: Yardstick
+
+    @cached_property
+    def is_disturbed(self) -> bool:
+        """Whether figures come from disturbed rounds, since too few are clean."""
+        return any(record.marks for record in self.records if record.counted)
+
+    @cached_property
+    def counted_samples(self) -> tuple[HostSample, ...]:
+        """What happened during the rounds that figures come from."""
+        return tuple(
+            sample for sample, record in zip(self.host_samples, self.records, strict=True) if record.counted
+        )
+
+    def of(self, values: Sequence[T]) -> tuple[T, ...]:
+        """The samples that figures come from."""
+        return counted(self.records, values)
+
+    def unmarked(self, values: Sequence[T]) -> tuple[T, ...]:
+        """The samples of rounds that nothing disturbed, whether figures come from these alone or from all."""
+        clean = [record.model_copy(update={"counted": not record.marks}) for record in self.records]
+        return counted(clean, values)
+
+    def lost_shares(self) -> tuple[float, ...]:
+        """For each request that figures come from, the share of its time that disturbances can have cost at most."""
+        return tuple(record.lost for record in self.records if record.counted for _ in range(record.requests))
+
+
+def select(
+    requests: Sequence[int],
+    host_samples: Sequence[HostSample],
+    yardstick: Yardstick,
+    goal: Goal,
+    turns: Sequence[tuple[int, ...]] = (),
+    seconds: Sequence[float] = (),
+) -> Selection:
+    """`requests` is how many each round had, and `host_samples` what happened during it; `turns` are those of rounds
+    that took turns, and `seconds` how long these had without the others."""
+    without_others_s = seconds or [sample.wall_s for sample in host_samples]
+    rounds = zip(requests, without_others_s, turns or [()] * len(requests), host_samples, strict=True)
+    records = [
+        RoundRecord(
+            requests=count,
+            seconds=own_s,
+            turns=its_turns,
+            marks=yardstick.marks(sample),
+            lost=yardstick.lost_share(sample),
+            others_cores=None if sample.foreign_s is None else sample.foreign_s / max(sample.wall_s, 1e-9),
+            stolen_cores=None if sample.steal_s is None else sample.steal_s / max(sample.wall_s, 1e-9),
+            probe=yardstick.slowness(sample),
+        )
+        for count, own_s, its_turns, sample in rounds
+    ]
+    clean = [record for record in records if not record.marks]
+    clean_s, found = sum(record.seconds for record in clean), sum(record.requests for record in clean)
+    # With fewer requests than its goal a single process would have no interval.
+    share = 1.0 if goal.requests >= FEWEST_FOR_INTERVAL else ENOUGH_SHARE
+    if clean_s >= ENOUGH_SHARE * goal.seconds and found >= math.ceil(share * goal.requests):
+        records = [record.model_copy(update={"counted": not record.marks}) for record in records]
+    return Selection(tuple(records), tuple(host_samples), yardstick)

@@ -2,15 +2,18 @@
 
 A disturbance is a reason only where what it can have cost is more than `RANKED_UP_TO`, or has no bound. Below that the
 warning `disturbed` says what it was, and the intervals reach as far as it can have cost. What one finding explains is
-no second one: a request that stood still, or a speed that changed, while others used the machine.
+no second one. Meters that time requests have disturbances and bounds of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.verdicts import detectors, disturbance
 from optigpu.conductor.verdicts.cost import MOST, RANKED_UP_TO, Evidence, bound_of, together
 from optigpu.conductor.verdicts.disturbance import Disturbance
+from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.result import VerdictReason
 from optigpu.documents.rounds import RoundMark
 
@@ -41,7 +44,10 @@ def from_outside(primary: str, evidence: Sequence[Evidence]) -> Outside:
     reasons = {reason: note for reason, note in unbounded.items() if note}
     causes = _causes(evidence)
     bound = bound_of(primary, evidence)
-    if _is_too_much(primary, evidence):
+    # Whether the counters show more lost time than a ranked result may have. The probe alone is no proof.
+    lost_s = sum(each.lost.total_s for each in evidence if each.is_disturbed)
+    counted = together([each.counted_bound(primary) for each in evidence])
+    if lost_s > REASON_LEAST_S and counted > RANKED_UP_TO:
         for reason, notes in _blamed(evidence, causes).items():
             reasons[reason] = " ".join(filter(None, (reasons.get(reason), *notes)))
         marks: tuple[str, ...] = ()
@@ -78,42 +84,30 @@ def numbered(numbers: Sequence[int]) -> str:
 def _causes(evidence: Sequence[Evidence]) -> dict[RoundMark, str]:
     """What disturbed the rounds that figures come from, each with its sentence."""
     disturbed = [each for each in evidence if each.is_disturbed]
+
+    def others(each: Evidence) -> Disturbance | None:
+        if each.shows(RoundMark.OTHERS, each.lost.others_s):
+            return disturbance.foreign(each.samples, each.selection.yardstick)
+        return each.crowded  # where that is little, one of them never rested
+
+    def stolen(each: Evidence) -> Disturbance | None:
+        is_shown = each.shows(RoundMark.STEAL, each.lost.stolen_s)
+        return disturbance.stolen(each.samples, least=0.0) if is_shown else None
+
+    def slow_probe(each: Evidence) -> Disturbance | None:
+        is_shown = each.has(RoundMark.SLOW_PROBE)
+        return disturbance.slow_probe(each.samples, each.selection.yardstick) if is_shown else None
+
     detectors: dict[RoundMark, Detector] = {
-        RoundMark.OTHERS: _others,
-        RoundMark.STEAL: _stolen,
+        RoundMark.OTHERS: others,
+        RoundMark.STEAL: stolen,
         RoundMark.QUOTA: lambda each: disturbance.quota(each.samples),
         RoundMark.HEAT: lambda each: disturbance.gpu_heat(each.samples),
-        RoundMark.SLOW_PROBE: _slow_probe,
+        RoundMark.SLOW_PROBE: slow_probe,
         RoundMark.UNCOUNTED: lambda each: disturbance.uncounted(each.samples),
     }
     found = {mark: first(detector, disturbed) for mark, detector in detectors.items()}
     return {mark: sentence for mark, sentence in found.items() if sentence}
-
-
-def _others(each: Evidence) -> Disturbance | None:
-    """How much they used; where that is little, that one of them never rested."""
-    if each.shows(RoundMark.OTHERS, each.lost.others_s):
-        return disturbance.foreign(each.samples, each.selection.yardstick)
-    return each.crowded
-
-
-def _stolen(each: Evidence) -> Disturbance | None:
-    is_shown = each.shows(RoundMark.STEAL, each.lost.stolen_s)
-    return disturbance.stolen(each.samples, least=0.0) if is_shown else None
-
-
-def _slow_probe(each: Evidence) -> Disturbance | None:
-    is_shown = each.has(RoundMark.SLOW_PROBE)
-    return disturbance.slow_probe(each.samples, each.selection.yardstick) if is_shown else None
-
-
-def _is_too_much(primary: str, evidence: Sequence[Evidence]) -> bool:
-    """Whether the counters show more lost time than a ranked result may have. The probe alone is no proof."""
-    lost_s = sum(each.lost.total_s for each in evidence if each.is_disturbed)
-    return (
-        lost_s > REASON_LEAST_S
-        and together([each.counted_bound(primary) for each in evidence]) > RANKED_UP_TO
-    )
 
 
 def _blamed(evidence: Sequence[Evidence], causes: dict[RoundMark, str]) -> dict[VerdictReason, list[str]]:
@@ -140,19 +134,67 @@ def _own(
     if blamed:
         return {}, (), 0.0
     stops = {each.number: stop for each in evidence if (stop := detectors.stop(each))}
-    stopped = first(lambda each: stops[each.number].disturbance if each.number in stops else None, evidence)
-    costs = [stops[each.number].cost if each.number in stops else 0.0 for each in evidence]
+    nothing = None, 0.0
+    stopped = first(lambda each: stops.get(each.number, nothing)[0], evidence)
+    costs = [stops.get(each.number, nothing)[1] for each in evidence]
     drift = detectors.drifted(primary, evidence)
     found = [(VerdictReason.INTERRUPTED, stopped, together(costs))] if stopped else []
-    found += [(VerdictReason.DRIFT, _changed(drift.change), drift.share)] if drift else []
+    if drift:
+        change = (
+            f"Requests became {'slower' if drift.change > 0 else 'faster'} while they were timed: the last third took "
+            f"{1 + drift.change:.2f} times as long as the first; let the machine settle and measure again."
+        )
+        found.append((VerdictReason.DRIFT, change, drift.share))
     reasons = {reason: note for reason, note, share in found if share > RANKED_UP_TO}
     marks = tuple(note for _, note, share in found if share <= RANKED_UP_TO)
     return reasons, marks, max([drift.cost if drift else 0.0, *(share for _, _, share in found)])
 
 
-def _changed(change: float) -> str:
-    slower = "slower" if change > 0 else "faster"
-    return (
-        f"Requests became {slower} while they were timed: the last third took {1 + change:.2f} times as long as the "
-        "first; let the machine settle and measure again."
-    )
+_SENTENCES: dict[RoundMark, Callable[[Sequence[HostSample], Yardstick], Disturbance | None]] = {
+    RoundMark.OTHERS: disturbance.foreign,
+    RoundMark.OTHERS_ON_GPU: lambda samples, _: disturbance.foreign_on_gpu(samples),
+    RoundMark.STEAL: lambda samples, _: disturbance.stolen(samples, least=0.0),
+    RoundMark.QUOTA: lambda samples, _: disturbance.quota(samples),
+    RoundMark.HEAT: lambda samples, _: disturbance.hot(samples) or disturbance.gpu_heat(samples),
+    RoundMark.SUSPENDED: lambda samples, _: disturbance.suspended(samples),
+    RoundMark.SLOW_PROBE: disturbance.slow_probe,
+    RoundMark.UNCOUNTED: lambda samples, _: disturbance.uncounted(samples),
+}
+_UNBOUNDED = frozenset({RoundMark.OTHERS_ON_GPU, RoundMark.SUSPENDED, RoundMark.UNCOUNTED})
+"""What these cost the counters do not say."""
+
+
+def disturbed_readings(evidence: Sequence[Evidence]) -> str | None:
+    """A sentence for each kind of disturbance of each such meter, and the bound of what all can have cost."""
+    said: dict[tuple[str, RoundMark], str] = {}
+    for reading, sample, yardstick in _timed(evidence):
+        meter = reading.metered.meter
+        for mark in yardstick.marks(sample):
+            found = _SENTENCES[mark]([sample], yardstick)
+            if found:
+                said.setdefault((meter, mark), found.sentence(f"while the {meter} meter was read"))
+    if not said:
+        return None
+    known = [bound for bound in bounds_of_readings(evidence).values() if bound is not None]
+    cost = f"This can have cost up to {100 * max(known):.0f}%." if known else "What this cost is not known."
+    return f"{' '.join(said.values())} {cost}"
+
+
+def bounds_of_readings(evidence: Sequence[Evidence]) -> dict[str, float | None]:
+    """For each metric of such a meter, the share of it that disturbances can have cost at most: None where that is not
+    known, and nothing where all readings were undisturbed."""
+    shares: dict[str, list[float]] = {}
+    for reading, sample, yardstick in _timed(evidence):
+        marks = yardstick.marks(sample)
+        lost = yardstick.lost_share(sample) if marks else 0.0
+        for name in reading.metered.values:
+            shares.setdefault(name, []).append(1.0 if _UNBOUNDED.intersection(marks) else lost)
+    found = {name: together(each) for name, each in shares.items() if any(each)}
+    return {name: None if bound > MOST else bound for name, bound in found.items()}
+
+
+def _timed(evidence: Sequence[Evidence]) -> Iterator[tuple[MeterReading, HostSample, Yardstick]]:
+    for each in evidence:
+        for reading in each.replicate.readings:
+            if reading.during:
+                yield reading, reading.during, each.selection.yardstick

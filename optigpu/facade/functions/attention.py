@@ -11,7 +11,7 @@ from optigpu.backends.torch.device import kind_of
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.facade.benchmark_result import MEBIBYTE, Indexed
 from optigpu.facade.functions.timing import device_for, place_name, speedup, timed_in_turns
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.workloads.attention import AttentionRequest, needed_bytes
 from optigpu.workloads.requests.operators import require_memory
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import device_for, place_name, require_divisible, timed
 from optigpu.models.loading.self_written import forked_random
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.vocabulary import SpecError
 
 KvCache = tuple[torch.Tensor, torch.Tensor]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.facade.functions.timing import device_for, peak_mb, place_name, require_divisible, timed
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.vocabulary import UnsupportedError
 
 CLASSES = 1000

@@ -16,7 +16,7 @@ from optigpu.facade.functions.timing import (
     timed_in_turns,
 )
 from optigpu.hardware import probe
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.vocabulary import UnsupportedError
 
 MODES = ("default",)

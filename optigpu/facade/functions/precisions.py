@@ -19,7 +19,7 @@ from optigpu.facade.functions.timing import (
 )
 from optigpu.facade.functions.train_steps import logits_of, train_step_bf16, train_step_fp16, train_step_fp32
 from optigpu.models.loading.self_written import forked_random
-from optigpu.statistics.intervals import Bounds
+from optigpu.statistics.estimates import Bounds
 from optigpu.vocabulary import SpecError
 
 PRECISIONS = ("FP32", "FP16", "BF16")

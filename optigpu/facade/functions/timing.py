@@ -14,7 +14,8 @@ from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of, interval_ms
 from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
-from optigpu.statistics.intervals import Bounds, ratio, summarise
+from optigpu.statistics.estimates import Bounds
+from optigpu.statistics.intervals import ratio, summarise
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
 

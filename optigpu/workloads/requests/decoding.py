@@ -13,14 +13,16 @@ from optigpu.backends.runtime import (
     DecodingRuntime,
     Generation,
     Ids,
+    Images,
     Logits,
+    PassRuntime,
     ReferenceRuntime,
     RemoteRuntime,
     TextRuntime,
 )
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.base import Check
+from optigpu.workloads.base import Check, Request
 
 
 class Untouched:
@@ -65,11 +67,9 @@ class DecodingRequest:
         earlier: Untouched | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `seed`, or from the runtime's own without one.
-
         `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. `decode`
         None is the runtime's `generate`, which takes the most likely tokens. `earlier` are inputs that no request may
-        have changed either.
-        """
+        have changed either."""
         self._runtime = runtime
         source = np.random.default_rng(runtime.seed if seed is None else seed)
         self._prompt = drawn_ids(source, runtime.facts, shape) if prompt is None else prompt
@@ -80,7 +80,6 @@ class DecodingRequest:
         self._gaps_s: list[float] = []
 
     def run(self) -> Mapping[str, float]:
-        """One timed request; the first token counts as prefill, the others as decode."""
         gaps_s = self._generated().gaps_s
         self._gaps_s = gaps_s
         batch = self._prompt.shape[0]
@@ -96,11 +95,9 @@ class DecodingRequest:
         return {name: found[name] for name in self._metrics}
 
     def check(self) -> Check:
-        """Counts the tokens, looks at logits for NaN and infinity, and has the tokens predicted again."""
         return self.checked(self._generated())
 
     def checked(self, generation: Generation) -> Check:
-        """The check of one request's output."""
         request_s = sum(generation.gaps_s)
         expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
         if shape != expected:
@@ -133,10 +130,7 @@ class DecodingRequest:
 
     def _logits(self, tokens: Ids, first: int) -> tuple[Iterator[Logits], dict[str, object]]:
         """Logits after each of `tokens` from `first` on, through the timed step. If the timed loop gives none, the
-        model's own, and a note that says so.
-
-        Of a server that gives none there are none.
-        """
+        model's own, and a note that says so; none of a server that gives none."""
         try:
             predicted = self._runtime.score(tokens, first)
             # Some engines refuse with the first of them.
@@ -149,17 +143,14 @@ class DecodingRequest:
             return self._runtime.whole(tokens, first), {"logits_not_of_the_timed_loop": str(error)}
 
     def observe(self) -> None:
-        """Records which kernels run."""
         self._runtime.observe(self._prompt)
 
     def described(self) -> Mapping[str, Sequence[float]]:
-        """The time of each token after the first; where tokens come together, that of each pass that gave some."""
         gaps_s = self._gaps_s[1:]
         passes_s = [gap for gap in gaps_s if gap > 0]
         return {"token_s": gaps_s} if len(passes_s) == len(gaps_s) else {"pass_s": passes_s}
 
     def fresh(self, seed: int) -> "DecodingRequest":
-        """Prompts of the same length."""
         batch, length = self._prompt.shape
         shape, decode, earlier = (batch, length), self._decode, self._untouched
         return DecodingRequest(
@@ -197,7 +188,6 @@ def near_best(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def is_agreement(agreed: int, compared: int) -> bool:
-    """Whether enough of the tokens agree."""
     return agreed >= AGREEMENT * compared
 
 
@@ -243,7 +233,6 @@ class TextRequest(DecodingRequest):
         runtime.notes.record(prompt_tokens=len(ids))
 
     def checked(self, generation: Generation) -> Check:
-        """Keeps the text of the first sequence for a reader; `fresh` goes on from random tokens of the same length."""
         found = super().checked(generation)
         (text,) = self._texts.text_of(generation.tokens[:1])
         return Check(found.request_s, found.problem, found.details | {"output_text": text[:MOST_TEXT]})
@@ -257,3 +246,49 @@ def text_runtime(runtime: DecodingRuntime) -> TextRuntime:
             "backend torch."
         )
     return runtime
+
+
+class PassRequest(Request):
+    """Repeated passes over the same inputs."""
+
+    def __init__(
+        self,
+        runtime: PassRuntime,
+        draw: Callable[[np.random.Generator], Ids | Images],
+        expected: tuple[int, int],
+        metrics: Callable[[float], Mapping[str, float]],
+        seed: int | None = None,
+        inputs: Ids | Images | None = None,
+        earlier: Untouched | None = None,
+    ) -> None:
+        """`draw` makes inputs from `seed`, or from the runtime's own; `inputs` take their place. `expected` is the
+        logits' shape, `metrics` follow from the seconds."""
+        self._runtime, self._draw, self._expected, self._metrics = runtime, draw, expected, metrics
+        source = np.random.default_rng(runtime.seed if seed is None else seed)
+        self._inputs = draw(source) if inputs is None else inputs
+        self._untouched = Untouched(self._inputs, earlier)
+
+    def run(self) -> Mapping[str, float]:
+        return self._metrics(self._runtime.forward(self._inputs).seconds)
+
+    def check(self) -> Check:
+        done = self._runtime.forward(self._inputs)
+        if self._untouched.problem:
+            return Check(done.seconds, self._untouched.problem)
+        if done.logits.shape != self._expected:
+            why = f"The pass gave logits of shape {done.logits.shape} instead of {self._expected}."
+            return Check(done.seconds, why)
+        wrong = int((~np.isfinite(done.logits)).sum())
+        if wrong:
+            return Check(done.seconds, f"{wrong} of {done.logits.size} logits are NaN or infinite.")
+        if not np.array_equal(done.chosen, done.logits.argmax(axis=-1)):
+            why = "The pass chose another token or class than the one with the largest logit."
+            return Check(done.seconds, why)
+        return Check(done.seconds)
+
+    def observe(self) -> None:
+        self._runtime.observe(self._inputs)
+
+    def fresh(self, seed: int) -> "PassRequest":
+        earlier = self._untouched
+        return PassRequest(self._runtime, self._draw, self._expected, self._metrics, seed, earlier=earlier)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from optigpu.backends.operators import OperatorRuntime, TimedOperator, Wide
 from optigpu.vocabulary import Task, UnsupportedError
-from optigpu.workloads.base import Check, Workload
+from optigpu.workloads.base import Check, Request, Workload
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Implementation = Literal["standard", "fused"]
@@ -23,12 +23,7 @@ CHECKED_ROWS = 16
 """The number of rows of a result that are compared with a float64 reference."""
 FLOAT32_ROUNDOFF = 2.0**-24
 """Unit roundoff of float32, in which all operators sum."""
-ROUNDING: dict[str, float] = {
-    "float32": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
+ROUNDING: dict[str, float] = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of each dtype."""
 DTYPE_UNDERFLOW: dict[str, float] = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 """The largest error of a subnormal number: half of the dtype's smallest number."""
@@ -48,50 +43,28 @@ class Implemented(Workload):
 
     @property
     def implementation(self) -> Implementation:
-        """That of a single workload."""
         (implementation,) = self.implementations
         return implementation
 
     def identity(self) -> dict[str, Any]:
-        """Results of both implementations compare."""
         return self.model_dump(mode="json", exclude={"implementations"})
 
 
-class Calls:
-    """Equal calls of one operator, `count` of them to a sample."""
-
-    def __init__(self, operator: TimedOperator) -> None:
-        """Calls the operator a few times to find out how many calls make a sample."""
-        self._operator = operator
-        self.count = 1
-        self.count = self._to_a_sample()
-
-    def sample_s(self) -> float:
-        """Seconds of one batch of calls."""
-        return self._operator.seconds(self.count)
-
-    def mean_s(self) -> float:
-        """Seconds of a call, the mean over one batch."""
-        return self.sample_s() / self.count
-
-    def _to_a_sample(self) -> int:
-        if self.sample_s() > _LONG_CALL_SAMPLES * SAMPLE_S:
-            return 1
-        once_s = min(self.sample_s() for _ in range(3))
-        return max(1, math.ceil(SAMPLE_S / once_s))
-
-
-class OperatorRequest(ABC):
+class OperatorRequest(Request, ABC):
     """One batch of equal calls."""
 
     noun: ClassVar[str]
     """The operator's name in an error."""
 
     def __init__(self, runtime: OperatorRuntime, operator: TimedOperator) -> None:
-        """Records how many calls make a sample."""
-        self._operator = operator
-        self._calls = Calls(operator)
-        runtime.notes.record(calls_per_sample=self._calls.count)
+        """Calls the operator a few times to find out how many calls make a sample, and records it."""
+        self._operator, self._count = operator, 1
+        if self._sample_s() <= _LONG_CALL_SAMPLES * SAMPLE_S:
+            self._count = max(1, math.ceil(SAMPLE_S / min(self._sample_s() for _ in range(3))))
+        runtime.notes.record(calls_per_sample=self._count)
+
+    def _sample_s(self) -> float:
+        return self._operator.seconds(self._count)
 
     @abstractmethod
     def metrics(self, latency_s: float) -> Mapping[str, float]:
@@ -102,30 +75,21 @@ class OperatorRequest(ABC):
         """The largest error of a result over the worst that the dtype's rounding explains; NaN for a result of NaN."""
 
     def run(self) -> Mapping[str, float]:
-        """The mean over one batch of calls."""
-        return self.metrics(self._calls.mean_s())
+        return self.metrics(self._sample_s() / self._count)
 
     def check(self) -> Check:
-        """Compares a part of the result with a float64 reference."""
-        request_s = self._calls.sample_s()
+        request_s = self._sample_s()
         with np.errstate(divide="ignore", invalid="ignore"):  # a wrong result may hold any number
             worst = self.error_over_bound()
         if not worst <= 1:
-            return Check(
-                request_s,
-                f"The {self.noun} is wrong: an element is off by {worst:.3g} times the dtype's worst rounding.",
-            )
+            off = f"an element is off by {worst:.3g} times the dtype's worst rounding"
+            return Check(request_s, f"The {self.noun} is wrong: {off}.")
         return Check(request_s, details={"error_over_bound": worst})
 
-    def observe(self) -> None:  # noqa: B027
+    def observe(self) -> None:
         """Nothing is recorded beyond what was noted before."""
 
-    def described(self) -> Mapping[str, Sequence[float]]:
-        """A call has no parts."""
-        return {}
-
     def fresh(self, seed: int) -> Self:
-        """Fills the same storages with new inputs: further ones might not fit."""
         self._operator.redraw(seed)
         return self
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from optigpu.child.selftest import main
+from optigpu.child.tasks import main
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, UnsupportedError
