@@ -50,8 +50,8 @@ class TraceLine(Frozen):
 
 
 def read_trace(text: str) -> tuple[Query, ...]:
-    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival, or
-    empty. Raises SpecError that names the first line that is not one."""
+    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival. Empty
+    lines are passed over. Raises SpecError that names the first line that is not one."""
     queries: list[Query] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
