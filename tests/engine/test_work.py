@@ -256,7 +256,6 @@ def test_each_request_yields_the_metrics_of_its_workload(runtime: TorchOperatorR
     moved = 4 * (4 * 33 * 40 + 2 * 40)
     assert sample["gb_per_s"] == pytest.approx(moved / sample["latency_s"] / 1e9)
     assert set(sample) == set(Normalization.metrics)
-    assert runtime.notes.facts["calls_per_sample"] > 10, "long enough for the clock"
 
 
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
