@@ -184,7 +184,7 @@ def _views(session: Session, rows: Sequence[Device]) -> tuple[DeviceView, ...]:
     query = (
         select(DeviceKey.device_id, func.max(DeviceKey.version)).where(*used).group_by(DeviceKey.device_id)
     )
-    versions = dict(session.execute(query).tuples().all())
+    versions = dict(session.execute(query).all())
     return tuple(
         row.as_view(
             DeviceView,

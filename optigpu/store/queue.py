@@ -54,8 +54,8 @@ def position(session: Session, job: Job, at: datetime) -> int:
         if rest == 0 and turns >= 0 and ahead < count:
             its = select(Job.created_at, Job.id).where(*_WAITS, *alike, Job.owner == owner)
             its = its.order_by(Job.created_at, Job.id).offset(ahead).limit(1)
-            other = session.execute(its).tuples().one_or_none()
-            ahead += other is not None and other < (job.created_at, job.id)
+            other = session.execute(its).one_or_none()
+            ahead += other is not None and tuple(other) < (job.created_at, job.id)
         before += min(count, ahead)
     return more_urgent + own + before + 1
 
