@@ -11,79 +11,123 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from benchmarks.document import write
-from benchmarks.engine_cases import CASES, EngineCase
-from benchmarks.pairs import session_of
-from optigpu.child.messages import Ready
-from optigpu.conductor.outcome import builds_of
-from optigpu.conductor.processes.asking import ask
-from optigpu.documents.events import Event, as_document
+from benchmarks.jobs import TEXT, convert, run_shown
+from benchmarks.stacks import (
+    IQ4_K,
+    IQ4_KS,
+    ONNX_FP32,
+    ONNX_INT4,
+    ONNX_INT8,
+    OPENVINO_FP32,
+    OPENVINO_INT4,
+    OPENVINO_INT8,
+    Q4_0,
+    Q4_K_M,
+    Q8_0,
+    Stack,
+    measure_of,
+    named,
+    spec_of,
+)
 from optigpu.documents.result import Attribution
-from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.measure import run
-from optigpu.quality.text import DATASETS_DIR
-from optigpu.report import Column, Grid, RunProgress, console, job_title
+from optigpu.report import Grid, job_title
 from optigpu.report import markdown as grid_markdown
 from optigpu.report.charts import CHARTS
+from optigpu.report.formats import columns
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import Row, heading, rows_of
-from optigpu.vocabulary import Document, OptiGPUError
+from optigpu.vocabulary import Document
 
+EAGER = Stack("torch float32")
+"""The first stack of each job, and so its baseline: the model as transformers runs it."""
+HYBRID = Stack("torch int8_hybrid", named("int8_hybrid"))
+NATIVE = Stack("torch native_decode w4", named("native_decode"))
+UNEVEN = Stack("torch native_decode w4k", named("native_decode", weights="w4k"))
+UNCALIBRATED = Stack("torch native_decode w4", named("native_decode", calibration="none"))
+"""Calibration gains nothing on random weights."""
+EIGHT_BITS = (Q8_0, Q4_K_M, ONNX_INT8, OPENVINO_INT8)
+"""One stack of each engine at least: the first eight variants of a job take turns with one another."""
+FOUR_BITS = (ONNX_INT4, OPENVINO_INT4)
+FLOATS = (ONNX_FP32, OPENVINO_FP32)
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """One job. `budget_s` is how long it may measure; what is whole by then is kept.
+
+    `replicates` and `seconds` are how many processes measure each stack, and each for how long at least.
+    """
+
+    model: str
+    stacks: tuple[Stack, ...]
+    budget_s: float
+    new_tokens: int = 64
+    replicates: int = 3
+    seconds: float = 2.0
+    meters: tuple[str, ...] = ()
+
+    def spec(self) -> JobSpec:
+        """The first stack's job, with the others beside it. Raises SpecError for a technique that there is not."""
+        return spec_of(
+            self.stacks,
+            self.model,
+            (32, self.new_tokens),
+            name="engines side by side",
+            measure=measure_of(self.replicates, self.seconds, *self.meters, text=TEXT, tokens=1000),
+            limits={"timeout_s": self.budget_s, "max_variants": len(self.stacks)},
+        )
+
+
+CASES: dict[str, EngineCase] = {
+    "tiny": EngineCase(
+        "bundled:tiny",
+        (EAGER, NATIVE, HYBRID, *EIGHT_BITS, *FOUR_BITS, *FLOATS),
+        budget_s=360,
+        seconds=1.0,
+        meters=("quality",),
+    ),
+    "gpt2": EngineCase(
+        "preset:gpt2", (EAGER, UNCALIBRATED, HYBRID, *EIGHT_BITS, *FOUR_BITS, *FLOATS), budget_s=420
+    ),
+    "small": EngineCase(
+        "bundled:small",
+        (EAGER, NATIVE, UNEVEN, Q4_K_M, IQ4_KS, *FOUR_BITS, Q4_0, IQ4_K, Q8_0),
+        budget_s=300,
+        seconds=1.0,
+        meters=("quality",),
+    ),
+    # In float32 the other engines would need 5 GB each, and would show the memory's bandwidth alone.
+    "llama-3.2-1b": EngineCase(
+        "preset:llama-3.2-1b",
+        (EAGER, UNCALIBRATED, *EIGHT_BITS, IQ4_KS, *FOUR_BITS),
+        budget_s=720,
+        new_tokens=32,
+        replicates=2,
+    ),
+}
+"""By the names of the files of results; together 30 minutes at most."""
 FOLDER = Path("docs/results")
-TEXTS = Path(__file__).resolve().parents[1] / "tests" / "text"
-"""Has a part of WikiText-2, where the variable of the datasets names no other folder."""
 FIGURES = ("weight_bytes", "kld_mean", "top1_agreement", "perplexity")
 """What stands beside the speed."""
 LEAST_ENGINES = 4
 """That a job must have valid figures of."""
-HEADINGS = ("TTFT (ms)", "weights (MB)", "KLD (nat)", "top-1 (%)", "perplexity")
 
 
 def measured(case: EngineCase) -> dict[str, Any]:
     """The job's report as JSON, with what it was allowed and what it took."""
-    os.environ.setdefault(DATASETS_DIR, str(TEXTS))
     load, started = os.getloadavg()[0], time.monotonic()
-    with RunProgress(console(stderr=True)) as progress:
-
-        def show(event: Event) -> None:
-            progress.show(event.kind, as_document(event))
-
-        report = run(case.spec(), show)
+    report = run_shown(case.spec())
     about = {"load_before": load, "budget_s": case.budget_s, "seconds": time.monotonic() - started}
     return about | {"spent": report.spent, "stopped": report.stopped} | report.document()
-
-
-def convert(spec: JobSpec) -> Iterator[str]:
-    """Has each variant's process load its model once, which writes what its engine reads; yields why one cannot.
-
-    What a job says of the engine's library is counted as well, and kept: it takes seconds to a minute.
-    """
-    variants = variants_of(spec)
-    with session_of(spec, variants=len(variants)) as session:
-        for variant in track(variants, f"converting {spec.model}", console=console(stderr=True)):
-            try:
-                with session.child(variant) as child:
-                    ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
-                builds_of(variant, session.environment, ready.facts)
-            except OptiGPUError as error:
-                yield f"{variant.label}: {error}"
-
-
-def draw(document: Document, path: Path, kind: str = "pareto") -> None:
-    """A chart of a job."""
-    results = document["results"]
-    attribution = Attribution.model_validate(document["attribution"], extra="ignore")
-    CHARTS[kind](job_title(document["spec"], results), results, path, attribution)
 
 
 def markdown(document: Document, chart: str) -> str:
@@ -99,11 +143,11 @@ def grid_of(document: Document) -> Grid:
     attribution = Attribution.model_validate(document["attribution"], extra="ignore")
     results = document["results"]
     rows = rows_of(attribution, results)
-    names = ("variant", heading(attribution.metric), "speedup", *HEADINGS, "status")
+    headings = ("TTFT (ms):", "weights (MB):", "KLD (nat):", "top-1 (%):", "perplexity:")
     shown = [name for name in FIGURES if any(row.has_figure(name) for row in rows)]
     return Grid(
         title=job_title(document["spec"], results),
-        columns=tuple(Column(name, right=name not in ("variant", "status")) for name in names),
+        columns=columns("variant", f"{heading(attribution.metric)}:", "speedup:", *headings, "status"),
         rows=tuple(_cells(row, attribution, shown) for row in rows),
         notes=(
             *ladder_notes(rows, attribution, [attribution.metric, *shown]),
@@ -121,6 +165,7 @@ def _cells(row: Row, attribution: Attribution, shown: Sequence[str]) -> tuple[st
         "top1_agreement": scaled(row.metric("top1_agreement"), 100.0),
         "perplexity": scaled(row.metric("perplexity"), 1.0),
     }
+    status = str(row.ended.status) if row.result is None else "ok" if row.valid else "invalid"
     return (
         row.label + (" *" if row.ended.index == attribution.best else ""),
         speed if row.valid or not row.has_figure(primary) else speed + NOT_VALID,
@@ -128,14 +173,8 @@ def _cells(row: Row, attribution: Attribution, shown: Sequence[str]) -> tuple[st
         scaled(row.metric("ttft_s"), 1e3),
         scaled(row.metric("weight_bytes"), 1e-6),
         *(text if name in shown else "" for name, text in quality.items()),
-        _status(row),
+        status,
     )
-
-
-def _status(row: Row) -> str:
-    if row.result is None:
-        return str(row.ended.status)
-    return "ok" if row.valid else "invalid"
 
 
 def _options() -> argparse.Namespace:
@@ -155,11 +194,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _asked(case: EngineCase, options: argparse.Namespace) -> EngineCase:
-    given = {"budget_s": options.budget, "replicates": options.replicates, "seconds": options.seconds}
-    return replace(case, **{name: value for name, value in given.items() if value is not None})
-
-
 def main() -> int:
     """Measures, converts or shows; the exit status is 0 if every job has four engines or more with a valid figure."""
     options = _options()
@@ -167,25 +201,23 @@ def main() -> int:
         for path in options.show:
             print(markdown(json.loads(path.read_text()), path.with_suffix(".svg").name))
         return 0
-    cases = {name: _asked(CASES[name], options) for name in options.models}
+    given = {"budget_s": options.budget, "replicates": options.replicates, "seconds": options.seconds}
+    asked = {name: value for name, value in given.items() if value is not None}
+    cases = {name: replace(CASES[name], **asked) for name in options.models}
     if options.convert:
-        problems = [problem for case in cases.values() for problem in convert(case.spec())]
-        print("\n".join(problems) or "All engines have their files.")
-        return 0
+        return convert([case.spec() for case in cases.values()])
     counts = []
     for name, case in cases.items():
-        path = options.output / f"engines_{name}.json"
-        document = measured(case)
+        path, document = options.output / f"engines_{name}.json", measured(case)
         write(path, "engines", document)
-        draw(document, path.with_suffix(".svg"))
-        print(markdown(document, path.with_suffix(".svg").name))
-        counts.append(len(engines_of(document)))
+        chart = path.with_suffix(".svg")
+        attribution = Attribution.model_validate(document["attribution"], extra="ignore")
+        results = document["results"]
+        CHARTS["pareto"](job_title(document["spec"], results), results, chart, attribution)
+        print(markdown(document, chart.name))
+        valid = (result["variant"]["backend"] for result in results if result["verdict"]["valid"])
+        counts.append(len(set(valid)))
     return 0 if min(counts) >= LEAST_ENGINES else 1
-
-
-def engines_of(document: Document) -> set[str]:
-    """The backends that have a valid result."""
-    return {str(result["variant"]["backend"]) for result in document["results"] if result["verdict"]["valid"]}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.progress import track
 
 from benchmarks.document import write
-from benchmarks.pairs import session_of
+from benchmarks.jobs import session_of
 from optigpu.child.messages import Ready, Round, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.variables import child_variables

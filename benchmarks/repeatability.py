@@ -21,10 +21,13 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.document import measured_before, write
-from benchmarks.pairs import measure_pair
+from benchmarks.jobs import session_of
+from optigpu.conductor.preparation import Preparation
+from optigpu.conductor.processes.groups import Group
 from optigpu.documents.result import Result
 from optigpu.documents.views import Decision
 from optigpu.hardware import probe
+from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.report import console
 from optigpu.statistics.compare import compare
@@ -142,6 +145,24 @@ def spec_of(model: str, device: DeviceKind, replicates: int, seconds: float, tok
     workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": tokens}
     document = {"workload": workload, "model": model, "device": device, "measure": measure}
     return JobSpec.model_validate(document)
+
+
+def measure_pair(spec: JobSpec, other: JobSpec | None = None) -> tuple[Result, Result]:
+    """Results of the one variant that `spec` stands for and of that of `other`, or of the same one twice.
+
+    Their processes are resident together, rounds in turns. Raises OptiGPUError when either could not be measured.
+    """
+    (variant,), (twin,) = variants_of(spec), variants_of(other or spec)
+    pair = [variant, twin.model_copy(update={"index": 1})]
+    with session_of(spec, variants=2) as session:
+        group = Group(session, pair)
+        group.measure(Preparation(None))
+    outcomes = group.outcomes
+    first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))
+    if group.waiting or not group.fit_together or first is None or second is None:
+        reasons = "; ".join(outcome.reason for outcome in outcomes.values() if outcome.reason)
+        raise OptiGPUError(f"The pair could not be measured side by side: {reasons or 'no memory for both'}.")
+    return first, second
 
 
 def figures_of(measured: Sequence[Pair], kind: str) -> dict[str, Any]:

@@ -1,20 +1,32 @@
-"""The cases of `vs_peers`: stacks, peers and workloads. Its goals are those of `vs_goals`."""
+"""The cases of `vs_peers`: stacks and workloads. Its goals are those of `vs_goals`."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from benchmarks import peers
-from benchmarks.engine_cases import (
+from benchmarks.stacks import (
+    BF16,
+    DYNAMIC_INT8,
+    F16,
+    FP32,
+    IK_LLAMA_CPP,
+    IK_Q4_0,
+    IK_Q4_K_M,
     IQ4_K,
     IQ4_KS,
+    LLAMA_CPP,
+    NF4,
     ONNX_INT4,
     ONNX_INT8,
     OPENVINO_INT4,
     OPENVINO_INT8,
+    Q4_0,
+    Q4_0_HEAD,
+    Q4_K_M,
+    Q8_0,
+    Case,
+    Stack,
+    named,
 )
-from benchmarks.peers import Peer
-from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack, named
-from benchmarks.vs_quality import WeightsAlone
 
 OURS = (
     Stack("native_decode w4", named("native_decode")),
@@ -42,32 +54,14 @@ def uncalibrated(stack: Stack) -> Stack:
 
 _W4, TIMED, _G128, _INT8_CACHE, _W4K, _W4K_64, _W3K, _W8, _BF16 = map(uncalibrated, OURS)
 """TIMED is what the goals of speed are about: it stands in every job, so that each ratio is one of pairs."""
-ALONE = tuple(
-    WeightsAlone(f"{stack.name}, float activations", stack.techniques) for stack in (OURS[0], OURS[7])
-)
-"""What of a divergence is the weights'; the rest is that of activations in int8 and of the cache."""
 COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
 """The best that the stacks reach without an operator of a whole step."""
-NOT_PEERS = frozenset(stack.name for stack in (*OURS, *ALONE, COMPILED))
+NOT_PEERS = frozenset(stack.name for stack in (*OURS, COMPILED))
 
-FP32 = Stack(peers.FP32.name)
-"""The baseline of a job: transformers' own decoding in float32."""
-BF16 = Stack("Hugging Face eager, bf16", named("bf16"))
-Q4_0_HEAD = Stack("llama.cpp Q4_0, head too", named("gguf", type="Q4_0", pure=True), "llama_cpp")
-"""All matrices in Q4_0: without that a tied embedding, and so the head, is Q6_K. Our head has 4 bits as well."""
-F16, Q8_0 = LLAMA_CPP[:2]
-IK_Q4_K_M = Stack("ik_llama.cpp Q4_K_M", named("gguf", type="Q4_K_M"), "ik_llama_cpp")
-IK_Q4_0 = Stack("ik_llama.cpp Q4_0_R8", named("gguf", type="Q4_0_R8", pure=True), "ik_llama_cpp")
-"""Rows of Q4_0 are interleaved by eights."""
-IK_LLAMA_CPP = (IK_Q4_K_M, IQ4_KS, IQ4_K, IK_Q4_0)
-"""It runs no GPT-2: there its rows are the reason."""
 EIGHT_BITS = (OPENVINO_INT8, ONNX_INT8)
 FOUR_BITS = (OPENVINO_INT4, ONNX_INT4)
 ENGINES = (*LLAMA_CPP, Q4_0_HEAD, *IK_LLAMA_CPP, *FOUR_BITS, *EIGHT_BITS)
-"""The peers that a backend of the engine runs, beside transformers itself."""
-ELSEWHERE = tuple(peer for peer in peers.PEERS if peer.name not in (FP32.name, BF16.name))
-"""What no backend runs, each in a process that takes turns with the first stack of a case and with ours."""
-DYNAMIC_INT8 = next(peer for peer in ELSEWHERE if peer.weights == "dynamic_int8")
+"""The peers that another backend than torch runs."""
 WIDE = frozenset(stack.name for stack in (FP32, BF16, F16))
 """Peers of 16 bits a weight and more: each engine reads half as much in 8 bits, which count as well."""
 
@@ -82,8 +76,8 @@ class Speed:
     """Jobs of TIMED and the first stack with `at_once` of `stacks`, whose memory must fit beside them.
 
     One request gives the figures of all `cases`, which differ in nothing but what is measured. `budget_s` is how long
-    the jobs may take together, `short_s` in a run for the goals alone: what is whole by then is kept. `elsewhere` are
-    those that no backend runs, with `turns` requests each; `left_out` are only named, with the reason.
+    the jobs may take together, `short_s` in a run for the goals alone: what is whole by then is kept. `left_out` are
+    only named, with the reason.
     """
 
     cases: tuple[Case, ...]
@@ -92,34 +86,25 @@ class Speed:
     short_s: float
     replicates: int = 3
     at_once: int = 6
-    turns: int = 9
-    elsewhere: tuple[Peer, ...] = ELSEWHERE
     left_out: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def names(self) -> set[str]:
-        """Of the stacks and of those that no backend runs."""
-        return {stack.name for stack in self.stacks} | {peer.name for peer in self.elsewhere}
 
     def of_goals(self, counting: Collection[str]) -> "Speed":
         """The case with the rows alone that its goals are about: llama.cpp Q4_0 and the peers that count, by name."""
-        kept = {Q4_0.name, Q4_0_HEAD.name, *(name for name in counting if name not in WIDE)}
-        stacks = tuple(stack for stack in self.stacks if stack.name in kept)
-        elsewhere = tuple(peer for peer in self.elsewhere if peer.name in kept)
-        others = self.names - kept
-        return replace(
-            self,
-            stacks=stacks,
-            elsewhere=elsewhere,
-            budget_s=self.short_s,
-            left_out=self.left_out | dict.fromkeys(sorted(others), _NO_GOAL),
+        kept = {Q4_0.name, Q4_0_HEAD.name, *counting} - WIDE
+        others = dict.fromkeys(
+            sorted(stack.name for stack in self.stacks if stack.name not in kept), _NO_GOAL
         )
+        stacks = tuple(stack for stack in self.stacks if stack.name in kept)
+        return replace(self, stacks=stacks, budget_s=self.short_s, left_out=self.left_out | others)
 
 
 _NO_IK = dict.fromkeys((stack.name for stack in IK_LLAMA_CPP), _NO_GPT_2)
 _FIRST = (Q4_0_HEAD, Q4_K_M, Q8_0, *EIGHT_BITS)
 """In the first job of a case: what may be the best of the peers that count."""
-_REST = (*FOUR_BITS, _W4, _W4K, _W4K_64, _W3K, _G128, _INT8_CACHE, _W8, _BF16, FP32, BF16, F16, COMPILED)
+_REST = (
+    *(*FOUR_BITS, DYNAMIC_INT8, NF4, _W4, _W4K, _W4K_64, _W3K, _G128, _INT8_CACHE, _W8, _BF16),
+    *(FP32, BF16, F16, COMPILED),
+)
 
 SPEED = {
     "decode-gpt2": Speed(
@@ -131,15 +116,15 @@ SPEED = {
     # Loading takes most of a process's time, so one request gives both figures.
     "llama-3.2-1b": Speed(
         (Case("llama-3.2-1b", 128, 32), Case("llama-3.2-1b", 128, 32, "prefill")),
-        (Q4_0_HEAD, Q4_K_M, IK_Q4_K_M, *EIGHT_BITS, *FOUR_BITS, IQ4_KS, IQ4_K, IK_Q4_0, _W4, _W4K, _W3K),
+        (
+            *(Q4_0_HEAD, Q4_K_M, IK_Q4_K_M, *EIGHT_BITS, *FOUR_BITS, IQ4_KS, IQ4_K, IK_Q4_0),
+            *(DYNAMIC_INT8, _W4, _W4K, _W3K),
+        ),
         budget_s=800,
         short_s=420,
         replicates=2,
-        turns=3,
-        elsewhere=(DYNAMIC_INT8,),
         left_out={Q8_0.name: _WIDER}
-        | dict.fromkeys((stack.name for stack in (FP32, BF16, F16, COMPILED)), _SLOW)
-        | dict.fromkeys((peer.name for peer in ELSEWHERE if peer != DYNAMIC_INT8), _SLOW),
+        | dict.fromkeys((stack.name for stack in (FP32, BF16, F16, NF4, COMPILED)), _SLOW),
     ),
 }
 """The cases of speed by their names on the command line."""
@@ -147,8 +132,3 @@ QUALITY = {"quality-tiny": "bundled:tiny", "quality-small": "bundled:small"}
 """The cases of quality, a trained model each: a GPT-2 and a Llama."""
 KIN = {"gpt2": "quality-tiny", "llama-3.2-1b": "quality-small"}
 """The trained model of the same architecture as a preset, whose weights are random."""
-
-
-def name_of(case: Case) -> str:
-    """By which a document has it."""
-    return f"{case.measure}-{case.preset}"

@@ -1,18 +1,16 @@
 """The goals of `vs_peers`, fixed before a run: how many times as fast as whom, and which peers count.
 
 A peer counts if its divergence on the trained model of the same architecture is at most that of ours and a tenth. A
-ratio is one of pairs of processes of the same job, by their turns, or by their medians where turns do not say; of what
-no backend runs, one of turns. What a goal needs and the run has not makes it "not measured", and what is not valid
-reaches no goal.
+ratio is one of pairs of processes of the same job, by their turns, or by their medians where turns do not say. What a
+goal needs and the run has not makes it "not measured", and what is not valid reaches no goal.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.stacks import Q4_0, Stack
-from benchmarks.vs_cases import IN_GOALS, NOT_PEERS, Q4_0_HEAD
+from benchmarks.stacks import Q4_0, Q4_0_HEAD, Stack
+from benchmarks.vs_cases import IN_GOALS, NOT_PEERS
 from optigpu.documents.result import VerdictReason
 from optigpu.statistics.intervals import paired_ratio
 
@@ -45,7 +43,7 @@ NOT_OURS = "ours was not measured beside it"
 
 @dataclass(frozen=True)
 class Over:
-    """How many times as fast as the peer of `line` ours is, and that with its interval or its span."""
+    """How many times as fast as the peer of `line` ours is, and that with its interval."""
 
     line: Line
     ratio: float
@@ -106,7 +104,7 @@ def _over_best(name: str, goal: Goal, lines: Sequence[Line], names: frozenset[st
         return _not_measured(what, "the run has no divergence of ours")
     count = [line for line in lines if line["name"] in names]
     measured = [found for line in count if (found := _over(line))]
-    absent = [line for line in count if not _over(line) and not line.get("left_out")]
+    absent = [line for line in count if not _over(line) and not line["left_out"]]
     if not measured or absent:
         return _not_measured(what, *(f"{line['name']}: {line['reason'] or NOT_OURS}" for line in absent))
     best = min(measured, key=lambda over: over.ratio)
@@ -115,7 +113,7 @@ def _over_best(name: str, goal: Goal, lines: Sequence[Line], names: frozenset[st
         (found for line in lines if _is_peer(line) and (found := _over(line))), key=lambda over: over.ratio
     )
     told += [f"{_named(fastest)}, which does not count"] if fastest.ratio < best.ratio else []
-    left_out = [line["name"] for line in count if line.get("left_out")]
+    left_out = [line["name"] for line in count if line["left_out"]]
     told += [f"left out: {', '.join(left_out)}"] if left_out else []
     wrong = _wrong(best.line["ours_verdict"], IN_GOALS.name)
     for over in measured:
@@ -127,10 +125,6 @@ def _over(line: Line) -> Over | None:
     """None where the peer, or ours beside it, was not measured."""
     if not line["rates"] or not line["ours"]:
         return None
-    if "ratios" in line:
-        each = [ours / theirs for ours, theirs in zip(line["ours"], line["rates"], strict=True)]
-        middle = statistics.median(each)
-        return Over(line, middle, f"{middle:.2f}x ({min(each):.2f}..{max(each):.2f} of {len(each)} turns)")
     ours, theirs = (tuple((rate,) for rate in line[side]) for side in ("ours", "rates"))
     ratio, bounds = paired_ratio(ours, theirs, line.get("ours_over", ()))
     return Over(line, ratio, f"{ratio:.2f}x" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""))
