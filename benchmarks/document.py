@@ -1,11 +1,13 @@
 """A benchmark's figures as a file, with when and on what they were measured, and what an earlier file holds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from optigpu.documents.files import read_json
 from optigpu.hardware import probe
+from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError, utc_now
 
 
@@ -18,6 +20,13 @@ def write(path: Path, benchmark: str, figures: dict[str, Any]) -> None:
         **figures,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def say(goals: Sequence[tuple[str, bool]]) -> int:
+    """Prints each goal with whether it was reached; the exit status is 0 where all were, else 1."""
+    for text, met in goals:
+        console().print(f"{'reached' if met else 'NOT reached'}: {text}", markup=False)
+    return 0 if all(met for _, met in goals) else 1
 
 
 def measured_before(path: Path | None, spec: dict[str, Any], parts: str) -> list[Any]:

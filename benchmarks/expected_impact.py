@@ -182,11 +182,6 @@ def _recipe(recipe: RecipeName) -> Callable[[Asked], tuple[Question, ...]]:
     return questions
 
 
-def prepare(asked: Asked) -> None:
-    """Where the models that are made here are looked for."""
-    os.environ[MODELS_DIR] = str(asked.folder)
-
-
 ROWS = (
     Row("mixed precision, BF16", "impact-bf16", lambda asked: _decoded(asked, {"name": "bf16"})),
     Row("Flash Attention 2", "impact-flash", _attention),
@@ -324,7 +319,7 @@ def measured(rows: Sequence[Row], replicates: int) -> Iterator[Document]:
     """The rows as JSON, each when it is measured."""
     with tempfile.TemporaryDirectory(prefix="optigpu-impact-") as folder:
         asked = Asked(replicates, Path(folder))
-        prepare(asked)
+        os.environ[MODELS_DIR] = folder  # where the models that are made here are looked for
         for row in track(rows, "measuring", console=console(stderr=True)):
             figures = [asdict(figure) for figure in figures_of(row, asked)]
             yield {"name": row.name, "claims": row.claims, "figures": figures}

@@ -105,8 +105,8 @@ def serving(folder: Path) -> Iterator[Service]:
     """A service of its own without a worker, which counts no calls."""
     url = f"sqlite:///{folder / 'optigpu.db'}"
     with (
-        api_on(url, OPTIGPU_DATA_DIR=str(folder)) as server,
-        closing(Service(server.address, Database(url))) as service,
+        api_on(url, OPTIGPU_DATA_DIR=str(folder)) as address,
+        closing(Service(address, Database(url))) as service,
     ):
         yield service
 

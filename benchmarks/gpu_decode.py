@@ -15,30 +15,34 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 from rich.progress import track
-from rich.table import Table
+from transformers import AutoConfig
 
-from benchmarks.document import write
+from benchmarks.document import say, write
+from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled, rotary
 from optigpu.hardware import probe
+from optigpu.models.loading.load import load_model
 from optigpu.models.presets import PRESETS
-from optigpu.report import console
+from optigpu.models.reference import parse_reference
+from optigpu.ops.decode.cpu.packing import TABLES
+from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.packing import numbers_shape
+from optigpu.ops.decode.program import Block, Matrix, Norm, Program, WeightKind
+from optigpu.report import Grid, console, terminal
+from optigpu.report.formats import columns
+from optigpu.surgery.places import weight_of
 from optigpu.vocabulary import DeviceKind, OptiGPUError
-
-if TYPE_CHECKING:
-    import torch
-
-    from benchmarks.gpt_fast_recipe import Shapes, Weights
-    from optigpu.ops.decode.program import Matrix, Norm, Program, WeightKind
 
 NO_GPU = "Not measured: this machine has no NVIDIA GPU."
 SHAPE = (128, 128)
 """Prompt tokens and new tokens."""
 MIDDLE = SHAPE[0] + SHAPE[1] // 2
 """Tokens before a step in the middle of a text, whose cache `cache_bytes` counts."""
-WEIGHTS: tuple["Weights", ...] = ("int4", "int8", "bf16")
-OURS: dict[str, tuple["WeightKind", ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
+WEIGHTS: tuple[Weights, ...] = ("int4", "int8", "bf16")
+OURS: dict[str, tuple[WeightKind, ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
 """Our weights beside those of gpt-fast; the first are `ours`."""
 GROUP = 32
 GOALS = {
@@ -59,7 +63,7 @@ class Subject(Protocol):
     name: str
     step_bytes: int
 
-    def start(self, prompt: "torch.Tensor") -> None:
+    def start(self, prompt: torch.Tensor) -> None:
         """Takes the prompt, int64 [1, count]."""
 
     def decode(self, steps: int) -> None:
@@ -90,9 +94,7 @@ class Line:
 class Ours:
     """CudaDecoder on a random program."""
 
-    def __init__(self, name: str, shapes: "Shapes", kind: "WeightKind", capacity: int) -> None:
-        from optigpu.ops.decode.cuda.decoder import CudaDecoder
-
+    def __init__(self, name: str, shapes: Shapes, kind: WeightKind, capacity: int) -> None:
         self.name = name
         program = random_program(shapes, kind, capacity)
         self.step_bytes = program_bytes(program) + cache_bytes(shapes)
@@ -100,7 +102,7 @@ class Ours:
         self._capacity = capacity
         self._token: torch.Tensor | None = None
 
-    def start(self, prompt: "torch.Tensor") -> None:
+    def start(self, prompt: torch.Tensor) -> None:
         """An empty cache, and the prompt."""
         self._decoder.begin(1, self._capacity)
         self._token = self._decoder.extend(prompt).argmax(dim=1, keepdim=True)
@@ -116,11 +118,7 @@ class GptFast:
 
     name = "gpt-fast"
 
-    def __init__(self, shapes: "Shapes", weights: "Weights", capacity: int) -> None:
-        import torch
-
-        from benchmarks.gpt_fast_recipe import GptFastModel, compiled
-
+    def __init__(self, shapes: Shapes, weights: Weights, capacity: int) -> None:
         with torch.device("cuda"):
             model = GptFastModel(shapes, weights, capacity)
         self.step_bytes = model.weight_bytes() + cache_bytes(shapes)
@@ -128,7 +126,7 @@ class GptFast:
         self._token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
         self._position = torch.zeros(1, dtype=torch.int64, device="cuda")
 
-    def start(self, prompt: "torch.Tensor") -> None:
+    def start(self, prompt: torch.Tensor) -> None:
         """From position 0."""
         self._position.zero_()
         for token in prompt.cuda().unbind(1):
@@ -147,11 +145,7 @@ class Eager:
 
     name = "eager"
 
-    def __init__(self, preset: str, shapes: "Shapes") -> None:
-        from optigpu.models.loading.load import load_model
-        from optigpu.models.reference import parse_reference
-        from optigpu.surgery.places import weight_of
-
+    def __init__(self, preset: str, shapes: Shapes) -> None:
         reference = parse_reference(f"preset:{preset}")
         self._model = load_model(reference, device="cuda", dtype="bfloat16")
         embedding = self._model.get_input_embeddings()
@@ -161,7 +155,7 @@ class Eager:
         self._token: Any = None
         self._cache: Any = None
 
-    def start(self, prompt: "torch.Tensor") -> None:
+    def start(self, prompt: torch.Tensor) -> None:
         """A new cache, and the prompt."""
         self._cache = None
         self._token = prompt.cuda()
@@ -169,8 +163,6 @@ class Eager:
 
     def decode(self, steps: int) -> None:
         """A forward pass for each token."""
-        import torch
-
         with torch.no_grad():
             for _ in range(steps):
                 found = self._model(input_ids=self._token, past_key_values=self._cache, use_cache=True)
@@ -178,12 +170,8 @@ class Eager:
                 self._token = found.logits[:, -1:].argmax(dim=2)
 
 
-def shapes_of(preset: str) -> "Shapes":
+def shapes_of(preset: str) -> Shapes:
     """The shapes of a preset that is like GPT-2 or like Llama."""
-    from transformers import AutoConfig
-
-    from benchmarks.gpt_fast_recipe import Shapes
-
     known = PRESETS[preset]
     config = AutoConfig.for_model(known.model_type, **known.config)
     width, heads, gated = config.hidden_size, config.num_attention_heads, known.model_type != "gpt2"
@@ -199,19 +187,14 @@ def shapes_of(preset: str) -> "Shapes":
     )
 
 
-def ours_of(weights: "Weights") -> dict[str, "WeightKind"]:
+def ours_of(weights: Weights) -> dict[str, WeightKind]:
     """Our subjects beside those of gpt-fast, by name."""
     first, *others = OURS[weights]
     return {"ours": first, **{f"ours, {kind}": kind for kind in others}}
 
 
-def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Program":
+def random_program(shapes: Shapes, kind: WeightKind, context: int) -> Program:
     """On the GPU, block by block, packed from the start: random bits, and scales that keep their products' size."""
-    import torch
-
-    from benchmarks.gpt_fast_recipe import rotary
-    from optigpu.ops.decode.program import Block, Program
-
     heads = shapes.heads + 2 * shapes.kv_heads
     with torch.device("cuda"):
         blocks = tuple(
@@ -247,14 +230,8 @@ def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Progr
         )
 
 
-def random_matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
+def random_matrix(kind: WeightKind, outputs: int, inputs: int) -> Matrix:
     """Weights whose deviation is inputs**-0.5; numbers are all as likely."""
-    import torch
-
-    from optigpu.ops.decode.cpu.packing import TABLES
-    from optigpu.ops.decode.cuda.packing import numbers_shape
-    from optigpu.ops.decode.program import Matrix
-
     if kind == "bf16":
         weight = torch.randn(outputs, inputs, dtype=torch.bfloat16).mul_(inputs**-0.5)
         return Matrix("bf16", outputs, inputs, 0, weight, None, None)
@@ -267,17 +244,13 @@ def random_matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
     return Matrix(kind, outputs, inputs, GROUP, numbers, scale, None, unit)
 
 
-def _norm(shapes: "Shapes") -> "Norm":
-    import torch
-
-    from optigpu.ops.decode.program import Norm
-
+def _norm(shapes: Shapes) -> Norm:
     if shapes.gated:
         return Norm("rms", torch.ones(shapes.width), None, 1e-5)
     return Norm("layer", torch.ones(shapes.width), torch.zeros(shapes.width), 1e-5)
 
 
-def program_bytes(program: "Program") -> int:
+def program_bytes(program: Program) -> int:
     """Of the matrices, which a step reads whole; norms and one row of the embedding do not count."""
     found = [program.head]
     for block in program.blocks:
@@ -290,15 +263,13 @@ def program_bytes(program: "Program") -> int:
     )
 
 
-def cache_bytes(shapes: "Shapes") -> int:
+def cache_bytes(shapes: Shapes) -> int:
     """Keys and values in bfloat16 that a step in the middle of a text reads."""
     return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * MIDDLE
 
 
 def copy_bandwidth() -> float:
     """Bytes/s that a large copy on the device reads and writes, the median of COPIES."""
-    import torch
-
     source = torch.randint(256, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     seconds = [seconds_of(lambda: target.copy_(source)) for _ in range(WARM_UPS + COPIES)]
@@ -307,8 +278,6 @@ def copy_bandwidth() -> float:
 
 def seconds_of(run: Callable[[], object]) -> float:
     """Until the device has done what it launches."""
-    import torch
-
     torch.cuda.synchronize()
     started = time.perf_counter()
     run()
@@ -317,11 +286,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def measure(
-    preset: str, weights: "Weights", turns: int, bandwidth: float, without: Collection[str] = ()
+    preset: str, weights: Weights, turns: int, bandwidth: float, without: Collection[str] = ()
 ) -> list[Line]:
     """Ours first, and all others but those `without`. Who begins rotates from turn to turn."""
-    import torch
-
     shapes, (prompt_tokens, new_tokens) = shapes_of(preset), SHAPE
     prompt = torch.randint(shapes.vocabulary, (1, prompt_tokens), generator=torch.Generator().manual_seed(0))
     with _ready(preset, shapes, weights, sum(SHAPE) + 1, without) as subjects:
@@ -348,11 +315,9 @@ def measure(
 
 @contextmanager
 def _ready(
-    preset: str, shapes: "Shapes", weights: "Weights", capacity: int, without: Collection[str]
+    preset: str, shapes: Shapes, weights: Weights, capacity: int, without: Collection[str]
 ) -> Iterator[list[Subject]]:
     """The subjects, and their memory given back afterwards."""
-    import torch
-
     makers: dict[str, Callable[[], Subject]] = {
         **{name: partial(Ours, name, shapes, kind, capacity) for name, kind in ours_of(weights).items()},
         GptFast.name: partial(GptFast, shapes, weights, capacity),
@@ -368,21 +333,10 @@ def _ready(
         torch.cuda.empty_cache()
 
 
-def shown(title: str, lines: list[Line], bandwidth: float) -> Table:
+def shown(title: str, lines: list[Line], bandwidth: float) -> Grid:
     """The figures as a table for a person."""
-    grid = Table(title=title, title_justify="left")
-    for heading in (
-        "what",
-        "tokens/s",
-        "ours against it",
-        "lowest..highest",
-        "bytes a token",
-        "limit",
-        "share",
-    ):
-        grid.add_column(heading, justify="left" if heading == "what" else "right")
-    for line in lines:
-        grid.add_row(
+    rows = (
+        (
             line.name,
             f"{line.rate:.1f}",
             f"{line.ratio:.2f}x",
@@ -391,7 +345,10 @@ def shown(title: str, lines: list[Line], bandwidth: float) -> Table:
             f"{bandwidth / line.step_bytes:.0f} tokens/s",
             f"{line.share:.0%}",
         )
-    return grid
+        for line in lines
+    )
+    headings = ("tokens/s:", "ours against it:", "lowest..highest:", "bytes a token:", "limit:", "share:")
+    return Grid(title, columns("what", *headings), tuple(rows))
 
 
 def goals(tables: dict[tuple[str, str], list[Line]]) -> list[tuple[str, bool]]:
@@ -440,13 +397,10 @@ def _run(options: argparse.Namespace) -> int:
                 preset, weights, options.turns, bandwidth, options.without
             )
             title = f"preset:{preset}, {weights}, batch 1, {SHAPE[0]} + {SHAPE[1]} tokens"
-            console().print(shown(title, lines, bandwidth))
+            console().print(terminal(shown(title, lines, bandwidth)))
             if options.output:  # after each table, since who rents a GPU may have to stop
                 write(options.output, "gpu_decode", {"bandwidth": bandwidth, **figures(tables)})
-    reached = goals(tables)
-    for text, met in reached:
-        console().print(f"{'reached' if met else 'NOT reached'}: {text}", markup=False)
-    return 0 if all(met for _, met in reached) else 1
+    return say(goals(tables))
 
 
 def figures(tables: dict[tuple[str, str], list[Line]]) -> dict[str, Any]:

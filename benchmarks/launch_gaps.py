@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.document import write
@@ -39,7 +38,8 @@ from benchmarks.gpu_decode import (
 from optigpu.hardware import probe
 from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 from optigpu.ops.decode.program import Program
-from optigpu.report import console
+from optigpu.report import Grid, console, terminal
+from optigpu.report.formats import columns
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 CAPACITY = sum(SHAPE)
@@ -250,34 +250,33 @@ class Rung:
     breakdown: Breakdown
 
 
-def shown(title: str, rungs: Sequence[Rung], bandwidth: float) -> Table:
+def shown(title: str, rungs: Sequence[Rung], bandwidth: float) -> Grid:
     """The figures as a table for a person."""
-    grid = Table(title=title, title_justify="left")
-    for heading in ("rung", "step", "kernels ran", "gap", "launches", "gap a launch", "limit", "share"):
-        grid.add_column(heading, justify="left" if heading == "rung" else "right")
+    rows = []
     for rung in rungs:
         found, limit_s = rung.breakdown, rung.step_bytes / bandwidth
-        grid.add_row(
-            rung.name,
-            _microseconds(found.step_s),
-            _microseconds(found.busy_s),
-            _microseconds(found.gap_s),
-            f"{found.launches:.0f}",
-            _microseconds(found.gap_per_launch_s, 2),
-            _microseconds(limit_s),
-            f"{limit_s / found.step_s:.0%}",
+        rows.append(
+            (
+                rung.name,
+                *map(_microseconds, (found.step_s, found.busy_s, found.gap_s)),
+                f"{found.launches:.0f}",
+                _microseconds(found.gap_per_launch_s, 2),
+                _microseconds(limit_s),
+                f"{limit_s / found.step_s:.0%}",
+            )
         )
-    return grid
+    headings = ("step:", "kernels ran:", "gap:", "launches:", "gap a launch:", "limit:", "share:")
+    return Grid(title, columns("rung", *headings), tuple(rows))
 
 
-def kernels_shown(rung: Rung) -> Table:
+def kernels_shown(rung: Rung) -> Grid:
     """Where a rung's kernel time goes."""
-    grid = Table(title=f"{rung.name}: the costliest kernels of a step", title_justify="left")
-    for heading in ("kernel", "launches", "time"):
-        grid.add_column(heading, justify="left" if heading == "kernel" else "right")
-    for kernel in rung.breakdown.costliest:
-        grid.add_row(kernel.name, f"{kernel.launches:.0f}", _microseconds(kernel.seconds))
-    return grid
+    rows = (
+        (kernel.name, f"{kernel.launches:.0f}", _microseconds(kernel.seconds))
+        for kernel in rung.breakdown.costliest
+    )
+    title = f"{rung.name}: the costliest kernels of a step"
+    return Grid(title, columns("kernel", "launches:", "time:"), tuple(rows))
 
 
 def figures(rung: Rung) -> dict[str, object]:
@@ -320,9 +319,9 @@ def _run(options: argparse.Namespace) -> int:
         for weights in options.weights:
             rungs = tables[f"{preset} {weights}"] = _measured(preset, weights, options)
             title = f"preset:{preset}, {weights}, batch 1, a step after {MIDDLE} tokens"
-            console().print(shown(title, rungs, bandwidth))
+            console().print(terminal(shown(title, rungs, bandwidth)))
             for rung in rungs:
-                console().print(kernels_shown(rung))
+                console().print(terminal(kernels_shown(rung)))
             if options.output:  # after each table, since who rents a GPU may have to stop
                 found = {name: [figures(rung) for rung in rungs] for name, rungs in tables.items()}
                 about = {"bandwidth": bandwidth, "steps": options.steps, "tables": found}

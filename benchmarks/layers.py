@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import gpu_layers
-from benchmarks.document import write
+from benchmarks.document import say, write
 from benchmarks.jobs import Line, grid_of, measured
 from benchmarks.stacks import (
     BF16,
@@ -117,8 +117,7 @@ def main() -> int:
         show(f"{kind}: preset:{preset}", lines, published(preset) if kind == "hybrid" else {})
     gpu = gpu_layers.measured() if "gpu" in options.tables else None
     reached = [*goals(tables), *(gpu.goals if gpu else [])]
-    for text, met in reached:
-        console().print(f"{'reached' if met else 'NOT reached'}: {text}", markup=False)
+    status = say(reached)
     if options.output:
         figures = {
             "shape": SHAPE,
@@ -127,7 +126,7 @@ def main() -> int:
             "gpu": gpu.document if gpu else None,
         }
         write(options.output, "layers", figures)
-    return 0 if all(met for _, met in reached) else 1
+    return status
 
 
 def show(title: str, lines: Sequence[Line], published: dict[str, str]) -> None:

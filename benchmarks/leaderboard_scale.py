@@ -21,14 +21,14 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import psycopg
-from rich.table import Table
 
 from benchmarks.document import write
 from benchmarks.http_load import Ask, Order, Served, load
 from benchmarks.many_results import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made, fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
 from optigpu.http_clients import http_client
-from optigpu.report import console
+from optigpu.report import Grid, console, terminal
+from optigpu.report.formats import columns
 from optigpu.vocabulary import OptiGPUError
 
 SIZES = ((2_000, 1_000_000),)
@@ -71,7 +71,7 @@ def main() -> int:
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2
-    console().print(_table(rows, options.processes, settings))
+    console().print(terminal(_table(rows, options.processes, settings)))
     goals = list(_goals(rows))
     for met, sentence in goals:
         console().print(f"{'met' if met else 'NOT MET':7}  {sentence}", markup=False)
@@ -99,8 +99,8 @@ def _measured(url: str, made: Made, size: tuple[int, int], options: argparse.Nam
 
     with ExitStack() as servers:
         processes = range(options.processes)
-        urls = tuple(servers.enter_context(api_on(url)).address for _ in processes)
-        bare = tuple(servers.enter_context(bare_endpoint()).address for _ in processes)
+        urls = tuple(servers.enter_context(api_on(url)) for _ in processes)
+        bare = tuple(servers.enter_context(bare_endpoint()) for _ in processes)
         tagged = _with_tags(urls[0], common)
         same = {"connections": CONNECTIONS, "seconds": options.seconds}
         rows = [
@@ -172,20 +172,19 @@ def _settings(server: str) -> dict[str, str]:
     return {name: str(row[0]) for name, row in found.items() if row}
 
 
-def _table(rows: Sequence[Row], processes: int, settings: Mapping[str, str]) -> Table:
+def _table(rows: Sequence[Row], processes: int, settings: Mapping[str, str]) -> Grid:
     shared = (
         f"Processes of the API: {processes}. They, PostgreSQL ({settings['shared_buffers']} of shared buffers) and the "
         f"one that asks share {os.cpu_count()} cores."
     )
-    table = Table(title="The leaderboard over many results", caption=shared)
-    for heading in ("configurations", "results", "requests", "per s", "p50 (ms)", "p99 (ms)", "bytes"):
-        table.add_column(heading, justify="left" if heading == "requests" else "right")
+    shown = []
     for row in rows:
         served = row.served
         times = ("-" if each is None else f"{1000 * each:.1f}" for each in (served.p50_s, served.p99_s))
         sizes = f"{row.configurations:,}", f"{row.results:,}"
-        table.add_row(*sizes, row.what, f"{served.per_s:,.0f}", *times, f"{served.bytes_each:,.0f}")
-    return table
+        shown.append((*sizes, row.what, f"{served.per_s:,.0f}", *times, f"{served.bytes_each:,.0f}"))
+    headings = ("configurations:", "results:", "requests", "per s:", "p50 (ms):", "p99 (ms):", "bytes:")
+    return Grid("The leaderboard over many results", columns(*headings), tuple(shown), (shared,))
 
 
 def _goals(rows: Sequence[Row]) -> Iterator[tuple[bool, str]]:

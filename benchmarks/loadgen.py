@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -195,7 +195,11 @@ def by_loadgen(engine: Engine, rate: float, count: int, seed: int) -> tuple[Figu
         trace = (Path(folder) / "mlperf_log_trace.json").read_text()
     loadgen.DestroyQSL(library)
     loadgen.DestroySUT(sut)
-    return _summarised(summary), _schedule(trace, count)
+    figures = Figures(
+        _figure(summary, r"99\.00 percentile latency \(ns\)\s*:\s*(\S+)") / 1e9,
+        _figure(summary, r"Completed samples per second\s*:\s*(\S+)"),
+    )
+    return figures, _schedule(trace, count)
 
 
 def by_serve(engine: Engine, queries: Sequence[Query]) -> Figures:
@@ -223,13 +227,6 @@ def _schedule(trace: str, count: int) -> list[Query]:
     ]
 
 
-def _summarised(summary: str) -> Figures:
-    return Figures(
-        _figure(summary, r"99\.00 percentile latency \(ns\)\s*:\s*(\S+)") / 1e9,
-        _figure(summary, r"Completed samples per second\s*:\s*(\S+)"),
-    )
-
-
 def _figure(summary: str, pattern: str) -> float:
     found = re.search(pattern, summary)
     if found is None:
@@ -237,17 +234,6 @@ def _figure(summary: str, pattern: str) -> float:
             f"LoadGen's summary has no line like {pattern!r}; another version writes another one."
         )
     return float(found[1])
-
-
-@contextmanager
-def running(engine: str, model: str) -> Iterator[Engine]:
-    """The engine, warm."""
-    with places(engine, model) as (slots, prompt):
-        found = Engine(slots, prompt)
-        try:
-            yield found
-        finally:
-            found.close()
 
 
 @contextmanager
@@ -285,7 +271,7 @@ class Turn:
 def compared(asked: argparse.Namespace, first: int) -> list[Turn]:
     """So many turns, whose schedules follow from their numbers, the first of which is `first`."""
     turns = []
-    with running(asked.engine, asked.model) as started:
+    with places(asked.engine, asked.model) as (slots, prompt), closing(Engine(slots, prompt)) as started:
         # A bar that is drawn by a thread would take the engine's time.
         for number in track(range(first, first + asked.turns), "turns", auto_refresh=False):
             figures, queries = by_loadgen(started, asked.rate, asked.queries, seed=number + 1)

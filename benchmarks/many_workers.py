@@ -23,13 +23,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
 from benchmarks.document import write
 from benchmarks.own_postgresql import SERVER, backends_s, own_database
 from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
-from optigpu.report import console
+from optigpu.report import Grid, console, terminal
+from optigpu.report.formats import columns
 from optigpu.store import jobs, leases, outcomes, workers
 from optigpu.store.database import Database, Session
 from optigpu.store.leases import Lease
@@ -121,7 +121,7 @@ def main() -> int:
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2
-    console().print(_table(rows))
+    console().print(terminal(_table(rows)))
     most = [row for row in rows if row.workers == MOST_WORKERS]
     is_met = all(row.heartbeat_p99_s <= GOAL_S for row in most)
     for row in most:
@@ -290,36 +290,26 @@ def _row(count: int, seconds: float, waits: Waits) -> Row:
     )
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="Simulated workers on one PostgreSQL")
-    headings = (
-        "workers",
-        "written",
-        "heartbeats/s",
-        "p50 (ms)",
-        "p99 (ms)",
-        "claims/s",
-        "p50 (ms)",
-        "p99 (ms)",
-    )
-    for heading in (*headings, "sweeps/s", "cores, PostgreSQL", "cores, simulation"):
-        table.add_column(heading, justify="right")
+def _table(rows: Sequence[Row]) -> Grid:
+    shown = []
     for row in rows:
         times = (row.heartbeat_p50_s, row.heartbeat_p99_s, row.claim_p50_s, row.claim_p99_s)
-        shown = ["-" if each is None else f"{1000 * each:,.1f}" for each in times]
-        cores = "-" if row.postgresql_cores is None else f"{row.postgresql_cores:.2f}"
-        table.add_row(
-            f"{row.workers:,}",
-            f"{100 * row.written:.0f}%",
-            f"{row.heartbeats_per_s:,.0f}",
-            *shown[:2],
-            f"{row.claims_per_s:,.1f}",
-            *shown[2:],
-            f"{row.sweeps_per_s:,.0f}",
-            cores,
-            f"{row.client_cores:.2f}",
+        beats50, beats99, claims50, claims99 = (
+            "-" if each is None else f"{1000 * each:,.1f}" for each in times
         )
-    return table
+        cores = "-" if row.postgresql_cores is None else f"{row.postgresql_cores:.2f}"
+        shown.append(
+            (
+                *(f"{row.workers:,}", f"{100 * row.written:.0f}%"),
+                *(f"{row.heartbeats_per_s:,.0f}", beats50, beats99),
+                *(f"{row.claims_per_s:,.1f}", claims50, claims99),
+                *(f"{row.sweeps_per_s:,.0f}", cores, f"{row.client_cores:.2f}"),
+            )
+        )
+    ends = ("p50 (ms):", "p99 (ms):")
+    headings = ("workers:", "written:", "heartbeats/s:", *ends, "claims/s:", *ends, "sweeps/s:")
+    cores_of = ("cores, PostgreSQL:", "cores, simulation:")
+    return Grid("Simulated workers on one PostgreSQL", columns(*headings, *cores_of), tuple(shown))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import psutil
 import psycopg
@@ -33,17 +32,9 @@ def own_database(server: str) -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@dataclass(frozen=True)
-class Started:
-    """A server, its address and its process."""
-
-    address: str
-    pid: int
-
-
 @contextmanager
-def api_on(url: str, redis: str | None = None, **more: str) -> Iterator[Started]:
-    """`python -m api` on that database, without a worker, which counts no calls; `more` are further variables."""
+def api_on(url: str, redis: str | None = None, **more: str) -> Iterator[str]:
+    """The address of `python -m api` on that database, without a worker or limits of calls; `more` are variables."""
     variables = {
         "OPTIGPU_DATABASE_URL": url,
         "OPTIGPU_EMBEDDED_WORKER": "false",
@@ -53,27 +44,27 @@ def api_on(url: str, redis: str | None = None, **more: str) -> Iterator[Started]
         **({"OPTIGPU_REDIS_URL": redis} if redis else {}),
         **more,
     }
-    with started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as server:
-        yield server
+    with started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as address:
+        yield address
 
 
 @contextmanager
-def bare_endpoint() -> Iterator[Started]:
-    """An endpoint of FastAPI that does nothing, for comparison."""
-    with started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as server:
-        yield server
+def bare_endpoint() -> Iterator[str]:
+    """The address of an endpoint of FastAPI that does nothing, for comparison."""
+    with started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as address:
+        yield address
 
 
 @contextmanager
-def started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[Started]:
-    """A server that says on its first line where it listens."""
+def started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[str]:
+    """The address of a server, which says on its first line where it listens."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPTIGPU_")}
     with subprocess.Popen(command, env=inherited | variables, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline().strip() if process.stdout else ""
             if says not in line:
                 raise OptiGPUError("A server could not start, so nothing was measured.")
-            yield Started(line.partition(says)[2], process.pid)
+            yield line.partition(says)[2]
         finally:
             process.terminate()
             process.wait(ENDS_WITHIN_S)

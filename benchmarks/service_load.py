@@ -30,8 +30,8 @@ def main() -> int:
     options = _options()
     rounds: dict[str, list[Served]] = {"service": [], "bare": []}
     with own_database(options.server) as database, ExitStack() as running:
-        service = [running.enter_context(api_on(database, options.redis)).address for _ in range(PROCESSES)]
-        bare = [running.enter_context(bare_endpoint()).address for _ in range(PROCESSES)]
+        service = [running.enter_context(api_on(database, options.redis)) for _ in range(PROCESSES)]
+        bare = [running.enter_context(bare_endpoint()) for _ in range(PROCESSES)]
         for _ in range(options.rounds):
             for (name, found), urls in zip(rounds.items(), (service, bare), strict=True):
                 found.append(_round(urls, options))

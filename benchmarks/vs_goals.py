@@ -13,8 +13,9 @@ from benchmarks.stacks import Q4_0, Q4_0_HEAD, Stack
 from benchmarks.vs_cases import IN_GOALS, NOT_PEERS
 from optigpu.documents.result import VerdictReason
 from optigpu.statistics.intervals import paired_ratio
+from optigpu.vocabulary import Document
 
-Line = dict[str, Any]
+Line = Document
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,9 @@ def figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def to_convert(name: str) -> JobSpec:
-    """The job whose processes write every engine's file of a case's model, and compile what is compiled."""
+    """The job whose processes write each engine's file of a case's model, calibrate what is kept, and compile."""
     if name in QUALITY:
-        return spec_of([FP32, *ENGINES], QUALITY[name], SHAPE)
+        return spec_of([FP32, *ENGINES, *OURS], QUALITY[name], SHAPE)
     case = SPEED[name]
     kept = [each for each in case.stacks if each.backend != "torch" or each == COMPILED]
     return spec_of([Q4_0, TIMED, *kept], f"preset:{case.cases[0].preset}", case.cases[0].shape)
