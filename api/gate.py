@@ -132,7 +132,9 @@ class Gate:
         if call.key is None:
             return keys.signed_in(session, call.sign_in) if call.sign_in else None
         found = keys.verify(session, call.key)
-        if found is None and self._is_first(call.key) and not keys.is_known(session, call.key):
+        if found is None and self._is_first(call.key):
+            if keys.is_known(session, call.key):  # revoked, or another request has entered it meanwhile
+                return keys.verify(session, call.key)
             with self._database.write() as writing:
                 entered = keys.ensure(writing, call.key, "OPTIGPU_API_KEY", [Scope.ADMIN])
                 found = keys.verify(writing, call.key)

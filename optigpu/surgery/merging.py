@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from optigpu.models.loading.footprint import storage_of
+from optigpu.models.loading.storages import storage_of
 from optigpu.ops.activation.fused_activation import activation_backend, activation_reason
 from optigpu.surgery.places import Place, places_of
 from optigpu.vocabulary import UnsupportedError

@@ -12,7 +12,7 @@ from optigpu.backends.runtime import MemoryPeaks
 from optigpu.backends.torch.device import module_of
 from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.hardware.device_kinds import KINDS, Ability
-from optigpu.models.loading.footprint import storages
+from optigpu.models.loading.storages import storages
 from optigpu.vocabulary import DeviceKind
 
 NO_ACCELERATOR = KINDS[DeviceKind.CPU].lacks[Ability.MEMORY_PEAKS]

@@ -1,7 +1,7 @@
 """The bytes that a step reads of a loaded model: all of its weights, but only the used rows of lookup tables."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module
@@ -10,15 +10,7 @@ from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
-
-
-def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    return {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory: the same for what is tied and for views."""
-    return tensor.untyped_storage().data_ptr()
+from optigpu.models.loading.storages import storage_of, storages
 
 
 def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from optigpu.hardware.cpu import one_cpu_of_each_core
 from optigpu.models.families import FAMILIES
 from optigpu.models.loading.expressed import DECODER, Fields, unexpressed
-from optigpu.models.loading.footprint import storage_of
+from optigpu.models.loading.storages import storage_of
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.program import Activation, Block, CacheKind, Matrix, Norm, Program, WeightKind
 from optigpu.surgery.places import linear_places, weight_of

@@ -8,7 +8,7 @@ import torch
 from torch.nn import Embedding, ModuleList
 from transformers import PreTrainedModel
 
-from optigpu.models.loading.footprint import storage_of
+from optigpu.models.loading.storages import storage_of
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear_backend
 from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend

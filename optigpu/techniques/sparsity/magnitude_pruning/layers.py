@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from optigpu.models.loading.footprint import storage_of
+from optigpu.models.loading.storages import storage_of
 from optigpu.surgery.places import LinearLayer, Place, checked_places, exchange, linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optigpu.models.loading.footprint import storage_of
+from optigpu.models.loading.storages import storage_of
 from optigpu.techniques.base import Notes
 
 Restore = Callable[[], torch.Tensor]
