@@ -14,13 +14,18 @@ def replay_request(
     result: Mapping[str, Any], spec: Mapping[str, Any] | None, measure: Mapping[str, Any]
 ) -> Document:
     """A job, as JSON, of the one variant that `result` is of: its stored stack, with the same seed. How to measure and
-    the limits come from its job's `spec`, where that is known; `measure` overrides them. Raises SpecError when a later
-    version stored the result, when its workload or a technique does not exist any more, and for a largest batch."""
+    the limits come from its job's `spec`, where that is known; `measure` overrides them. Raises SpecError for a
+    result of a later schema version or of one below 1, when its workload or a technique does not exist any more, and
+    for a largest batch."""
     variant, version = result["variant"], result["schema_version"]
     if version > SCHEMA_VERSION:  # the older ones differ only in results
         raise SpecError(
             f"The result has schema version {version} and this is {SCHEMA_VERSION}; replay it with the version of "
             "OptiGPU that stored it, or a later one."
+        )
+    if version < 1:
+        raise SpecError(
+            f"This version cannot upgrade a request of schema version {version}; submit a new job."
         )
     if "memory_limit_bytes" in variant["workload"]:
         raise SpecError(

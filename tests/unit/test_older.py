@@ -148,6 +148,8 @@ def test_a_workload_that_does_not_exist_any_more_is_one_clear_sentence() -> None
 def test_a_result_of_a_later_version_is_refused() -> None:
     with pytest.raises(SpecError, match=f"schema version {SCHEMA_VERSION + 1} and this is {SCHEMA_VERSION}"):
         request(stored(1) | {"schema_version": SCHEMA_VERSION + 1})
+    with pytest.raises(SpecError, match="schema version 0"):
+        request(stored(1) | {"schema_version": 0})
 
 
 def test_another_digest_is_said() -> None:
