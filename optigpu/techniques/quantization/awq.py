@@ -1,18 +1,14 @@
-from functools import partial
 from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import StoredWeights
-from optigpu.ops.layouts import int4_bytes
-from optigpu.surgery.extras import FOUR_BITS, Package
-from optigpu.surgery.gptqmodel.recipe import RecipeParameters, conv1d_reason
-from optigpu.techniques.base import ON_TEXT, Choice, Expected, LoadOptions, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.surgery.extras import FOUR_BITS
+from optigpu.surgery.gptqmodel.recipe import conv1d_reason
+from optigpu.surgery.gptqmodel.technique import CalibratedFourBits
+from optigpu.vocabulary import DeviceKind
 
 
-class Awq(RecipeParameters, Technique):
+class Awq(CalibratedFourBits):
     """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes minutes.
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
@@ -20,21 +16,10 @@ class Awq(RecipeParameters, Technique):
     A ready checkpoint is compared with its own numbers in fp32, since the model that it was made of is not there.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_TEXT
-    abilities = (Ability.OWN_KERNELS,)
     summary = "4-bit weights, rounded more finely where calibration text has large activations"
     citation = "Lin et al., AWQ, 2023, arXiv:2306.00978"
-    expected = (
-        Expected("arithmetic", "a sixth to a seventh of the fp32 bytes of the layers that it replaces"),
-        Expected("literature", "less loss than rounding to nearest"),
-        Expected("aim", "the speed of int4_weight_only"),
-    )
     conflicts = FOUR_BITS
-    choices = (Choice.WEIGHTS,)
-    error_bound = 0.5
-    only_when_asked = True  # Quantizing takes minutes, and its loss depends on the text
+    has_offsets = True
 
     name: Literal["awq"] = "awq"
 
@@ -42,24 +27,3 @@ class Awq(RecipeParameters, Technique):
         """The library cannot scale every family; and what it needs must be installed."""
         refused = conv1d_reason(model.family) if model else None
         return refused or super().check(environment, device, model)
-
-    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
-        """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
-        return ("gptqmodel",) if model else ()
-
-    def load(self, options: LoadOptions) -> LoadOptions:
-        return options.but(packed="awq")
-
-    def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
-        layout = partial(int4_bytes, device=device, group=self.group_size, offsets=True, half=weights.half)
-        return weights.with_bytes(layout, head=False)
-
-    def modules(self, model: Model, notes: Notes) -> None:
-        """Puts 4-bit layers in the place of the linear ones.
-
-        Raises UnsupportedError, with the model left as it was, when it is quantized already in another way, when
-        GPTQModel is not there or cannot quantize it, and when the calibration text does not fit it.
-        """
-        from optigpu.surgery.gptqmodel.checkpoints import compute_in_four_bits
-
-        compute_in_four_bits(model, self.recipe("awq"), notes)
