@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -286,8 +287,18 @@ def apart(turns: Sequence[Turn], name: str, side: str, reference: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 where both figures are within the goal."""
+    """The exit status: 0 where both figures are within the goal, 1 where one is not, and 2 if nothing was measured."""
     asked = _asked(arguments)
+    try:
+        return _run(asked)
+    except OptiGPUError as error:
+        console(stderr=True).print(str(error), markup=False)
+        return 2
+
+
+def _run(asked: argparse.Namespace) -> int:
+    if find_spec("mlperf_loadgen") is None:
+        raise OptiGPUError("LoadGen is not installed; install it with: pip install mlcommons-loadgen.")
     sys.setswitchinterval(SWITCH_S)
     settings = {name: getattr(asked, name) for name in ("engine", "model", "rate", "queries")}
     kept = measured_before(asked.output, settings, "turns") if asked.resume else []
