@@ -91,14 +91,15 @@ def of_workload(session: Session, workload: str, model: str | None) -> list[dict
 
 def samples(session: Session, result_id: str) -> SamplesView:
     """The raw samples of a result, bit for bit. Raises NotFoundError."""
-    found = {name: packed_samples(session, result_id, name) for name in sample_names(session, result_id)}
-    return SamplesView(result_id=result_id, samples={name: unpack(*packed) for name, packed in found.items()})
+    _require(session, result_id)
+    query = select(SamplesRow).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
+    found = {row.name: unpack(row.lengths, row.data) for row in session.scalars(query)}
+    return SamplesView(result_id=result_id, samples=found)
 
 
 def sample_names(session: Session, result_id: str) -> tuple[str, ...]:
     """The metrics of which a result has raw samples, in order. Raises NotFoundError."""
-    if session.get(ResultRow, result_id) is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
+    _require(session, result_id)
     query = select(SamplesRow.name).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
     return tuple(session.scalars(query))
 
@@ -156,6 +157,11 @@ def unpack(lengths: list[int], data: bytes) -> Samples:
     flat = np.frombuffer(zlib.decompress(data), dtype="<f8")
     ends = np.cumsum(lengths, dtype=int)
     return tuple(tuple(flat[end - length : end].tolist()) for length, end in zip(lengths, ends, strict=True))
+
+
+def _require(session: Session, result_id: str) -> None:
+    if session.get(ResultRow, result_id) is None:
+        raise absent(session, Withdrawn.RESULT, result_id)
 
 
 def _with_environment() -> Select[ResultRow, EnvironmentRow]:
