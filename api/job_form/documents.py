@@ -1,4 +1,5 @@
-"""What a form sends as the JSON of a request, a request as what fills the form in, and the API's errors at fields.
+"""A request's schema as fields, groups and choices, what a form sends as the JSON of a request, a request as what fills
+the form in, and the API's errors at fields.
 
 A field's name is its place in the request, with the member of a choice between: `workload.generate.batch_size`,
 `stack.torch_compile.mode`. So the fields of all members can be on one form, and only those of the chosen ones count.

@@ -37,10 +37,8 @@ REFUSED = {
 """What a technique cannot do to a shape, or on this machine to any, and a word of the sentence that says so."""
 
 ELSEWHERE = {
-    *(
-        ("torch_compile", shape) for shape in SHAPES
-    ),  # test_techniques_compilation.py, _norms.py, _activations.py
-    *(("export_aot", shape) for shape in SHAPES),  # test_techniques_export_aot.py
+    *(("torch_compile", shape) for shape in SHAPES),  # test_techniques_compilation.py, _fused_layers.py
+    *(("export_aot", shape) for shape in SHAPES),  # test_techniques_compilation.py
 }
 """What takes half a minute and is tested on that very shape in the technique's own file."""
 

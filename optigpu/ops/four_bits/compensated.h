@@ -1,4 +1,4 @@
-// Rounding with compensation, compensated.py and descent.py, for one strip of outputs after the other: outputs know
+// Rounding with compensation, as in compensated.py, for one strip of outputs after the other: outputs know
 // nothing of each other, so that a strip's weights, numbers and errors stay in a core's caches, and no thread waits for
 // another. Included after few_bits.h, once for each instruction set.
 

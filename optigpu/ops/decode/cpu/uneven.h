@@ -1,4 +1,4 @@
-// The uneven values of numbers of 4 and 3 bits (four_bits/table.py), to which kUnevenZero is added.
+// The uneven values of numbers of 4 and 3 bits (four_bits/scheme.py), to which kUnevenZero is added.
 
 #pragma once
 

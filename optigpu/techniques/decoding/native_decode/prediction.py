@@ -19,7 +19,7 @@ ANGLE_COPIES = 9
 """Angles of a position while its sines and cosines are computed, each as many as half a head: frequencies once, and
 twice each the angles, their cosines, their sines, and one of these before it is scaled."""
 MOST_ROWS = 512
-"""Tokens of all sequences that a pass on CUDA takes at once; ROWS_AT_ONCE in cuda/prefill.py."""
+"""Tokens of all sequences that a pass on CUDA takes at once; ROWS_AT_ONCE in cuda/decoder.py."""
 WIDENED = 10
 """Bytes of a quantized weight while a prompt's product on CUDA widens it: two float32 numbers and a bfloat16 one."""
 FLOAT, HALF = 4, 2
