@@ -21,7 +21,7 @@ class TensorRtLlmBackend(EngineBackend):
     summary = "NVIDIA's TensorRT-LLM, on a GPU"
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     packages = ("tensorrt-llm",)
-    install = "pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com"
+    install = "pip install tensorrt-llm"
     workloads = ("generate",)
 
     def missing(self, environment: Environment) -> str | None:

@@ -113,6 +113,6 @@ def _activate_flash_3() -> None:
         activate("FA3")
     except (ImportError, RuntimeError, ValueError) as error:
         raise UnsupportedError(
-            f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from "
-            "download.pytorch.org/whl/flash-attn-3, or set kernel to flash."
+            f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from PyTorch's own index of "
+            "wheels, or set kernel to flash."
         ) from error
