@@ -1,12 +1,10 @@
 """Programs that run under CPython and under MicroPython, as on a board.
 
 python on_device.py time PORT TIMEOUT_S prints the time of an NTP server.
-python on_device.py fetch URL CA METHOD BODY_BYTES TIMEOUT_S prints the answer to a request, or the error, as JSON.
 python on_device.py churn FOLDER writes to a storage for ever, and prints the number of each round.
 python on_device.py full FOLDER fills a medium that takes files of up to 10,000 bytes, and prints what happened.
 """
 
-import json
 import os
 import sys
 
@@ -24,27 +22,6 @@ def ask_time(port, timeout_s):
         print(ntp.ask("127.0.0.1", int(port), Clock(), os.urandom(8), int(timeout_s)))
     except OSError:
         print("OSError")
-
-
-def fetch(url, authority, method, body_bytes, timeout_s):
-    from esp32_agent.port.base import HttpError
-    from esp32_agent.port.http import HttpClient
-
-    if IS_BOARD:
-        import esp32_agent.port.micropython.wire as wire
-    else:
-        import esp32_agent.port.host.wire as wire
-    context = None if authority == "-" else wire.tls_context(authority)
-    client = HttpClient(url, wire.SocketWire, context)
-    headers = {"Content-Type": "application/json", "Authorization": "OptiGPU1 key=k"}
-    try:
-        status, answered, body = client.request(
-            method, "/v1/x", headers, b"b" * int(body_bytes), int(timeout_s)
-        )
-    except HttpError as error:
-        print(json.dumps({"error": str(error)}))
-        return
-    print(json.dumps({"status": status, "headers": answered, "body": body.decode()}))
 
 
 def storage_in(folder):
@@ -99,4 +76,4 @@ def refused(change):
     return False
 
 
-{"time": ask_time, "fetch": fetch, "churn": churn, "full": full}[sys.argv[1]](*sys.argv[2:])
+{"time": ask_time, "churn": churn, "full": full}[sys.argv[1]](*sys.argv[2:])

@@ -19,7 +19,7 @@ from tests.edge.tools import micropython
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = Path(__file__).with_name("on_device.py")
+SCRIPT = Path(__file__).with_name("fetch.py")
 JSON = b"Content-Type: application/json\r\n"
 OK = b"HTTP/1.1 200 OK\r\n" + JSON
 LIMIT_S = 20
@@ -43,7 +43,7 @@ class Client:
     ) -> dict[str, Any]:
         """The answer to a POST: status, headers and body; or error."""
         url = f"{'https' if authority else 'http'}://{host}:{port}"
-        arguments = ("fetch", url, str(authority or "-"), "POST", str(body_bytes), str(timeout_s))
+        arguments = (url, str(authority or "-"), "POST", str(body_bytes), str(timeout_s))
         environment = os.environ | {"MICROPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [*self._command, str(SCRIPT), *arguments],
