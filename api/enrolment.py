@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated
 
+from anyio import from_thread
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader
 
+from api.auth import address_of
 from api.bodies import json_body
 from api.parameters import Id
 from api.problems import ProblemError
@@ -145,7 +147,7 @@ def signed_request(
         now = moment(session)
     if signature is None or not _is_right(signature, secret, device_id, request, service, arrived.body):
         raise _refused(service, request)
-    service.device_limiter.count(f"device:{device_id}")
+    from_thread.run(service.device_limiter.count, f"device:{device_id}")
     sent_us, now_us = int(signature.time), int(now.timestamp() * 1e6)
     if clock_is_set(sent_us) and abs(sent_us - now_us) > CLOCK_WINDOW_US:
         raise _stale(sent_us, now_us)
@@ -208,7 +210,7 @@ def _is_right(
 
 
 def _refused(service: Service, request: Request) -> ProblemError:
-    service.limiter.count(f"address:{request.client.host if request.client else 'unknown'}")
+    from_thread.run(service.limiter.count, f"address:{address_of(request)}")
     return unauthorized()
 
 

@@ -69,10 +69,7 @@ class Gate:
             admitted = await asyncio.to_thread(self._from_database, call, known)
         key = admitted.key if isinstance(admitted, Caller) else None
         who = key.id if key else f"address:{call.address}"
-        if self._limiter.asks_redis:
-            await asyncio.to_thread(self._limiter.count, who)
-        else:
-            self._limiter.count(who)
+        await self._limiter.count(who)
         if isinstance(admitted, ProblemError):
             raise admitted
         if key is not None:

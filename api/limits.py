@@ -8,8 +8,8 @@ import structlog
 from api.problems import ProblemError
 
 if TYPE_CHECKING:
-    from limits.storage import RedisStorage
-    from limits.strategies import RateLimiter as Strategy
+    from limits.aio.storage import RedisStorage
+    from limits.aio.strategies import RateLimiter as Strategy
 
 BROKEN_FOR_S = 30.0
 REDIS_WAIT_S = 1.0
@@ -24,37 +24,33 @@ class RateLimiter:
 
     def __init__(self, rate: str, redis_url: str | None) -> None:
         from limits import parse
-        from limits.storage import MemoryStorage
-        from limits.strategies import SlidingWindowCounterRateLimiter
+        from limits.aio.storage import MemoryStorage
+        from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
         self._rate = parse(rate)
         self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._shared = SlidingWindowCounterRateLimiter(_redis_storage(redis_url)) if redis_url else None
         self._shared_again_at = 0.0
 
-    @property
-    def asks_redis(self) -> bool:
-        """Whether counting waits for a server."""
-        return self._limiter() is self._shared
-
-    def count(self, identity: str) -> None:
+    async def count(self, identity: str) -> None:
         """Counts one call. Raises ProblemError 429, with the time to wait, if the limit is exceeded."""
         limiter = self._limiter()
         try:
-            within = limiter.hit(self._rate, identity)
+            within = await limiter.hit(self._rate, identity)
         except Exception as error:
             if limiter is self._own:
                 raise
             logger.warning("rate_limit_counts_in_memory", reason=str(error), seconds=BROKEN_FOR_S)
             self._shared_again_at = time.monotonic() + BROKEN_FOR_S
-            within = self._own.hit(self._rate, identity)
+            within = await self._own.hit(self._rate, identity)
         if not within:
-            raise self._refusal(identity)
+            raise await self._refusal(identity)
 
-    def _refusal(self, identity: str) -> ProblemError:
+    async def _refusal(self, identity: str) -> ProblemError:
         """429, with the time to wait."""
         try:
-            reset_s = self._limiter().get_window_stats(self._rate, identity).reset_time - time.time()
+            window = await self._limiter().get_window_stats(self._rate, identity)
+            reset_s = window.reset_time - time.time()
         except Exception:  # Redis went away after it had counted
             reset_s = self._rate.get_expiry()
         wait_s = max(1, round(reset_s))
@@ -71,10 +67,11 @@ class RateLimiter:
 
 
 def _redis_storage(url: str) -> "RedisStorage":
-    from limits.storage import RedisStorage
+    from limits.aio.storage import RedisStorage
 
     return RedisStorage(
         url,
+        implementation="redispy",
         key_prefix="optigpu:limits",
         socket_connect_timeout=REDIS_WAIT_S,
         socket_timeout=REDIS_WAIT_S,

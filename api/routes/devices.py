@@ -54,7 +54,7 @@ class PageOf(Frozen):
 
 async def claim_body(request: Request, service: ServiceDep) -> bytes:
     """The body of a claim, which counts for its address: a code could be guessed otherwise."""
-    service.limiter.count(f"claim:{address_of(request)}")
+    await service.limiter.count(f"claim:{address_of(request)}")
     return await json_body(request, MOST_BODY_BYTES)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+from anyio import from_thread
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
@@ -56,7 +57,8 @@ def pilot(request: Request, service: ServiceDep, credentials: Credentials) -> Pi
     if credentials is not None:
         with service.database.read() as session:
             found = launches.verify(session, credentials.credentials)
-    service.limiter.count(f"pilot:{found.launch_id}" if found else f"address:{address_of(request)}")
+    who = f"pilot:{found.launch_id}" if found else f"address:{address_of(request)}"
+    from_thread.run(service.limiter.count, who)
     if found is None:
         raise unauthorized(has_key=credentials is not None)
     return found
