@@ -118,7 +118,9 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
         # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.
         waits = {"connect_timeout": CONNECT_WAIT_S, "tcp_user_timeout": ANSWER_WAIT_MS}
         # None beyond the pool: it would be closed after each use, and opening one takes longer than a query.
-        engine = create_engine(address, pool_size=MOST_CONNECTIONS, max_overflow=0, connect_args=waits)
+        # The last one used is used next: its server process has the statements prepared and its caches warm.
+        pool = {"pool_size": MOST_CONNECTIONS, "max_overflow": 0, "pool_use_lifo": True}
+        engine = create_engine(address, connect_args=waits, **pool)
         event.listen(engine, "checkout", _require_open)
         return engine
     if not address.database or address.database == ":memory:":

@@ -108,17 +108,17 @@ def _settle(session: Session, there: LeaderboardEntry) -> str | None:
     ).one_or_none()
     if best is None:
         return None
-    current = select(entry).where(
+    others = select(entry).where(
         *valid, entry.standing == Standing.CURRENT, entry.result_id != best.result_id
     )
-    before = session.scalars(current, execution_options=anew).one_or_none()
-    if before is not None:
-        before.earlier, before.pareto = 0, None
-        _stand(session, before, Standing.EARLIER)
+    other = session.scalars(others, execution_options=anew).one_or_none()
+    if other is not None:
+        other.earlier, other.pareto = 0, None
+        _stand(session, other, Standing.EARLIER)
     count = select(func.count()).select_from(entry).where(*valid)
     best.earlier = session.execute(count).scalar_one() - 1
     _stand(session, best, Standing.CURRENT)
-    return before.result_id if before else None
+    return other.result_id if other and other is not there else None
 
 
 def _stand(session: Session, entry: LeaderboardEntry, standing: Standing) -> None:
