@@ -21,7 +21,8 @@ from optigpu.documents.edge import (
     EdgeWorkerRow,
     Likeness,
 )
-from optigpu.documents.facts import NetworkFacts
+from optigpu.documents.facts import NetworkFacts, RunFacts
+from optigpu.documents.result import Result
 from optigpu.documents.views import RowFacts, Standing
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.edge_figures import figures_of
@@ -80,6 +81,7 @@ MOST_RESULTS = 2000
 """The newest of the current results of that workload that are looked at."""
 NOT_MEASURED = "Its energy was not measured."
 RATES = ("images_per_s", "latency_s", "power_w")
+COMPARED = (*RATES, "j_per_image")
 BOARDS = 20
 """How many boards a page has."""
 ROWS = 50
@@ -282,6 +284,20 @@ def _image_results(session: Session) -> Sequence[LeaderboardEntry]:
     return session.scalars(query.order_by(LeaderboardEntry.result_id.desc()).limit(MOST_RESULTS)).all()
 
 
+def comparison_of(result: Result) -> Document | None:
+    """What a row of a worker's result is made of, as its entry keeps it; None for what does not classify images."""
+    facts: RunFacts = result.facts
+    if facts.network is None:
+        return None
+    metrics = {name: result.metrics[name] for name in COMPARED if name in result.metrics}
+    return {
+        "network": facts.network.model_dump(mode="json"),
+        "weight_hash": facts.weights.hash if facts.weights else None,
+        "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
+        "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
+    }
+
+
 def _workers(
     entries: Sequence[LeaderboardEntry], model_sha256: str, network: NetworkFacts | None
 ) -> tuple[EdgeWorkerRow, ...]:
@@ -311,7 +327,7 @@ def _worker_row(entry: LeaderboardEntry, likeness: Likeness) -> EdgeWorkerRow:
     """The energy of an image is the power while requests run, idle included, over the rate at which they run."""
     shown, edge = RowFacts.model_validate(entry.shown), entry.edge or {}
     metrics: Mapping[str, Document] = edge["metrics"]
-    known = {name: (metrics.get(name) or {}).get("value") for name in (*RATES, "j_per_image")}
+    known = {name: (metrics.get(name) or {}).get("value") for name in COMPARED}
     rate, power = known["images_per_s"], known["power_w"]
     energy = power / rate if power and rate else None
     sensor = edge.get("energy") or {}

@@ -4,17 +4,16 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary, Result
 from optigpu.documents.versions import compared, versions_of
 from optigpu.documents.views import RowFacts, Standing
+from optigpu.store import edge_leaderboard
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import COUNTED_METRICS, METRICS, Better, DeviceKind, Document
 
 NO_PEAKS = (DeviceKind.CPU, DeviceKind.MPS)
 """Devices of whose memory torch keeps no peak: a result's size is that of its weights there."""
 ENERGIES = ("j_per_token", "j_per_image")
-EDGE_METRICS = ("images_per_s", "latency_s", "power_w", "j_per_image")
 DIGITS = 15
 """Of each number of a version, so that text is ordered as numbers are."""
 
@@ -105,7 +104,7 @@ def entry_of(result: Result) -> LeaderboardEntry:
         energy_j=next((joules for name in ENERGIES if (joules := _value(result, name)) is not None), None),
         pareto=None,
         shown=_row_facts(result, versions).model_dump(mode="json"),
-        edge=_for_the_edge(result),
+        edge=edge_leaderboard.comparison_of(result),
     )
 
 
@@ -145,20 +144,6 @@ def _row_facts(result: Result, versions: dict[str, str]) -> RowFacts:
         reasons=tuple(map(str, verdict.reasons)),
         notes=verdict.notes,
     )
-
-
-def _for_the_edge(result: Result) -> Document | None:
-    """What the edge leaderboard finds a result by, and its energy with what measured it; of what classifies images."""
-    facts: RunFacts = result.facts
-    if facts.network is None:
-        return None
-    metrics = {name: result.metrics[name] for name in EDGE_METRICS if name in result.metrics}
-    return {
-        "network": facts.network.model_dump(mode="json"),
-        "weight_hash": facts.weights.hash if facts.weights else None,
-        "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
-        "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
-    }
 
 
 def _value(result: Result, name: str) -> float | None:

@@ -39,8 +39,6 @@ NO_RESULTS = "There are no results yet. Submit a job; its results appear here wh
 Columns = tuple[Any, ...]
 Names = tuple[str, ...]
 """Filters that are set, in the order of OF_BOARD or of OF_ENTRY."""
-Listed = tuple[list[Found], int]
-"""The rows of a board, by the columns of `_rows`, and how many there are on all pages."""
 
 metrics, entries, boards = MetricRow.__table__.c, LeaderboardEntry.__table__.c, BoardRow.__table__.c
 _METRIC = func.coalesce(bindparam("metric", type_=metrics.name.type), boards.primary_metric)
@@ -65,8 +63,9 @@ def read(session: Session, query: LeaderboardQuery) -> Document:
     of_entry = filters.of_entry(query)
     found = _boards(session, query, of_board, of_entry, listed="digest" not in of_board)
     alone = len(found) == 1 and after is None
-    reader = _Reader(session, query, of_entry, MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL)
-    page = reader.read(found[:BOARDS], query.limit or (ROWS if alone else HEAD_ROWS), place)
+    limit = query.limit or (ROWS if alone else HEAD_ROWS)
+    most_counted = MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL
+    page = _Reader(session, query, of_entry, limit, most_counted, place).read(found[:BOARDS])
     without_rows = "digest" in of_board and not all(board["rows"] for board in page)
     if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
         page = []
@@ -112,45 +111,37 @@ class _Reader:
     session: Session
     query: LeaderboardQuery
     of_entry: Values
+    limit: int
     most_counted: int
+    place: Place | None
 
-    def read(self, found: Sequence[Found], limit: int, place: Place | None = None) -> list[Document]:
-        """A `Board` of each: its first rows, or those that follow a place."""
-        of_boards = self._listed(found, limit, place)
-        baselines: Mapping[int, Sequence[Baseline]] = {}
-        if self.query.best:
-            shown = {
-                number: {row.hardware_class for row in rows[:limit]}
-                for number, (rows, _) in of_boards.items()
-            }
-            baselines = _baselines(self.session, self.query.metric, shown)
-        return [
-            self._board(board, of_boards[board.number], baselines.get(board.number, ()), limit, place)
-            for board in found
-        ]
-
-    def _listed(self, found: Sequence[Found], limit: int, place: Place | None) -> defaultdict[int, Listed]:
-        """Of each board, by its number, one row more than its page has."""
+    def read(self, found: Sequence[Found]) -> list[Document]:
+        """A `Board` of each: its first rows, or those that follow the place."""
         of_entry = self.of_entry | ({"clean": True} if self.query.clean else {})
         numbers = [board.number for board in found]
-        rows = self._rows(numbers, of_entry, limit + 1, place)
-        if place is not None and not rows:  # all of those that followed were withdrawn
-            count = self._count(numbers, of_entry)
-            return defaultdict(lambda: ([], count))
+        rows = self._rows(numbers, of_entry, self.limit + 1, self.place)
         of_boards = {number: list(group) for number, group in groupby(rows, key=attrgetter("board"))}
-        return defaultdict(
-            lambda: ([], 0), {number: (group, group[0].number) for number, group in of_boards.items()}
-        )
+        counts = {number: group[0].number for number, group in of_boards.items()}
+        if self.place is not None and not rows:  # all of those that followed were withdrawn
+            counts = {numbers[0]: self._count(numbers, of_entry)}
+        page = [
+            self._board(each, of_boards.get(each.number, []), counts.get(each.number, 0)) for each in found
+        ]
+        if self.query.best:
+            hardware = {
+                number: {row.hardware_class for row in group[: self.limit]}
+                for number, group in of_boards.items()
+            }
+            baselines = _baselines(self.session, self.query.metric, hardware)
+            for each, board in zip(found, page, strict=True):
+                board["baselines"] = [of.model_dump(mode="json") for of in baselines[each.number]]
+        return page
 
     def _rows(
         self, numbers: Sequence[int], of_entry: Values, limit: int, place: Place | None = None
     ) -> Sequence[Found]:
-        values = of_entry | {
-            "metric": self.query.metric,
-            "limit": limit,
-        }
-        if place is not None:
-            values |= ranks.parameters(place)
+        """Of each board, by its number, its first rows, or those that follow a place."""
+        values = of_entry | (ranks.parameters(place) if place else {})
         values |= {"board": numbers[0]} if len(numbers) == 1 else {"boards": numbers}
         statement = _rows(
             _set(OF_ENTRY, of_entry),
@@ -159,6 +150,7 @@ class _Reader:
             best=self.query.best,
             continues=place is not None,
         )
+        values |= {"metric": self.query.metric, "limit": limit}
         return self.session.connection().execute(statement, values).all()
 
     def _count(self, numbers: Sequence[int], of_entry: Values) -> int:
@@ -166,17 +158,9 @@ class _Reader:
         first = self._rows(numbers, of_entry, 1)
         return first[0].number if first else 0
 
-    def _board(
-        self,
-        board: Found,
-        listed: Listed,
-        baselines: Sequence[Baseline],
-        limit: int,
-        place: Place | None,
-    ) -> Document:
-        found, count = listed
+    def _board(self, board: Found, rows: Sequence[Found], count: int) -> Document:
         metric = self.query.metric or board.primary_metric
-        shown, last = ranks.ranked(board.workload_digest, found[:limit], place)
+        shown, last = ranks.ranked(board.workload_digest, rows[: self.limit], self.place)
         return {
             "workload_digest": board.workload_digest,
             "workload": board.document,
@@ -186,11 +170,11 @@ class _Reader:
             "better": METRICS[metric].better,
             "row_count": None if count > self.most_counted else count,
             "not_ranked": _by_reason(board),
-            "baselines": [baseline.model_dump(mode="json") for baseline in baselines],
+            "baselines": [],
             "note": None if count else self._why_empty(board, metric),
-            "next_cursor": last.cursor() if last and len(found) > limit else None,
+            "next_cursor": last.cursor() if last and len(rows) > self.limit else None,
             "links": {},
-            "rows": [_row(row, rank, metric) for row, rank in zip(found, shown, strict=False)],
+            "rows": [_row(row, rank, metric) for row, rank in zip(rows, shown, strict=False)],
         }
 
     def _why_empty(self, board: Found, metric: str) -> str:
