@@ -239,14 +239,14 @@ class BoardName(Frozen):
 
 class Board(BoardName):
     """Results that can be compared: one workload with its shapes and its model, ranked by one metric, best first.
-    `row_count` is null if rows are more than are counted: 100 of one board, 20 of each board of a list. `not_ranked`
-    counts the board's invalid results by reason, whatever the filters are. `baselines` are those of the hardware of its
-    rows, where only the best rows are listed. `note` says why a board has no rows."""
+    `row_count` counts the rows of all pages. `not_ranked` counts the board's invalid results by reason, whatever the
+    filters are. `baselines` are those of the hardware of its rows, where only the best rows are listed. `note` says why
+    a board has no rows."""
 
     metric: str
     unit: str
     better: Better
-    row_count: int | None
+    row_count: int
     not_ranked: dict[str, int] = Field(default_factory=dict)
     baselines: tuple[Baseline, ...] = ()
     note: str | None = None

@@ -165,12 +165,8 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
             "and better in one; what was not measured counts as the worst."
         )
     yield from _statuses(board)
-    if board.row_count is None or len(board.rows) < board.row_count:
-        count = len(board.rows)
-        shown = "The first row" if count == 1 else f"The first {count} rows"
-        if board.row_count is not None:
-            shown = f"{count} of {board.row_count} rows"
-        yield f"{shown}; workload={board.workload_digest} lists all."
+    if len(board.rows) < board.row_count:
+        yield f"{len(board.rows)} of {board.row_count} rows; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
 

@@ -29,8 +29,6 @@ from optigpu.vocabulary import METRICS, Document, NotFoundError
 
 BOARDS = 10
 """How many boards a page has."""
-MOST_COUNTED, MOST_COUNTED_OF_SEVERAL = 100, 20
-"""The largest number of a board's rows that is told there."""
 SHOWN = (Standing.CURRENT, Standing.INVALID)
 """A board is listed for what it has of these: earlier results are the history of a current one."""
 BASELINE_BACKEND = "torch"
@@ -64,8 +62,7 @@ def read(session: Session, query: LeaderboardQuery) -> Document:
     found = _boards(session, query, of_board, of_entry, listed="digest" not in of_board)
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    most_counted = MOST_COUNTED if alone else MOST_COUNTED_OF_SEVERAL
-    page = _Reader(session, query, of_entry, limit, most_counted, place).read(found[:BOARDS])
+    page = _Reader(session, query, of_entry, limit, place).read(found[:BOARDS])
     without_rows = "digest" in of_board and not all(board["rows"] for board in page)
     if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
         page = []
@@ -112,7 +109,6 @@ class _Reader:
     query: LeaderboardQuery
     of_entry: Values
     limit: int
-    most_counted: int
     place: Place | None
 
     def read(self, found: Sequence[Found]) -> list[Document]:
@@ -168,7 +164,7 @@ class _Reader:
             "metric": metric,
             "unit": METRICS[metric].unit,
             "better": METRICS[metric].better,
-            "row_count": None if count > self.most_counted else count,
+            "row_count": count,
             "not_ranked": _by_reason(board),
             "baselines": [],
             "note": None if count else self._why_empty(board, metric),
@@ -184,8 +180,6 @@ class _Reader:
             sentences.append(_not_ranked(board))
         if self.query.clean and (warned := self._count([board.number], self.of_entry)):
             results = "1 result has" if warned == 1 else f"{warned} results have"
-            if warned > self.most_counted:
-                results = f"More than {self.most_counted} results have"
             sentences.append(f"{results} warnings, which clean=true leaves out.")
         return " ".join(sentences) or f"No result has {metric}; choose another metric."
 

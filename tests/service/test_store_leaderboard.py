@@ -154,24 +154,16 @@ def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -
     assert found == [10.0, 9.0, 7.0, 6.0, 4.0, 3.0, 1.0, 0.0]
 
 
-def test_more_rows_than_are_counted_have_no_count(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leaderboard, "MOST_COUNTED", 2)
-    monkeypatch.setattr(leaderboard, "MOST_COUNTED_OF_SEVERAL", 1)
+def test_all_rows_of_a_board_are_counted(database: Database) -> None:
     with database.write() as session:
-        counts = []
         for number in range(3):
             _enter(session, _speed(float(number), stack=(f"t{number}",)))
-            counts.append(_board(session, limit=1).row_count)
-        assert counts == [1, 2, None]
+            assert _board(session, limit=1).row_count == number + 1
         (grid,) = leaderboard_grids(leaderboard.query(session, LeaderboardQuery(limit=1)))
         _enter(session, _speed(1.0, size=2))
-        several = leaderboard.query(session, LeaderboardQuery(limit=1)).boards
-        assert [board.row_count for board in several] == [1, None]
-        both = leaderboard.query(session, LeaderboardQuery(limit=2)).boards
-        assert [(len(board.rows), board.row_count) for board in both] == [(1, 1), (2, None)]
-    assert [note for note in grid.notes if note.startswith("The first row; ")]
+        several = leaderboard.query(session, LeaderboardQuery(limit=2)).boards
+        assert [(len(board.rows), board.row_count) for board in several] == [(1, 1), (2, 3)]
+    assert [note for note in grid.notes if note.startswith("1 of 3 rows; ")]
 
 
 def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:
