@@ -111,7 +111,7 @@ class _Reader:
     limit: int
     place: Place | None
 
-    def read(self, found: Sequence[Found]) -> list[Document]:
+    def read(self, found: Sequence[Found]) -> list[dict[str, Any]]:
         """A `Board` of each: its first rows, or those that follow the place."""
         of_entry = self.of_entry | ({"clean": True} if self.query.clean else {})
         numbers = [board.number for board in found]
@@ -154,7 +154,7 @@ class _Reader:
         first = self._rows(numbers, of_entry, 1)
         return first[0].number if first else 0
 
-    def _board(self, board: Found, rows: Sequence[Found], count: int) -> Document:
+    def _board(self, board: Found, rows: Sequence[Found], count: int) -> dict[str, Any]:
         metric = self.query.metric or board.primary_metric
         shown, last = ranks.ranked(board.workload_digest, rows[: self.limit], self.place)
         return {
