@@ -165,10 +165,10 @@ def open_session(
     guesses = plan.guesses if plan else NO_GUESSES
     progress = JobProgress(on_event, cancelled, indexes, replicates, guesses=guesses, measure=spec.measure)
     locks = lock_dir or paths.lock_dir()
-    tested = kept.read(environment, spec.device)
-    if tested.ignored:
-        _log.warning("%s", tested.ignored)
     with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
+        tested = kept.read(environment, spec.device)  # a self-test may have ended while the job waited
+        if tested.ignored:
+            _log.warning("%s", tested.ignored)
         yield Session(
             spec=spec,
             environment=environment,

@@ -1,13 +1,16 @@
 """What is kept of a self-test, who goes by it, and how it is shown."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.session import environment_for
+from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.session import environment_for, open_session
 from optigpu.documents.result import Accelerator
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.report import markdown, selftest_grid, technique_facts
 from optigpu.selftest import kept
 from optigpu.vocabulary import DeviceKind
@@ -94,6 +97,19 @@ def test_a_broken_file_is_ignored_with_a_sentence_and_written_over(content: byte
     assert "holds no self-test" in str(found.ignored)
     kept.keep(outcome(OK), probe())
     assert kept.read(probe(), CPU).ignored is None
+
+
+def test_a_job_goes_by_a_self_test_that_ended_while_it_waited_for_its_device(tmp_path: Path) -> None:
+    spec = JobSpec.model_validate({"workload": {"kind": "matmul"}, "device": CPU})
+    with ExitStack() as other:
+        other.enter_context(hold(tmp_path, CPU, probe(), lambda: pytest.fail("The device is free.")))
+
+        def ends() -> None:
+            kept.keep(outcome(FAILED), probe())
+            other.close()
+
+        with open_session(spec, [0], print, program=(), cancelled=ends, lock_dir=tmp_path) as session:
+            assert list(session.failed_techniques) == ["fp16"]
 
 
 def test_the_table_names_what_failed_first_and_says_how_many() -> None:
