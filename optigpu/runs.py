@@ -177,7 +177,7 @@ def find(name: str) -> KeptRun:
     """The run of that id, or of one that ends so, or in that file; "last" is the newest. Raises SpecError where there
     is none, or several."""
     path = Path(name)
-    if path.suffix == ".json" or path.is_file():
+    if path.suffix == ".json" or (os.path.exists(path) and not os.path.isdir(path)):
         return read(path)
     if name == LAST:
         found = sorted(folder().glob("*.json"))[-1:]

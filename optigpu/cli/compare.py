@@ -1,5 +1,6 @@
 """The commands `compare` and `replay`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -95,7 +96,7 @@ def replay(
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
     """The result that an id or a file names. Raises SpecError if a file holds none, and ServiceError."""
     if not is_id(place):
-        name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
+        name, _, label = (place, "", "") if os.path.exists(place) else place.partition("#")
         return _from_file(name, label)
     with connect(url, api_key) as client:
         result = client.result(place)
@@ -105,9 +106,13 @@ def stored_result(place: str, url: str, api_key: str | None) -> Stored:
 
 def _from_file(name: str, label: str) -> Stored:
     """The result with that label, or the only one."""
-    if not Path(name).is_file():
-        raise SpecError(f"{name} is neither the id of a result nor a file that is there.")
-    document = read_json(Path(name))
+    try:
+        document = read_json(Path(name))
+    except SpecError as error:
+        if isinstance(error.__cause__, OSError):
+            why = error.__cause__.strerror
+            raise SpecError(f"{name} is neither the id of a result nor a readable file: {why}.") from error
+        raise
     results = document.get("results", [document]) if isinstance(document, dict) else []
     if not isinstance(results, list) or not results or not all(map(_is_result, results)):
         raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")

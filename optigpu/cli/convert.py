@@ -1,5 +1,6 @@
 """The command `convert`: a network as INT8 TensorFlow Lite. Which boards hold it, `fit` shows."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -144,7 +145,7 @@ def _network(
     if model == MOBILENET:
         return MobileNet.model_validate(given)
     path = path or Path(str(model))
-    if model is not None and not (path.exists() or path.suffix or "/" in model):
+    if model is not None and not (os.path.exists(path) or path.suffix or "/" in model):
         raise SpecError(
             f"Unknown model {model!r}.{did_you_mean(closest(model, [MOBILENET]))} Valid: {MOBILENET}, "
             "or the path of a .keras file or SavedModel."

@@ -4,6 +4,7 @@ ranked."""
 
 import hashlib
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -173,7 +174,7 @@ class ModelManifest(Frozen):
 def read_manifest(path: Path) -> ModelManifest:
     """The manifest of a file, or of the folder that `optigpu convert` wrote. Raises SpecError with a line for each
     wrong field."""
-    file = path / "manifest.json" if path.is_dir() else path
+    file = path / "manifest.json" if os.path.isdir(path) else path
     document = read_json(file)
     if not isinstance(document, dict):
         raise SpecError(f"{file} must hold one JSON object, the manifest that `optigpu convert` writes.")

@@ -22,11 +22,11 @@ def model_directory(name: str) -> Path:
     """The directory of a `path:` reference. Raises UnsupportedError if there is none, or if a link leads out."""
     directory = _under_root(name)
     backend = FILES.get(Path(name).suffix)
-    if backend and directory.is_file():
+    if backend and os.path.isfile(directory):
         raise UnsupportedError(
             f"path:{name} is a file for the backend {backend}; this one reads directories."
         )
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
     return directory
 
@@ -34,7 +34,7 @@ def model_directory(name: str) -> Path:
 def model_file(name: str) -> Path:
     """The file of a `path:` reference. Raises UnsupportedError as `model_directory` does."""
     file = _under_root(name)
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise UnsupportedError(f"There is no file path:{name} under the model directory of this worker.")
     return file
 

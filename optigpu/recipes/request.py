@@ -1,5 +1,6 @@
 """What a recipe is asked for, and what came of it."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,13 +74,13 @@ def check_output(folder: Path) -> None:
     """Refuses a folder that cannot be written or that holds something else than a recipe's outcome. Raises
     SpecError."""
     parent = folder.resolve().parent
-    if not parent.is_dir():
+    if not os.path.isdir(parent):
         raise SpecError(f"output: there is no folder {parent}; make it first.")
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise SpecError(f"output: {folder} is a file; name a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
+    if os.path.isdir(folder) and any(folder.iterdir()) and not (folder / ABOUT).is_file():
         raise SpecError(f"output: {folder} holds files that no recipe wrote; name an empty or a new folder.")
-    place = folder if folder.is_dir() else parent
+    place = folder if os.path.isdir(folder) else parent
     try:
         # Asking for permissions is not enough: the superuser has them on a file system that takes no files as well.
         with TemporaryDirectory(prefix=f".{folder.name}-", dir=place):

@@ -236,6 +236,18 @@ def test_a_missing_file_says_so(optigpu: Command, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show", "fit", "convert --allow-random-calibration", "convert --model mobilenet_v2 --images",
+        "convert --model mobilenet_v2 --npz", "recipe distillation --output",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_the_name_of_a_file_is_one_sentence(optigpu: Command, command: str) -> None:
+    ran = optigpu(*command.split(), "x" * 300)
+    assert (ran.status, ran.out, ran.err[:7], ran.err.count("\n")) == (2, "", "Error: ", 1)
+
+
 def test_a_file_and_flags_exclude_each_other(optigpu: Command, tmp_path: Path) -> None:
     ran = optigpu("run", str(tmp_path / "spec.json"), "--new-tokens", "4")
     assert ran.status == 2

@@ -1,7 +1,9 @@
 """Stored results of any version are shown, drawn, compared and measured again, here and on the command line."""
 
 import json
+import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -214,7 +216,8 @@ def test_what_does_not_compare_needs_anyway(optigpu: Command, report: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "label", "sentence"),
     [
-        (None, "", "is neither the id of a result nor a file that is there"),
+        (None, "", "is neither the id of a result nor a readable file: No such file or directory."),
+        (None, "x" * 300, "is neither the id of a result nor a readable file: File name too long."),
         ("{", "", "is not JSON"),
         ("\udcff", "", "is not UTF-8"),
         ("[]", "", "holds no result"),
@@ -238,6 +241,14 @@ def test_a_file_without_the_result_is_one_clear_sentence(
     assert (ran.status, ran.out) == (2, "")
     assert sentence in ran.err
     assert ran.err.startswith("Error: ")
+
+
+def test_a_result_is_read_from_a_pipe(optigpu: Command, report: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    Thread(target=pipe.write_text, args=(json.dumps(NEW_REPORT),), daemon=True).start()
+    ran = optigpu("compare", f"{report}#baseline", f"{pipe}#int8_weight_only")
+    assert (ran.status, ran.err) == (0, "")
 
 
 def test_a_replay_of_a_technique_that_is_gone_says_so(optigpu: Command, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from threading import Thread
 from typing import TextIO
 
 import pytest
@@ -81,11 +83,15 @@ def test_a_kept_run_is_the_report_with_its_samples() -> None:
     assert samples == [[list(values) for values in each.samples["tokens_per_s"]] for each in made.outcomes]
 
 
-def test_a_run_is_found_by_its_id_its_end_its_file_and_as_the_last() -> None:
+def test_a_run_is_found_by_its_id_its_end_its_file_a_pipe_and_as_the_last(tmp_path: Path) -> None:
     first, second = kept_run(), kept_run()
     for name in (second.id, second.id[-8:], str(second.path), "last"):
         assert find(name).id == second.id
     assert find(first.id).id == first.id
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    Thread(target=pipe.write_text, args=(first.path.read_text(),), daemon=True).start()
+    assert find(str(pipe)).id == first.id
     assert [each.id for each in kept_runs()] == [second.id, first.id]
 
 

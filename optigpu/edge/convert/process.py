@@ -190,9 +190,9 @@ BYTES_A_LINE = 16
 def work_folder(output: Path) -> Iterator[Path]:
     """A temporary folder beside the output, on the same file system; it is removed at the end. Raises SpecError if
     nothing can be written there."""
-    if output.exists() and not output.is_dir():
-        raise SpecError(f"--output {output}: there is a file of that name; name a folder.")
     try:
+        if output.exists() and not output.is_dir():
+            raise SpecError(f"--output {output}: there is a file of that name; name a folder.")
         output.parent.mkdir(parents=True, exist_ok=True)
         beside = output if output.is_dir() else output.parent
         folder = Path(tempfile.mkdtemp(prefix=".optigpu-convert-", dir=beside))

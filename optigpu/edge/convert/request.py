@@ -1,5 +1,6 @@
 """What a conversion is asked for."""
 
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -71,9 +72,9 @@ def check_request(request: ConversionRequest) -> None:
         case NetworkFile(path=path):
             _check_file(path, request)
     data = request.data
-    if data.kind == "images" and data.path is not None and not data.path.is_dir():
+    if data.kind == "images" and data.path is not None and not os.path.isdir(data.path):
         raise SpecError(f"--images {data.path}: there is no such folder.")
-    if data.kind == "npz" and data.path is not None and not data.path.is_file():
+    if data.kind == "npz" and data.path is not None and not os.path.isfile(data.path):
         raise SpecError(f"--npz {data.path}: there is no such file.")
 
 
@@ -91,15 +92,15 @@ def _check_imagenet(network: MobileNet) -> None:
 
 
 def _check_file(path: Path, request: ConversionRequest) -> None:
-    if not path.exists():
+    if not os.path.exists(path):
         raise SpecError(f"{path}: there is no such file or folder.")
-    if path.is_file() and path.suffix != ".keras":
+    if os.path.isfile(path) and path.suffix != ".keras":
         raise SpecError(
             f"{path} is not a model that is read; give a .keras file or the folder of a SavedModel."
         )
-    if path.is_file() and not zipfile.is_zipfile(path):
+    if os.path.isfile(path) and not zipfile.is_zipfile(path):
         raise SpecError(f"{path} is not a .keras file, which is a zip archive, or it is truncated.")
-    if path.is_dir() and not (path / "saved_model.pb").is_file():
+    if os.path.isdir(path) and not (path / "saved_model.pb").is_file():
         raise SpecError(f"{path} holds no saved_model.pb; give a .keras file or the folder of a SavedModel.")
     if request.data.kind == "images" and request.pixels is None:
         raise SpecError(

@@ -3,6 +3,7 @@
 with the columns file, classes, class, and for ad01 the bytes of a segment and its stride."""
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Sample:
 
 def read_samples(path: Path, profile: Profile, limit: int | None = None) -> list[Sample]:
     """The samples of a file or folder, at most `limit`. Raises SpecError that says what is wrong with it."""
-    samples = _from_folder(path) if path.is_dir() else _from_arrays(path, profile)
+    samples = _from_folder(path) if os.path.isdir(path) else _from_arrays(path, profile)
     found = [sample for sample, _ in zip(samples, range(limit or 10**9), strict=False)]
     if not found:
         raise SpecError(f"{path} holds no samples.")

@@ -122,7 +122,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("output", ["/proc/none/out", "/dev/null"])
+@pytest.mark.parametrize("output", ["/proc/none/out", "/dev/null", "x" * 300])
 def test_an_output_that_cannot_be_written_is_one_sentence(output: str) -> None:
     with pytest.raises(SpecError, match=f"--output {re.escape(output)}"), work_folder(Path(output)):
         pass
