@@ -125,25 +125,27 @@ def _count_attempts(session: Session, posted: Sequence[ColumnElement[bool]], tal
     starts, now = _variant_starts(session, posted), moment(session)
     queued_since: Mapping[str, datetime] = {}
     query = (
-        select(Attempt, Job.device, Job.created_at)
+        select(
+            *(Attempt.job_id, Attempt.worker_id, Attempt.started_at, Attempt.ended_at, Attempt.outcome),
+            *(Job.device, Job.created_at),
+        )
         .join(Job, Job.id == Attempt.job_id)
         .where(*posted)
         .order_by(Attempt.job_id, Attempt.number)
         .execution_options(yield_per=ROWS_AT_ONCE)
     )
-    for attempt, device, posted_at in session.execute(query):
-        waited_from = queued_since.get(attempt.job_id, posted_at)
-        tally.took(Phase.QUEUED, device, attempt.started_at - waited_from)
-        tally.busy_s[attempt.worker_id] += ((attempt.ended_at or now) - attempt.started_at).total_seconds()
-        if attempt.ended_at is None:
+    for job, worker, started, ended, outcome, device, posted_at in session.execute(query):
+        tally.took(Phase.QUEUED, device, started - queued_since.get(job, posted_at))
+        tally.busy_s[worker] += ((ended or now) - started).total_seconds()
+        if ended is None:
             continue
-        tally.attempts[device, attempt.outcome or "unknown"] += 1
-        began = [at for at in starts[attempt.job_id] if attempt.started_at <= at <= attempt.ended_at]
-        measuring_from = min(began, default=attempt.ended_at)
-        tally.took(Phase.PREPARING, device, measuring_from - attempt.started_at)
+        tally.attempts[device, outcome or "unknown"] += 1
+        began = [at for at in starts[job] if started <= at <= ended]
+        measuring_from = min(began, default=ended)
+        tally.took(Phase.PREPARING, device, measuring_from - started)
         if began:
-            tally.took(Phase.MEASURING, device, attempt.ended_at - measuring_from)
-        queued_since = {attempt.job_id: attempt.ended_at}
+            tally.took(Phase.MEASURING, device, ended - measuring_from)
+        queued_since = {job: ended}
 
 
 def _variant_starts(
