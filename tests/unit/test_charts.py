@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,16 @@ def test_the_diagram_is_of_the_best_variant() -> None:
 def test_where_nothing_was_measured_the_reason_is_said(kind: str, without: str) -> None:
     with pytest.raises(SpecError, match="No result has"):
         CHARTS[kind].data(Report("t", with_null(RESULTS, without, "no")))
+
+
+def test_only_charts_that_need_it_are_not_drawn_of_results_that_lack_their_primary_metric() -> None:
+    lacking = [each | {"metrics": {"latency_s": each["metrics"]["latency_s"]}} for each in RESULTS]
+    drawn = set()
+    for name, chart in CHARTS.items():
+        with suppress(SpecError):
+            chart.data(Report("t", lacking))
+            drawn.add(name)
+    assert drawn == {"roofline", "precision"}
 
 
 def with_null(results: list[dict[str, Any]], name: str, reason: str) -> list[dict[str, Any]]:

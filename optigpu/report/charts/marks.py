@@ -139,8 +139,8 @@ def is_valid(result: Document) -> bool:
 
 
 def primary_of(result: Document) -> Document:
-    """The summary of the variant's primary metric."""
-    metric: Document = result["metrics"][result["variant"]["primary_metric"]]
+    """The summary of the variant's primary metric; one without a value where the result has none."""
+    metric: Document = result["metrics"].get(result["variant"]["primary_metric"]) or {"value": None}
     return metric
 
 
