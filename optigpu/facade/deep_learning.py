@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
 from optigpu.facade.in_process import device_of, timed
-from optigpu.facade.shown import Shown
+from optigpu.facade.shown import Shown, frame
 from optigpu.report import Column, Grid
 from optigpu.report.numbers import MISSING, short
 from optigpu.statistics.intervals import ratio
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
+    from pandas import DataFrame
 
     Inputs = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor]
     Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -124,6 +125,10 @@ class DeepLearningBenchmark(Shown):
     def grids(self) -> Sequence[Grid]:
         tables = (("Inference", self.results), ("Training steps", self.training_results))
         return tuple(_grid(title, results) for title, results in tables if results)
+
+    def to_frame(self) -> "DataFrame":
+        """A row for each result. Raises UnsupportedError where pandas is not installed."""
+        return frame([each.record() for each in (*self.results, *self.training_results)])
 
 
 def _result(

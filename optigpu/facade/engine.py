@@ -14,7 +14,7 @@ from optigpu.facade.decoded import Decoded, decode
 from optigpu.facade.in_process import device_of
 from optigpu.facade.job_report import JobReport
 from optigpu.facade.measuring import job_spec, measured
-from optigpu.facade.shown import Shown, frame
+from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.report import Column, Grid, markdown
@@ -127,6 +127,10 @@ class BenchmarkEngine(Shown):
     def to_frame(self) -> "DataFrame":
         """A row for each inference. Raises UnsupportedError where pandas is not installed."""
         return frame([each.record() for each in self.inference])
+
+    def plot(self, kind: str = "baselines", path: str | Path | None = None) -> Picture:
+        """A chart of all results, by default beside what is claimed for an RTX 5090, as JobReport.plot draws it."""
+        return drawn(kind, Report(TITLE, self._documents()), path)
 
     def document(self) -> dict[str, object]:
         """Everything as plain JSON: results, the figures of each inference, and the claims beside them."""

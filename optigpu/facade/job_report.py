@@ -7,16 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Attribution, AttributionRow, Result
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.report import Grid, ladder_grid, ladder_records
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS
 from optigpu.report.charts import Report as Drawn
-from optigpu.vocabulary import Document, OptiGPUError, SpecError
+from optigpu.vocabulary import Document, OptiGPUError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,11 +90,7 @@ class JobReport(Shown):
     def plot(self, kind: str = "ladder", path: str | Path | None = None) -> Picture:
         """A chart of the results, which a notebook shows; written to `path` (.svg or .png) if that is given. Raises
         SpecError for an unknown kind, and where the results have nothing that such a chart shows."""
-        chart = CHARTS.get(kind)
-        if chart is None:
-            meant = did_you_mean(closest(kind, CHARTS))
-            raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
-        return drawn(chart, Drawn(self._title, self._documents, self.attribution), path)
+        return drawn(kind, Drawn(self._title, self._documents, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""

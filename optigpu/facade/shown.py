@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from optigpu.report.charts import Chart, Report
+from optigpu.documents.fields import closest, did_you_mean
+from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.svg.picture import picture
 from optigpu.report.formats import Grid, console, html, terminal
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import SpecError, UnsupportedError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,8 +59,13 @@ class Picture:
         return f"Picture({self.path or f'{len(self.svg):,} characters of SVG'})"
 
 
-def drawn(chart: Chart, report: Report, path: str | Path | None = None) -> Picture:
-    """A chart of a report, also written to `path`, whose suffix (.svg, .png) chooses the format."""
+def drawn(kind: str, report: Report, path: str | Path | None = None) -> Picture:
+    """A chart of a report, also written to `path`, whose suffix (.svg, .png) chooses the format. Raises SpecError for
+    an unknown kind, and where the results have nothing that such a chart shows."""
+    chart = CHARTS.get(kind)
+    if chart is None:
+        meant = did_you_mean(closest(kind, CHARTS))
+        raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
     file = None if path is None else Path(path)
     if file is not None:
         chart.draw(report, file)

@@ -109,6 +109,7 @@ def test_it_saves_charts_with_their_data_tables_and_everything_as_json(
     assert len(saved["results"]) == 3
     assert [each["name"] for each in saved["inference"]] == ["tiny", "inference 2"]
     assert saved["baselines"][0]["claim"]["status"] == "claimed"
+    assert engine.plot("ladder").svg.startswith("<svg")
 
 
 @pytest.mark.usefixtures("forked_children")
@@ -259,6 +260,7 @@ def test_a_training_step_trains() -> None:
     bench = DeepLearningBenchmark("cpu")
     result = bench.benchmark_training_step("model", model, optimizer, loss, labelled, n_steps=12, show=False)
     assert len(result.latencies_s) == 12 - 5
+    assert list(bench.to_frame()["name"]) == ["model"]
     assert result.throughput_of == "steps"
     assert set(model.modes[1:]) == {(True, True)}
     assert loss(model(rows()), labelled()[1]).item() < before
