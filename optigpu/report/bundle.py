@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS
@@ -79,7 +80,7 @@ def methods(spec: Document, results: Sequence[Document]) -> str:
     """How the results of a job were measured, in a few sentences for a paper's section on methods."""
     measure = spec["measure"]
     count, replicates = len(results), measure["replicates"]
-    together = any(len(result["facts"].get("side_by_side") or ()) > 1 for result in results)
+    together = any(len(facts_of(result).get("side_by_side") or ()) > 1 for result in results)
     turns = " in turns with the other variants" if together else ""
     sentences = (
         f"{_counted(count, 'variant')} {'was' if count == 1 else 'were each'} measured in "

@@ -14,6 +14,7 @@ from optigpu.documents.shapes import Footprint
 from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_note, replay_request
 from optigpu.job.spec import JobSpec
+from optigpu.report.bundle import methods
 from optigpu.report.charts import CHARTS
 from optigpu.report.ladder import SCENARIOS, scenario_of
 from optigpu.report.rows import rows_of
@@ -85,6 +86,11 @@ def test_its_table_has_the_column_of_its_scenario() -> None:
 def test_it_is_measured_again_with_the_same_request() -> None:
     request = replay_request(OLD, REPORT["spec"], {})
     assert JobSpec.model_validate(request).stack[0].name == "bf16"
+
+
+def test_how_it_was_measured_is_told() -> None:
+    spec = {"measure": {"replicates": 1, "min_seconds": 1, "max_seconds": 3}}
+    assert methods(spec, [OLD]).startswith("1 variant was measured in 1 process")
 
 
 LADDER = JobSpec.model_validate(
