@@ -53,14 +53,11 @@ def decoder_model(name: str) -> Any:
     return configured(family, **changes)
 
 
-def configured(family: str, **changes: Any) -> Any:
+def model_of(config: Any) -> Any:
     """A model with larger random weights than usual, and biases and norms that make a difference."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    shapes = FAMILIES.get(family, FAMILIES["llama"])
-    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **(shapes | changes))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
@@ -69,6 +66,15 @@ def configured(family: str, **changes: Any) -> Any:
         else:
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+def configured(family: str, **changes: Any) -> Any:
+    """Such a model of a family."""
+    from transformers import AutoConfig
+
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    shapes = FAMILIES.get(family, FAMILIES["llama"])
+    return model_of(AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **(shapes | changes)))
 
 
 def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Notes]:

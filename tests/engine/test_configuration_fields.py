@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from optigpu.models.loading.expressed import HARMLESS, SIZES, unexpressed
 from optigpu.vocabulary import UnsupportedError
 from tests.breadth import cases
+from tests.engine.decoder_models import model_of
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
 
 Logits = NDArray[np.float32]
@@ -110,21 +111,6 @@ def configuration(family: str, **changes: Any) -> Any:
 
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "vocab_size": VOCABULARY}
     return AutoConfig.for_model(family, **(special | SHAPES[family] | changes))
-
-
-def model_of(config: Any) -> Any:
-    """A model with larger random weights than usual, and biases and norms that make a difference."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(5)
-        else:
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
 
 
 def declared(family: str) -> dict[str, Any]:

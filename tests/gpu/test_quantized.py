@@ -1,6 +1,5 @@
 """Products of 4, 8 and 16 bits on an NVIDIA GPU, and models that compute with them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,11 @@ from tests.engine.bitsandbytes_weights import (
 from tests.engine.decoded import NEW_TOKENS, assert_right, assert_right_within
 from tests.engine.packed_models import Layout, write_packed_tiny
 from tests.engine.rounding import in_float64, rounding_bound
+from tests.engine.test_techniques_products import restored
 from tests.engine.tiny_models import FAMILIES, ignore, prompt
 from tests.gpu.cuda_models import on_cuda
 
+__all__ = ["restored"]  # the fixture
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 
 # ---- int8_weight_only: our Triton kernels, which never widen a whole matrix.
@@ -206,14 +207,6 @@ def rounded(model: Any) -> Any:
 # ---- TF32, 8-bit floats, int8 activations, and the hybrid of bits.
 ROWS_AND_SHAPES = [(1, 64, 48), (1, 1, 1), (3, 17, 5), (17, 96, 33), (40, 131, 50257 % 100)]
 """Rows, inner, outputs: multiples of what the operators take, and remainders."""
-
-
-@pytest.fixture
-def restored() -> Iterator[None]:
-    cudnn = torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = cudnn
 
 
 @pytest.mark.usefixtures("restored")

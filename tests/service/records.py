@@ -16,9 +16,11 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
+from optigpu.documents.views import Board, LeaderboardRow
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import jobs, leases, outcomes, results, standings
+from optigpu.store import jobs, leaderboard, leases, outcomes, results, standings
 from optigpu.store.database import Session
+from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id
@@ -177,3 +179,21 @@ def enter(session: Session, *made: Result) -> None:
     for result in made:
         results.add(session, result, {})
         standings.enter(session, result)
+
+
+def a_speed(value: float, interval: tuple[float, float] | None = None, **changes: Any) -> Result:
+    """A result whose one metric is tokens per second."""
+    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
+
+
+def board_of(session: Session, **filters: Any) -> Board:
+    """The only board."""
+    (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
+    return board
+
+
+def rows_of(session: Session, **filters: Any) -> list[LeaderboardRow]:
+    """The rows of all boards."""
+    return [
+        row for board in leaderboard.query(session, LeaderboardQuery(**filters)).boards for row in board.rows
+    ]

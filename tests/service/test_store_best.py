@@ -3,22 +3,15 @@
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result, VerdictWarning
-from optigpu.store import leaderboard, results, standings
+from optigpu.store import leaderboard
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import DeviceKind
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_metric, a_result, enter
 
 FAST, SLOW, ALONE = "1x Fast CPU", "1x Slow CPU", "1x Lonely CPU"
-
-
-def _enter(session: Session, result: Result) -> Result:
-    results.add(session, result, {})
-    standings.enter(session, result)
-    return result
 
 
 def _speed(value: float, hardware: str, *stack: str, **changes: Any) -> Result:
@@ -31,11 +24,11 @@ def filled(database: Database) -> Database:
     """Three classes of hardware; one has no baseline."""
     with database.write() as session:
         for hardware, factor in ((FAST, 10.0), (SLOW, 9.5)):
-            _enter(session, _speed(factor, hardware))
-            _enter(session, _speed(2 * factor, hardware, "bf16"))
-            _enter(session, _speed(5 * factor, hardware, "int8_weight_only", warnings=()))
-        _enter(session, _speed(1.0, ALONE, "bf16", warnings=(VerdictWarning.FEW_SAMPLES,)))
-        _enter(session, _speed(99.0, ALONE, "fp16", valid=False))
+            enter(session, _speed(factor, hardware))
+            enter(session, _speed(2 * factor, hardware, "bf16"))
+            enter(session, _speed(5 * factor, hardware, "int8_weight_only", warnings=()))
+        enter(session, _speed(1.0, ALONE, "bf16", warnings=(VerdictWarning.FEW_SAMPLES,)))
+        enter(session, _speed(99.0, ALONE, "fp16", valid=False))
     return database
 
 

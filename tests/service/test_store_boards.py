@@ -4,12 +4,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from optigpu.documents.result import Result, VerdictReason
-from optigpu.documents.views import Board, LeaderboardRow
-from optigpu.store import leaderboard, results, standings
+from optigpu.documents.result import VerdictReason
+from optigpu.store import leaderboard
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_result, a_speed, board_of, enter, rows_of
 
 
 def test_boards_hold_what_can_be_compared_and_the_one_with_the_newest_result_is_first(
@@ -18,9 +17,9 @@ def test_boards_hold_what_can_be_compared_and_the_one_with_the_newest_result_is_
     with database.write() as session:
         for model in ("preset:gpt2", "preset:opt-125m"):
             for size in (1, 2):
-                _enter(session, _speed(float(size), model=model, size=size))
-        _enter(session, a_result(workload="matmul"))
-        _enter(session, _speed(9.0, (8.9, 9.1), hardware="1x Test GPU"))
+                enter(session, a_speed(float(size), model=model, size=size))
+        enter(session, a_result(workload="matmul"))
+        enter(session, a_speed(9.0, (8.9, 9.1), hardware="1x Test GPU"))
         page = leaderboard.query(session, LeaderboardQuery())
         assert [(each.workload["kind"], each.model, each.workload["size"]) for each in page.boards] == [
             ("generate", "preset:gpt2", 1),
@@ -37,12 +36,12 @@ def test_boards_hold_what_can_be_compared_and_the_one_with_the_newest_result_is_
 def test_one_board_shows_its_rows_and_several_show_their_first(database: Database) -> None:
     with database.write() as session:
         for number in range(7):
-            _enter(session, _speed(float(number), stack=(f"t{number}",)))
-        assert (len(_board(session).rows), _board(session).next_cursor) == (7, None)
-        _enter(session, _speed(1.0, size=2))
+            enter(session, a_speed(float(number), stack=(f"t{number}",)))
+        assert (len(board_of(session).rows), board_of(session).next_cursor) == (7, None)
+        enter(session, a_speed(1.0, size=2))
         several = leaderboard.query(session, LeaderboardQuery()).boards
         assert [(len(board.rows), board.row_count) for board in several] == [(1, 1), (5, 7)]
-        rest = _board(session, cursor=several[1].next_cursor)
+        rest = board_of(session, cursor=several[1].next_cursor)
         assert [row.value.value for row in (*several[1].rows, *rest.rows)] == [
             6.0,
             5.0,
@@ -52,7 +51,7 @@ def test_one_board_shows_its_rows_and_several_show_their_first(database: Databas
             1.0,
             0.0,
         ]
-        assert len(_board(session, workload=several[1].workload_digest).rows) == 7
+        assert len(board_of(session, workload=several[1].workload_digest).rows) == 7
 
 
 def test_an_empty_board_says_why(database: Database) -> None:
@@ -61,70 +60,51 @@ def test_an_empty_board_says_why(database: Database) -> None:
         assert leaderboard.query(session, LeaderboardQuery()).note == (
             "There are no results yet. Submit a job; its results appear here when they are measured."
         )
-        _enter(session, _speed(1.0, **foreign))
-        assert _board(session).note == (
+        enter(session, a_speed(1.0, **foreign))
+        assert board_of(session).note == (
             "1 result is not ranked: foreign_process. Show them with include_invalid=true."
         )
-        _enter(session, _speed(1.0, stack=("bf16",), **foreign))
-        board = _board(session)
+        enter(session, a_speed(1.0, stack=("bf16",), **foreign))
+        board = board_of(session)
         assert (board.rows, board.not_ranked) == ((), {"foreign_process": 2})
         assert board.note == "2 results are not ranked: foreign_process. Show them with include_invalid=true."
         both = (VerdictReason.FOREIGN_PROCESS, VerdictReason.DRIFT)
-        _enter(session, _speed(1.0, stack=("fp16",), valid=False, reasons=both))
-        assert str(_board(session).note).startswith(
+        enter(session, a_speed(1.0, stack=("fp16",), valid=False, reasons=both))
+        assert str(board_of(session).note).startswith(
             "3 results are not ranked: foreign_process (3), drift (1)."
         )
-        _enter(session, _speed(1.0, stack=("int8",)))
-        assert (_board(session).note, _board(session).not_ranked) == (
+        enter(session, a_speed(1.0, stack=("int8",)))
+        assert (board_of(session).note, board_of(session).not_ranked) == (
             None,
             {"foreign_process": 3, "drift": 1},
         )
-        assert "1 result has warnings, which clean=true leaves out." in str(_board(session, clean=True).note)
+        assert "1 result has warnings, which clean=true leaves out." in str(
+            board_of(session, clean=True).note
+        )
         other = leaderboard.query(session, LeaderboardQuery(metric="ttft_s"))
         assert (other.boards, other.note) == ((), "No result matches all of these filters; leave one out.")
 
 
 def test_clean_leaves_out_rows_with_warnings(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(2.0))
-        _enter(session, _speed(1.0, stack=("bf16",), warnings=(), replicates=3))
+        enter(session, a_speed(2.0))
+        enter(session, a_speed(1.0, stack=("bf16",), warnings=(), replicates=3))
         assert _values(session) == [2.0, 1.0]
         assert _values(session, clean=True) == [1.0]
-        assert _board(session, clean=True).row_count == 1
+        assert board_of(session, clean=True).row_count == 1
 
 
 def test_invalid_results_are_listed_on_request_without_a_rank_and_with_the_reason(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(1.0))
-        _enter(session, _speed(9.0, stack=("bf16",), valid=False, reasons=(VerdictReason.DRIFT,)))
+        enter(session, a_speed(1.0))
+        enter(session, a_speed(9.0, stack=("bf16",), valid=False, reasons=(VerdictReason.DRIFT,)))
         assert _values(session) == [1.0]
-        rows = _rows(session, include_invalid=True)
+        rows = rows_of(session, include_invalid=True)
     assert [(row.rank, row.standing, row.reasons, row.value.value) for row in rows] == [
         (1, "current", (), 1.0),
         (None, "invalid", ("drift",), 9.0),
     ]
 
 
-def _speed(value: float, interval: tuple[float, float] | None = None, **changes: Any) -> Result:
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
-
-
-def _enter(session: Session, result: Result) -> None:
-    results.add(session, result, {})
-    standings.enter(session, result)
-
-
-def _board(session: Session, **filters: Any) -> Board:
-    """The only board."""
-    (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
-    return board
-
-
-def _rows(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[LeaderboardRow]:
-    """The rows of all boards."""
-    found = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters)).boards
-    return [row for board in found for row in board.rows]
-
-
 def _values(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[float | None]:
-    return [row.value.value for row in _rows(session, metric, **filters)]
+    return [row.value.value for row in rows_of(session, metric=metric, **filters)]

@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
-from optigpu.documents.views import Board, LeaderboardRow
+from optigpu.documents.views import LeaderboardRow
 from optigpu.report.leaderboard import leaderboard_grids
-from optigpu.store import leaderboard, results, standings, workers
+from optigpu.store import leaderboard, workers
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import DeviceKind
-from tests.service.records import NOON, a_metric, a_result, a_worker
+from tests.service.records import NOON, a_metric, a_result, a_speed, a_worker, board_of, enter, rows_of
 
 
 def test_a_row_says_what_was_measured_where(database: Database) -> None:
@@ -28,8 +27,8 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
     }
     result = a_result(metrics, stack=("bf16", "int8_weight_only"))
     with database.write() as session:
-        _enter(session, result)
-        board = _board(session)
+        enter(session, result)
+        board = board_of(session)
     assert (board.metric, board.unit, board.better, board.next_cursor) == (
         "tokens_per_s",
         "1/s",
@@ -74,7 +73,7 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
 def test_a_row_of_before_there_were_such_fields_is_listed_without_them(database: Database) -> None:
     """Rows are kept as they were written; a later version may show more of those that it writes."""
     with database.write() as session:
-        _enter(session, _speed(100.0))
+        enter(session, a_speed(100.0))
         entry, figure = (
             session.scalars(select(LeaderboardEntry)).one(),
             session.scalars(select(MetricRow)).one(),
@@ -83,7 +82,7 @@ def test_a_row_of_before_there_were_such_fields_is_listed_without_them(database:
         entry.shown = {name: value for name, value in entry.shown.items() if name not in later}
         figure.summary = {"unit": "1/s", "value": 100.0, "n": 3, "replicates": 1, "better": "higher"}
         session.flush()
-        (row,) = _rows(session)
+        (row,) = rows_of(session)
     assert (row.value.value, row.value.per_replicate) == (100.0, ())
     assert (row.top1_agreement, row.kld_mean, row.j_per_token) == (None, None, None)
 
@@ -93,11 +92,11 @@ def test_pareto_rows_are_those_that_no_other_beats_in_speed_and_bytes(database: 
     shapes |= {"as fast, larger": (100.0, 10.0), "twin of small": (10.0, 1.0)}
     with database.write() as session:
         for name, (speed, size) in shapes.items():
-            _enter(session, _sized(speed, size, stack=(name,)))
-        _enter(session, _sized(1000.0, 0.1, size=2))
-        _enter(session, _sized(1000.0, 0.1, hardware="2x Test CPU"))
-        _enter(session, _sized(1000.0, None, stack=("unknown",)))
-        rows = _rows(session, hardware="1x", limit=50)
+            enter(session, _sized(speed, size, stack=(name,)))
+        enter(session, _sized(1000.0, 0.1, size=2))
+        enter(session, _sized(1000.0, 0.1, hardware="2x Test CPU"))
+        enter(session, _sized(1000.0, None, stack=("unknown",)))
+        rows = rows_of(session, hardware="1x", limit=50)
     flags = {row.label: row.pareto for row in rows if row.workload["size"] == 1}
     yes = {"fast", "small", "between", "twin of small"}
     assert flags == {name: name in yes for name in shapes} | {"unknown": None}
@@ -111,8 +110,8 @@ def test_the_pareto_flag_weighs_peak_bytes_on_an_accelerator(database: Database)
                 "weight_bytes": a_metric("weight_bytes", 1.0),
                 "peak_bytes": a_metric("peak_bytes", peak),
             }
-            _enter(session, a_result(metrics, stack=(name,), device=DeviceKind.CUDA))
-        rows = _rows(session)
+            enter(session, a_result(metrics, stack=(name,), device=DeviceKind.CUDA))
+        rows = rows_of(session)
     assert {row.label: row.pareto for row in rows} == {"lean": True, "fat": False}
 
 
@@ -131,11 +130,11 @@ def test_no_part_and_no_wildcard_of_a_name_is_found(
     database: Database, filters: dict[str, Any], labels: set[str]
 ) -> None:
     with database.write() as session:
-        _enter(session, _speed(1.0))
-        _enter(session, _speed(2.0, stack=("bf16",), hardware="1x NVIDIA H200"))
-        _enter(session, _speed(3.0, stack=("bf16", "int8_weight_only")))
-        _enter(session, _speed(4.0, stack=("agent",), source="device"))
-        rows = _rows(session, **filters)
+        enter(session, a_speed(1.0))
+        enter(session, a_speed(2.0, stack=("bf16",), hardware="1x NVIDIA H200"))
+        enter(session, a_speed(3.0, stack=("bf16", "int8_weight_only")))
+        enter(session, a_speed(4.0, stack=("agent",), source="device"))
+        rows = rows_of(session, **filters)
     assert {row.label for row in rows} == labels
 
 
@@ -143,10 +142,10 @@ def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -
     with database.write() as session:
         for number in range(12):
             hardware = ("1x Left CPU", "1x Right CPU", "1x GPU")[number % 3]
-            _enter(session, _speed(float(number), stack=(f"t{number}",), hardware=hardware))
+            enter(session, a_speed(float(number), stack=(f"t{number}",), hardware=hardware))
         found, cursor = [], None
         for _ in range(4):
-            board = _board(session, hardware="cpu", metric="tokens_per_s", limit=2, cursor=cursor)
+            board = board_of(session, hardware="cpu", metric="tokens_per_s", limit=2, cursor=cursor)
             cursor = board.next_cursor
             found += [row.value.value for row in board.rows]
             assert board.row_count == 8
@@ -157,10 +156,10 @@ def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -
 def test_all_rows_of_a_board_are_counted(database: Database) -> None:
     with database.write() as session:
         for number in range(3):
-            _enter(session, _speed(float(number), stack=(f"t{number}",)))
-            assert _board(session, limit=1).row_count == number + 1
+            enter(session, a_speed(float(number), stack=(f"t{number}",)))
+            assert board_of(session, limit=1).row_count == number + 1
         (grid,) = leaderboard_grids(leaderboard.query(session, LeaderboardQuery(limit=1)))
-        _enter(session, _speed(1.0, size=2))
+        enter(session, a_speed(1.0, size=2))
         several = leaderboard.query(session, LeaderboardQuery(limit=2)).boards
         assert [(len(board.rows), board.row_count) for board in several] == [(1, 1), (2, 3)]
     assert [note for note in grid.notes if note.startswith("1 of 3 rows; ")]
@@ -168,14 +167,10 @@ def test_all_rows_of_a_board_are_counted(database: Database) -> None:
 
 def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(1.0, hardware="b"))
+        enter(session, a_speed(1.0, hardware="b"))
         workers.register(session, a_worker(hardware_class="a"))
         workers.register(session, a_worker("worker-2", hardware_class="b"))
         assert workers.hardware_classes(session) == ["a", "b"]
-
-
-def _speed(value: float, interval: tuple[float, float] | None = None, **changes: Any) -> Result:
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
 
 
 def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:
@@ -184,20 +179,3 @@ def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:
         "weight_bytes": a_metric("weight_bytes", weight_bytes),
     }
     return a_result(metrics, **changes)
-
-
-def _enter(session: Session, result: Result) -> None:
-    results.add(session, result, {})
-    standings.enter(session, result)
-
-
-def _board(session: Session, **filters: Any) -> Board:
-    """The only board."""
-    (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
-    return board
-
-
-def _rows(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[LeaderboardRow]:
-    """The rows of all boards."""
-    found = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters)).boards
-    return [row for board in found for row in board.rows]

@@ -3,12 +3,11 @@
 import pytest
 from sqlalchemy.orm import Session
 
-from optigpu.documents.result import Result
 from optigpu.documents.views import LeaderboardRow
-from optigpu.store import leaderboard, results, standings
+from optigpu.store import leaderboard
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_metric, a_result, a_speed, enter
 
 INTERVALS = [
     (100.0, 96.0, 104.0, 1),  # the yardstick of rank 1
@@ -28,7 +27,7 @@ def test_ranks_are_shared_by_overlap_with_the_first_and_the_same_on_every_page(
 ) -> None:
     with database.write() as session:
         for number, (value, low, high, _) in reversed(list(enumerate(INTERVALS))):
-            _enter(session, _speed(value, (low, high), stack=(f"t{number}",)))
+            enter(session, a_speed(value, (low, high), stack=(f"t{number}",)))
     with database.read() as session:
         ranked = _ranked(session, "tokens_per_s", limit)
     assert ranked == [(value, rank) for value, _, _, rank in INTERVALS]
@@ -38,7 +37,7 @@ def test_ranks_go_by_overlap_where_lower_is_better_too(database: Database) -> No
     with database.write() as session:
         for name, value, low, high in (("a", 1.0, 0.9, 1.2), ("b", 1.1, 1.0, 1.3), ("c", 1.25, 1.21, 1.3)):
             metrics = {"ttft_s": a_metric("ttft_s", value, (low, high))}
-            _enter(session, a_result(metrics, stack=(name,)))
+            enter(session, a_result(metrics, stack=(name,)))
         (board,) = leaderboard.query(session, LeaderboardQuery(metric="ttft_s")).boards
     assert [(row.label, row.rank) for row in board.rows] == [("a", 1), ("b", 1), ("c", 3)]
 
@@ -64,14 +63,14 @@ def test_rows_without_an_interval_follow_those_with_one_and_share_a_rank(
     ]
     with database.write() as session:
         for number, (value, ci, _) in reversed(list(enumerate(board))):
-            _enter(session, a_result({metric: a_metric(metric, value, ci)}, stack=(f"t{number}",)))
+            enter(session, a_result({metric: a_metric(metric, value, ci)}, stack=(f"t{number}",)))
         assert _ranked(session, metric, limit) == [(value, rank) for value, _, rank in board]
 
 
 def test_rows_without_an_interval_share_the_first_rank_where_no_row_has_one(database: Database) -> None:
     with database.write() as session:
         for value in (3.0, 2.0, 1.0):
-            _enter(session, _speed(value, None, stack=(f"{value}",)))
+            enter(session, a_speed(value, None, stack=(f"{value}",)))
         assert _ranked(session, "tokens_per_s", 2) == [(3.0, 1), (2.0, 1), (1.0, 1)]
 
 
@@ -79,17 +78,8 @@ def test_rows_without_an_interval_share_the_first_rank_where_no_row_has_one(data
 def test_what_is_counted_is_exact_without_an_interval(database: Database, metric: str) -> None:
     with database.write() as session:
         for name, size in (("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 3.0)):
-            _enter(session, a_result({metric: a_metric(metric, size)}, stack=(name,)))
+            enter(session, a_result({metric: a_metric(metric, size)}, stack=(name,)))
         assert _ranked(session, metric, 50) == [(1.0, 1), (2.0, 2), (2.0, 2), (3.0, 4)]
-
-
-def _speed(value: float, interval: tuple[float, float] | None, stack: tuple[str, ...]) -> Result:
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, stack=stack)
-
-
-def _enter(session: Session, result: Result) -> None:
-    results.add(session, result, {})
-    standings.enter(session, result)
 
 
 def _ranked(session: Session, metric: str, limit: int) -> list[tuple[float | None, int | None]]:

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result, VerdictWarning
-from optigpu.documents.views import LeaderboardRow
-from optigpu.store import entries, leaderboard, results, standings
+from optigpu.store import entries
 from optigpu.store.database import Database
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry, ResultRow
-from tests.service.records import NOON, a_metric, a_result
+from tests.service.records import NOON, a_metric, a_result, enter, rows_of
 
 OLD = {"optigpu": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.17.0"}
 NEW = OLD | {"torch": "2.14.0+cpu"}
@@ -28,11 +25,11 @@ CARELESS: dict[str, Any] = {
 
 def test_a_careless_rerun_does_not_replace_a_careful_measurement(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(100.0, 0, **CAREFUL))
-        _enter(session, _speed(900.0, 1, **CARELESS))
-        (row,) = _rows(session)
+        enter(session, _speed(100.0, 0, **CAREFUL))
+        enter(session, _speed(900.0, 1, **CARELESS))
+        (row,) = rows_of(session)
         assert (row.value.value, row.earlier, row.rank) == (100.0, 1, 1)
-        both = _rows(session, include_history=True)
+        both = rows_of(session, include_history=True)
     assert [(row.value.value, row.standing, row.rank) for row in both] == [
         (100.0, "current", 1),
         (900.0, "earlier", None),
@@ -63,26 +60,26 @@ def test_the_best_supported_of_the_latest_versions_is_current_whichever_came_fir
             session.execute(delete(LeaderboardEntry))
             session.execute(delete(ResultRow))
             for result in order:
-                _enter(session, result)
-            (row,) = _rows(session)
+                enter(session, result)
+            (row,) = rows_of(session)
             assert row.result_id == made[0].id
 
 
 def test_an_invalid_result_leaves_the_valid_one_in_its_place(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(200.0))
-        _enter(session, _speed(900.0, 1, valid=False))
-        (row,) = _rows(session)
+        enter(session, _speed(200.0))
+        enter(session, _speed(900.0, 1, valid=False))
+        (row,) = rows_of(session)
         assert (row.value.value, row.earlier) == (200.0, 0)
 
 
 def test_packages_that_are_not_compared_and_builds_of_one_version_change_nothing(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(100.0, software=OLD, **CAREFUL))
-        _enter(
+        enter(session, _speed(100.0, software=OLD, **CAREFUL))
+        enter(
             session, _speed(200.0, 1, software=OLD | {"torch": "2.13.0+cu130", "triton": "9.0"}, **CARELESS)
         )
-        (row,) = _rows(session)
+        (row,) = rows_of(session)
     assert row.value.value == 100.0
     assert row.versions == OLD
 
@@ -99,25 +96,25 @@ def test_a_row_is_superseded_when_its_variant_was_measured_with_later_versions_e
     database: Database,
 ) -> None:
     with database.write() as session:
-        _enter(session, _speed(10.0, hardware="old", software=OLD))
-        _enter(session, _speed(8.0, hardware="old", software=OLD, stack=("bf16",)))
-        _enter(session, _speed(20.0, hardware="new", software=NEW))
-        assert {(row.hardware, row.label): row.superseded for row in _rows(session)} == {
+        enter(session, _speed(10.0, hardware="old", software=OLD))
+        enter(session, _speed(8.0, hardware="old", software=OLD, stack=("bf16",)))
+        enter(session, _speed(20.0, hardware="new", software=NEW))
+        assert {(row.hardware, row.label): row.superseded for row in rows_of(session)} == {
             ("new", "baseline"): False,
             ("old", "baseline"): True,
             ("old", "bf16"): False,
         }
-        _enter(session, _speed(11.0, 1, hardware="old", software=NEW))
-        assert not any(row.superseded for row in _rows(session))
+        enter(session, _speed(11.0, 1, hardware="old", software=NEW))
+        assert not any(row.superseded for row in rows_of(session))
 
 
 def test_hardware_and_sources_have_places_of_their_own(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _speed(1.0))
-        _enter(session, _speed(2.0, hardware="1x Test GPU"))
-        _enter(session, _speed(3.0, source="device"))
-        assert {row.value.value for row in _rows(session)} == {1.0, 2.0}
-        assert {row.value.value for row in _rows(session, source="device")} == {3.0}
+        enter(session, _speed(1.0))
+        enter(session, _speed(2.0, hardware="1x Test GPU"))
+        enter(session, _speed(3.0, source="device"))
+        assert {row.value.value for row in rows_of(session)} == {1.0, 2.0}
+        assert {row.value.value for row in rows_of(session, source="device")} == {3.0}
 
 
 def test_results_that_arrive_together_leave_one_current(postgresql_database: Database) -> None:
@@ -127,7 +124,7 @@ def test_results_that_arrive_together_leave_one_current(postgresql_database: Dat
 
     def save(result: Result) -> None:
         with postgresql_database.write() as session:
-            _enter(session, result)
+            enter(session, result)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(save, made))
@@ -140,13 +137,3 @@ def test_results_that_arrive_together_leave_one_current(postgresql_database: Dat
 def _speed(value: float, hour: int = 0, **changes: Any) -> Result:
     metrics = {"tokens_per_s": a_metric("tokens_per_s", value, (value, value))}
     return a_result(metrics, measured_at=NOON + timedelta(hours=hour), **changes)
-
-
-def _enter(session: Session, result: Result) -> None:
-    results.add(session, result, {})
-    standings.enter(session, result)
-
-
-def _rows(session: Session, **filters: Any) -> list[LeaderboardRow]:
-    found = leaderboard.query(session, LeaderboardQuery(**filters)).boards
-    return [row for board in found for row in board.rows]
