@@ -5,6 +5,8 @@ with coordinate-descent tuning. Linear layers are torch's `_weight_int4pack_mm` 
 scale for each output that are widened as they are read, or bfloat16. Source: github.com/meta-pytorch/gpt-fast.
 """
 
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,12 +15,15 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, scaled_dot_product_attention, silu
 
+from optigpu.techniques.compilation.cuda_graphs.recording import record_cuda_graph
+
 Weights = Literal["int4", "int8", "bf16"]
 GROUP = 32
 INNER_TILES = 8
 INT4_OUTPUTS = 8
 """What torch's int4 operator wants the outputs to be a multiple of."""
 EPSILON = 1e-5
+WARM_UPS = 3
 
 
 @dataclass(frozen=True)
@@ -234,5 +239,50 @@ def compiled(
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             chosen: torch.Tensor = step(token, position)
             return chosen.clone()  # the next replay overwrites it
+
+    return run
+
+
+class TooLong(BaseException):
+    """The time for compiling is over; no Exception, which the compiler would catch."""
+
+
+def compiled_within(
+    seconds: float, model: GptFastModel, token: torch.Tensor, position: torch.Tensor
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], float | None]:
+    """The compiled step, and how long compiling it took; without that figure, where the time was over, `recorded`."""
+
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    run, begun = compiled(model), time.monotonic()
+    signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        for _ in range(WARM_UPS):
+            run(token, position)
+        return run, time.monotonic() - begun
+    except TooLong:
+        return recorded(model, token, position), None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def recorded(
+    model: GptFastModel, token: torch.Tensor, position: torch.Tensor
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The step operator by operator, as a CUDA graph; off a GPU as it is."""
+    step = torch.no_grad()(model.forward)
+    if token.device.type != "cuda":
+        return step
+    token, position = token.clone(), position.clone()
+    replay, chosen = record_cuda_graph(lambda: step(token, position), lambda: None)
+
+    def run(next_token: torch.Tensor, next_position: torch.Tensor) -> torch.Tensor:
+        token.copy_(next_token)
+        position.copy_(next_position)
+        replay()
+        found: torch.Tensor = chosen.clone()
+        return found
 
     return run

@@ -2,7 +2,8 @@
 
 Batch 1, greedy, random weights of a preset's shapes. All are resident together and take turns, a text each; a
 figure is the median of its turns. `limit` is what the bandwidth that a copy reaches in the same run allows for the
-bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures.
+bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures; with
+--device cpu and TRITON_INTERPRET=1 all runs on tiny shapes, to try that it does.
 """
 
 import argparse
@@ -10,20 +11,22 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from rich.progress import track
 from transformers import AutoConfig
 
 from benchmarks.document import say, write
-from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled, rotary
+from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled_within, rotary
 from optigpu.hardware import probe
+from optigpu.hardware.catalog import find
 from optigpu.models.loading.load import load_model
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import parse_reference
@@ -40,21 +43,41 @@ NO_GPU = "Not measured: this machine has no NVIDIA GPU."
 SHAPE = (128, 128)
 """Prompt tokens and new tokens."""
 MIDDLE = SHAPE[0] + SHAPE[1] // 2
-"""Tokens before a step in the middle of a text, whose cache `cache_bytes` counts."""
+"""Tokens before a step in the middle of such a text."""
 WEIGHTS: tuple[Weights, ...] = ("int4", "int8", "bf16")
 OURS: dict[str, tuple[WeightKind, ...]] = {"int4": ("w4", "w4k", "w3k"), "int8": ("w8",), "bf16": ("bf16",)}
 """Our weights beside those of gpt-fast; the first are `ours`."""
 GROUP = 32
-GOALS = {
-    ("llama-3.1-8b", "int4"): ("gpt-fast", 1.5),
-    ("llama-3.1-8b", "int8"): ("gpt-fast", 1.2),
-    ("llama-3.1-8b", "bf16"): ("gpt-fast", 1.05),
-    ("gpt2", "int4"): ("eager", 20.0),
-}
-"""The peer, and the least speed relative to it."""
+COPY = "a copy"
+GOALS = (
+    ("llama-3.1-8b", "bf16", 128, COPY, 0.8),
+    ("llama-3.1-8b", "bf16", 128, "gpt-fast", 1.3),
+    ("llama-3.1-8b", "int8", 128, "gpt-fast", 1.2),
+    ("llama-3.1-8b", "int4", 128, COPY, 0.65),
+    ("llama-3.1-8b", "int4", 128, "gpt-fast", 1.3),
+    ("llama-3.1-8b", "int4", 8192, COPY, 0.55),
+    ("gpt2", "int4", 128, "eager", 20.0),
+)
+"""A table, by its prompt's tokens too: the least speed relative to a peer, or share of a copy's bandwidth."""
 WARM_UPS = 3
-COPIED_BYTES = 2**32
+COPIED_BYTES = {"cuda": 2**32, "cpu": 2**24}
 COPIES = 20
+
+
+class Text(NamedTuple):
+    """Tokens of the prompt and new ones, and the device."""
+
+    prompt: int
+    new: int
+    device: str
+
+    @property
+    def capacity(self) -> int:
+        return self.prompt + self.new + 1
+
+    @property
+    def middle(self) -> int:
+        return self.prompt + self.new // 2
 
 
 class Subject(Protocol):
@@ -72,13 +95,15 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """A subject's figures; `ratios` are ours over its, turn by turn."""
+    """A subject's figures; `ratios` are ours over its, turn by turn. `share` is of what a copy moves."""
 
     name: str
     rates: tuple[float, ...]
     ratios: tuple[float, ...]
     step_bytes: int
     share: float
+    share_of_sheet: float | None = None
+    compile_s: float | None = None
 
     @property
     def rate(self) -> float:
@@ -94,12 +119,12 @@ class Line:
 class Ours:
     """CudaDecoder on a random program."""
 
-    def __init__(self, name: str, shapes: Shapes, kind: WeightKind, capacity: int) -> None:
+    def __init__(self, name: str, shapes: Shapes, kind: WeightKind, text: Text) -> None:
         self.name = name
-        program = random_program(shapes, kind, capacity)
-        self.step_bytes = program_bytes(program) + cache_bytes(shapes)
+        program = random_program(shapes, kind, text.capacity, text.device)
+        self.step_bytes = program_bytes(program) + cache_bytes(shapes, text.middle)
         self._decoder = CudaDecoder(program)
-        self._capacity = capacity
+        self._capacity = text.capacity
         self._token: torch.Tensor | None = None
 
     def start(self, prompt: torch.Tensor) -> None:
@@ -114,24 +139,27 @@ class Ours:
 
 
 class GptFast:
-    """gpt-fast's recipe. The prompt goes through the same step, token by token, which is not timed."""
+    """gpt-fast's recipe, compiled within a time, else its operators as a CUDA graph under another name.
+
+    It starts behind the prompt, of which its cache has zeros: they take as long to read.
+    """
 
     name = "gpt-fast"
 
-    def __init__(self, shapes: Shapes, weights: Weights, capacity: int) -> None:
-        with torch.device("cuda"):
-            model = GptFastModel(shapes, weights, capacity)
-        self.step_bytes = model.weight_bytes() + cache_bytes(shapes)
-        self._run = compiled(model)
-        self._token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
-        self._position = torch.zeros(1, dtype=torch.int64, device="cuda")
+    def __init__(self, shapes: Shapes, weights: Weights, text: Text, compiling_s: float) -> None:
+        with torch.device(text.device):
+            model = GptFastModel(shapes, weights, text.capacity)
+            self._token = torch.zeros(1, 1, dtype=torch.int64)
+            self._position = torch.zeros(1, dtype=torch.int64)
+        self.step_bytes = model.weight_bytes() + cache_bytes(shapes, text.middle)
+        self._run, self.compile_s = compiled_within(compiling_s, model, self._token, self._position)
+        if self.compile_s is None:
+            self.name = "gpt-fast, not compiled"
 
     def start(self, prompt: torch.Tensor) -> None:
-        """From position 0."""
-        self._position.zero_()
-        for token in prompt.cuda().unbind(1):
-            self._token = self._run(token[:, None], self._position)
-            self._position += 1
+        """From the end of the prompt."""
+        self._position.fill_(prompt.shape[1])
+        self._token = prompt[:, -1:].to(self._position.device)
 
     def decode(self, steps: int) -> None:
         """A replay for each token."""
@@ -145,20 +173,21 @@ class Eager:
 
     name = "eager"
 
-    def __init__(self, preset: str, shapes: Shapes) -> None:
+    def __init__(self, preset: str, shapes: Shapes, text: Text) -> None:
         reference = parse_reference(f"preset:{preset}")
-        self._model = load_model(reference, device="cuda", dtype="bfloat16")
+        self._model = load_model(reference, device=text.device, dtype="bfloat16")
         embedding = self._model.get_input_embeddings()
         tied = self._model.get_output_embeddings().weight is embedding.weight
         read = sum(parameter.numel() for parameter in self._model.parameters())
-        self.step_bytes = 2 * (read - (0 if tied else weight_of(embedding).numel())) + cache_bytes(shapes)
+        read -= 0 if tied else weight_of(embedding).numel()
+        self.step_bytes = 2 * read + cache_bytes(shapes, text.middle)
         self._token: Any = None
         self._cache: Any = None
 
     def start(self, prompt: torch.Tensor) -> None:
         """A new cache, and the prompt."""
         self._cache = None
-        self._token = prompt.cuda()
+        self._token = prompt.to(self._model.device)
         self.decode(1)
 
     def decode(self, steps: int) -> None:
@@ -193,10 +222,10 @@ def ours_of(weights: Weights) -> dict[str, WeightKind]:
     return {"ours": first, **{f"ours, {kind}": kind for kind in others}}
 
 
-def random_program(shapes: Shapes, kind: WeightKind, context: int) -> Program:
-    """On the GPU, block by block, packed from the start: random bits, and scales that keep their products' size."""
+def random_program(shapes: Shapes, kind: WeightKind, context: int, device: str = "cuda") -> Program:
+    """On the device, block by block, packed from the start: random bits, and scales that keep their products' size."""
     heads = shapes.heads + 2 * shapes.kv_heads
-    with torch.device("cuda"):
+    with torch.device(device):
         blocks = tuple(
             Block(
                 first=_norm(shapes),
@@ -263,67 +292,75 @@ def program_bytes(program: Program) -> int:
     )
 
 
-def cache_bytes(shapes: Shapes) -> int:
-    """Keys and values in bfloat16 that a step in the middle of a text reads."""
-    return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * MIDDLE
+def cache_bytes(shapes: Shapes, tokens: int = MIDDLE) -> int:
+    """Keys and values in bfloat16 that a step after so many tokens reads."""
+    return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * tokens
 
 
-def copy_bandwidth() -> float:
+def copy_bandwidth(device: str = "cuda") -> float:
     """Bytes/s that a large copy on the device reads and writes, the median of COPIES."""
-    source = torch.randint(256, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
+    source = torch.randint(256, (COPIED_BYTES[device],), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = [seconds_of(lambda: target.copy_(source)) for _ in range(WARM_UPS + COPIES)]
-    return 2 * COPIED_BYTES / statistics.median(seconds[WARM_UPS:])
+    return 2 * source.nbytes / statistics.median(seconds[WARM_UPS:])
+
+
+def sheet_bandwidth() -> float | None:
+    """Bytes/s of this machine's GPU by its data sheet; None where the catalog has none."""
+    device = next((find(gpu.name) for gpu in probe().gpus(DeviceKind.CUDA)), None)
+    return device.memory_bandwidth_bytes_per_s if device else None
 
 
 def seconds_of(run: Callable[[], object]) -> float:
     """Until the device has done what it launches."""
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
+    wait()
     started = time.perf_counter()
     run()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - started
 
 
 def measure(
-    preset: str, weights: Weights, turns: int, bandwidth: float, without: Collection[str] = ()
+    preset: str, weights: Weights, text: Text, bandwidth: float, options: argparse.Namespace
 ) -> list[Line]:
-    """Ours first, and all others but those `without`. Who begins rotates from turn to turn."""
-    shapes, (prompt_tokens, new_tokens) = shapes_of(preset), SHAPE
-    prompt = torch.randint(shapes.vocabulary, (1, prompt_tokens), generator=torch.Generator().manual_seed(0))
-    with _ready(preset, shapes, weights, sum(SHAPE) + 1, without) as subjects:
+    """Ours first, and all others but those that are left out. Who begins rotates from turn to turn."""
+    shapes, sheet = shapes_of(preset), sheet_bandwidth()
+    prompt = torch.randint(shapes.vocabulary, (1, text.prompt), generator=torch.Generator().manual_seed(0))
+    with _ready(preset, shapes, weights, text, options) as subjects:
         rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         order = list(subjects)
-        for turn in track(range(WARM_UPS + turns), f"{preset} {weights}", console=console(stderr=True)):
+        for turn in track(
+            range(WARM_UPS + options.turns), f"{preset} {weights}", console=console(stderr=True)
+        ):
             for subject in order:
                 subject.start(prompt)
-                rate = new_tokens / seconds_of(partial(subject.decode, new_tokens))
+                rate = text.new / seconds_of(partial(subject.decode, text.new))
                 if turn >= WARM_UPS:
                     rates[subject.name].append(rate)
             order = [*order[1:], order[0]]
-        return [
-            Line(
-                subject.name,
-                tuple(rates[subject.name]),
-                tuple(a / b for a, b in zip(rates["ours"], rates[subject.name], strict=True)),
-                subject.step_bytes,
-                statistics.median(rates[subject.name]) * subject.step_bytes / bandwidth,
-            )
-            for subject in subjects
-        ]
+        lines = []
+        for subject in subjects:
+            mine = rates[subject.name]
+            read = statistics.median(mine) * subject.step_bytes
+            ratios = tuple(a / b for a, b in zip(rates["ours"], mine, strict=True))
+            shares = (read / bandwidth, read / sheet if sheet else None)
+            compile_s = getattr(subject, "compile_s", None)
+            lines.append(Line(subject.name, tuple(mine), ratios, subject.step_bytes, *shares, compile_s))
+        return lines
 
 
 @contextmanager
 def _ready(
-    preset: str, shapes: Shapes, weights: Weights, capacity: int, without: Collection[str]
+    preset: str, shapes: Shapes, weights: Weights, text: Text, options: argparse.Namespace
 ) -> Iterator[list[Subject]]:
     """The subjects, and their memory given back afterwards."""
     makers: dict[str, Callable[[], Subject]] = {
-        **{name: partial(Ours, name, shapes, kind, capacity) for name, kind in ours_of(weights).items()},
-        GptFast.name: partial(GptFast, shapes, weights, capacity),
-        Eager.name: partial(Eager, preset, shapes),
+        **{name: partial(Ours, name, shapes, kind, text) for name, kind in ours_of(weights).items()},
+        GptFast.name: partial(GptFast, shapes, weights, text, options.compiling_s),
+        Eager.name: partial(Eager, preset, shapes, text),
     }
-    subjects = [make() for name, make in makers.items() if name not in without]
+    subjects = [make() for name, make in makers.items() if name not in options.without]
     try:
         yield subjects
     finally:
@@ -344,21 +381,25 @@ def shown(title: str, lines: list[Line], bandwidth: float) -> Grid:
             f"{line.step_bytes / 1e6:.0f} MB",
             f"{bandwidth / line.step_bytes:.0f} tokens/s",
             f"{line.share:.0%}",
+            "" if line.share_of_sheet is None else f"{line.share_of_sheet:.0%}",
+            "" if line.compile_s is None else f"{line.compile_s:.0f} s",
         )
         for line in lines
     )
-    headings = ("tokens/s:", "ours against it:", "lowest..highest:", "bytes a token:", "limit:", "share:")
+    figures = ("tokens/s:", "ours against it:", "lowest..highest:", "bytes a token:", "limit:")
+    headings = (*figures, "share:", "of the data sheet:", "compiled in:")
     return Grid(title, columns("what", *headings), tuple(rows))
 
 
-def goals(tables: dict[tuple[str, str], list[Line]]) -> list[tuple[str, bool]]:
+def goals(tables: dict[tuple[str, str, int], list[Line]]) -> list[tuple[str, bool]]:
     """The goals of the measured tables, and whether they were reached."""
     found = []
-    for (preset, weights), (name, least) in GOALS.items():
-        for line in tables.get((preset, weights), ()):
-            if line.name == name:
-                text = f"preset:{preset}, {weights}: {line.ratio:.2f}x of {name} (at least {least}x)"
-                found.append((text, line.ratio >= least))
+    for *table, peer, least in GOALS:
+        lines = {line.name: line for line in tables.get(tuple(table), ())}
+        if peer in lines or (lines and peer == COPY):
+            reached = lines["ours"].share if peer == COPY else lines[peer].ratio
+            text = f"preset:{table[0]}, {table[1]} after {table[2]} tokens: {reached:.2f}x of {peer}"
+            found.append((f"{text} (at least {least}x)", reached >= least))
     return found
 
 
@@ -376,6 +417,9 @@ def main() -> int:
         help="what is left out, to save time",
     )
     parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
+    parser.add_argument("--depths", type=int, nargs="+", default=[SHAPE[0]], help="tokens of the prompt")
+    parser.add_argument("--compiling-s", type=float, default=600, help="how long gpt-fast may be compiled")
+    parser.add_argument("--device", default="cuda", choices=COPIED_BYTES, help="cpu: to try that it runs")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
     try:
@@ -386,31 +430,28 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if not probe().has(DeviceKind.CUDA):
+    if options.device == "cuda" and not probe().has(DeviceKind.CUDA):
         raise OptiGPUError(NO_GPU)
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth(options.device)
     console().print(f"a copy moves {bandwidth / 1e9:.0f} GB/s, read and written", markup=False)
-    tables: dict[tuple[str, str], list[Line]] = {}
-    for preset in options.presets:
-        for weights in options.weights:
-            lines = tables[preset, weights] = measure(
-                preset, weights, options.turns, bandwidth, options.without
-            )
-            title = f"preset:{preset}, {weights}, batch 1, {SHAPE[0]} + {SHAPE[1]} tokens"
-            console().print(terminal(shown(title, lines, bandwidth)))
-            if options.output:  # after each table, since who rents a GPU may have to stop
-                write(options.output, "gpu_decode", {"bandwidth": bandwidth, **figures(tables)})
+    tables: dict[tuple[str, str, int], list[Line]] = {}
+    for preset, weights, depth in product(options.presets, options.weights, options.depths):
+        text = Text(depth, SHAPE[1] if options.device == "cuda" else 2, options.device)
+        lines = tables[preset, weights, depth] = measure(preset, weights, text, bandwidth, options)
+        title = f"preset:{preset}, {weights}, batch 1, {text.prompt} + {text.new} tokens"
+        console().print(terminal(shown(title, lines, bandwidth)))
+        if options.output:  # after each table, since who rents a GPU may have to stop
+            write(options.output, "gpu_decode", {"bandwidth": bandwidth, **figures(tables)})
     return say(goals(tables))
 
 
-def figures(tables: dict[tuple[str, str], list[Line]]) -> dict[str, Any]:
+def figures(tables: dict[tuple[str, str, int], list[Line]]) -> dict[str, Any]:
     """As JSON."""
-    found = {
-        f"{preset} {weights}": [asdict(line) for line in lines] for (preset, weights), lines in tables.items()
-    }
     return {
-        "shape": SHAPE,
-        "tables": found,
+        "tables": [
+            {"preset": preset, "weights": weights, "depth": depth, "lines": [asdict(line) for line in lines]}
+            for (preset, weights, depth), lines in tables.items()
+        ],
         "goals": [{"goal": text, "reached": met} for text, met in goals(tables)],
     }
 

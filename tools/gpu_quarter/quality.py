@@ -1,4 +1,4 @@
-"""`python -m tools.gpu_quarter.quality FOLDER`: what each stack of FOLDER/job.json costs in quality, there and on a CPU.
+"""`python -m tools.gpu_quarter.quality FOLDER`: what each stack of FOLDER/job.json costs, there and on a CPU.
 
 A stack agrees where the 95% intervals of its divergence from float32 overlap, or both are below ROUNDING. Exit status
 1: one does not agree, or was measured on one side alone.
