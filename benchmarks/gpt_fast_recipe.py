@@ -278,9 +278,9 @@ def recorded(
     token, position = token.clone(), position.clone()
     replay, chosen = record_cuda_graph(lambda: step(token, position), lambda: None)
 
-    def run(next_token: torch.Tensor, next_position: torch.Tensor) -> torch.Tensor:
-        token.copy_(next_token)
-        position.copy_(next_position)
+    def run(*following: torch.Tensor) -> torch.Tensor:
+        for mine, theirs in zip((token, position), following, strict=True):
+            mine.copy_(theirs)
         replay()
         found: torch.Tensor = chosen.clone()
         return found

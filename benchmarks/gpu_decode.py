@@ -25,7 +25,7 @@ from rich.progress import track
 from transformers import AutoConfig
 
 from benchmarks.document import say, write
-from benchmarks.gpt_fast_recipe import GptFastModel, Shapes, Weights, compiled_within, rotary
+from benchmarks.gpt_fast_recipe import WARM_UPS, GptFastModel, Shapes, Weights, compiled_within, rotary
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import find
 from optigpu.models.loading.load import load_model
@@ -60,25 +60,18 @@ GOALS = (
     ("gpt2", "int4", 128, "eager", 20.0),
 )
 """A table, by its prompt's tokens too: the least speed relative to a peer, or share of a copy's bandwidth."""
-WARM_UPS = 3
 COPIED_BYTES = {"cuda": 2**32, "cpu": 2**24}
 COPIES = 20
 
 
 class Text(NamedTuple):
-    """Tokens of the prompt and new ones, and the device."""
+    """Tokens of the prompt and new ones; how many there are at most, and in the middle of the new ones; the device."""
 
     prompt: int
     new: int
+    capacity: int
+    middle: int
     device: str
-
-    @property
-    def capacity(self) -> int:
-        return self.prompt + self.new + 1
-
-    @property
-    def middle(self) -> int:
-        return self.prompt + self.new // 2
 
 
 class Subject(Protocol):
@@ -140,10 +133,7 @@ class Ours:
 
 
 class GptFast:
-    """gpt-fast's recipe, compiled within a time, else its operators as a CUDA graph under another name.
-
-    It starts behind the prompt, of which its cache has zeros: they take as long to read.
-    """
+    """gpt-fast's recipe, or its operators where compiling takes too long; behind a prompt of which its cache has zeros."""
 
     name = "gpt-fast"
 
@@ -306,12 +296,6 @@ def copy_bandwidth(device: str = "cuda") -> float:
     return 2 * source.nbytes / statistics.median(seconds[WARM_UPS:])
 
 
-def sheet_bandwidth() -> float | None:
-    """Bytes/s of this machine's GPU by its data sheet; None where the catalog has none."""
-    device = next((find(gpu.name) for gpu in probe().gpus(DeviceKind.CUDA)), None)
-    return device.memory_bandwidth_bytes_per_s if device else None
-
-
 def seconds_of(run: Callable[[], object]) -> float:
     """Until the device has done what it launches."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
@@ -326,28 +310,28 @@ def measure(
     preset: str, weights: Weights, text: Text, bandwidth: float, options: argparse.Namespace
 ) -> list[Line]:
     """Ours first, and all others but those that are left out. Who begins rotates from turn to turn."""
-    shapes, sheet = shapes_of(preset), sheet_bandwidth()
+    shapes = shapes_of(preset)
+    card = next((find(gpu.name) for gpu in probe().gpus(DeviceKind.CUDA)), None)
+    sheet = card.memory_bandwidth_bytes_per_s if card else None
     prompt = torch.randint(shapes.vocabulary, (1, text.prompt), generator=torch.Generator().manual_seed(0))
     with _ready(preset, shapes, weights, text, options) as subjects:
         rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         order = list(subjects)
-        for turn in track(
-            range(WARM_UPS + options.turns), f"{preset} {weights}", console=console(stderr=True)
-        ):
+        turns = range(WARM_UPS + options.turns)
+        for turn in track(turns, f"{preset} {weights}", console=console(stderr=True)):
             for subject in order:
                 subject.start(prompt)
                 rate = text.new / seconds_of(partial(subject.decode, text.new))
                 if turn >= WARM_UPS:
                     rates[subject.name].append(rate)
             order = [*order[1:], order[0]]
-        lines = []
+        lines: list[Line] = []
         for subject in subjects:
             mine = rates[subject.name]
             read = statistics.median(mine) * subject.step_bytes
             ratios = tuple(a / b for a, b in zip(rates["ours"], mine, strict=True))
-            shares = (read / bandwidth, read / sheet if sheet else None)
-            compile_s = getattr(subject, "compile_s", None)
-            lines.append(Line(subject.name, tuple(mine), ratios, subject.step_bytes, *shares, compile_s))
+            derived = (read / bandwidth, read / sheet if sheet else None, getattr(subject, "compile_s", None))
+            lines.append(Line(subject.name, tuple(mine), ratios, subject.step_bytes, *derived))
         return lines
 
 
@@ -410,13 +394,8 @@ def main() -> int:
     parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.1-8b"])
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
     others = [name for weights in WEIGHTS for name in ours_of(weights) if name != "ours"]
-    parser.add_argument(
-        "--without",
-        nargs="+",
-        default=[],
-        choices=[*others, GptFast.name, Eager.name],
-        help="what is left out, to save time",
-    )
+    others += [GptFast.name, Eager.name]
+    parser.add_argument("--without", nargs="+", default=[], choices=others, help="what is left out")
     parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
     parser.add_argument("--depths", type=int, nargs="+", default=[SHAPE[0]], help="tokens of the prompt")
     parser.add_argument("--compiling-s", type=float, default=600, help="how long gpt-fast may be compiled")
@@ -439,7 +418,8 @@ def _run(options: argparse.Namespace) -> int:
     console().print(f"a copy moves {bandwidth / 1e9:.0f} GB/s, read and written", markup=False)
     tables: dict[tuple[str, str, int], list[Line]] = {}
     for preset, weights, depth in product(options.presets, options.weights, options.depths):
-        text = Text(depth, SHAPE[1] if options.device == "cuda" else 2, options.device)
+        new = SHAPE[1] if options.device == "cuda" else 2
+        text = Text(depth, new, depth + new + 1, depth + new // 2, options.device)
         lines = tables[preset, weights, depth] = measure(preset, weights, text, bandwidth, options)
         title = f"preset:{preset}, {weights}, batch 1, {text.prompt} + {text.new} tokens"
         console().print(terminal(shown(title, lines, bandwidth)))
@@ -450,13 +430,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def figures(tables: dict[tuple[str, str, int], list[Line]]) -> dict[str, Any]:
     """As JSON."""
-    return {
-        "tables": [
-            {"preset": preset, "weights": weights, "depth": depth, "lines": [asdict(line) for line in lines]}
-            for (preset, weights, depth), lines in tables.items()
-        ],
-        "goals": [{"goal": text, "reached": met} for text, met in goals(tables)],
-    }
+    found = {" ".join(map(str, table)): [asdict(line) for line in lines] for table, lines in tables.items()}
+    return {"tables": found, "goals": [{"goal": text, "reached": met} for text, met in goals(tables)]}
 
 
 if __name__ == "__main__":

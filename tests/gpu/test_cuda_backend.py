@@ -33,6 +33,7 @@ from tests.gpu.cuda_models import on_cuda
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 
 
+@pytest.mark.gpu_first
 def test_the_clock_measures_what_the_device_does() -> None:
     clock = EventClock(DeviceKind.CUDA)
     x = torch.randn(4096, 4096, device="cuda")
@@ -59,6 +60,7 @@ def test_greedy_tokens_are_right_with_and_without_cuda_graphs(family: str, mode:
         assert runtime.notes.facts["compiled_graphs"] == 1
 
 
+@pytest.mark.gpu_first
 def test_the_gpu_proves_that_it_works() -> None:
     prove(DeviceKind.CUDA, cancelled=lambda: None)
 
@@ -87,6 +89,7 @@ def test_a_recorded_step_gives_the_tokens_of_the_step(family: str, others: tuple
     assert runtime.notes.facts["cuda_graphs"] == 1
 
 
+@pytest.mark.gpu_first
 def test_each_step_is_one_launch() -> None:
     runtime = on_cuda("path:gpt2", CudaGraphs())
     runtime.generate(prompt().cuda(), NEW_TOKENS)

@@ -71,6 +71,7 @@ def test_the_triton_kernels_agree_with_float64(shape: tuple[int, ...], name: str
         assert_within(y.cpu(), (exact, arithmetic + (EXTRA + gate) * UNIT * exact.abs()))
 
 
+@pytest.mark.gpu_first
 def test_more_elements_than_32_bits_count() -> None:
     """A bfloat16 activation of 2^31 + 2^20 elements, 4 GiB: its last row is where it must be."""
     columns = 2**20

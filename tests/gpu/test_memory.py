@@ -59,6 +59,7 @@ def test_an_offloaded_model_decodes_the_same_from_a_part_of_the_memory(others: t
     assert offloaded.model.get_input_embeddings().weight.is_cuda
 
 
+@pytest.mark.gpu_first
 def test_no_copy_overtakes_what_computes_with_its_slot() -> None:
     """Layers whose copy takes longer than their arithmetic, and then the other way round."""
     model = wide_model()

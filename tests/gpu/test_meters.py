@@ -43,6 +43,7 @@ def multiplying(folder: Path, size: int = 8192) -> MeterContext:
     return MeterContext(runtime, request, workload, None, folder, seed=0, quality=QualityOptions())
 
 
+@pytest.mark.gpu_first
 def test_every_reading_of_the_driver_is_plausible() -> None:
     with job_gpu() as gpu:
         assert 0 < gpu.power_w() < 5000
@@ -53,6 +54,7 @@ def test_every_reading_of_the_driver_is_plausible() -> None:
         assert isinstance(gpu.slowdowns(), tuple)
 
 
+@pytest.mark.gpu_first
 def test_work_draws_more_than_rest(tmp_path: Path) -> None:
     context = multiplying(tmp_path)
     reading = EnergyMeter(window_s=3).read(context)
@@ -64,6 +66,7 @@ def test_work_draws_more_than_rest(tmp_path: Path) -> None:
     assert reading.values["power_w"] > reading.facts.model_dump()["energy"]["idle_w"]
 
 
+@pytest.mark.gpu_first
 def test_products_keep_the_gpu_busy(tmp_path: Path) -> None:
     assert GpuUtilizationMeter().read(multiplying(tmp_path)).values["gpu_utilization"] > 0.5
 
@@ -79,6 +82,7 @@ def test_the_profile_counts_kernels_of_the_gpu(tmp_path: Path) -> None:
     assert isinstance(runtime.decoding.clock, EventClock)
 
 
+@pytest.mark.gpu_first
 def test_an_allocation_within_a_request_is_in_the_accelerator_s_peak(tmp_path: Path) -> None:
     held = 256 * 2**20
 

@@ -17,7 +17,10 @@ CAPACITY = 60
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize(
     "kinds",
-    [("w3k",), ("w4",), ("w4k",), ("w8",), ("bf16",), ("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")],
+    [
+        *(pytest.param((kind,), marks=pytest.mark.gpu_first) for kind in ("w4", "w8", "bf16")),
+        *(("w3k",), ("w4k",), ("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")),
+    ],
     ids="+".join,
 )
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -27,6 +30,7 @@ def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv
     assert_step_as_reference(family, kinds, kv, device="cuda")
 
 
+@pytest.mark.gpu_first
 @pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
 def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
     from tests.engine.triton_decode import assert_every_weight
@@ -34,6 +38,7 @@ def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
     assert_every_weight(kind, 32, torch.device("cuda"))
 
 
+@pytest.mark.gpu_first
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_recorded_graph_does_what_its_launches_do_up_to_the_end(family: str, kv: CacheKind) -> None:

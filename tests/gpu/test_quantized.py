@@ -93,6 +93,7 @@ def test_products_are_close_to_float64(inner: int, outputs: int, rows: int, dtyp
         assert bool(((y.double() - exact).abs() <= allowed).all())
 
 
+@pytest.mark.gpu_first
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_no_product_of_ours_widens_the_weights(rows: int) -> None:
     q, scale = quantize_rows(torch.randn(8192, 4096, device="cuda"))
@@ -106,6 +107,7 @@ def test_no_product_of_ours_widens_the_weights(rows: int) -> None:
     assert (torch.cuda.max_memory_allocated() - before < q.numel() / 8) == is_ours(rows)
 
 
+@pytest.mark.gpu_first
 def test_a_recorded_product_gives_what_a_plain_one_does() -> None:
     q, scale = quantize_rows(torch.randn(96, 64, device="cuda"))
     for rows in (1, 20):
@@ -283,6 +285,7 @@ def test_a_quantized_model_gives_on_a_gpu_what_it_gives_on_a_cpu(family: str, te
     assert weight_bytes(runtime.model) < weight_bytes(plain.model)
 
 
+@pytest.mark.gpu_first
 def test_fp8_decodes_where_the_hardware_has_it_and_says_why_elsewhere() -> None:
     reason = Fp8().check(probe(), DeviceKind.CUDA, None)
     if reason is not None:

@@ -82,6 +82,7 @@ def test_what_decodes_is_timed_and_right(workload: Workload) -> None:
     assert request.fresh(7).check().problem is None
 
 
+@pytest.mark.gpu_first
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_both_attentions_are_right(dtype: Dtype, causal: bool) -> None:
