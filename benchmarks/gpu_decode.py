@@ -133,7 +133,7 @@ class Ours:
 
 
 class GptFast:
-    """gpt-fast's recipe, or its operators where compiling takes too long; behind a prompt of which its cache has zeros."""
+    """gpt-fast's recipe, or its operators where compiling takes too long; behind a prompt of zeros."""
 
     name = "gpt-fast"
 
