@@ -3,12 +3,11 @@
 Batch 1, greedy, random weights of a preset's shapes. All are resident together and take turns, a text each; a
 figure is the median of its turns. `limit` is what the bandwidth that a copy reaches in the same run allows for the
 bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures; with
---device cpu all runs in Triton's interpreter, to try that it does on tiny shapes.
+--device cpu and TRITON_INTERPRET=1 all runs on tiny shapes, to try that it does.
 """
 
 import argparse
 import gc
-import os
 import statistics
 import sys
 import time
@@ -412,8 +411,6 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.device == "cuda" and not probe().has(DeviceKind.CUDA):
         raise OptiGPUError(NO_GPU)
-    if options.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # before a kernel's module is imported
     bandwidth = copy_bandwidth(options.device)
     console().print(f"a copy moves {bandwidth / 1e9:.0f} GB/s, read and written", markup=False)
     tables: dict[tuple[str, str, int], list[Line]] = {}

@@ -21,6 +21,7 @@ from tools.gpu_quarter import caches, wheels
 from tools.gpu_quarter.runner import ROOT, plan, read_summary, run_step, write_summary
 
 PLANS = {"cuda": "card.toml", "cpu": "rehearsal.toml"}
+INTERPRETED = {"cuda": {}, "cpu": {"TRITON_INTERPRET": "1"}}
 PACKING_S = 10.0  # to write the caches
 INDUCTOR, TRITON = CACHES = ("data/inductor", "cache/optigpu/triton")
 """Where the engine's processes keep compiled kernels, in the folder `work`; the other programs are told to."""
@@ -51,7 +52,7 @@ def quarter(options: argparse.Namespace) -> int:
         raise OptiGPUError(f"There is no step {', '.join(unknown)}; the steps are {', '.join(names)}.")
     asked = set(options.only or names) - set(options.skip)
     ended = {name for name, record in records.items() if record.ending == "ended"}
-    variables = _variables(work := folder / "work")
+    variables = _variables(work := folder / "work") | INTERPRETED[options.device]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception: the running step ends too
     reading = subprocess.Popen([sys.executable, "-c", IMPORTS], env=variables, stderr=subprocess.DEVNULL)
     if options.caches:

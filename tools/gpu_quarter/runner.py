@@ -28,7 +28,10 @@ _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) \S+::.*", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Step:
-    """Arguments of Python, which may measure `job` for a `share` of the bound. Output goes to the file `prints`."""
+    """Arguments of Python, which may measure `job` for a `share` of the bound. Output goes to the file `prints`.
+
+    `fine`: exit statuses beside 0 that are no failure, unless a traceback says otherwise.
+    """
 
     name: str
     bound_s: float
@@ -36,7 +39,7 @@ class Step:
     job: dict[str, Any] | None = None
     share: float = 0.7
     prints: str = "output.txt"
-    fine: list[int] = field(default_factory=lambda: [0])
+    fine: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,11 @@ def run_step(step: Step, folder: Path, device: str, ends: float, variables: Mapp
             status: int | None = process.returncode
         finally:
             _end_group(process)
-    ending = "killed" if status is None else "ended" if status in step.fine else "failed"
-    error = [] if ending == "ended" else _error(output, errors)
+    well = status == 0 or (
+        status in step.fine and "Traceback (most" not in errors.read_text(errors="replace")
+    )
+    ending = "killed" if status is None else "ended" if well else "failed"
+    error = [] if well else _error(output, errors)
     return Record(step.name, command, ending, status, round(time.monotonic() - begun, 1), at, error)
 
 
