@@ -297,7 +297,7 @@ def copy_bandwidth(device: str = "cuda") -> float:
 
 def seconds_of(run: Callable[[], object]) -> float:
     """Until the device has done what it launches."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
+    wait: Callable[[], object] = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
     wait()
     started = time.perf_counter()
     run()
@@ -378,11 +378,11 @@ def shown(title: str, lines: list[Line], bandwidth: float) -> Grid:
 def goals(tables: dict[tuple[str, str, int], list[Line]]) -> list[tuple[str, bool]]:
     """The goals of the measured tables, and whether they were reached."""
     found = []
-    for *table, peer, least in GOALS:
-        lines = {line.name: line for line in tables.get(tuple(table), ())}
+    for preset, weights, depth, peer, least in GOALS:
+        lines = {line.name: line for line in tables.get((preset, weights, depth), ())}
         if peer in lines or (lines and peer == COPY):
             reached = lines["ours"].share if peer == COPY else lines[peer].ratio
-            text = f"preset:{table[0]}, {table[1]} after {table[2]} tokens: {reached:.2f}x of {peer}"
+            text = f"preset:{preset}, {weights} after {depth} tokens: {reached:.2f}x of {peer}"
             found.append((f"{text} (at least {least}x)", reached >= least))
     return found
 

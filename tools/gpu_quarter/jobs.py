@@ -53,7 +53,7 @@ def agree(one: Any, other: Any) -> bool:
     if not (one and other and one["ci"] and other["ci"]):
         return False
     overlap = max(one["ci"][0], other["ci"][0]) <= min(one["ci"][1], other["ci"][1])
-    return overlap or max(one["value"], other["value"]) < ROUNDING
+    return bool(overlap or max(one["value"], other["value"]) < ROUNDING)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.document import write
-from benchmarks.gpu_decode import WARM_UPS, copy_bandwidth, seconds_of
+from benchmarks.gpu_decode import copy_bandwidth, seconds_of
 from optigpu.ops.activation.fused_activation import bias_gelu, swiglu
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm
 
-WIDTH, TURNS = 4096, 20
+WIDTH, WARM_UPS, TURNS = 4096, 3, 20
 
 
 def main(device: str, rows: int, path: Path) -> int:

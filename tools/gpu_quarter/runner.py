@@ -28,16 +28,13 @@ _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) \S+::.*", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Step:
-    """Arguments of Python, which may measure `job` for a `share` of the bound. Output goes to the file `prints`.
-
-    `fine`: exit statuses beside 0 that are no failure, unless a traceback says otherwise.
-    """
+    """Arguments of Python, which may measure `job` for a `share` of the bound. `fine`: statuses that say no failure."""
 
     name: str
     bound_s: float
     command: str
     job: dict[str, Any] | None = None
-    share: float = 0.7
+    share: float = 0.6
     prints: str = "output.txt"
     fine: list[int] = field(default_factory=list)
 
@@ -73,7 +70,7 @@ def run_step(step: Step, folder: Path, device: str, ends: float, variables: Mapp
         (out / "job.json").write_text(json.dumps({**step.job, "device": device, "limits": limits}))
     at, output, errors = utc_now().isoformat(timespec="seconds"), out / step.prints, out / "errors.txt"
     with output.open("wb") as stdout, errors.open("wb") as stderr:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
         arguments = [sys.executable, *shlex.split(command)]
         process = subprocess.Popen(arguments, cwd=ROOT, env=variables, start_new_session=True, **streams)
         try:
