@@ -11,7 +11,6 @@ from optigpu.backends import traced
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import model_arguments
-from optigpu.backends.openvino import convert
 from optigpu.techniques.base import EngineOptions
 
 PLAIN = "float32"
@@ -72,7 +71,7 @@ def properties_of(options: EngineOptions, threads: int) -> dict[str, str]:
 _WRITERS = ("contents", "convert", "exported")
 CONVERTER = Converter(
     engine="openvino",
-    program=convert.__name__,
+    program="optigpu.backends.openvino.convert",
     suffix=".openvino",
     sources=(*(Path(__file__).with_name(f"{name}.py") for name in _WRITERS), Path(traced.__file__)),
     libraries=("torch", "transformers", "openvino", "nncf"),
