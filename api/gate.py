@@ -90,8 +90,8 @@ class Gate:
         return await asyncio.to_thread(self._read_revisions)
 
     def _read_revisions(self) -> Revisions:
-        with self._database.glance() as session:
-            return revisions.current(session)
+        with self._database.glance() as connection:
+            return revisions.current(connection)
 
     def _known_as_of(self, revision: str | None) -> "_KnownKeys":
         """What is known of keys if they have not changed since; a thread that reads them still keeps them with the
@@ -110,7 +110,7 @@ class Gate:
         return None
 
     def _from_database(self, call: Call, known: "_KnownKeys") -> Caller | ProblemError:
-        with self._database.glance() as session:
+        with self._database.read() as session:
             key = self._key(session, call, known)
             if key is not None:
                 return Caller(key, call.address, call.request_id)

@@ -52,11 +52,9 @@ class KeptPages:
         request = Request(scope)
         try:
             admitted = await self._gate.admit(call_of(request))
-        except ProblemError as problem:
+        except (ProblemError, StoreError) as error:
+            problem = error if isinstance(error, ProblemError) else from_store(error)
             await problem_response(scope, problem)(scope, receive, send)
-            return
-        except StoreError as error:
-            await problem_response(scope, from_store(error))(scope, receive, send)
             return
         scope["state"][ADMITTED] = admitted
         answer = await self._answer(scope, receive, admitted.revisions.get(Part.LEADERBOARD))

@@ -96,11 +96,11 @@ def get_leaderboard(
     share a rank. Several boards show their first rows: `links.self` of a board leads to all of them.
     """
     prefix = service.settings.prefix
-    with (
-        service.database.glance() as session
-    ):  # a page that changes meanwhile is kept as of the revision before
-        page = leaderboard.read(session, wanted)
-        if not page["boards"]:  # a filter that has found something is known
+    # A page that changes meanwhile is kept as of the revision before.
+    with service.database.glance() as connection:
+        page = leaderboard.read(connection, wanted)
+    if not page["boards"]:  # a filter that has found something is known
+        with service.database.read() as session:
             check_filters(session, wanted)
     for board in page["boards"]:
         board["links"] = wanted.links(board, prefix)

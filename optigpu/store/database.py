@@ -61,7 +61,7 @@ class Database:
             reading = reading.execution_options(postgresql_readonly=True, isolation_level="REPEATABLE READ")
             glancing = glancing.execution_options(isolation_level="AUTOCOMMIT")
         self._read = sessionmaker(reading, expire_on_commit=False)
-        self._glance = sessionmaker(glancing, expire_on_commit=False)
+        self._glancing = glancing
 
     @property
     def dialect(self) -> str:
@@ -82,10 +82,11 @@ class Database:
             session.commit()  # at a rollback psycopg forgets the statements that it has prepared
 
     @contextmanager
-    def glance(self) -> Iterator[Session]:
-        """The same for single statements: on PostgreSQL each sees its own moment, which takes half as many messages."""
-        with store_errors(self._engine.url), self._glance() as session:
-            yield session
+    def glance(self) -> Iterator[Connection]:
+        """A connection for single statements that read: on PostgreSQL each sees its own moment, which takes half as
+        many messages."""
+        with store_errors(self._engine.url), self._glancing.connect() as connection:
+            yield connection
 
     @contextmanager
     def write(self) -> Iterator[Session]:

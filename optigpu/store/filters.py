@@ -63,10 +63,10 @@ OF_METRIC: dict[str, ColumnElement[bool]] = _of_either(metrics) | {
     "technique": metrics.stack.like(bindparam("in_stack"), escape="\\"),
     "pareto": exists().where(entries.result_id == metrics.result_id, entries.pareto.is_(True)),
     "clean": metrics.clean.is_(True),
+    "stack": metrics.stack == bindparam("stack"),
 }
-"""The same of a metric of the entry: one index of metrics has all of it."""
+"""The same of a metric of the entry, and its whole stack: one index of metrics has all of it."""
 _KNOWN = union(select(KnownName.filter, KnownName.name), select(literal("hardware"), Worker.hardware_class))
-
 
 Text = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
 """A word to filter by."""

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel
-from sqlalchemy import Select, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary
@@ -32,6 +32,7 @@ BOARDS = 10
 SHOWN = (Standing.CURRENT, Standing.INVALID)
 """A board is listed for what it has of these: earlier results are the history of a current one."""
 BASELINE_BACKEND = "torch"
+MOST_HARDWARE = 100_000
 NO_RESULTS = "There are no results yet. Submit a job; its results appear here when they are measured."
 
 Columns = tuple[Any, ...]
@@ -47,11 +48,11 @@ _ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
     """A page of boards, or of the rows of one. Raises NotFoundError for an unknown metric, CursorError."""
-    return LeaderboardPage.model_validate(read(session, query))
+    return LeaderboardPage.model_validate(read(session.connection(), query))
 
 
-def read(session: Session, query: LeaderboardQuery) -> Document:
-    """The document of such a page. Raises as `query` does."""
+def read(connection: Connection, query: LeaderboardQuery) -> Document:
+    """The document of such a page, for which a session takes long to make. Raises as `query` does."""
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     place, after = _position(query.cursor)
@@ -59,16 +60,16 @@ def read(session: Session, query: LeaderboardQuery) -> Document:
     if place is not None:
         of_board["digest"] = place.workload_digest
     of_entry = filters.of_entry(query)
-    found = _boards(session, query, of_board, of_entry, listed="digest" not in of_board)
+    found = _boards(connection, query, of_board, of_entry, listed="digest" not in of_board)
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    page = _Reader(session, query, of_entry, limit, place).read(found[:BOARDS])
+    page = _Reader(connection, query, of_entry, limit, place).read(found[:BOARDS])
     without_rows = "digest" in of_board and not all(board["rows"] for board in page)
-    if without_rows and not _boards(session, query, of_board, of_entry, listed=True):
+    if without_rows and not _boards(connection, query, of_board, of_entry, listed=True):
         page = []
     note = None
     if not page:
-        is_empty = session.scalars(select(BoardRow.number).limit(1)).first() is None
+        is_empty = connection.scalar(select(boards.number).limit(1)) is None
         note = NO_RESULTS if is_empty else "No result matches all of these filters; leave one out."
     return {
         "boards": page,
@@ -80,9 +81,10 @@ def read(session: Session, query: LeaderboardQuery) -> Document:
 def names(session: Session, workload: str | None = None) -> list[BoardName]:
     """The boards of a workload or of all, without their rows, the one with the newest result first."""
     query = LeaderboardQuery(workload=workload)
+    found = _boards(session.connection(), query, filters.of_board(query, None), {}, listed=True)
     return [
         BoardName(workload_digest=board.workload_digest, workload=board.document, model=board.model)
-        for board in _boards(session, query, filters.of_board(query, None), {}, listed=True)[:BOARDS]
+        for board in found[:BOARDS]
     ]
 
 
@@ -97,7 +99,7 @@ def baseline_of(session: Session, result_id: str) -> Baseline | None:
     entry = session.get(LeaderboardEntry, result_id)
     if entry is None:
         return None
-    found = _baselines(session, None, {entry.board: {entry.hardware_class}})[entry.board]
+    found = _baselines(session.connection(), None, {entry.board: {entry.hardware_class}})[entry.board]
     return next((each for each in found if each.device == entry.device), None)
 
 
@@ -105,7 +107,7 @@ def baseline_of(session: Session, result_id: str) -> Baseline | None:
 class _Reader:
     """Reads the rows of boards; `of_entry` are the filters of entries that are set, with what they ask for."""
 
-    session: Session
+    connection: Connection
     query: LeaderboardQuery
     of_entry: Values
     limit: int
@@ -128,7 +130,7 @@ class _Reader:
                 number: {row.hardware_class for row in group[: self.limit]}
                 for number, group in of_boards.items()
             }
-            baselines = _baselines(self.session, self.query.metric, hardware)
+            baselines = _baselines(self.connection, self.query.metric, hardware)
             for each, board in zip(found, page, strict=True):
                 board["baselines"] = [of.model_dump(mode="json") for of in baselines[each.number]]
         return page
@@ -147,7 +149,7 @@ class _Reader:
             continues=place is not None,
         )
         values |= {"metric": self.query.metric, "limit": limit}
-        return self.session.connection().execute(statement, values).all()
+        return self.connection.execute(statement, values).all()
 
     def _count(self, numbers: Sequence[int], of_entry: Values) -> int:
         """How many rows a board has on all pages."""
@@ -209,7 +211,7 @@ _ABSENT_FACTS, _ABSENT_FIGURES = _absent(RowFacts), _absent(MetricSummary)
 
 
 def _boards(
-    session: Session, query: LeaderboardQuery, of_board: Values, of_entry: Values, *, listed: bool
+    connection: Connection, query: LeaderboardQuery, of_board: Values, of_entry: Values, *, listed: bool
 ) -> Sequence[Found]:
     """The boards that the filters find, and one more than a page has; if `listed`, those with a result to list."""
     statement = _boards_statement(
@@ -220,24 +222,21 @@ def _boards(
         without_metric=query.metric is None and "digest" in of_board,
     )
     values = of_board | of_entry | {"metric": query.metric, "limit": BOARDS + 1}
-    return session.connection().execute(statement, values).all()
+    return connection.execute(statement, values).all()
 
 
 def _baselines(
-    session: Session, metric: str | None, hardware: Mapping[int, Collection[str]]
+    connection: Connection, metric: str | None, hardware: Mapping[int, Collection[str]]
 ) -> defaultdict[int, list[Baseline]]:
     """The best current results of the empty stack on these classes of hardware, by the numbers of boards."""
     found: defaultdict[int, list[Baseline]] = defaultdict(list)
-    values = {
-        "boards": list(hardware),
-        "metric": metric,
-        "empty": stack_text(()),
-        "backend": BASELINE_BACKEND,
-    }
-    for row in session.connection().execute(_baselines_statement(), values):
-        if row.hardware in hardware[row.board]:
-            each = {name: getattr(row, name) for name in Baseline.model_fields}
-            found[row.board].append(Baseline.model_validate(each))
+    asked = {"boards": list(hardware), "backend": BASELINE_BACKEND, "stack": stack_text(())}
+    statement = _rows(("backend", "stack"), (Standing.CURRENT,), alone=False, best=True, continues=False)
+    values = asked | {"metric": metric, "limit": MOST_HARDWARE}
+    for row in sorted(connection.execute(statement, values), key=attrgetter("result_id")):
+        if row.hardware_class in hardware[row.board]:
+            each = {"hardware": row.hardware_class, "device": row.shown["device"], "value": row.summary}
+            found[row.board].append(Baseline.model_validate(each | {"result_id": row.result_id}))
     return found
 
 
@@ -313,28 +312,6 @@ def _rows(
         .where(page.c.position <= bindparam("limit"))
         .order_by(page.c.board, page.c.position)
     )
-
-
-@lru_cache(maxsize=1)
-def _baselines_statement() -> Select[*Columns]:
-    number = func.row_number().over(partition_by=(metrics.board, metrics.hardware_class), order_by=_ORDER)
-    found = (
-        select(
-            *(metrics.board, metrics.result_id, entries.device, number.label("of_class")),
-            *(metrics.hardware_class.label("hardware"), metrics.summary.label("value")),
-        )
-        .join(BoardRow.__table__, boards.number == metrics.board)
-        .join(LeaderboardEntry.__table__, entries.result_id == metrics.result_id)
-        .where(
-            metrics.board.in_(bindparam("boards", expanding=True)),
-            metrics.name == _METRIC,
-            metrics.standing == Standing.CURRENT,
-            metrics.backend == bindparam("backend"),
-            metrics.stack == bindparam("empty"),
-        )
-        .subquery("found")
-    )
-    return select(found).where(found.c.of_class == 1).order_by(found.c.result_id)
 
 
 def _set(known: Iterable[str], given: Values) -> Names:

@@ -23,8 +23,6 @@ GROUPS = {standing: number for number, standing in enumerate(Standing)}
 _NUMBER = (int, float)
 _MAYBE = (*_NUMBER, NoneType)
 _KINDS = (str, int, _NUMBER, str, int, (int, NoneType), _MAYBE, _MAYBE)
-
-
 Found = Row[*tuple[Any, ...]]
 """A row of the metrics of a board."""
 PARAMETERS = ("standing_number", "unsure", "order", "result_id")
