@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +25,15 @@ from rich.progress import track
 from transformers import AutoConfig
 
 from benchmarks.document import say, write
-from benchmarks.gpt_fast_recipe import WARM_UPS, GptFastModel, Shapes, Weights, compiled_within, rotary
+from benchmarks.gpt_fast_recipe import (
+    WARM_UPS,
+    GptFastModel,
+    Shapes,
+    Weights,
+    compiled_within,
+    rotary,
+    with_linear,
+)
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import find
 from optigpu.models.loading.load import load_model
@@ -138,13 +147,18 @@ class GptFast:
 
     def __init__(self, shapes: Shapes, weights: Weights, text: Text, compiling_s: float) -> None:
         with torch.device(text.device):
-            model = GptFastModel(shapes, weights, text.capacity)
+            model = self._model(shapes, weights, text.capacity)
             self._token = torch.zeros(1, 1, dtype=torch.int64)
             self._position = torch.zeros(1, dtype=torch.int64)
-        self.step_bytes = model.weight_bytes() + cache_bytes(shapes, text.middle)
+        with torch.device("meta"):
+            read = GptFastModel(shapes, weights, text.capacity).weight_bytes()
+        self.step_bytes = read + cache_bytes(shapes, text.middle)
         self._run, self.compile_s = compiled_within(compiling_s, model, self._token, self._position)
         if self.compile_s is None:
-            self.name = "gpt-fast, not compiled"
+            self.name = f"{self.name}, not compiled"
+
+    def _model(self, shapes: Shapes, weights: Weights, capacity: int) -> GptFastModel:
+        return GptFastModel(shapes, weights, capacity)
 
     def start(self, prompt: torch.Tensor) -> None:
         """From the end of the prompt."""
@@ -156,6 +170,20 @@ class GptFast:
         for _ in range(steps):
             self._token = self._run(self._token, self._position)
             self._position += 1
+
+
+class TorchAo(GptFast):
+    """gpt-fast's model in bfloat16, whose linear layers torchao quantizes; compiled as that is."""
+
+    name = "torchao"
+
+    def _model(self, shapes: Shapes, weights: Weights, capacity: int) -> GptFastModel:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+        model = with_linear(GptFastModel(shapes, "bf16", capacity))
+        tiles = partial(Int4WeightOnlyConfig, group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+        quantize_(model, tiles() if weights == "int4" else Int8WeightOnlyConfig())
+        return model
 
 
 class Eager:
@@ -344,6 +372,8 @@ def _ready(
         GptFast.name: partial(GptFast, shapes, weights, text, options.compiling_s),
         Eager.name: partial(Eager, preset, shapes, text),
     }
+    if find_spec("torchao") and weights != "bf16":
+        makers[TorchAo.name] = partial(TorchAo, shapes, weights, text, options.compiling_s)
     subjects = [make() for name, make in makers.items() if name not in options.without]
     try:
         yield subjects
@@ -393,7 +423,7 @@ def main() -> int:
     parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.1-8b"])
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
     others = [name for weights in WEIGHTS for name in ours_of(weights) if name != "ours"]
-    others += [GptFast.name, Eager.name]
+    others += [GptFast.name, TorchAo.name, Eager.name]
     parser.add_argument("--without", nargs="+", default=[], choices=others, help="what is left out")
     parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
     parser.add_argument("--depths", type=int, nargs="+", default=[SHAPE[0]], help="tokens of the prompt")
