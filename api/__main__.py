@@ -133,9 +133,14 @@ def _serve(settings: ServiceSettings, listener: socket.socket) -> int:
     app.state.service.feeds.stopping = lambda: server.should_exit
     # What is loaded by now stays, and little that lives long is ever in a cycle: looking through all of it would delay
     # requests by a fifth of a second each time.
+    before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(700, 10, SELDOM)
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    finally:  # whoever called `main` goes on
+        gc.set_threshold(*before)
+        gc.unfreeze()
     return 0 if server.started else EXIT_FAILED
 
 
