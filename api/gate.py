@@ -110,7 +110,7 @@ class Gate:
         return None
 
     def _from_database(self, call: Call, known: "_KnownKeys") -> Caller | ProblemError:
-        with self._database.read() as session:
+        with self._database.glance() as connection, Session(connection) as session:
             key = self._key(session, call, known)
             if key is not None:
                 return Caller(key, call.address, call.request_id)
