@@ -176,6 +176,10 @@ class Removing(httpx.BaseTransport):
         request.url = request.url.copy_with(raw_path=path)
         return self._direct.handle_request(request)
 
+    def close(self) -> None:
+        """As the client's end does with a transport."""
+        self._direct.close()
+
 
 @pytest.fixture
 def prefixed(tmp_path: Path) -> Iterator[Served]:
