@@ -177,7 +177,7 @@ class Removing(httpx.BaseTransport):
         return self._direct.handle_request(request)
 
     def close(self) -> None:
-        """As the client's end does with a transport."""
+        """Closes the connections to the service."""
         self._direct.close()
 
 
