@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -55,11 +55,12 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
         self._write = sessionmaker(self._engine, expire_on_commit=False)
-        reading = glancing = self._engine.execution_options(**{READ_ONLY: True})
+        reading = self._engine.execution_options(**{READ_ONLY: True})
+        glancing: Engine = reading
         if self.dialect == "postgresql":
             # Each statement sees the state of the first one. A transaction that only reads is never repeated.
             reading = reading.execution_options(postgresql_readonly=True, isolation_level="REPEATABLE READ")
-            glancing = glancing.execution_options(isolation_level="AUTOCOMMIT")
+            glancing = engine_for(url, transactions=False)
         self._read = sessionmaker(reading, expire_on_commit=False)
         self._glancing = glancing
 
@@ -104,6 +105,7 @@ class Database:
     def close(self) -> None:
         """Closes the pooled connections."""
         self._engine.dispose()
+        self._glancing.dispose()
 
 
 def default_url(data_dir: Path) -> str:
@@ -111,16 +113,20 @@ def default_url(data_dir: Path) -> str:
     return URL.create("sqlite", database=str(data_dir / "optigpu.db")).render_as_string(hide_password=False)
 
 
-def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
+def engine_for(url: str, *, foreign_keys: bool = True, transactions: bool = True) -> Engine:
     """An engine with the settings that make the two databases behave alike. Without `foreign_keys` SQLite does not
-    enforce them: a migration rebuilds tables that others refer to."""
+    enforce them: a migration rebuilds tables that others refer to. Without `transactions` PostgreSQL commits each
+    statement by itself."""
     address = address_of(url)
     if address.get_backend_name() == "postgresql":
         # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.
         waits = {"connect_timeout": CONNECT_WAIT_S, "tcp_user_timeout": ANSWER_WAIT_MS}
         # None beyond the pool: it would be closed after each use, and opening one takes longer than a query.
         # The last one used is used next: its server process has the statements prepared and its caches warm.
-        pool = {"pool_size": MOST_CONNECTIONS, "max_overflow": 0, "pool_use_lifo": True}
+        pool: dict[str, Any] = {"pool_size": MOST_CONNECTIONS, "max_overflow": 0, "pool_use_lifo": True}
+        if not transactions:
+            pool |= {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
+            pool |= {"pool_reset_on_return": None}
         engine = create_engine(address, connect_args=waits, **pool)
         event.listen(engine, "checkout", _require_open)
         return engine

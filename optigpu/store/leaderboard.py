@@ -270,14 +270,14 @@ def _rows(
 ) -> Select[*Columns]:
     """The first `limit` rows of each board, or of one board those that follow a place, each with the number of all.
 
-    What IN holds is written anew for each run, so one board is compared by itself, and standings with each of them.
+    What IN holds is written anew for each run, so one board is compared by itself. The plan of literals is kept.
     """
     here = (
         metrics.board == bindparam("board")
         if alone
         else metrics.board.in_(bindparam("boards", expanding=True)),
         metrics.name == _METRIC,
-        or_(*(metrics.standing == standing for standing in standings)),
+        or_(*(metrics.standing == bindparam(None, standing, literal_execute=True) for standing in standings)),
     )
     keys = [each.label(name) for each, name in zip(_ORDER, ranks.PARAMETERS, strict=True)]
     place = (metrics.board, metrics.standing, metrics.hardware_class)
