@@ -12,7 +12,7 @@ TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tools llama engines demo check quick test image test-all chaos lint docs serve migrate up workers down clean
+.PHONY: help setup tools llama engines model demo check quick test image test-all chaos lint docs serve migrate up workers down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ llama: tools ## add the llama_cpp backend: llama.cpp is compiled for this CPU, w
 engines: tools ## add the backends onnxruntime and openvino, and the converter of coreml
 	@$(BIN)/python -c 'import coremltools, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,coreml]"
+
+model: setup ## bring SmolLM2-135M into the models folder (93 MB), for the tests of a real model and the demo
+	@exec $(BIN)/optigpu models get smollm2-135m
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo

@@ -13,6 +13,9 @@ import pynvml
 import pytest
 
 from optigpu.engines.environments import environment_of
+from optigpu.models.bring import is_brought
+from optigpu.models.held import models_dir
+from optigpu.models.trained import TRAINED
 from tests.docker.host import INSIDE
 from tests.durations import Durations, by_duration, kept_seconds
 from tests.engine.llama_server import program as llama_server
@@ -46,8 +49,11 @@ OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm"})
 """The backend of each marker that needs an environment which `optigpu engines install` makes."""
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
-LASTING = ("slow", "long")
+LASTING = ("slow", "long", "real_model")
 """Markers of what `make check` leaves out; `make test` leaves out the second."""
+REAL_MODEL = TRAINED["smollm2-135m"]
+MODELS = models_dir().resolve()
+"""As it is before a test changes OPTIGPU_MODELS_DIR."""
 SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         POSTGRES: frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "postgresql"}),
@@ -109,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("counts", config, items)
     if INSIDE not in os.environ:
         leave_out("docker", config, items)
+    if not is_brought(REAL_MODEL):
+        leave_out("real_model", config, items)
     for kind in impossible():
         leave_out_of(SERVERS[kind], config, items)
     leave_out_of(missing_programs(), config, items)
@@ -141,6 +149,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if compiler() != recorded().compiler:
         terminalreporter.write_line(
             f"Tests of the decoder's counts were left out: they were recorded with {recorded().compiler}."
+        )
+    if not is_brought(REAL_MODEL):
+        terminalreporter.write_line(
+            f"Tests of a real model were left out: bring it with `optigpu models get {REAL_MODEL.name}`."
         )
 
 
@@ -275,3 +287,9 @@ GROUP_NICE = group_nice()
 def datasets_dir() -> Path:
     """The folder with `wikitext-2`, `hellaswag` and `books`: that of OPTIGPU_DATASETS_DIR, else the tests' own text."""
     return Path(os.environ.get("OPTIGPU_DATASETS_DIR") or OWN_TEXT)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A models folder, as OPTIGPU_MODELS_DIR names one, that holds `smollm2-135m`; for tests marked `real_model`."""
+    return MODELS

@@ -19,6 +19,7 @@ from optigpu.cli import (
     fit,
     leaderboard,
     local,
+    models,
     recipe,
     remote,
     runs,
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    local.probe, local.techniques, local.models, local.run, local.ladder, local.ablation, local.search, bench.bench,
+    local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, bench.bench,
     selftest.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
     remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, claims.claims,
     charts.chart, charts.charts, tiny.tiny, convert.convert, recipe.recipe, fit.fit, advise.advise,
@@ -62,6 +63,7 @@ for command in COMMANDS:
     else:
         app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
 app.add_typer(engines.app, name="engines")
+app.add_typer(models.app, name="models")
 
 
 def _show_version(asked: bool) -> None:

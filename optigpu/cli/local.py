@@ -1,4 +1,4 @@
-"""Commands that need no service: probe, techniques, models, run, ladder, ablation."""
+"""Commands that need no service: probe, techniques, run, ladder, ablation."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,14 +35,6 @@ def techniques(
 
     facts = technique_facts(probe_machine(), device or default_device())
     show_list(techniques_grid(facts), facts, facts, format_)
-
-
-def models(format_: FormatOption = OutputFormat.TABLE) -> None:
-    """List presets and bundled models, which need no download, with their parameters and the bytes of their weights."""
-    from optigpu.report import model_facts, models_grid
-
-    facts = model_facts()
-    show_list(models_grid(facts), facts, facts, format_)
 
 
 def run(

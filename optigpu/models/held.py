@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from optigpu.models.trained import TRAINED
+from optigpu.paths import data_dir, expanded
 from optigpu.vocabulary import UnsupportedError
 
 MODELS_DIR = "OPTIGPU_MODELS_DIR"
@@ -18,6 +20,13 @@ FILES = {TFLITE: "litert", GGUF: "llama_cpp", KERAS: "tensorflow"}
 """The backend of each kind of file that a reference may name, as path:edge/model.tflite; ik_llama_cpp runs GGUF too."""
 
 
+def models_dir() -> Path:
+    """OPTIGPU_MODELS_DIR, else `models` in the data directory. It may not exist. Raises UnsupportedError where neither
+    can be had."""
+    chosen = os.environ.get(MODELS_DIR)
+    return expanded(chosen, MODELS_DIR) if chosen else data_dir() / "models"
+
+
 def model_directory(name: str) -> Path:
     """The directory of a `path:` reference. Raises UnsupportedError if there is none, or if a link leads out."""
     directory = _under_root(name)
@@ -27,7 +36,10 @@ def model_directory(name: str) -> Path:
             f"path:{name} is a file for the backend {backend}; this one reads directories."
         )
     if not os.path.isdir(directory):
-        raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
+        brought = f"; `optigpu models get {name}` brings it" if name in TRAINED else ""
+        raise UnsupportedError(
+            f"There is no directory path:{name} under the model directory of this worker{brought}."
+        )
     return directory
 
 
@@ -40,9 +52,7 @@ def model_file(name: str) -> Path:
 
 
 def _under_root(name: str) -> Path:
-    root = _root()
-    if root is None:
-        raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
+    root = models_dir().resolve()
     place = (root / name).resolve()
     if not place.is_relative_to(root):
         raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
@@ -59,16 +69,9 @@ def may_download() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE")
 
 
-def _root() -> Path | None:
-    chosen = os.environ.get(MODELS_DIR)
-    return Path(chosen).resolve() if chosen else None
-
-
 def _folders() -> Iterator[str]:
     """The folders with a configuration, and the files of FILES, that this process can read, as references."""
-    root = _root()
-    if root is None:
-        return
+    root = models_dir().resolve()
     level = [root]
     for _ in range(DEEPEST + 1):
         within = []

@@ -56,6 +56,28 @@ class Spoken:
         self.bar.console.print(Text(line))
 
 
+class ShareProgress(Spoken):
+    """Shows what is done and which share of it, where that is known: a bar, or without a terminal a line for each
+    thing and then at most every `quiet_s` seconds."""
+
+    def __init__(
+        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        super().__init__(console, *columns, quiet_s=quiet_s, clock=clock)
+        self.doing = ""
+        self.task = self.bar.add_task("starting", total=None)
+
+    def show(self, doing: str, share: float | None) -> None:
+        """`share` is from 0 to 1; None: not known."""
+        self.bar.update(
+            self.task, description=doing, total=None if share is None else 1.0, completed=share or 0.0
+        )
+        if not self.console.is_terminal and (doing != self.doing or self.may_speak()):
+            self.say(doing if share is None else f"{share:4.0%}  {doing}")
+        self.doing = doing
+
+
 class RunProgress(Spoken):
     """A context manager that shows the events of one job. The end of a variant is a permanent line. The bar below it
     (without a terminal, a line at most every `quiet_s` seconds) shows the current work."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.models.held import DEEPEST, MODELS_DIR, held_models, may_download, model_directory
+from optigpu.vocabulary import UnsupportedError
 
 COMMIT = "1" * 40
 
@@ -33,12 +34,18 @@ def test_folders_with_a_configuration_are_named_by_their_references(root: Path) 
     assert held_models() == ("path:gpt2", "path:org/llama", "path:org/llama/checkpoint-5")
 
 
-def test_without_a_model_directory_there_are_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_variable_they_are_in_the_data_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_in(root / "gpt2")
     monkeypatch.setenv(MODELS_DIR, str(root / "missing"))
     assert held_models() == ()
     monkeypatch.delenv(MODELS_DIR)
-    assert held_models() == ()
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(root.parent))
+    assert held_models() == ("path:gpt2",)
+
+
+def test_a_model_that_can_be_brought_is_told_how(root: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"; `optigpu models get smollm2-135m` brings it\.$"):
+        model_directory("smollm2-135m")
 
 
 def test_nothing_outside_of_the_model_directory_is_named(root: Path, tmp_path: Path) -> None:

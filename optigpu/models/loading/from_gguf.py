@@ -1,0 +1,44 @@
+"""A program that writes the model of a GGUF file as a folder of transformers: `from_gguf FILE FOLDER`.
+
+The weights are what the file's blocks stand for, in float32.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+
+def main() -> int:
+    """Prints why it cannot, and is then 1."""
+    file, folder = map(Path, sys.argv[1:])
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        write_folder(file, folder)
+    except Exception as error:  # the library raises errors of any kind for a file that it does not read
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write_folder(file: Path, folder: Path) -> None:
+    """Weights, configuration and tokenizer."""
+    named = {"gguf_file": file.name}
+    read = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+    config = read.config
+    del config.quantization_config  # the file's, not that of what is written
+    # The library writes no model that it has read from such a file.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):  # which its writer lets nobody else read
+        shutil.copymode(folder / "config.json", path)
+    AutoTokenizer.from_pretrained(file.parent, **named).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
