@@ -73,7 +73,7 @@ class ShareProgress(Spoken):
         self.bar.update(
             self.task, description=doing, total=None if share is None else 1.0, completed=share or 0.0
         )
-        if not self.console.is_terminal and (doing != self.doing or self.may_speak()):
+        if not self.console.is_terminal and (doing != self.doing or (share is not None and self.may_speak())):
             self.say(doing if share is None else f"{share:4.0%}  {doing}")
         self.doing = doing
 
