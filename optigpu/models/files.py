@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from safetensors import SafetensorError, safe_open
 
 from optigpu.documents.files import parse_json
-from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.held import CONFIGURATION, model_directory, under_root
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import SpecError, UnsupportedError
 
@@ -103,8 +103,12 @@ def require_sound(folder: Path, reference: ModelReference) -> None:
     try:
         files = weight_files(folder, reference, named if isinstance(named, str) else None)
     except FileNotFoundError as error:
-        raise UnsupportedError(f"{reference} cannot be loaded here: {error}.") from error
+        raise UnsupportedError(
+            f"{reference} cannot be loaded here: {error}; copy or download its weights."
+        ) from error
     for path in files:
+        if reference.kind == "path":
+            under_root(f"{reference.name}/{path.relative_to(folder)}")
         integers = _integer_weight(path, reference)
         if integers and not _QUANTIZED & config.keys():
             raise UnsupportedError(

@@ -28,8 +28,9 @@ def models_dir() -> Path:
 
 
 def model_directory(name: str) -> Path:
-    """The directory of a `path:` reference. Raises UnsupportedError if there is none, or if a link leads out."""
-    directory = _under_root(name)
+    """The directory of a `path:` reference. Raises UnsupportedError if there is none, or if a link leads out: its own,
+    or one of a file in it."""
+    directory = under_root(name)
     backend = FILES.get(Path(name).suffix)
     if backend and os.path.isfile(directory):
         raise UnsupportedError(
@@ -40,20 +41,24 @@ def model_directory(name: str) -> Path:
         raise UnsupportedError(
             f"There is no directory path:{name} under the model directory of this worker{brought}."
         )
+    for file in sorted(directory.iterdir()) if os.access(directory, os.R_OK) else ():
+        if file.is_symlink():
+            under_root(f"{name}/{file.name}")
     return directory
 
 
 def model_file(name: str) -> Path:
     """The file of a `path:` reference. Raises UnsupportedError as `model_directory` does."""
-    file = _under_root(name)
+    file = under_root(name)
     if not os.path.isfile(file):
         raise UnsupportedError(f"There is no file path:{name} under the model directory of this worker.")
     return file
 
 
-def _under_root(name: str) -> Path:
+def under_root(name: str) -> Path:
+    """What a name within the model directory stands for, behind its links. Raises UnsupportedError if they lead out."""
     root = models_dir().resolve()
-    place = (root / name).resolve()
+    place = Path(os.path.realpath(root / name))  # of links in a circle too
     if not place.is_relative_to(root):
         raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
     return place

@@ -1,11 +1,13 @@
 """Whether a model computes the same in another way, as a technique that rounds nothing promises."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from optigpu.models.loading.load import sizes_of
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.techniques.base import EXACT
 from optigpu.vocabulary import UnsupportedError
@@ -18,6 +20,21 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "
 """What configurations call the tokens that attention reaches back."""
 ROUNDINGS = 64
 """Logits in 16 bits may differ by as many roundings of the largest."""
+
+
+@contextmanager
+def told(sentence: Callable[[str], str]) -> Iterator[None]:
+    """Raises UnsupportedError(sentence(why)) for an error of a model's own code; those of memory or of a device
+    stay."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error):  # torch has no class for the host's
+            raise
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UnsupportedError(sentence(why)) from error
 
 
 def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.Tensor:
@@ -36,9 +53,7 @@ def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.
 
 def windows_of(model: PreTrainedModel) -> list[int]:
     """How many tokens layers reach back, as far as the configuration says."""
-    config = model.config.get_text_config(decoder=True)
-    found = (getattr(config, name, None) for name in _WINDOWS)
-    return [window for window in found if isinstance(window, int)]
+    return sorted(sizes_of(model.config.get_text_config(decoder=True), *_WINDOWS))
 
 
 def _decoded(model: PreTrainedModel, cache: Cache, text: int) -> torch.Tensor:
@@ -71,9 +86,14 @@ def require_same_attention(technique: str, model: PreTrainedModel) -> None:
     require_same(technique, model, wanted, found)
 
 
+def rounding_of(model: PreTrainedModel, logits: torch.Tensor) -> float:
+    """By how much a model's logits may differ for another order of sums."""
+    return max(EXACT, ROUNDINGS * torch.finfo(model.dtype).eps) * float(logits.abs().max())
+
+
 def require_same(technique: str, model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> None:
     """Raises UnsupportedError if logits differ by more than another order of sums explains."""
-    bound = max(EXACT, ROUNDINGS * torch.finfo(model.dtype).eps) * float(wanted.abs().max())
+    bound = rounding_of(model, wanted)
     difference = float((found - wanted).abs().max())
     if not difference <= bound:
         raise UnsupportedError(

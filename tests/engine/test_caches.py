@@ -24,19 +24,8 @@ from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
 STEPS = 12
 EXACT = 1e-9
 """What two orders of the same float64 sums may differ by in a logit, with room to spare; int8 rounding is 1e-3."""
-FLOAT32 = 1e-6
-"""The same for a model whose states are float32 whatever its weights are, as Mamba's."""
 WINDOWS = [(4, 2), (5, 0), (1, 3)]
 KINDS = ["dynamic", "static"]
-OTHERS: dict[str, dict[str, Any]] = {
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 6}
-    | {"attention_types": [[["global", "local"], 1]]},
-    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
-    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4},
-}
-"""Families whose parts the table does not hold."""
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 9, 64), (3, 1, 4, 33)]
 
 
@@ -98,24 +87,6 @@ def test_the_bytes_are_those_of_the_tokens_that_are_kept(
     assert told.get("kv_cache_tokens", tokens) == tokens
     if int8:
         assert token_bytes / (plain_bytes / 2) == (facts.head_size + 4) / (4 * facts.head_size)
-
-
-@pytest.mark.parametrize("family", OTHERS)
-def test_steps_with_the_cache_of_any_family_give_the_logits_of_whole_passes(family: str) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, pad_token_id=0, **OTHERS[family])
-    model = in_float64(AutoModelForCausalLM.from_config(config))
-    step, tokens = DecodeStep(model), prompt(2, 8 + STEPS)
-    cache = new_cache(model, CacheOptions(), 8 + STEPS)
-    with torch.no_grad():
-        whole = model(input_ids=tokens).logits
-        assert float((step.prefill(tokens[:, :8], cache)[1] - whole[:, 7]).abs().max()) < FLOAT32
-        for index in range(8, 8 + STEPS):
-            _, logits = step(tokens[:, index : index + 1], torch.full((1, 1), index), cache)
-            assert float((logits - whole[:, index]).abs().max()) < FLOAT32
 
 
 def cache_of(model: Any, kind: Any, **options: Any) -> Any:

@@ -1,9 +1,7 @@
-"""Families of decoders: what a model is described as, and techniques that give a result or one sentence."""
+"""Families of decoders: what a model is described as, and the layers whose weights it reads."""
 
 import json
-import re
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,13 @@ from optigpu.surgery.places import exchange, expert_places
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import DeviceKind, UnsupportedError
-from tests.breadth import cases, long
+from tests.breadth import long
 from tests.contract.test_families import classes
 from tests.engine.caches import resident_converter
 from tests.engine.causal_families import causal_families, causal_model
 from tests.engine.mixtures import MIXTURES
 from tests.engine.tiny_models import ignore, prompt
 
-NAMES = ("int8_weight_only", "int8_hybrid", "int4_weight_only", "int8_dynamic", "nf4", "llm_int8")
 CAUSAL = causal_families()
 READ = {
     "mamba": (("int8_weight_only", "int8_hybrid"), "layers.0.mixer.dt_proj"),
@@ -45,10 +42,6 @@ READ = {
 }
 """By family: techniques, and a layer whose weight the model reads by itself."""
 
-SPECIAL = sorted({*READ, *MIXTURES, "dbrx", "inkling_text", "olmo", "recurrent_gemma"})
-QUICK = [(family, NAMES[number % len(NAMES)]) for number, family in enumerate(SPECIAL)]
-"""Families that hold or read their weights in other ways, each with one technique."""
-
 
 def applied(model: Any, name: str) -> DecodingModel:
     stack = resolve((TECHNIQUES[name](name=name),), "generate")
@@ -58,37 +51,6 @@ def applied(model: Any, name: str) -> DecodingModel:
 def at(model: Any, end: str) -> Any:
     """The first module whose path ends so."""
     return next(module for path, module in model.named_modules() if path.endswith(end))
-
-
-def applied_or_sentence(family: str, name: str) -> DecodingModel | str:
-    try:
-        return applied(causal_model(family), name)
-    except UnsupportedError as error:
-        return str(error)
-
-
-def assert_result_or_sentence(family: str, name: str) -> None:
-    decoder = applied_or_sentence(family, name)
-    if isinstance(decoder, str):
-        assert re.fullmatch(r"\w+ .*\.", decoder)
-        return
-    assert decoder.generate(prompt(1), 3).tokens.shape == (1, 3)
-    assert bool(next(decoder.whole(prompt(1), 7)).isfinite().all())
-    assert decoder.quantized is not None
-    assert 0 < decoder.quantized <= 1
-
-
-@pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.parametrize(("family", "name"), cases(QUICK, len(NAMES)))
-def test_a_family_is_quantized_or_says_why_not(family: str, name: str) -> None:
-    assert_result_or_sentence(family, name)
-
-
-@pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.long
-@pytest.mark.parametrize(("family", "name"), [pair for pair in product(CAUSAL, NAMES) if pair not in QUICK])
-def test_a_family_is_quantized_by_every_technique_or_says_why_not(family: str, name: str) -> None:
-    assert_result_or_sentence(family, name)
 
 
 @pytest.mark.usefixtures("one_torch_thread")

@@ -182,6 +182,20 @@ def test_a_folder_without_weights_says_which_files_are_read(folder: Path) -> Non
         sound_directory(REFERENCE)
 
 
+@pytest.mark.parametrize("file", [CONFIGURATION, SINGLE])
+def test_a_link_out_of_the_model_directory_is_not_followed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, file: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / file
+    (folder / file).rename(folder.parent / file)
+    (folder / file).symlink_to(folder.parent / file)
+    assert sound_directory(REFERENCE) == folder
+    (folder.parent / file).rename(elsewhere)
+    (folder.parent / file).symlink_to(elsewhere)
+    with pytest.raises(UnsupportedError, match=f"^path:model/{file} leads out of the model directory"):
+        sound_directory(REFERENCE)
+
+
 TEXT, ARRAY, NUMBER = 8, 9, 4
 SIZES = {
     "block_count": 2,

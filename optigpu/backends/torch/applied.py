@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.serving import Slots
 from optigpu.backends.torch.attention import activities_of, attention_names, mode_of, require_kernel, within
-from optigpu.backends.torch.decoding import LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.decoding import LeanDecoder, LibraryDecoder, whole_passes, why_no_steps
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.slots import TorchSlots
@@ -143,8 +143,9 @@ class DecodingModel(AppliedModel):
         progress("applying")
         self._mode = mode_of(self.modes, device)
         require_cacheable(self.model, cache)
+        stepless = why_no_steps(self.model)
         self._change_model(stack)
-        self._decoder = self._make_decoder(stack, cache)
+        self._decoder = self._make_decoder(stack, cache, stepless)
         self._decode: Loop = self._decoder.decode
         for technique in stack:
             self._decode = technique.loop(self._decode, self.model, self.notes)
@@ -238,16 +239,18 @@ class DecodingModel(AppliedModel):
             self.decoded = (batch, length)
 
     def _make_decoder(
-        self, stack: tuple[Technique, ...], cache: CacheOptions
+        self, stack: tuple[Technique, ...], cache: CacheOptions, stepless: str | None
     ) -> LibraryDecoder | LeanDecoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)
             return step
 
-        if overriding(stack, "step", "loop"):
-            return LeanDecoder(self.model, cache, wrap, self._mode)
-        return LibraryDecoder(self.model, cache, self.modes, self._mode)
+        if not overriding(stack, "step", "loop"):
+            return LibraryDecoder(self.model, cache, self.modes, self._mode, stepless)
+        if stepless:
+            raise UnsupportedError(stepless)
+        return LeanDecoder(self.model, cache, wrap, self._mode)
 
 
 _LAUNCHING = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})

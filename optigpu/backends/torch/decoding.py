@@ -21,8 +21,10 @@ from transformers import (
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.attention import Mode
 from optigpu.backends.torch.clock import Clock
-from optigpu.backends.torch.kv_caches import cache_argument, new_cache
+from optigpu.backends.torch.kv_caches import cache_argument, new_cache, no_steps
 from optigpu.models.families import family_of
+from optigpu.models.loading.packed_checkpoints import count_packed
+from optigpu.surgery.sameness import STEPS, TEXT, rounding_of, told
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError
 
@@ -35,11 +37,20 @@ class LibraryDecoder:
 
     name = "transformers generate"
 
-    def __init__(self, model: PreTrainedModel, cache: CacheOptions, modes: ModeOptions, mode: Mode) -> None:
-        """`mode` is what `score` enters, and is made of `modes`; `generate` by itself would record no gradients."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: CacheOptions,
+        modes: ModeOptions,
+        mode: Mode,
+        stepless: str | None = None,
+    ) -> None:
+        """`mode` is what `score` enters, and is made of `modes`; `generate` by itself would record no gradients.
+        `stepless`: of `why_no_steps`."""
         self._model = model
         self._cache = cache
         self._mode = mode
+        self._stepless = stepless
         recording = modes.autograd == "grad"
         kind: Any = type(model)
         self._generate: Any = partial(kind.generate.__wrapped__, model) if recording else model.generate
@@ -64,10 +75,12 @@ class LibraryDecoder:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
 
         The first `prefill` tokens (0 and more) are a prompt; each other is decoded as a timed token is, and not chosen.
-        Nothing else may be decoded before the iteration has ended.
+        Nothing else may be decoded before the iteration has ended. Raises UnsupportedError for a model without steps.
         """
         if self._cache.kind == "none":
             return whole_passes(self._model, tokens, prefill, self._mode)
+        if self._stepless:
+            raise UnsupportedError(self._stepless)
         step = DecodeStep(self._model)
         cache = new_cache(self._model, self._cache, tokens.shape[1])
         return _forced(step, step, cache, tokens, prefill, self._mode)
@@ -215,6 +228,42 @@ class LeanDecoder:
         return self._kept[0]
 
 
+def why_no_steps(model: PreTrainedModel) -> str | None:
+    """Why the steps of a plain model cannot be asked for their logits, as a sentence, or None.
+
+    A model that the table of families does not hold is asked itself: steps after a short text, and a pass over all of
+    it, predict the same. Raises UnsupportedError if not even that pass runs.
+    """
+    family = model.config.model_type
+    if family_of(family).decoder or count_packed(model):
+        return None
+
+    def unfit(why: str) -> str:
+        return f"transformers cannot run this {family} model here: {why}; correct its config.json."
+
+    def refused(why: str) -> str:
+        return no_steps(model, f"do not go on from a cache of transformers ({why})")
+
+    try:
+        step = DecodeStep(model)
+    except UnsupportedError as error:
+        return str(error)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    tokens = torch.arange(1, TEXT + STEPS + 1, device=model.device)[None] % vocabulary
+    with told(unfit):
+        wanted = torch.cat(list(whole_passes(model, tokens, TEXT, torch.no_grad)))
+    try:
+        with told(refused):
+            cache = new_cache(model, CacheOptions(), TEXT + STEPS)
+            found = torch.cat(list(_forced(step, step, cache, tokens, TEXT, torch.no_grad)))
+    except UnsupportedError as error:
+        return str(error)
+    # In 16 bits a router may choose another expert, which no bound of rounding holds.
+    if model.dtype == torch.float32 and float((found - wanted).abs().max()) > rounding_of(model, wanted):
+        return no_steps(model, "predict other tokens from a cache than from the whole text")
+    return None
+
+
 def whole_passes(
     model: PreTrainedModel, tokens: torch.Tensor, first: int, mode: Mode
 ) -> Iterator[torch.Tensor]:
@@ -227,7 +276,8 @@ def whole_passes(
         # The mode is left before each yield: it would hold for the caller as well.
         with mode():
             logits = model(input_ids=tokens[:, :end], use_cache=False, logits_to_keep=end - start).logits
-        for index in range(end - start):
+        # Some families return the logits of all positions whatever they are asked for.
+        for index in range(start - end, 0):
             yield logits[:, index].detach().float()
 
 

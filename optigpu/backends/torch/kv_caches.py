@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.ops.layouts import KV_SCALE_BYTES
-from optigpu.surgery.sameness import LONGEST, decoded, require_same, windows_of
+from optigpu.surgery.sameness import LONGEST, decoded, require_same, told, windows_of
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
@@ -192,9 +192,14 @@ def cache_argument(model: PreTrainedModel) -> str:
     for name in ("past_key_values", "cache_params"):
         if name in taken:
             return name
-    raise UnsupportedError(
-        f"{model.config.model_type} models take no cache of transformers, so that no step can be asked for its "
-        "logits; leave quality and the techniques for steps and caches out."
+    raise UnsupportedError(no_steps(model, "take no cache of transformers"))
+
+
+def no_steps(model: PreTrainedModel, why: str) -> str:
+    """Why no step of a model can be asked for its logits, as a sentence."""
+    return (
+        f"{model.config.model_type} models {why}, so that no step can be asked for its logits; add no_kv_cache, or "
+        "leave quality and the techniques for steps and caches out."
     )
 
 
@@ -242,14 +247,15 @@ def _require_static(model: PreTrainedModel) -> None:
         )
     if count_packed(model):  # its layers compute once a technique has put its own in their place
         return
-    try:
-        found = decoded(model, lambda tokens: StaticCache(config=model.config, max_cache_len=2 * tokens))
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedError(
+
+    def refusal(why: str) -> str:
+        return (
             f"This {family} model does not run with a static cache ({why}); leave out static_kv_cache and what needs "
             "it."
-        ) from error
+        )
+
+    with told(refusal):
+        found = decoded(model, lambda tokens: StaticCache(config=model.config, max_cache_len=2 * tokens))
     wanted = decoded(model, lambda _: DynamicCache(config=model.config))
     require_same("static_kv_cache", model, wanted, found)
 

@@ -9,14 +9,21 @@ from transformers import PreTrainedModel
 
 from optigpu.backends.torch.applied import AppliedModel, load_decoder, place_of
 from optigpu.backends.torch.attention import mode_of
+from optigpu.backends.torch.decoding import why_no_steps
 from optigpu.backends.torch.kv_caches import cache_argument, cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.facts import Facts
-from optigpu.models.loading.load import count_weights, load_image_model, loaded_facts, loaded_image_facts
+from optigpu.models.loading.load import (
+    count_weights,
+    has_attention,
+    load_image_model,
+    loaded_facts,
+    loaded_image_facts,
+)
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, Technique
-from optigpu.vocabulary import DeviceKind, Task
+from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class PassModel(AppliedModel):
         else:
             cache, self.facts = cache_options(stack), loaded_facts(self.model)
             require_cacheable(self.model, cache)
+            if cache.kind != "none" and (stepless := why_no_steps(self.model)):
+                raise UnsupportedError(stepless)
             self.notes.record(**cache_facts(cache, self.facts))
             self._forward = PrefillPass(self.model, cache)
         self._change_model(stack)
@@ -79,7 +88,7 @@ class PassModel(AppliedModel):
 
 def arithmetic_of(model: PreTrainedModel, device: DeviceKind) -> dict[str, Any]:
     """The attention implementation; for a model without attention, cuDNN's precision of float32 convolutions."""
-    if hasattr(model.config, "num_attention_heads"):
+    if has_attention(model.config):
         return {"attn_implementation": model.config._attn_implementation}
     return {"cudnn_tf32": torch.backends.cudnn.allow_tf32} if device is DeviceKind.CUDA else {}
 

@@ -25,14 +25,18 @@ def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequenc
 
 
 def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
-    """The footprint of a transformers decoder after the stack has changed it; `facts` are those from before."""
-    tables: set[Module] = {module for module in model.modules() if isinstance(module, Embedding)}
+    """The footprint of a transformers decoder after the stack has changed it; `facts` are those from before. Of a model
+    of several parts (an encoder of images) a step reads the decoder, the head and the embedding."""
+    parts: set[Module] = set(model.modules())
+    if model.config.get_text_config(decoder=True) is not model.config:
+        parts = {*model.get_decoder().modules(), model.get_output_embeddings()}
+    tables: set[Module] = {module for module in parts if isinstance(module, Embedding)}
     tables.add(model.get_input_embeddings())
 
     def own(module: Module) -> list[torch.Tensor]:
         return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
-    streamed = storages(tensor for each in model.modules() if each not in tables for tensor in own(each))
+    streamed = storages(tensor for each in parts if each not in tables for tensor in own(each))
     rows = [tensor for table in tables for tensor in own(table) if storage_of(tensor) not in streamed]
     return Footprint(
         facts=facts,

@@ -1,5 +1,6 @@
 """Loads models from their references."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,9 @@ from torch.nn import Module, init
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -46,6 +49,9 @@ from optigpu.models.reference import BUNDLED, ModelReference, preset_of
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
+_DECODER = ("hidden_size", "num_hidden_layers", "vocab_size")
+"""What the configuration of a decoder has."""
+_KIND = re.compile(r"^\w*(Error|Exception): ")
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")
 """What configurations call the number of positions; other names of families are the first one's aliases."""
 
@@ -87,9 +93,9 @@ def load_image_model(
     if preset is None:
         model = _read(reference, *options)
         model.eval().requires_grad_(False)
-        _require_attention(model.config, attention)
         return model
-    _require_attention(AutoConfig.for_model(preset.model_type, **preset.config), attention)
+    config = AutoConfig.for_model(preset.model_type, **preset.config)
+    _require_attention(AutoModelForImageClassification, config, attention)
     model = _create(preset, *options, seed)
     model.requires_grad_(False)
     _settle(model)
@@ -111,10 +117,24 @@ def config_of(reference: ModelReference) -> PretrainedConfig:
     return config
 
 
-def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
-    if attention and not hasattr(config, "num_attention_heads"):
+def has_attention(config: PretrainedConfig) -> bool:
+    config = config.get_text_config(decoder=True)
+    return getattr(config, "is_heterogeneous", False) or hasattr(config, "num_attention_heads")
+
+
+def _require_attention(kind: Any, config: PretrainedConfig, attention: str | None) -> None:
+    """Raises UnsupportedError for a model that cannot be asked for that attention. `kind` is an Auto class."""
+    if not attention:
+        return
+    if not has_attention(config):
         raise UnsupportedError(
             f"This model has no attention, so {attention} has no effect; leave the techniques for attention out."
+        )
+    classes = kind._model_mapping[type(config)]
+    if attention == "sdpa" and not (classes[0] if isinstance(classes, tuple) else classes)._supports_sdpa:
+        raise UnsupportedError(
+            f"transformers has no {attention} attention for {config.model_type} models; leave the techniques that ask "
+            "for it out."
         )
 
 
@@ -140,12 +160,12 @@ def loaded_facts(model: PreTrainedModel) -> ModelFacts:
 
 def facts_of_config(config: PretrainedConfig) -> ModelFacts:
     """By the names that all of transformers shares; no heads without attention, no context where positions have no
-    end."""
+    end. Where layers differ, heads and their sizes are those of the layer that has the most of them."""
     config = config.get_text_config(decoder=True)
-    family, heads = family_of(config.model_type), getattr(config, "num_attention_heads", 0)
+    family, heads = family_of(config.model_type), max(sizes_of(config, "num_attention_heads"), default=0)
     hidden, inner = config.hidden_size, family.keys.inner_size
     contexts = (getattr(config, name, None) for name in _CONTEXTS)
-    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    kv_heads = max(sizes_of(config, "num_key_value_heads") or sizes_of(config, "num_kv_heads"), default=heads)
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         kv_heads = 1  # as older configurations say it
     return ModelFacts(
@@ -153,11 +173,11 @@ def facts_of_config(config: PretrainedConfig) -> ModelFacts:
         hidden_size=hidden,
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=kv_heads or heads,
+        kv_heads=kv_heads,
         vocabulary=config.vocab_size,
         context=next((context for context in contexts if context is not None), None),
         tied_head=bool(getattr(config, "tie_word_embeddings", False)),
-        head_size=(getattr(config, "head_dim", None) or hidden // heads) if heads else 0,
+        head_size=max(sizes_of(config, "head_dim"), default=hidden // heads) if heads else 0,
         # GPT-2's configuration may leave the width out.
         inner_size=(getattr(config, inner) or 4 * hidden) if inner else None,
         gated_mlp=bool(family.mlp and family.mlp.gate) if inner else None,
@@ -165,15 +185,31 @@ def facts_of_config(config: PretrainedConfig) -> ModelFacts:
     )
 
 
+def sizes_of(config: PretrainedConfig, *names: str) -> set[int]:
+    """The sizes of a configuration's layers by any of these names; transformers gives none for the whole model where
+    layers differ."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else (config,)
+    found = (getattr(layer, name, None) for name in names for layer in layers)
+    return {size for size in found if isinstance(size, int) and size}
+
+
 def why_no_decoder(config: PretrainedConfig) -> str | None:
     """Why a model does not go on with a text, as the end of a sentence about it; None for one that does."""
-    kind = type(config)
+    kind, name = type(config), config.model_type
+    goes_on = kind in MODEL_FOR_CAUSAL_LM_MAPPING
+    if kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING and (config.is_encoder_decoder or not goes_on):
+        return f"is a speech model ({name}); name a model that generates text from text."
     if config.is_encoder_decoder:
-        return f"is an encoder-decoder ({config.model_type}); name a model that generates text with a decoder alone."
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return f"is a {config.model_type} model, which generates no text; name a model that does."
+        return f"is an encoder-decoder ({name}); name a model that generates text with a decoder alone."
     if kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-        return f"is an encoder ({config.model_type}), which generates no text; name a model that does."
+        return f"is an encoder ({name}), which generates no text; name a model that does."
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not goes_on:
+        return f"is a vision-language model ({name}); name a model that generates text from text alone."
+    if not goes_on:
+        return f"is a {name} model, which generates no text; name a model that does."
+    text = config.get_text_config(decoder=True)
+    if absent := next((each for each in _DECODER if not hasattr(text, each)), None):
+        return f"is a {name} model, which is no single decoder: its configuration has no {absent}; name one that has."
     return None
 
 
@@ -255,6 +291,7 @@ def _read(
             reason = f"is a {config.model_type} model, which classifies no images; name a model that does."
         if reason:
             raise UnsupportedError(f"{reference} {reason}")
+        _require_attention(kind, config, attention)
         if reference.kind == "path":
             sound_directory(reference)
         packing = packing_of(config)
@@ -310,9 +347,9 @@ def _said(error: Exception) -> str:
     if isinstance(error, KeyError) and len(text.split()) == 1:
         return f"its configuration names {text!r}, which transformers does not know"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    line = (" ".join(lines[:2]) if lines[0].endswith(":") else lines[0]).rstrip(".!")
-    of_its_own = (OSError, ValueError, RuntimeError, KeyError)
-    return line if isinstance(error, of_its_own) else f"{type(error).__name__}: {line}"
+    # Of a field that is refused, the first line is what refuses it, and the second one the error and why.
+    line = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return _KIND.sub("", line).rstrip(".!")
 
 
 def _advice(reference: ModelReference, files: str) -> str:

@@ -35,7 +35,8 @@ def first_token(model: PreTrainedModel, vocabulary: int, seed: int) -> int:
 
 
 def _first_token(model: PreTrainedModel, vocabulary: int) -> int:
-    for token in (model.config.bos_token_id, model.config.eos_token_id):
+    config = model.config.get_text_config(decoder=True)
+    for token in (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")):
         if (
             isinstance(token, int) and 0 <= token < vocabulary
         ):  # it may be missing, a list, or another model's
