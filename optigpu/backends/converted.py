@@ -25,6 +25,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
 from optigpu.models.described import configuration_file
 from optigpu.models.files import sound_directory
+from optigpu.models.held import gguf_file
 from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
@@ -97,7 +98,7 @@ class Converter:
         if origin.hash is None:
             raise UnsupportedError(origin.reasons["hash"])
         # A configuration may change beside the same weights.
-        has_file = reference.kind in ("path", "hub")
+        has_file = reference.kind in ("path", "hub") and gguf_file(reference) is None
         configuration = configuration_file(reference).read_text("utf-8") if has_file else ""
         versions = [version(name) for name in self.libraries]
         found = hashlib.sha256(canonical_json([origin.hash, configuration, versions]).encode())
@@ -125,7 +126,7 @@ def weights_of(order: Order) -> WeightFacts:
     reference, directory = order.reference, None
     if reference.kind == "bundled":
         directory = str(BUNDLED[reference.name])
-    elif reference.kind == "path":
+    elif reference.kind == "path" and gguf_file(reference) is None:
         directory = str(sound_directory(reference))
     return origin_of(reference, directory, order.seed, order.folder)
 

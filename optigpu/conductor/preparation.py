@@ -21,7 +21,7 @@ from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment, MetricSummary
 from optigpu.hardware.catalog import Device
 from optigpu.job.spec import Variant, digest
-from optigpu.models.held import FILES
+from optigpu.models.held import KERAS, TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.paths import cache_dir
 from optigpu.roofline import Roofline, roofline_of
@@ -170,10 +170,11 @@ def make_references(session: Session, variants: Sequence[Variant]) -> None:
     for variant in variants:
         first.setdefault(variant.model, variant)
     for variant in first.values():
-        # Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
+        # Only trained weights have a quality to measure, and most converted files have no fp32 model beside them; of
+        # GGUF torch reads the numbers that a file stands for. Losses of
         # training can be compared from random weights as well.
         workload: Workload = variant.workload
-        if variant.model is not None and not variant.model.endswith(tuple(FILES)):
+        if variant.model is not None and not variant.model.endswith((KERAS, TFLITE)):
             trains = workload.task is Task.TRAINING
             if trains or parse_reference(variant.model).kind != "preset":
                 _make_reference(session, variant)

@@ -18,7 +18,7 @@ from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading, require_read
-from optigpu.models.held import GGUF, TFLITE
+from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import FLOAT_ERROR
 from optigpu.quality.figures import (
@@ -286,11 +286,6 @@ def _runtime(context: MeterContext) -> DecodingRuntime:
             f"{context.workload.kind} decodes nothing, so it has no quality; ask for generate."
         )
     _require_trained(context)
-    if str(context.model).endswith(GGUF):
-        raise OptiGPUError(
-            f"{context.model} is a converted file, without the fp32 weights that it was made of; name the folder that "
-            "they are in, with the technique gguf, to have its quality."
-        )
     return cast(DecodingRuntime, context.runtime)
 
 

@@ -14,7 +14,7 @@ from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models import families
 from optigpu.models.facts import packaged
 from optigpu.models.files import read_configuration
-from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.held import CONFIGURATION, gguf_file, model_directory
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.models.tensors import DecoderShape, Description
@@ -82,19 +82,25 @@ def decoder_shape(reference: ModelReference) -> DecoderShape:
 
 def _described(reference: ModelReference) -> Described:
     file = configuration_file(reference)
-    read_configuration(file, reference)
+    is_gguf = gguf_file(reference) is not None
+    if not is_gguf:
+        read_configuration(file, reference)
     digest = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}\n".encode())
-    for source in (file, *_SOURCES):
+    for source in (() if is_gguf else (file,)) + _SOURCES:
         digest.update(source.read_bytes())
+    if is_gguf:  # of gigabytes
+        status = file.stat()
+        digest.update(f"{file} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
     folder = BoundedFolder(cache_dir() / "described", ".json", MOST_BYTES)
     path = folder.path / f"{digest.hexdigest()}.json"
     if path.is_file():
         return Described.model_validate_json(path.read_bytes())
-    ended = run_program(PROGRAM, [str(file.parent)])
+    ended = run_program(PROGRAM, [str(file if is_gguf else file.parent)])
     if ended.status:
         why = (ended.err.strip().splitlines() or [f"status {ended.status}"])[-1].rstrip(".")
         raise UnsupportedError(
-            f"The configuration of {reference} cannot be read: {why}. Check its {CONFIGURATION}."
+            f"The configuration of {reference} cannot be read: {why}. Check its "
+            f"{'metadata' if is_gguf else CONFIGURATION}."
         )
     answer = Described.model_validate_json(ended.out.strip().splitlines()[-1])
     with suppress(OSError), folder.locked(_LOCK_S), folder.draft_of(path) as draft:  # else it is asked again
@@ -104,9 +110,12 @@ def _described(reference: ModelReference) -> Described:
 
 
 def configuration_file(reference: ModelReference) -> Path:
-    """The config.json of a folder or of the hub's cache. Raises UnsupportedError where it is not on this machine."""
+    """The config.json of a folder or of the hub's cache, or the GGUF file that a reference names.
+
+    Raises UnsupportedError where it is not on this machine.
+    """
     if reference.kind == "path":
-        return model_directory(reference.name) / CONFIGURATION
+        return gguf_file(reference) or model_directory(reference.name) / CONFIGURATION
     from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
 
     found = try_to_load_from_cache(reference.name, CONFIGURATION, revision=reference.revision or "main")

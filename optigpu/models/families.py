@@ -69,19 +69,6 @@ class ConfigKeys:
 
 
 @dataclass(frozen=True)
-class GgufFamily:
-    """How llama.cpp's file format has a family: its name there, and the field of transformers' with its norms' epsilon.
-
-    `rotates_neighbours`: llama.cpp rotates neighbouring rows of a head's queries and keys as a pair, where transformers
-    rotates a row of the first half with one of the second.
-    """
-
-    architecture: str
-    epsilon: str
-    rotates_neighbours: bool = False
-
-
-@dataclass(frozen=True)
 class Passes:
     """What forward passes hold at once: tensors as wide as the MLP's inner layer, eager attention's scores in
     float32."""
@@ -112,7 +99,6 @@ class ModelFamily:
     needs_mask: bool = False
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
-    gguf: GgufFamily | None = None
     passes: Passes | None = None
 
     @property
@@ -131,7 +117,6 @@ def _like_llama(
     name: str,
     prefix: str,
     window_in: Literal["config", "attention"] | None = None,
-    gguf: GgufFamily | None = None,
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return replace(
@@ -139,7 +124,6 @@ def _like_llama(
         attention=AttentionParts(f"{prefix}Attention", "self_attn", _SEPARATE_QKV, "o_proj", window_in),
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
-        gguf=gguf,
     )
 
 
@@ -182,7 +166,6 @@ _GPT2 = ModelFamily(
     mlps=(Mlp("GPT2MLP", "mlp", "c_fc", "c_proj", "act"),),
     keys=ConfigKeys(inner_size="n_inner", activation="activation_function"),
     conv1d=True,
-    gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
     passes=Passes(rotary=False, inner_tensors=4, float_scores=False),
 )
 _OPT = ModelFamily(
@@ -237,7 +220,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             _GPT2,
             _GPTJ,
             _OPT,
-            _like_llama("llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
+            _like_llama("llama", "Llama"),
             _like_llama("mistral", "Mistral", window_in="config"),
             _like_llama("qwen2", "Qwen2", window_in="attention"),
             _blocks_like_llama("phi3", "Phi-3", "Phi3", inner_tensors=4),

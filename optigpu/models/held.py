@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from optigpu.models.reference import ModelReference
 from optigpu.models.trained import TRAINED
 from optigpu.paths import data_dir, expanded
 from optigpu.vocabulary import UnsupportedError
@@ -17,7 +18,8 @@ MOST_FOLDERS = 1000
 CONFIGURATION = "config.json"
 TFLITE, GGUF, KERAS = ".tflite", ".gguf", ".keras"
 FILES = {TFLITE: "litert", GGUF: "llama_cpp", KERAS: "tensorflow"}
-"""The backend of each kind of file that a reference may name, as path:edge/model.tflite; ik_llama_cpp runs GGUF too."""
+"""A backend of each kind of file that a reference may name, as path:edge/model.tflite. ik_llama_cpp runs GGUF too, and
+torch what transformers reads of it."""
 
 
 def models_dir() -> Path:
@@ -45,6 +47,12 @@ def model_directory(name: str) -> Path:
         if file.is_symlink():
             under_root(f"{name}/{file.name}")
     return directory
+
+
+def gguf_file(reference: ModelReference) -> Path | None:
+    """The GGUF file that a reference names, or None. Raises UnsupportedError as `model_file` does."""
+    is_one = reference.kind == "path" and reference.name.endswith(GGUF)
+    return model_file(reference.name) if is_one else None
 
 
 def model_file(name: str) -> Path:

@@ -258,5 +258,3 @@ def test_what_the_table_says_is_in_transformers(family: ModelFamily) -> None:
     if keys.inner_size:
         assert hasattr(config, keys.inner_size)
         assert hasattr(config, keys.activation)
-    if family.gguf:
-        assert hasattr(config, family.gguf.epsilon)

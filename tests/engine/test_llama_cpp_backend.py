@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optigpu.backends.llama_cpp.gguf_header import read_header
 from optigpu.backends.stepped import SteppedRuntime
+from optigpu.models.gguf_header import read_header
 from optigpu.models.held import MODELS_DIR, held_models
 from optigpu.models.reference import BUNDLED
 from optigpu.techniques.base import GgufType, LlamaCppType
@@ -94,8 +94,7 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("preset:opt-125m", "opt models cannot be written as GGUF here, only gpt2 and llama models"),
-        ("preset:tiny-qwen-test", "qwen2 models cannot be written"),
+        ("preset:opt-125m", "opt models cannot be written as GGUF here, only llama, mistral, mixtral"),
         ("hub:nobody/has-this", "hub's cache does not hold"),
         ("path:mine", "There is no directory path:mine under"),
     ],
@@ -206,9 +205,12 @@ def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, mo
     content = whole.read_bytes()
     changes = {
         "other": (
-            content.replace(b"gpt2", b"bert"),
-            "'bert', and those known here are gpt2, llama",
+            content.replace(b"gpt2", b"none"),
+            "llama.cpp cannot load .*unknown model architecture: 'none'",
         ),
+        "later": (content[:4] + b"\x04\0\0\0" + content[8:], "version 4, and versions 2 and 3 are known"),
+        "none": (b"", "it is empty"),
+        "cut": (content[:-100], "llama.cpp cannot load .*(file bounds|corrupted|incomplete)"),
         "text": (b"<html>", "does not begin as GGUF files do"),
         "half": (content[: len(content) // 2], "ends before its last tensor"),
         "short": (content[:100], "ends within its header"),
@@ -219,6 +221,9 @@ def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, mo
         (models / f"{name}.gguf").write_bytes(changed)
         with pytest.raises(UnsupportedError, match=words):
             prepared(tmp_path, model=f"path:{name}.gguf")
+    (models / "out.gguf").symlink_to(whole)
+    with pytest.raises(UnsupportedError, match="leads out of the model directory"):
+        prepared(tmp_path, model="path:out.gguf")
 
 
 @pytest.mark.llama

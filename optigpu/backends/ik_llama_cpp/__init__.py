@@ -18,10 +18,10 @@ NOT_THERE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")
 
 
 class IkLlamaCppBackend(LlamaCppBackend):
-    """Decodes on a CPU, models of the families that a GGUF file is written of but GPT-2."""
+    """Decodes on a CPU what llama_cpp does, but for models with LayerNorm."""
 
     name = "ik_llama_cpp"
-    summary = "Llama models as GGUF files in ik_llama.cpp, on a CPU"
+    summary = "GGUF files, and models that are written as one, in ik_llama.cpp, on a CPU; no LayerNorm"
     modules = (".native", "..llama_cpp.runtime")
 
     def missing(self, environment: Environment) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from optigpu.backends.ik_llama_cpp import convert
 from optigpu.backends.llama_cpp.engine import Engine, converter, sources
 from optigpu.backends.llama_cpp.file_types import ExactCaches
+from optigpu.backends.llama_cpp.gguf_families import LAYER_NORM
 from optigpu.backends.llama_cpp.library import Library
 
 
@@ -28,8 +29,8 @@ IK_LLAMA_CPP = Engine(
         ),
     ),
     refused={
-        "LayerNorm": "ik_llama.cpp ends on an assertion in the norm before GPT-2's MLP, and would end the process with "
-        "it; ask for the backend llama_cpp, or for a Llama."
+        LAYER_NORM: "ik_llama.cpp ends on an assertion in a LayerNorm (GPT-2's), and would end the process with it; "
+        "ask for the backend llama_cpp, or for a model with RMSNorm, such as a Llama."
     },
     # Flash attention ends on an assertion with keys or values of float32, and values of float32 need it.
     exact=ExactCaches(plain=("F32", "F16"), fused=("F16", "F16")),

@@ -15,8 +15,8 @@ from optigpu.backends.ik_llama_cpp.structures import (
     QuantizeParameters,
     of_tensors,
 )
-from optigpu.backends.llama_cpp.gguf_header import read_header
 from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
+from optigpu.models.gguf_header import read_header
 from optigpu.vocabulary import UnsupportedError
 
 _INTERLEAVED = re.compile(r"_R\d+$")
@@ -48,6 +48,9 @@ class IkLlamaCpp(Library):
     def types(self) -> int:
         """GGML_TYPE_COUNT, which stands where no type is named."""
         return int(_defaults().output_tensor_type)
+
+    def file_types(self) -> dict[int, str]:
+        return {number: name for name, number in FILE_TYPES.items()}
 
     def flags(self) -> str:
         told = _LIBRARY.llama_print_system_info

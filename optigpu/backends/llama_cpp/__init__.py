@@ -11,18 +11,15 @@ from typing import get_args
 from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
 from optigpu.backends.runtime import Runtime
-from optigpu.models.families import FAMILIES
 from optigpu.techniques.base import IkLlamaCppType, Technique, engine_options
 from optigpu.workloads.base import Workload
 
-_TITLES = " and ".join(family.title for family in FAMILIES.values() if family.gguf)
-
 
 class LlamaCppBackend(EngineBackend):
-    """Decodes on a CPU, models of the families that a GGUF file is written of, and GGUF files of these."""
+    """Decodes on a CPU: GGUF files that llama.cpp loads, and models of the families that such a file is written of."""
 
     name = "llama_cpp"
-    summary = f"{_TITLES} models as GGUF files in llama.cpp, on a CPU"
+    summary = "GGUF files, and models that are written as one, in llama.cpp, on a CPU"
     packages = ("llama-cpp-python", "gguf")
     install = 'pip install -e ".[llama]"'
     workloads = ("generate", "quality")

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -60,15 +61,19 @@ def convert(options: argparse.Namespace) -> None:
     import torch
 
     from optigpu.backends.llama_cpp.gguf_tensors import write, write_importance
-    from optigpu.models.loading.load import load_model
+    from optigpu.models.loading.load import load_model, load_tokenizer
     from optigpu.models.reference import parse_reference
 
     torch.set_num_threads(options.threads)
-    loaded = load_model(parse_reference(options.model), device="cpu", dtype="float32", seed=options.seed)
+    reference = parse_reference(options.model)
+    loaded = load_model(reference, device="cpu", dtype="float32", seed=options.seed)
     if options.type == IMPORTANCE:
         write_importance(loaded, options.output)
-    else:
-        write(loaded, options.output, "float32" if options.type == "F32" else "float16")
+        return
+    tokenizer = None
+    with suppress(UnsupportedError):  # a model without one runs all the same
+        tokenizer = load_tokenizer(reference)
+    write(loaded, options.output, "float32" if options.type == "F32" else "float16", tokenizer)
 
 
 if __name__ == "__main__":

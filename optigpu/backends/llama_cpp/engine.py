@@ -11,9 +11,8 @@ from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.convert import IMPORTANCE
 from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form
 from optigpu.backends.llama_cpp.library import Library
-from optigpu.models.families import NormKind
 
-WRITERS = ("convert", "file_types", "gguf_families", "gguf_tensors")
+WRITERS = ("convert", "file_types", "gguf_families", "gguf_metadata", "gguf_tensors", "gguf_tokenizer")
 """Modules that decide what is written of a model."""
 _FOLDER = Path(__file__).parent
 
@@ -32,7 +31,7 @@ def converter(
 
 PLAIN = converter("gguf", sources=sources())
 """Writes F32 and F16, which both engines read."""
-MATTERS = converter(suffix=".npz", sources=sources())
+MATTERS = converter("gguf", suffix=".npz", sources=sources())
 """Writes how much each input of the matrices matters."""
 
 
@@ -40,14 +39,15 @@ MATTERS = converter(suffix=".npz", sources=sources())
 class Engine:
     """`name` is the backend's, `package` that of its bindings. `open` loads the library; `quantizer` writes its types.
 
-    `refused` has the reason for models whose norms it cannot run, `exact` the caches that it has for float32.
+    `refused` has the reason for models with a norm that it cannot run, by the key of its epsilon in a file; `exact` are
+    the caches that it has for float32.
     """
 
     name: str
     package: str
     open: Callable[[], Library]
     quantizer: Converter
-    refused: dict[NormKind, str]
+    refused: dict[str, str]
     exact: ExactCaches
 
 

@@ -1,66 +1,293 @@
-"""Which families of models are written as GGUF, with the parts that the writer needs of them, and which fields of their
-configurations a file or its engines have. Imports no torch.
+"""Which families of transformers are written as GGUF, and how llama.cpp has each. Imports no torch.
+
+To add a family, add one entry to `WRITTEN_FAMILIES`. Names of tensors come from the package gguf; an entry has the
+rest: which numbers of the configuration a file holds, what lies otherwise there, and what llama.cpp does not compute.
+`tests/engine/test_gguf_families.py` compares the logits of every entry.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
-from optigpu.models.families import FAMILIES, AttentionParts, Decoder, GgufFamily, Mlp, family_of
-from optigpu.models.loading.expressed import ROTATION, SIZES, Fields
+from optigpu.models.loading.expressed import ROTATION, SIZES, Condition, Fields
 from optigpu.vocabulary import UnsupportedError
 
-EXPRESSED: Fields = {
-    **SIZES,
-    **ROTATION,
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "attention_bias", "mlp_bias")),
-    "rope_parameters.rope_type": ("default", "llama3"),
-    # Each architecture of llama.cpp has one function.
-    "hidden_act": ("silu", "swish"),
-    "activation_function": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
-    # The same products in another order.
-    "reorder_and_upcast_attn": None,
-}
-"""What a file says of a model, and what llama.cpp computes without being told."""
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SILU = ("silu", "swish")
+GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+"""llama.cpp computes GELU by its tanh."""
+LAYER_NORM, RMS_NORM = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 
 
 @dataclass(frozen=True)
 class WrittenFamily:
-    """As ModelFamily, of a family whose parts are all known; `names` are llama.cpp's of a block's layers, by ours."""
+    """How llama.cpp has a family of transformers' model_type.
 
-    gguf: GgufFamily
-    decoder: Decoder
-    attention: AttentionParts
-    mlp: Mlp
-    conv1d: bool
+    `architecture` is its name there. `norm` is the key of its norms' epsilon, and `epsilon` the configuration's field
+    or the number. `numbers` are the configuration's fields by further keys of a file. `activations` are those that the
+    architecture computes, and `expressed` further fields of the configuration that a file expresses.
+
+    `rotates_neighbours`: rows of a head's queries and keys that lie as halves in transformers lie as neighbours in a
+    file. `joined_by_head`: transformers has queries, keys and values of one head beside each other. `one_less`: the
+    weights of norms are stored less one in transformers. `head`: whether a head of its own is possible, must be there,
+    or cannot be. `windows`: it has layers with sliding windows; without, the context ends with the window.
+    `long_factors`: it reads a divisor for each frequency. `rotates_part`: it rotates a part of a head, if asked to.
+    `wide_heads`: heads may be of another size than hidden size / heads.
+    """
+
+    architecture: str
+    norm: str = RMS_NORM
+    epsilon: str | float = "rms_norm_eps"
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    activations: tuple[str, ...] = SILU
+    expressed: Fields | None = None
+    rotates_neighbours: bool = False
+    joined_by_head: bool = False
+    one_less: bool = False
+    head: Literal["possible", "needed", "never"] = "possible"
+    windows: bool = False
+    long_factors: bool = False
+    rotates_part: bool = False
+    wide_heads: bool = False
 
     @property
-    def names(self) -> dict[str, str]:
-        """Paths from a block, and what llama.cpp calls the layers there."""
-        joined = len(self.attention.qkv) == 1
-        inputs = ("attn_qkv",) if joined else ("attn_q", "attn_k", "attn_v")
-        attention = zip((*self.attention.qkv, self.attention.output), (*inputs, "attn_output"), strict=True)
-        mlp = {self.mlp.gate: "ffn_gate", self.mlp.up: "ffn_up", self.mlp.down: "ffn_down"}
-        return {
-            self.decoder.first: "attn_norm",
-            **{f"{self.attention.path}.{name}": theirs for name, theirs in attention},
-            self.decoder.second: "ffn_norm",
-            **{f"{self.mlp.path}.{name}": theirs for name, theirs in mlp.items() if name},
-        }
+    def fields(self) -> Fields:
+        """What a file of this family says of a configuration, and what llama.cpp computes without being told."""
+        found: Fields = {**_COMMON, **dict.fromkeys(self.numbers.values())}
+        found |= dict.fromkeys(
+            ("hidden_act", "hidden_activation", "activation_function", "activation"), self.activations
+        )
+        if isinstance(self.epsilon, str):
+            found[self.epsilon] = None
+        if not self.long_factors:
+            found["rope_parameters.rope_type"] = ("default", "linear", "yarn")
+        if not self.rotates_part:
+            found["rope_parameters.partial_rotary_factor"] = (None, 1.0)
+        if not self.wide_heads:
+            found["head_dim"] = _USUAL_HEADS
+        if self.head == "never":
+            found["tie_word_embeddings"] = (True,)
+        return found | (self.expressed or {})
+
+
+def _has_usual_heads(config: "PretrainedConfig") -> bool:
+    size = getattr(config, "head_dim", None)
+    return size is None or bool(size * config.num_attention_heads == config.hidden_size)
+
+
+def _scales_by_head_size(config: "PretrainedConfig") -> bool:
+    return bool(config.query_pre_attn_scalar == config.head_dim)
+
+
+_USUAL_HEADS = Condition("hidden_size / num_attention_heads", _has_usual_heads)
+_SCALED_BY_HEAD_SIZE = Condition("head_dim", _scales_by_head_size)
+_AS_MANY = Condition(
+    "num_attention_heads", lambda config: bool(config.num_key_value_heads == config.num_attention_heads)
+)
+_COMMON: Fields = {
+    **SIZES,
+    **ROTATION,
+    # What is not among these the library derives from the factor.
+    **dict.fromkeys(
+        ("rope_parameters.attention_factor", "rope_parameters.mscale", "rope_parameters.mscale_all_dim"),
+        (None,),
+    ),
+    "rope_parameters.truncate": (None, True),
+    "rope_parameters.partial_rotary_factor": None,
+    "rope_parameters.rope_type": ("default", "linear", "llama3", "yarn"),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "sliding_window", "multi_query")),
+    "layer_types": (None, "full_attention", "sliding_attention"),
+    "rope_parameters.full_attention": None,
+    "rope_parameters.sliding_attention": None,
+    # The same products in another order.
+    "reorder_and_upcast_attn": None,
+}
+_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_NORMED_EXPERTS: Fields = {
+    "norm_topk_prob": (True,),
+    "mlp_only_layers": Condition("[]", lambda config: not config.mlp_only_layers),
+    "decoder_sparse_step": (1,),
+}
+_GEMMA: Fields = {"query_pre_attn_scalar": _SCALED_BY_HEAD_SIZE, "attention_bias": (False,)}
+_NO_BIAS: Fields = {"attention_bias": (False,)}
+
+WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
+    {
+        "llama": WrittenFamily("llama", rotates_neighbours=True, long_factors=True, wide_heads=True),
+        "mistral": WrittenFamily("llama", rotates_neighbours=True, long_factors=True, wide_heads=True),
+        "mixtral": WrittenFamily(
+            "llama", rotates_neighbours=True, long_factors=True, wide_heads=True, numbers=_EXPERTS
+        ),
+        "qwen2": WrittenFamily("qwen2"),
+        "qwen3": WrittenFamily("qwen3", wide_heads=True),
+        "qwen3_moe": WrittenFamily(
+            "qwen3moe",
+            wide_heads=True,
+            numbers=_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
+            expressed=_NORMED_EXPERTS | _NO_BIAS,
+        ),
+        "gemma": WrittenFamily(
+            "gemma", activations=GELU, one_less=True, head="never", wide_heads=True, expressed=_NO_BIAS
+        ),
+        "gemma2": WrittenFamily(
+            "gemma2",
+            activations=GELU,
+            one_less=True,
+            head="never",
+            windows=True,
+            wide_heads=True,
+            numbers={
+                "attn_logit_softcapping": "attn_logit_softcapping",
+                "final_logit_softcapping": "final_logit_softcapping",
+            },
+            expressed=_GEMMA,
+        ),
+        "gemma3_text": WrittenFamily(
+            "gemma3",
+            activations=GELU,
+            one_less=True,
+            windows=True,
+            wide_heads=True,
+            numbers={"final_logit_softcapping": "final_logit_softcapping"},
+            expressed=_GEMMA | {"attn_logit_softcapping": (None,), "_sliding_window_pattern": None},
+        ),
+        "phi3": WrittenFamily(
+            "phi3", rotates_part=True, expressed={"original_max_position_embeddings": None}
+        ),
+        "phi": WrittenFamily(
+            "phi2",
+            LAYER_NORM,
+            "layer_norm_eps",
+            activations=GELU,
+            head="needed",
+            rotates_part=True,
+            expressed={"qk_layernorm": (False,)},
+        ),
+        "olmo": WrittenFamily(
+            "olmo",
+            LAYER_NORM,
+            1e-5,
+            rotates_neighbours=True,
+            numbers={"attention.clamp_kqv": "clip_qkv"},
+            expressed=_NO_BIAS,
+        ),
+        "olmo2": WrittenFamily("olmo2", head="needed", expressed=_NO_BIAS),
+        "olmo3": WrittenFamily("olmo2", head="needed", windows=True, expressed=_NO_BIAS),
+        "olmoe": WrittenFamily(
+            "olmoe",
+            head="needed",
+            numbers=_EXPERTS | {"expert_count": "num_experts"},
+            expressed=_NO_BIAS
+            | {"norm_topk_prob": (False,), "clip_qkv": (None,), "num_key_value_heads": _AS_MANY},
+        ),
+        "granite": WrittenFamily(
+            "granite",
+            rotates_neighbours=True,
+            long_factors=True,
+            numbers={
+                "logit_scale": "logits_scaling",
+                "residual_scale": "residual_multiplier",
+                "embedding_scale": "embedding_multiplier",
+                "attention.scale": "attention_multiplier",
+            },
+        ),
+        "smollm3": WrittenFamily(
+            "smollm3",
+            rotates_neighbours=True,
+            expressed={
+                "no_rope_layers": Condition(
+                    "every fourth layer", lambda config: _every_fourth(config.no_rope_layers)
+                ),
+                "no_rope_layer_interval": (4,),
+            },
+        ),
+        "ernie4_5": WrittenFamily("ernie4_5", wide_heads=True, expressed={"use_bias": (False,)}),
+        "cohere": WrittenFamily(
+            "command-r",
+            LAYER_NORM,
+            "layer_norm_eps",
+            head="never",
+            numbers={"logit_scale": "logit_scale"},
+            expressed=_NO_BIAS | {"use_qk_norm": (False,)},
+        ),
+        "cohere2": WrittenFamily(
+            "cohere2",
+            LAYER_NORM,
+            "layer_norm_eps",
+            head="never",
+            windows=True,
+            numbers={"logit_scale": "logit_scale"},
+            expressed=_NO_BIAS,
+        ),
+        "nemotron": WrittenFamily(
+            "nemotron",
+            LAYER_NORM,
+            "norm_eps",
+            activations=("relu2",),
+            one_less=True,
+            head="needed",
+            rotates_part=True,
+        ),
+        "starcoder2": WrittenFamily(
+            "starcoder2", LAYER_NORM, "norm_epsilon", activations=GELU, expressed={"use_bias": (True,)}
+        ),
+        "stablelm": WrittenFamily(
+            "stablelm",
+            LAYER_NORM,
+            "layer_norm_eps",
+            head="needed",
+            rotates_part=True,
+            expressed={"use_qkv_bias": None, "use_parallel_residual": None, "qk_layernorm": (False,)},
+        ),
+        "gpt_neox": WrittenFamily(
+            "gptneox",
+            LAYER_NORM,
+            "layer_norm_eps",
+            activations=(*GELU, "gelu"),
+            joined_by_head=True,
+            rotates_part=True,
+            head="needed",
+            numbers={"use_parallel_residual": "use_parallel_residual"},
+            expressed={"attention_bias": (True,)},
+        ),
+        "gpt2": WrittenFamily("gpt2", LAYER_NORM, "layer_norm_epsilon", activations=GELU),
+        "gpt_bigcode": WrittenFamily(
+            "starcoder",
+            LAYER_NORM,
+            "layer_norm_epsilon",
+            activations=GELU,
+            expressed={"multi_query": (True,)},
+        ),
+        "bloom": WrittenFamily(
+            "bloom",
+            LAYER_NORM,
+            "layer_norm_epsilon",
+            joined_by_head=True,
+            expressed={"apply_residual_connection_post_layernorm": (False,), "slow_but_exact": None},
+        ),
+    }
+)
+"""By transformers' model_type."""
+
+
+def _every_fourth(rotated: list[int]) -> bool:
+    """Whether each fourth layer alone is not rotated."""
+    return all(bool(each) == bool((layer + 1) % 4) for layer, each in enumerate(rotated))
 
 
 def written_family(name: str) -> WrittenFamily:
-    """The family of that model_type. Raises UnsupportedError for one that is not written."""
-    family = family_of(name)
-    if family.gguf and family.decoder and family.attention and family.mlp:
-        return WrittenFamily(family.gguf, family.decoder, family.attention, family.mlp, family.conv1d)
-    written = " and ".join(name for name, each in FAMILIES.items() if each.gguf)
+    """The entry of that model_type. Raises UnsupportedError for one that is not written."""
+    if name in WRITTEN_FAMILIES:
+        return WRITTEN_FAMILIES[name]
     raise UnsupportedError(
-        f"{name} models cannot be written as GGUF here, only {written} models; ask for the backend torch."
+        f"{name} models cannot be written as GGUF here, only {', '.join(WRITTEN_FAMILIES)}; ask for the backend torch, "
+        "or name a GGUF file of the model."
     )
 
 
 def family_of_architecture(name: str) -> str:
-    """The family that llama.cpp calls so. Raises ValueError for one that no file is written of here."""
-    known = {family.gguf.architecture: each for each, family in FAMILIES.items() if family.gguf}
-    if name not in known:
-        raise ValueError(f"its architecture is {name!r}, and those known here are {', '.join(known)}")
-    return known[name]
+    """transformers' model_type of an architecture of llama.cpp, or llama.cpp's own name of one that is not written."""
+    return next((each for each, family in WRITTEN_FAMILIES.items() if family.architecture == name), name)

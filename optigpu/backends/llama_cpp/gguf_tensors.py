@@ -1,113 +1,118 @@
-"""A model of transformers as a GGUF file without a vocabulary: what llama.cpp calls its tensors, and how they lie.
+"""A model of transformers as the tensors of a GGUF file: what llama.cpp calls them, and how they lie.
 
-`optigpu.models.families` says which parts a family has. Nothing here needs llama.cpp.
+The names are those of the package gguf; `gguf_families` says what lies otherwise in a family. Nothing here needs
+llama.cpp.
 """
 
-import math
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import gguf
 import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
-from optigpu.backends.llama_cpp.gguf_families import EXPRESSED, WrittenFamily, written_family
+from optigpu.backends.llama_cpp.gguf_families import WrittenFamily, written_family
+from optigpu.backends.llama_cpp.gguf_metadata import Value, metadata, rope_factors
+from optigpu.backends.llama_cpp.gguf_tokenizer import add_tokenizer
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.loading.expressed import require_expressed
 from optigpu.models.loading.load import facts_of_config
 from optigpu.models.loading.self_written import sampled
+from optigpu.vocabulary import UnsupportedError
 
 ROWS, LENGTH, SEED = 8, 256, 0
 """The text of an importance matrix: sequences, and tokens of each."""
 Matrices = Literal["float16", "float32"]
-Metadata = dict[str, int | float]
 Named = Iterator[tuple[str, torch.Tensor]]
+_ENDS = (".weight", ".bias")
+_IN_FLOAT32 = ("position_embd.weight", "ffn_gate_inp.weight")
+"""Matrices that are read row by row, or that choose."""
+_HEAD, _EMBEDDING, _FACTORS = "output.weight", "token_embd.weight", "rope_freqs.weight"
 
 
-def write(model: PreTrainedModel, path: Path, matrices: Matrices) -> None:
-    """Writes matrices in that dtype and vectors as float32, as llama.cpp's own converter does, one tensor at a time.
+@dataclass(frozen=True)
+class Names:
+    """llama.cpp's names of a model's tensors."""
 
-    Raises UnsupportedError for a family or a field of its configuration that cannot be written.
-    """
-    import gguf
+    model: PreTrainedModel
+    family: WrittenFamily
+    facts: ModelFacts
+    known: gguf.TensorNameMap
 
-    writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).gguf.architecture)
-    for key, value in metadata(model.config).items():
-        if isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_uint32(key, value)
-    types = gguf.LlamaFileType
-    writer.add_file_type(types.ALL_F32 if matrices == "float32" else types.MOSTLY_F16)
-    writer.add_tokenizer_model("none")
-    for name, tensor in tensors(model):
-        dtype = _dtype(name, tensor, matrices)
-        writer.add_tensor_info(name, tuple(tensor.shape), dtype, tensor.numel() * dtype.itemsize)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for name, tensor in tensors(model):
-        writer.write_tensor_data(tensor.contiguous().numpy().astype(_dtype(name, tensor, matrices)))
-    writer.close()
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Names":
+        """Raises UnsupportedError for a family that is not written, or that the installed gguf does not name."""
+        family, facts = written_family(model.config.model_type), facts_of_config(model.config)
+        numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+        if family.architecture not in numbers:
+            raise UnsupportedError(
+                f"The installed package gguf does not know the architecture {family.architecture}; install a newer one."
+            )
+        return cls(model, family, facts, gguf.get_tensor_name_map(numbers[family.architecture], facts.layers))
 
-
-def _dtype(name: str, tensor: torch.Tensor, matrices: Matrices) -> "np.dtype[np.floating]":
-    is_matrix = tensor.dim() == 2 and name != "position_embd.weight"
-    return np.dtype(matrices if is_matrix else "float32")
-
-
-def metadata(config: PretrainedConfig) -> Metadata:
-    """The numbers that a GGUF file holds beside its tensors, under llama.cpp's keys.
-
-    Raises UnsupportedError for a family that is not written, and a field of the configuration that is not expressed.
-    """
-    family, facts = written_family(config.model_type), facts_of_config(config)
-    require_expressed(config, EXPRESSED, "A GGUF file")
-    assert facts.inner_size is not None, "the table has the width of every MLP that it has the layers of"
-    norm = "layer_norm_rms_epsilon" if family.decoder.norm_kind == "RMSNorm" else "layer_norm_epsilon"
-    found: Metadata = {
-        "context_length": facts.longest,
-        "embedding_length": facts.hidden_size,
-        "block_count": facts.layers,
-        "feed_forward_length": facts.inner_size,
-        "attention.head_count": facts.heads,
-        "attention.head_count_kv": facts.kv_heads,
-        "attention.key_length": facts.head_size,
-        "attention.value_length": facts.head_size,
-        f"attention.{norm}": float(getattr(config, family.gguf.epsilon)),
-        "vocab_size": facts.vocabulary,
-    }
-    if family.decoder.positions is None:
-        found["rope.dimension_count"] = facts.head_size
-        found["rope.freq_base"] = float(config.to_dict()["rope_parameters"]["rope_theta"])
-    return {f"{family.gguf.architecture}.{key}": value for key, value in found.items()}
+    def __getitem__(self, name: str) -> str:
+        """Of a tensor of the model. Raises UnsupportedError for one that llama.cpp's architecture does not have."""
+        prefix = f"{self.model.base_model_prefix}."
+        for each in (name, name.removeprefix(prefix)):
+            found = self.known.get_name(each, try_suffixes=_ENDS)
+            if found:
+                return str(found)
+        raise UnsupportedError(
+            f"llama.cpp's {self.family.architecture} models have no place for this model's {name}; ask for the backend "
+            "torch."
+        )
 
 
 def tensors(model: PreTrainedModel) -> Named:
-    """llama.cpp's names and the model's tensors, one after the other; a tied head is left out, as llama.cpp expects.
+    """llama.cpp's names and the model's tensors, one after the other.
 
-    Raises UnsupportedError for a family that is not written.
+    A tied head is left out where llama.cpp takes the embedding in its place. Raises UnsupportedError for a family that
+    is not written, and a tensor that it has no place for.
     """
-    family, facts = written_family(model.config.model_type), facts_of_config(model.config)
-    decoder = family.decoder
-    once = {decoder.embedding: "token_embd", decoder.final: "output_norm"}
-    if decoder.positions is None:
-        factors = rope_factors(model.config)
-        if factors:
-            yield "rope_freqs.weight", torch.tensor(factors)
+    names = Names.of(model)
+    factors = rope_factors(model.config)
+    if factors:
+        yield _FACTORS, torch.tensor(factors)
+    transposed = {f"{path}.weight" for path, layer in model.named_modules() if isinstance(layer, Conv1D)}
+    written = set()
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        for place, part in _parts(name, tensor.T if name in transposed else tensor):
+            theirs = names[place]
+            written.add(theirs)
+            yield theirs, _laid_out(theirs, part, names)
+    if names.family.head == "needed" and _HEAD not in written:
+        yield _HEAD, model.get_input_embeddings().get_parameter("weight").detach()
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Named:
+    """A tensor by its name; experts as llama.cpp has them, [experts, outputs, inputs], with gate and up apart."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, dim=1)
+        path = name.removesuffix("gate_up_proj")
+        yield f"{path}gate_proj.weight", gate
+        yield f"{path}up_proj.weight", up
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor
     else:
-        once[decoder.positions] = "position_embd"
-    parts = model.get_submodule(decoder.path)
-    for name, theirs in once.items():
-        yield from _of_layer(parts.get_submodule(name), theirs)
-    for number in range(facts.layers):
-        block = parts.get_submodule(f"{decoder.blocks}.{number}")
-        for name, tensor in _of_block(block, family, facts):
-            yield f"blk.{number}.{name}", tensor
-    head = model.get_output_embeddings()
-    if head.weight is not model.get_input_embeddings().weight:
-        yield from _of_layer(head, "output")
+        yield name, tensor
+
+
+def _laid_out(name: str, tensor: torch.Tensor, names: Names) -> torch.Tensor:
+    """A tensor as llama.cpp expects it under its name."""
+    family, facts = names.family, names.facts
+    if family.one_less and name.endswith("norm.weight"):
+        return tensor + 1
+    if family.rotates_neighbours and re.search(r"\.attn_[qk]\.", name):
+        return permuted(tensor, facts.heads if ".attn_q." in name else facts.kv_heads)
+    if family.joined_by_head and ".attn_qkv." in name:
+        by_head = tensor.reshape(facts.heads, 3, facts.head_size, *tensor.shape[1:])
+        return by_head.transpose(0, 1).reshape(tensor.shape)
+    return tensor
 
 
 def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -119,38 +124,55 @@ def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def rope_factors(config: PretrainedConfig) -> list[float] | None:
-    """What llama.cpp divides each pair's frequency by for Llama 3's scaling, [head_size / 2]; None without scaling.
+def inner_size_of(model: PreTrainedModel) -> int:
+    """The width of the MLP, by what its last layer takes."""
+    shapes = (
+        tensor.shape for name, tensor in tensors(model) if re.match(r"blk\.0\.ffn_down(_exps)?\.weight", name)
+    )
+    return int(next(shapes)[-1])
 
-    Source: Llama 3.1's `apply_scaling`, as llama.cpp's converter has it.
+
+def write(
+    model: PreTrainedModel, path: Path, matrices: Matrices, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Writes matrices in that dtype and vectors as float32, as llama.cpp's own converter does, one tensor at a time.
+
+    Without a tokenizer, or with one that llama.cpp does not have, the file has no vocabulary. Raises UnsupportedError
+    for a family, a field of its configuration or a tensor that cannot be written.
     """
-    rope = config.to_dict()["rope_parameters"]
-    if rope["rope_type"] == "default":
-        return None
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    size = facts_of_config(config).head_size
-    factors = []
-    for pair in range(size // 2):
-        wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / size)
-        turns = rope["original_max_position_embeddings"] / wavelength
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return factors
+    writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).architecture)
+    for key, value in metadata(model.config, inner_size_of(model)).items():
+        _add(writer, key, value)
+    types = gguf.LlamaFileType
+    writer.add_file_type(types.ALL_F32 if matrices == "float32" else types.MOSTLY_F16)
+    add_tokenizer(writer, tokenizer, model.config.get_text_config().vocab_size)
+    for name, tensor in tensors(model):
+        dtype = _dtype(name, tensor, matrices)
+        writer.add_tensor_info(name, tuple(tensor.shape), dtype, tensor.numel() * dtype.itemsize)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, tensor in tensors(model):
+        writer.write_tensor_data(tensor.contiguous().numpy().astype(_dtype(name, tensor, matrices)))
+    writer.close()
 
 
-def _of_block(block: torch.nn.Module, family: WrittenFamily, facts: ModelFacts) -> Named:
-    rotated = {"attn_q": facts.heads, "attn_k": facts.kv_heads} if family.gguf.rotates_neighbours else {}
-    for path, theirs in family.names.items():
-        for name, tensor in _of_layer(block.get_submodule(path), theirs):
-            # Conv1D keeps its matrix transposed.
-            rows = tensor.T if family.conv1d and tensor.dim() == 2 else tensor
-            yield name, permuted(rows, rotated[theirs]) if theirs in rotated else rows
+def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
 
 
-def _of_layer(layer: torch.nn.Module, name: str) -> Named:
-    """A layer's weight, and its bias where it has one."""
-    for kind, parameter in layer.named_parameters(recurse=False):
-        yield f"{name}.{kind}", parameter.detach()
+def _dtype(name: str, tensor: torch.Tensor, matrices: Matrices) -> "np.dtype[np.floating]":
+    is_matrix = tensor.dim() > 1 and not name.endswith(_IN_FLOAT32)
+    return np.dtype(matrices if is_matrix else "float32")
 
 
 def write_importance(model: PreTrainedModel, path: Path) -> None:
@@ -159,7 +181,7 @@ def write_importance(model: PreTrainedModel, path: Path) -> None:
     They are the means of squares of what enters each matrix, [inputs], by its name in a GGUF file, over a text that the
     model itself draws: it needs no file and is the same each time. The model's layers are watched from then on.
     """
-    length = min(LENGTH, model.config.max_position_embeddings)
+    length = min(LENGTH, facts_of_config(model.config).longest)
     tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
     sums: dict[str, torch.Tensor] = {}
 
@@ -171,7 +193,7 @@ def write_importance(model: PreTrainedModel, path: Path) -> None:
         layer.register_forward_pre_hook(add)
 
     for name, layer in _matrices(model):
-        watch(f"{name}.weight", layer)
+        watch(name, layer)
     with torch.no_grad():
         model(input_ids=tokens, use_cache=False)
     means = {name: (found / tokens.numel()).numpy().astype(np.float32) for name, found in sums.items()}
@@ -181,13 +203,9 @@ def write_importance(model: PreTrainedModel, path: Path) -> None:
 
 def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
     """The layers whose weights are matrices of a file, by their names there; a tied head is the embedding."""
-    family = written_family(model.config.model_type)
-    parts = model.get_submodule(family.decoder.path)
-    head = model.get_output_embeddings()
+    names, head = Names.of(model), model.get_output_embeddings()
     tied = head.weight is model.get_input_embeddings().weight
-    yield "token_embd" if tied else "output", head
-    for number, block in enumerate(parts.get_submodule(family.decoder.blocks).children()):
-        for path, theirs in family.names.items():
-            layer = block.get_submodule(path)
-            if layer.get_parameter("weight").dim() == 2:
-                yield f"blk.{number}.{theirs}", layer
+    yield _EMBEDDING if tied and names.family.head != "needed" else _HEAD, head
+    for path, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head:
+            yield names[f"{path}.weight"], layer

@@ -6,6 +6,8 @@ Their structures differ, and so does the library behind them, so each has a clas
 import ctypes
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -65,7 +67,7 @@ class Quantizing:
 
 
 class Library(ABC):
-    """One of the two. A handle is None where the library gave none; it prints why on stderr, and nothing but errors."""
+    """One of the two. It prints its errors on stderr, and nothing else."""
 
     title: ClassVar[str]
     """Its name in sentences."""
@@ -75,10 +77,13 @@ class Library(ABC):
         self._api, self._ggml = api, ggml
         api.llama_backend_init()
 
-    def load(self, path: Path) -> Handle | None:
-        """A model from a file, with the library's defaults."""
+    def load(self, path: Path) -> Handle:
+        """A model from a file, with the library's defaults. Raises RuntimeError with the library's reason."""
         defaults = self._api.llama_model_default_params()
+        _SAID.clear()
         found: Handle | None = self._api.llama_model_load_from_file(str(path).encode(), defaults)
+        if not found:
+            raise RuntimeError(_reason(_SAID))
         return found
 
     @abstractmethod
@@ -140,6 +145,10 @@ class Library(ABC):
         """How many types of tensors there are."""
 
     @abstractmethod
+    def file_types(self) -> dict[int, str]:
+        """The names of files' types by their numbers."""
+
+    @abstractmethod
     def flags(self) -> str:
         """What the library says that it was built with."""
 
@@ -154,11 +163,22 @@ class Library(ABC):
 
 _ERROR = 4
 """ggml's log level of errors."""
+_LOADING = "error loading model: "
+_SAID: deque[str] = deque(maxlen=8)
+"""The library's last errors; its log is one for all that it does."""
 
 
 def _print_error(level: int, text: bytes, _data: object) -> None:
     if level == _ERROR:
-        sys.stderr.write(text.decode(errors="replace"))
+        said = text.decode(errors="replace")
+        _SAID.append(said.strip())
+        sys.stderr.write(said)
+
+
+def _reason(said: Sequence[str]) -> str:
+    """Why a file could not be loaded, of the errors that the library printed."""
+    reasons = [line.partition(_LOADING)[2] for line in said if _LOADING in line]
+    return (reasons or list(said) or ["it gives no reason"])[0].rstrip(".")
 
 
 print_errors = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_error)

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
 
+_FILE_TYPE = "LLAMA_FTYPE_"
+
 
 class LlamaCpp(Library):
     """llama.cpp's C interface."""
@@ -31,6 +33,15 @@ class LlamaCpp(Library):
 
     def types(self) -> int:
         return int(llama_cpp.GGML_TYPE_COUNT)
+
+    def file_types(self) -> dict[int, str]:
+        names = (name for name in dir(llama_cpp) if name.startswith(_FILE_TYPE))
+        return {
+            getattr(llama_cpp, name): name.removeprefix(_FILE_TYPE)
+            .removeprefix("MOSTLY_")
+            .removeprefix("ALL_")
+            for name in names
+        }
 
     def flags(self) -> str:
         return str(llama_cpp.llama_print_system_info().decode()).strip(" |")

@@ -1,7 +1,7 @@
 """A GGUF file in llama.cpp or its fork, through the C interface that they share."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,68 +13,29 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.engine import weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
-from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, asked_of, form_of
-from optigpu.backends.llama_cpp.gguf_families import family_of_architecture, written_family
-from optigpu.backends.llama_cpp.gguf_header import Header, read_header
+from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, CacheType, asked_of, form_of
+from optigpu.backends.llama_cpp.gguf_facts import (
+    LEFT_OUT,
+    Contents,
+    cache_widths,
+    contents_of,
+    facts_of,
+    norms_of,
+)
+from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.backends.llama_cpp.library import Batch, Library
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.models.described import decoder_facts
+from optigpu.models.gguf_header import Header
 from optigpu.models.held import GGUF, model_file
 from optigpu.models.loading.weights import hash_of
 from optigpu.models.reference import ModelReference
 from optigpu.ops.layouts import GGUF_BLOCKS
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, OutOfMemoryError, UnsupportedError
-
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
-_UP, _GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
-NOT_WEIGHTS = ("rope_freqs.weight",)
-"""Tensors that follow from the configuration and that transformers does not count as parameters."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The header of a GGUF file, the names of its tensors' types by number, and the file's own size in bytes."""
-
-    header: Header
-    names: dict[int, str]
-    file_bytes: int
-
-    @property
-    def parameters(self) -> int:
-        """How many weights there are; a tied head is stored once."""
-        return sum(each.elements for each in self.header.tensors if each.name not in NOT_WEIGHTS)
-
-    @property
-    def quantized(self) -> float | None:
-        """The share of the weights that have fewer than 16 bits; None if none has."""
-        packed = sum(each.elements for each in self.header.tensors if self.names[each.type] not in FLOATS)
-        return packed / self.parameters if packed else None
-
-    @property
-    def read_bytes(self) -> tuple[int, int]:
-        """What every decode step reads wholly, and what one token reads of the tables that are only looked up.
-
-        A tied embedding is the head too, and so is read wholly.
-        """
-        tensors = self.header.tensors
-        untied = any(each.name == _HEAD for each in tensors)
-        tables = ["position_embd.weight", *([_EMBEDDING] if untied else [])]
-        streamed = sum(each.bytes for each in tensors if each.name not in tables)
-        return streamed, sum(each.bytes // each.shape[-1] for each in tensors if each.name in tables)
-
-
-def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
-    """Reads a GGUF file's table of tensors; `type_name` is the engine's name of a type's number.
-
-    Raises ValueError for a file that is none.
-    """
-    header = read_header(path)
-    names = {number: type_name(number).upper() for number in {tensor.type for tensor in header.tensors}}
-    return Contents(header, names, path.stat().st_size)
 
 
 @dataclass(frozen=True)
@@ -101,7 +62,7 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
             raise UnsupportedError(f"{reference} has the type that it was written with; leave gguf out.")
         return _given(reference, order, engine, library)
     facts = decoder_facts(reference)
-    _require_runnable(reference, facts.family, engine)
+    _require_written(reference, facts.family, engine)
     path = gguf_of(order, engine, form, progress)
     with whole(path, library.title):
         contents = contents_of(path, library.type_name)
@@ -110,14 +71,19 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
 
 
-def _require_runnable(reference: ModelReference, family: str, engine: Engine) -> None:
+def _require_written(reference: ModelReference, family: str, engine: Engine) -> None:
     """Raises UnsupportedError for a family that is not written as GGUF, and one that the engine refuses."""
     try:
-        reason = engine.refused.get(written_family(family).decoder.norm_kind)
+        norm = written_family(family).norm
     except UnsupportedError as error:
         raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
-    if reason:
-        raise UnsupportedError(f"{engine.name} cannot run {reference}: {reason}")
+    _require_norms(reference, (norm,), engine)
+
+
+def _require_norms(reference: ModelReference, norms: Sequence[str], engine: Engine) -> None:
+    for norm in norms:
+        if norm in engine.refused:
+            raise UnsupportedError(f"{engine.name} cannot run {reference}: {engine.refused[norm]}")
 
 
 def _given(reference: ModelReference, order: Order, engine: Engine, library: Library) -> Source:
@@ -129,7 +95,7 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
         raise UnsupportedError(
             f"{reference} is not a GGUF file that can be run here: {error}; name another file."
         ) from error
-    _require_runnable(reference, facts.family, engine)
+    _require_norms(reference, norms_of(contents.header), engine)
     weights = weights_of_file(
         path,
         hash_of(path, order.folder),
@@ -145,29 +111,7 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
     return Source(path, facts, contents, kind, weights, written=False)
 
 
-def facts_of(header: Header) -> ModelFacts:
-    """Raises ValueError for another architecture, and for a file that leaves out what is asked for."""
-    family = family_of_architecture(header.architecture)
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    if _EMBEDDING not in shapes:
-        raise ValueError(f"it has no tensor {_EMBEDDING}")
-    heads, width = header.number("attention.head_count"), header.number("embedding_length")
-    return ModelFacts(
-        family=family,
-        hidden_size=width,
-        layers=header.number("block_count"),
-        heads=heads,
-        kv_heads=header.number("attention.head_count_kv", heads),
-        vocabulary=shapes[_EMBEDDING][-1],
-        context=header.number("context_length"),
-        tied_head=_HEAD not in shapes,
-        head_size=header.number("attention.key_length", width // heads),
-        inner_size=shapes[_UP][-1] if _UP in shapes else None,
-        gated_mlp=_GATE in shapes,
-        embedding_size=shapes[_EMBEDDING][0],
-    )
-
-
+_VOCABULARY = "tokenizer.ggml.model"
 _CACHE_DTYPES = {"F32": "float32", "F16": "float16", "Q8_0": "q8_0", "Q4_0": "q4_0"}
 
 
@@ -175,11 +119,8 @@ class GgufModel:
     """The weights of a GGUF file. `vocabulary` counts the tokens that it has logits of."""
 
     def __init__(self, library: Library, path: Path, vocabulary: int) -> None:
-        """Raises RuntimeError when the library cannot load the file."""
-        handle = library.load(path)
-        if not handle:
-            raise RuntimeError("it gives no reason beside what it printed")
-        self.library, self.handle, self.vocabulary = library, handle, vocabulary
+        """Raises RuntimeError with the library's reason when it cannot load the file."""
+        self.library, self.handle, self.vocabulary = library, library.load(path), vocabulary
 
     def close(self) -> None:
         """Frees the weights; their contexts must be closed before."""
@@ -261,26 +202,32 @@ def prepared(order: Order, engine: Engine, progress: Callable[[str], None]) -> S
 def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> Notes:
     contents = source.contents
     keys, values = asked.keys or "F16", asked.values or "F16"
-    width = source.facts.layers * source.facts.kv_heads * source.facts.head_size
-    (key_block, key_bytes), (value_block, value_bytes) = GGUF_BLOCKS[keys], GGUF_BLOCKS[values]
     dtypes = dict.fromkeys((_CACHE_DTYPES[keys], _CACHE_DTYPES[values]))
+    reasons = dict.fromkeys(
+        ("attn_implementation", "attention_kernels"),
+        f"{library.title} does not say which kernels of attention run.",
+    )
+    widths = cache_widths(contents.header, source.facts)
+    if widths is None:
+        reasons["kv_cache_bytes_per_token"] = "The file does not say what its layers keep of a token."
     notes = Notes()
     notes.record(
         # The floats that matrices are stored in or are widened to.
         dtype={"F16": "float16", "BF16": "bfloat16"}.get(source.type, "float32"),
         kv_cache=library.title,
         kv_cache_dtype=", ".join(dtypes),
-        kv_cache_bytes_per_token=width // key_block * key_bytes + width // value_block * value_bytes,
+        kv_cache_bytes_per_token=_cache_bytes(widths, keys, values) if widths else None,
         decode_loop=library.title,
         decode_operator="llama_decode",
         threads=asked.threads,
         versions={engine.package: version(engine.package)},
         gguf_type=source.type,
+        gguf_architecture=contents.header.architecture,
+        gguf_file_type=_file_type(contents.header, library),
+        gguf_bits_per_weight=round(contents.bits_per_weight, 3),
+        gguf_vocabulary=contents.header.values.get(LEFT_OUT, contents.header.values.get(_VOCABULARY)),
         gguf_tensor_types=dict(Counter(contents.names[each.type] for each in contents.header.tensors)),
-        reasons=dict.fromkeys(
-            ("attn_implementation", "attention_kernels"),
-            f"{library.title} does not say which kernels of attention run.",
-        ),
+        reasons=reasons,
         **{f"{engine.name}_flags": library.flags()},
     )
     if asked.attention:
@@ -288,6 +235,18 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
     if asked.together:
         notes.record(prompt_tokens_together=asked.together)
     return notes
+
+
+def _cache_bytes(widths: tuple[int, int], keys: CacheType, values: CacheType) -> int:
+    """Of one token, by how many numbers of keys and of values are kept of it."""
+    blocks = zip(widths, (GGUF_BLOCKS[keys], GGUF_BLOCKS[values]), strict=True)
+    return sum(width // block * size for width, (block, size) in blocks)
+
+
+def _file_type(header: Header, library: Library) -> str | None:
+    """What the file calls its type, which says less than its tensors; None for a file that does not say."""
+    number = header.values.get("general.file_type")
+    return library.file_types().get(number, f"type {number}") if isinstance(number, int) else None
 
 
 def _loaded(library: Library, source: Source) -> GgufModel:

@@ -1,4 +1,4 @@
-"""python -m optigpu.models.loading.describing FOLDER: what the model of a folder's config.json is, as JSON.
+"""python -m optigpu.models.loading.describing PATH: what the model of a folder or of a GGUF file is, as JSON.
 
 transformers builds it with shapes and no numbers, and passes two tokens through it.
 """
@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,8 @@ from transformers.pytorch_utils import Conv1D
 from optigpu.models.described import Described
 from optigpu.models.facts import image_facts_from_config
 from optigpu.models.families import family_of
+from optigpu.models.gguf_header import read_header
+from optigpu.models.loading.gguf_file import restore
 from optigpu.models.loading.load import loaded_facts, why_no_decoder
 from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
 
@@ -143,9 +146,14 @@ def _kept(layer: DynamicLayer) -> LayerCache:
 
 
 def main() -> int:
-    """Prints what the folder's model is, or on stderr why that cannot be told; then the status is 1."""
+    """Prints what the model is, or on stderr why that cannot be told; then the status is 1."""
     try:
-        config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=False, local_files_only=True)
+        given = Path(sys.argv[1])
+        source = {"gguf_file": given.name} if given.is_file() else {}
+        folder = given.parent if source else given
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **source)
+        if source:
+            restore(config, read_header(given), given)
         print(described(config).model_dump_json())
     except Exception as error:  # a configuration that somebody wrote may fail anywhere
         print(next(iter(str(error).splitlines()), type(error).__name__), file=sys.stderr)

@@ -39,10 +39,11 @@ from optigpu.models.files import (
     require_sound,
     sound_directory,
 )
-from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.held import CONFIGURATION, GGUF, gguf_file, model_directory
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
 from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole
+from optigpu.models.loading.gguf_file import forget_quantizer, restore, sound_gguf
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import BUNDLED, ModelReference, preset_of
@@ -145,7 +146,7 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
     with _one_sentence(reference, f"{CONFIGURATION} and {TOKENIZER}"):
-        if reference.kind == "path":
+        if reference.kind == "path" and not gguf_file(reference):
             require_objects(
                 Path(source_of(reference)), (CONFIGURATION, TOKENIZER, TOKENIZER_CONFIGURATION), reference
             )
@@ -273,7 +274,7 @@ def _read(
     attention: str | None,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    source, reading = source_of(reference), reading_of(reference)
+    source, reading, file = source_of(reference), reading_of(reference), gguf_file(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         chosen = {"config": config, "dtype": dtype, "attn_implementation": attention}
@@ -283,7 +284,8 @@ def _read(
         return model
 
     with _one_sentence(reference):
-        if reference.kind == "path":
+        header = sound_gguf(file, reference) if file else None
+        if reference.kind == "path" and not file:
             read_configuration(configuration_file(reference), reference)
         config = AutoConfig.from_pretrained(source, **reading)
         reason = why_no_decoder(config) if kind is AutoModelForCausalLM else None
@@ -292,6 +294,11 @@ def _read(
         if reason:
             raise UnsupportedError(f"{reference} {reason}")
         _require_attention(kind, config, attention)
+        if file and header:
+            restore(config, header, file)
+            model = read(config)
+            forget_quantizer(model)
+            return model
         if reference.kind == "path":
             sound_directory(reference)
         packing = packing_of(config)
@@ -311,12 +318,16 @@ def source_of(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
+    file = gguf_file(reference)
+    if file:
+        return str(file.parent)
     return str(model_directory(reference.name)) if reference.kind == "path" else reference.name
 
 
 def reading_of(reference: ModelReference) -> dict[str, Any]:
-    """Never remote code, and the network for the hub alone, while it answers."""
-    return {
+    """Never remote code, and the network for the hub alone, while it answers; which GGUF file of a directory."""
+    file = gguf_file(reference)
+    return ({"gguf_file": file.name} if file else {}) | {
         "revision": reference.revision or "main",
         "trust_remote_code": False,
         "local_files_only": reference.kind != "hub" or why_no_hub() is not None,
@@ -353,6 +364,8 @@ def _said(error: Exception) -> str:
 
 
 def _advice(reference: ModelReference, files: str) -> str:
+    if reference.kind == "path" and reference.name.endswith(GGUF):
+        return "; ask for the backend llama_cpp"
     if reference.kind != "hub":
         return f"; check its {files}"
     name = reference.name.rpartition("/")[2].lower()

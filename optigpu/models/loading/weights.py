@@ -9,6 +9,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from optigpu.documents.facts import WeightFacts
 from optigpu.models.files import weight_files
+from optigpu.models.held import gguf_file
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import canonical_json
@@ -32,10 +33,14 @@ def origin_of(
         return WeightFacts(hash=_digest(recipe), hash_of="recipe", revision=architecture)
     revision, reasons = None, {"revision": _NO_REVISION[reference.kind]}
     try:
-        source = _source(reference, name_or_path)
+        file = gguf_file(reference)
+        source = file.parent if file else _source(reference, name_or_path)
         if reference.kind == "hub":
             revision, reasons = source.name, {}
-        files = {path.name: hash_of(path, folder) for path in weight_files(source, reference, named)}
+        files = {
+            path.name: hash_of(path, folder)
+            for path in ([file] if file else weight_files(source, reference, named))
+        }
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
         return WeightFacts(revision=revision, reasons=reasons | {"hash": why})

@@ -5,6 +5,7 @@ Source of the format: docs/gguf.md of ggml.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -17,11 +18,13 @@ ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
 _USUAL_ALIGNMENT = 32
 _MOST = 2**24
 """No count and no text of a sound file is longer."""
+_MOST_LAYERS = 1024
 _DEEPEST = 8
 """How many arrays a sound file has within each other, at most."""
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-Value = int | float | bool | str
+Number = int | float | bool
+Value = Number | str | tuple[Number, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Header:
-    """`values` are the file's numbers and texts by key; of arrays only the length is kept, as a number."""
+    """`values` are the file's numbers and texts by key, and its arrays of few numbers; of others only the length."""
 
     values: dict[str, Value]
     tensors: tuple[Placed, ...]
@@ -64,10 +67,27 @@ class Header:
             raise ValueError(f"its {name} is {found}, which is not positive")
         return found
 
+    def by_layer(self, key: str, layers: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """A size of each layer; a file may have one for all. `default` are those of a file that leaves it out.
+
+        Raises ValueError for what is no whole number, or not one for each layer.
+        """
+        name = f"{self.architecture}.{key}"
+        found = self.values.get(name)
+        if found is None:
+            return tuple(default)
+        each = found[:layers] if isinstance(found, tuple) else (found,) * layers
+        whole = tuple(number for number in each if isinstance(number, int) and number >= 0)
+        if len(whole) != layers:
+            raise ValueError(f"its {name} is not a whole number for each of {layers} layers")
+        return whole
+
 
 def read_header(path: Path) -> Header:
     """Raises ValueError for a file that is no whole GGUF file, OSError for one that cannot be read."""
     size = path.stat().st_size
+    if not size:
+        raise ValueError("it is empty")
     with path.open("rb") as file:
         try:
             return _read(file, size)
@@ -108,6 +128,8 @@ def _value(file: BinaryIO, kind: int, depth: int = 0) -> Value:
         if depth == _DEEPEST:
             raise ValueError(f"it has more than {_DEEPEST} arrays within each other")
         inner, count = _number(file, "I"), _count(file)
+        if inner in _NUMBERS:
+            return _numbers(file, _NUMBERS[inner], count)
         for _ in range(count):
             _value(file, inner, depth + 1)
         return count
@@ -115,6 +137,12 @@ def _value(file: BinaryIO, kind: int, depth: int = 0) -> Value:
         raise ValueError(f"it has a value of the unknown kind {kind}")
     found: Value = struct.unpack(f"<{_NUMBERS[kind]}", _bytes(file, struct.calcsize(f"<{_NUMBERS[kind]}")))[0]
     return found
+
+
+def _numbers(file: BinaryIO, form: str, count: int) -> Value:
+    """An array of numbers, or its length where it has more than one for each layer."""
+    found = _bytes(file, count * struct.calcsize(f"<{form}"))
+    return count if count > _MOST_LAYERS else struct.unpack(f"<{count}{form}", found)
 
 
 def _tensor(file: BinaryIO) -> tuple[tuple[str, int, tuple[int, ...]], int]:

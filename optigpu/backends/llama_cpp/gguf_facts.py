@@ -1,0 +1,156 @@
+"""What a GGUF file's own numbers say of its model, whatever its architecture."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optigpu.backends.llama_cpp.file_types import FLOATS
+from optigpu.backends.llama_cpp.gguf_families import family_of_architecture
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.gguf_header import Header, Placed, read_header
+
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_UP, _GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
+_LOOKED_UP = ("position_embd.weight", "per_layer_token_embd.weight")
+_EXPERTS = "_exps."
+"""In the names of matrices of which a token reads those of the experts that are chosen for it."""
+NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that follow from the configuration and that transformers does not count as parameters."""
+_NOT_KEYS = (".ssm_", ".time_mix_", ".shortconv.", ".attn_kv_a_mqa.", ".attn_kv_b.")
+"""Parts of the names of tensors of blocks that keep a state, or keys and values in a form of their own."""
+LEFT_OUT = "optigpu.tokenizer_left_out"
+"""The key under which a file that is written here says why it has no vocabulary."""
+_ENCODED = ("enc.", "dec.")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The header of a GGUF file, the names of its tensors' types by number, and the file's own size in bytes."""
+
+    header: Header
+    names: dict[int, str]
+    file_bytes: int
+
+    @property
+    def weights(self) -> tuple[Placed, ...]:
+        """The tensors that are a model's parameters."""
+        return tuple(each for each in self.header.tensors if each.name not in NOT_WEIGHTS)
+
+    @property
+    def parameters(self) -> int:
+        """How many weights there are; a tied head is stored once."""
+        return sum(each.elements for each in self.weights)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The mean over all weights, as they are stored."""
+        return 8 * sum(each.bytes for each in self.weights) / self.parameters
+
+    @property
+    def quantized(self) -> float | None:
+        """The share of the weights that have fewer than 16 bits; None if none has."""
+        packed = sum(each.elements for each in self.header.tensors if self.names[each.type] not in FLOATS)
+        return packed / self.parameters if packed else None
+
+    @property
+    def read_bytes(self) -> tuple[int, int]:
+        """What every decode step reads at least, and what one token reads of the tables that are only looked up.
+
+        A tied embedding is the head too, and so is read wholly. Of experts those of one token are read.
+        """
+        tensors = self.header.tensors
+        untied = any(each.name == _HEAD for each in tensors)
+        tables = [*_LOOKED_UP, *([_EMBEDDING] if untied else [])]
+        chosen = self._share_of_experts
+        streamed = sum(
+            each.bytes * (chosen if _EXPERTS in each.name else 1)
+            for each in tensors
+            if each.name not in tables
+        )
+        return int(streamed), sum(each.bytes // each.shape[-1] for each in tensors if each.name in tables)
+
+    @property
+    def _share_of_experts(self) -> float:
+        values, architecture = self.header.values, self.header.architecture
+        used, all_ = (values.get(f"{architecture}.{key}") for key in ("expert_used_count", "expert_count"))
+        return used / all_ if isinstance(used, int) and isinstance(all_, int) and all_ else 1
+
+
+def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
+    """Reads a GGUF file's table of tensors; `type_name` is the engine's name of a type's number.
+
+    Raises ValueError for a file that is none, or a part of one.
+    """
+    header = read_header(path)
+    parts = header.values.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise ValueError(f"it is one of {parts} parts, which llama-gguf-split --merge makes one file of")
+    names = {number: type_name(number).upper() for number in {tensor.type for tensor in header.tensors}}
+    return Contents(header, names, path.stat().st_size)
+
+
+def facts_of(header: Header) -> ModelFacts:
+    """Raises ValueError for a model that does not go on with a text, and a file that leaves out what is asked for."""
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if _EMBEDDING not in shapes:
+        raise ValueError(f"it has no tensor {_EMBEDDING}, so it is no model that generates text")
+    if any(name.startswith(_ENCODED) for name in shapes):
+        raise ValueError("its model is an encoder-decoder, and only decoders are run")
+    if header.values.get(f"{header.architecture}.attention.causal") is False:
+        raise ValueError("its model reads a text from both sides, and generates none word by word")
+    layers, width = header.number("block_count"), header.number("embedding_length")
+    heads = _heads(header, "attention.head_count", layers, (0,) * layers)
+    kv_heads = _heads(header, "attention.head_count_kv", layers, heads)
+    most = max(heads)
+    inner = _inner_size(header, shapes, layers) if len({*heads}) == len({*kv_heads}) == 1 else None
+    return ModelFacts(
+        family=family_of_architecture(header.architecture),
+        hidden_size=width,
+        layers=layers,
+        heads=most,
+        kv_heads=max(kv_heads),
+        vocabulary=shapes[_EMBEDDING][-1],
+        context=header.number("context_length"),
+        tied_head=_HEAD not in shapes,
+        head_size=header.number("attention.key_length", width // most) if most else 0,
+        inner_size=inner,
+        gated_mlp=None if inner is None else _GATE in shapes or shapes[_UP][-1] == 2 * inner,
+        embedding_size=shapes[_EMBEDDING][0],
+    )
+
+
+def _heads(header: Header, key: str, layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each layer. Raises ValueError where no layer has any, unless layers keep something else of a text."""
+    found = header.by_layer(key, layers, default)
+    if not any(found) and not keeps_states(header):
+        raise ValueError(f"its {header.architecture}.{key} is 0, which is not positive")
+    return found
+
+
+def _inner_size(header: Header, shapes: dict[str, tuple[int, ...]], layers: int) -> int | None:
+    """The width of an MLP that all layers have; None for other blocks, whose operations are not counted."""
+    ups = {shapes.get(f"blk.{layer}.ffn_up.weight") for layer in range(layers)}
+    if len(ups) != 1 or None in ups or keeps_states(header) or any(_EXPERTS in name for name in shapes):
+        return None
+    return header.by_layer("feed_forward_length", layers, (0,))[0] or None
+
+
+def keeps_states(header: Header) -> bool:
+    """Whether layers keep something else of a text than keys and values of its tokens."""
+    return any(part in each.name for each in header.tensors for part in _NOT_KEYS)
+
+
+def cache_widths(header: Header, facts: ModelFacts) -> tuple[int, int] | None:
+    """How many numbers of keys and of values all layers keep of a token; None where they keep something else."""
+    if keeps_states(header) or not facts.heads:
+        return None
+    kv_heads = sum(header.by_layer("attention.head_count_kv", facts.layers, (facts.heads,) * facts.layers))
+    return kv_heads * facts.head_size, kv_heads * header.number("attention.value_length", facts.head_size)
+
+
+def norms_of(header: Header) -> tuple[str, ...]:
+    """The keys of the epsilons of its norms, without the architecture's name."""
+    prefix = f"{header.architecture}.attention.layer_norm"
+    return tuple(
+        key.removeprefix(f"{header.architecture}.") for key in header.values if key.startswith(prefix)
+    )
