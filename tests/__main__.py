@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from optigpu.hardware.cpu import allowed_cpus
-from tests.conftest import gpu_count
+from tests.conftest import QUICK, QUICK_PROFILE, gpu_count
 
 NOTHING_FOUND = 5
 """pytest's exit status when no test was selected."""
@@ -43,13 +43,21 @@ def main(arguments: Sequence[str]) -> int:
     # A shell that runs this in the background has it ignore Ctrl-C, and every process that tests send it to would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["--quick"]:
-        return run([*side_by_side("quick"), *arguments[1:]])
+        return run(
+            [*side_by_side("quick"), "--hypothesis-profile", QUICK_PROFILE, *quick_places(arguments[1:])]
+        )
     if arguments[:1] == ["--all"]:
         return run_both("", arguments[1:])
     status = run_both(" and not long", arguments)
     if due := folders_due(changed_files()):
         print(f"Changed, and with long tests that did not run (`make test-all ARGS=...`): {' '.join(due)}")
     return status
+
+
+def quick_places(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the folders of the quick tests where they name no place: the others need not be imported."""
+    named = any((ROOT / each.partition("::")[0]).exists() for each in arguments)
+    return [*arguments, *([] if named else (f"tests/{folder}" for folder in QUICK))]
 
 
 def run_both(selection: str, arguments: Sequence[str]) -> int:

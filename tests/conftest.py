@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import pynvml
 import pytest
+from hypothesis import HealthCheck, settings
 
 from optigpu.engines.environments import environment_of
 from optigpu.models.bring import is_brought
@@ -28,12 +29,20 @@ from tests.servers.slurm import SLURM
 
 pytest_plugins = ["pytester", "tests.servers.fixtures"]
 
+QUICK_PROFILE = "quick"
+"""Of Hypothesis: `make check` tries a fifth of the examples."""
+
 # A test must not read the packed weights of another one.
 os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
 # torch.compile would find out in each new cache, by seconds of compiling, what the CPU's own flags say.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # A developer's own meter is not what the tests read.
 os.environ.pop("OPTIGPU_WALL_METER", None)
+
+# How long an example takes says nothing on a machine that is busy with other work.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(QUICK_PROFILE, settings.get_profile("unhurried"), max_examples=20)
+settings.load_profile("unhurried")
 
 TESTS = Path(__file__).resolve().parent
 OWN_TEXT = TESTS / "text"

@@ -38,8 +38,6 @@ def refused(service: Served, status: int, **request: Any) -> dict[str, Any]:
     [
         ({"workload": {"kind": "matmull"}}, "workload.kind", "matmul"),
         ({"stack": [{"name": "int9"}]}, "stack.0.name", "int8_weight_only"),
-        ({"stack": [{"name": "torch_compile", "mode": "quick"}]}, "stack.0.mode", "reduce-overhead"),
-        ({"beside": [{"stack": [{"name": "int9"}]}]}, "beside.0.stack.0.name", "gguf"),
         ({"measure": {"replicas": 1}}, "measure.replicas", "replicates"),
     ],
 )
@@ -55,24 +53,14 @@ def test_an_unknown_name_lists_the_valid_ones(
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"workload": GENERATE | {"prompt_tokens": 10**9}}, "workload.prompt_tokens"),
         ({"workload": GENERATE | {"prompt_tokens": True}}, "workload.prompt_tokens"),
         ({"workload": GENERATE | {"prompt_tokens": 1000, "new_tokens": 1000}}, "workload"),
         ({"model": "preset:gpt9"}, "model"),
-        ({"model": "preset:gpt2" * 50}, "model"),
-        ({"stack": [{"name": "bf16"}, {"name": "bf16"}]}, "stack"),
-        ({"stack": [{"name": "bf16"}] * 17}, "stack"),
         ({"beside": [{}, {"stack": [{"name": "gguf"}]}]}, "beside.1.stack"),
         ({"beside": [{"backend": "llama_cpp"}], "device": "cuda"}, "beside.0.backend"),
         ({"beside": [{"stack": [{"name": "bf16"}], "label": "baseline"}]}, "beside"),
-        ({"measure": {"min_seconds": 5, "max_seconds": 1}}, "measure"),
-        ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes"),
         ({"workload": SERVE | {"rates": [0]}}, "workload.rates.0"),
         ({"workload": SERVE | {"scenario": "trace", "trace": '{"arrival_s": 0'}}, "workload.trace"),
-        ({"workload": GENERATE | {"new_tokens": 10**12}}, "workload.new_tokens"),
-        ({"workload": GENERATE | {"batch_size": 10**12}}, "workload.batch_size"),
-        ({"measure": {"replicates": 10**12}}, "measure.replicates"),
-        ({"measure": {"max_seconds": 10**12}}, "measure.max_seconds"),
         ({"measure": {"quality": {"tokens": 10**12}}}, "measure.quality.tokens"),
     ],
 )  # fmt: skip

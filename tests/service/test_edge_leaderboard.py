@@ -371,13 +371,6 @@ def test_a_signed_report_that_the_service_believes_stands_on_the_board(service: 
     assert (found["not_ranked"], found["network"]["alpha"]) == ({"golden_failed": 1}, "0.35")
 
 
-def test_no_cell_runs_in_a_spreadsheet(service: Served, enter: Enter) -> None:
-    enter("=1+1", a_report())
-    text = service.client.get("/v1/edge/leaderboard?format=csv").text
-    (record,) = csv.DictReader(io.StringIO(text))
-    assert record["device"] == "'=1+1"
-
-
 def test_the_client_reads_every_board(service: Served, enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_leaderboard, "BOARDS", 2)
     for n in range(3):

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from optigpu.documents.result import VerdictReason
 from optigpu.store import leaderboard
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
-from tests.service.records import a_result, a_speed, board_of, enter, rows_of
+from tests.service.records import a_result, a_speed, board_of, enter
 
 
 def test_boards_hold_what_can_be_compared_and_the_one_with_the_newest_result_is_first(
@@ -83,28 +81,3 @@ def test_an_empty_board_says_why(database: Database) -> None:
         )
         other = leaderboard.query(session, LeaderboardQuery(metric="ttft_s"))
         assert (other.boards, other.note) == ((), "No result matches all of these filters; leave one out.")
-
-
-def test_clean_leaves_out_rows_with_warnings(database: Database) -> None:
-    with database.write() as session:
-        enter(session, a_speed(2.0))
-        enter(session, a_speed(1.0, stack=("bf16",), warnings=(), replicates=3))
-        assert _values(session) == [2.0, 1.0]
-        assert _values(session, clean=True) == [1.0]
-        assert board_of(session, clean=True).row_count == 1
-
-
-def test_invalid_results_are_listed_on_request_without_a_rank_and_with_the_reason(database: Database) -> None:
-    with database.write() as session:
-        enter(session, a_speed(1.0))
-        enter(session, a_speed(9.0, stack=("bf16",), valid=False, reasons=(VerdictReason.DRIFT,)))
-        assert _values(session) == [1.0]
-        rows = rows_of(session, include_invalid=True)
-    assert [(row.rank, row.standing, row.reasons, row.value.value) for row in rows] == [
-        (1, "current", (), 1.0),
-        (None, "invalid", ("drift",), 9.0),
-    ]
-
-
-def _values(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[float | None]:
-    return [row.value.value for row in rows_of(session, metric=metric, **filters)]

@@ -7,10 +7,8 @@ from sqlalchemy import select
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import LeaderboardRow
-from optigpu.report.leaderboard import leaderboard_grids
-from optigpu.store import leaderboard, workers
+from optigpu.store import workers
 from optigpu.store.database import Database
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import DeviceKind
 from tests.service.records import NOON, a_metric, a_result, a_speed, a_worker, board_of, enter, rows_of
@@ -151,18 +149,6 @@ def test_rows_of_some_classes_of_hardware_are_in_one_order(database: Database) -
             assert board.row_count == 8
         assert cursor is None
     assert found == [10.0, 9.0, 7.0, 6.0, 4.0, 3.0, 1.0, 0.0]
-
-
-def test_all_rows_of_a_board_are_counted(database: Database) -> None:
-    with database.write() as session:
-        for number in range(3):
-            enter(session, a_speed(float(number), stack=(f"t{number}",)))
-            assert board_of(session, limit=1).row_count == number + 1
-        (grid,) = leaderboard_grids(leaderboard.query(session, LeaderboardQuery(limit=1)))
-        enter(session, a_speed(1.0, size=2))
-        several = leaderboard.query(session, LeaderboardQuery(limit=2)).boards
-        assert [(len(board.rows), board.row_count) for board in several] == [(1, 1), (2, 3)]
-    assert [note for note in grid.notes if note.startswith("1 of 3 rows; ")]
 
 
 def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:

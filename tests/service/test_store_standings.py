@@ -23,19 +23,6 @@ CARELESS: dict[str, Any] = {
 }
 
 
-def test_a_careless_rerun_does_not_replace_a_careful_measurement(database: Database) -> None:
-    with database.write() as session:
-        enter(session, _speed(100.0, 0, **CAREFUL))
-        enter(session, _speed(900.0, 1, **CARELESS))
-        (row,) = rows_of(session)
-        assert (row.value.value, row.earlier, row.rank) == (100.0, 1, 1)
-        both = rows_of(session, include_history=True)
-    assert [(row.value.value, row.standing, row.rank) for row in both] == [
-        (100.0, "current", 1),
-        (900.0, "earlier", None),
-    ]
-
-
 BETTER_FIRST = [
     # later versions, then no warning, then more processes, then newer
     {"hour": 1, "software": NEW, **CARELESS},

@@ -20,7 +20,7 @@ from optigpu.report.charts import CHARTS, Report, write_charts
 from optigpu.report.charts.ladders import rungs_of
 from optigpu.report.charts.marks import ChartData, Form, Mark
 from optigpu.report.charts.svg.picture import picture
-from optigpu.vocabulary import OptiGPUError, Role, SpecError
+from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.unit.made_reports import (
     ATTENTION_REPORT,
     BATCHES_REPORT,
@@ -30,8 +30,6 @@ from tests.unit.made_reports import (
     REPORTS,
     RESULTS,
     THREE,
-    VALID,
-    made,
     run_of,
     with_metrics,
 )  # fmt: skip
@@ -176,12 +174,6 @@ def test_a_baseline_of_the_card_is_a_claim_and_only_the_same_work_stands_beside_
     assert "has not measured" in data_of("baselines").note
 
 
-def test_the_diagram_is_of_the_best_variant() -> None:
-    boxes = {box.heading: box.lines for box in data_of("architecture").boxes}
-    assert boxes["Quantization"] == ("bf16", "int8_weight_only")
-    assert "4.72x [4.49, 4.91] the baseline" in boxes["Measured"]
-
-
 @pytest.mark.parametrize(
     ("kind", "without"),
     [("ladder", "tokens_per_s"), ("quality", "top1_agreement"), ("throughput", "latency_s")],
@@ -312,16 +304,6 @@ def test_a_file_writes_an_unequal_interval_by_its_bounds_and_marks_the_goal() ->
     for kind in ("ladder", "quality", "throughput"):
         assert "42.1 [30.2, 247.1]" in said(kind, Report("t", results))
     assert "goal: at most 0.1% lost" in said("quality")
-
-
-@pytest.mark.parametrize("kind", ["ladder", "roofline", "quality", "throughput"])
-def test_a_file_names_every_variant(kind: str) -> None:
-    results = [
-        made(index, f"{index}: {THREE}", Role.SINGLE, 44.0, 124_800_000, "bfloat16", 0.971, VALID)
-        for index in range(50)
-    ]
-    whole = said(kind, Report("t", results))
-    assert [index for index in range(50) if f"{index}: bf16" not in whole] == []
 
 
 def test_an_empty_panel_says_why_in_its_place() -> None:

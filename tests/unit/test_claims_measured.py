@@ -12,7 +12,6 @@ from optigpu.claims.founding import FoundingComparison
 from optigpu.claims.thesis import ClaimVerdict
 from optigpu.cli import main
 from optigpu.documents.edge import EdgeBoard, EdgeMetric
-from optigpu.report.claims import claims_document, claims_grid
 from optigpu.vocabulary import utc_now
 from tests.unit.claims_results import BOOK, a_report, a_result
 from tests.unit.made_results import ATTRIBUTION, RESULTS, a_row, metric
@@ -242,16 +241,3 @@ def test_what_was_measured_decides_only_on_the_named_hardware(
 )
 def test_what_is_not_of_the_claim_is_left_out(board: EdgeBoard) -> None:
     assert founding(board).device is None
-
-
-def test_it_is_a_row_of_the_table_and_a_part_of_the_document() -> None:
-    measured = founding(a_board(a_device(20.0), workers=(a_worker(1.25),)))
-    grid = claims_grid([], weigh(BOOK.thesis, []), measured)
-    assert len(grid.rows) == 2
-    row = dict(zip((column.heading for column in grid.columns), grid.rows[1], strict=True))
-    assert (row["figure"], row["status"], row["plausibility"]) == ("455x", "claimed", "implausible")
-    assert "Prediction for 96x96: at most 6.28 FPS" in row["why"]
-    assert row["measured"].startswith("16x, does not hold here: 20 FPS/W by mobilenet_v2 alpha 0.35")
-    document = claims_document([], weigh(BOOK.thesis, []), measured)
-    assert document["founding"]["verdict"] == "does not hold here"
-    assert claims_grid([], weigh(BOOK.thesis, []), founding()).rows[1][-1] == "not measured"

@@ -87,30 +87,6 @@ def test_the_version_is_shown(optigpu: Command) -> None:
     assert (ran.status, ran.out) == (0, f"optigpu {__version__}\n")
 
 
-def test_flags_become_a_job() -> None:
-    made = spec(
-        model="preset:opt-125m",
-        prompt_tokens=8,
-        new_tokens=16,
-        batch_size=2,
-        stack="int8_weight_only, torch_compile:mode=max-autotune",
-        replicates=5,
-        seed=7,
-        min_seconds=1.0,
-        max_seconds=2.0,
-    )
-    assert made == JobSpec.model_validate(
-        {
-            "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16, "batch_size": 2},
-            "model": "preset:opt-125m",
-            "device": "cpu",
-            "stack": [{"name": "int8_weight_only"}, {"name": "torch_compile", "mode": "max-autotune"}],
-            "seed": 7,
-            "measure": {"replicates": 5, "min_seconds": 1.0, "max_seconds": 2.0},
-        }
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "flags", "model", "shapes"),
     [
@@ -254,8 +230,13 @@ def test_a_file_and_flags_exclude_each_other(optigpu: Command, tmp_path: Path) -
     assert "put --new-tokens into the file" in ran.err
 
 
-@pytest.mark.parametrize("command", [("probe",), ("techniques", "--device", "cpu"), ("models",), ("runs",)])
-@pytest.mark.parametrize("form", ["table", "md", "csv", "tex", "json"])
+@pytest.mark.parametrize(
+    ("command", "form"),
+    [
+        (("probe",), "table"), (("techniques", "--device", "cpu"), "md"), (("models",), "csv"),
+        (("models",), "tex"), (("runs",), "json"),
+    ],
+)  # fmt: skip
 def test_every_list_has_every_form(
     optigpu: Command, command: tuple[str, ...], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,9 +318,13 @@ def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: C
     assert ran.err == "The job failed: The worker vanished three times.\n"
 
 
-@pytest.mark.parametrize("watching", [("watch", JOB_ID), ("submit", "--device", "cpu", "--watch")])
 @pytest.mark.parametrize(
-    "reason", [None, "The time limit of 10 s was reached.", why_none_ranks([RESULTS[2]])]
+    ("watching", "reason"),
+    [
+        (("watch", JOB_ID), None),
+        (("watch", JOB_ID), "The time limit of 10 s was reached."),
+        (("submit", "--device", "cpu", "--watch"), why_none_ranks([RESULTS[2]])),
+    ],
 )
 def test_watching_a_job_in_which_nothing_can_be_ranked_ends_with_status_3(
     optigpu: Command, watching: tuple[str, ...], reason: str | None

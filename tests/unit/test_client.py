@@ -10,7 +10,6 @@ import stamina
 
 from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
-from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import JobState, ServiceError, SpecError, new_id, utc_now
 from tests.unit.made_results import a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
@@ -46,19 +45,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(client_module, "RECONNECT_S", 0.0)
     with stamina.set_testing(True, attempts=ATTEMPTS, cap=True):
         yield
-
-
-def test_a_job_is_posted_as_json_with_the_key() -> None:
-    with (
-        scripted_service(lambda _: Answer(202, job())) as (url, calls),
-        Client(url, "secret-key") as client,
-    ):
-        posted = client.submit(JobSpec.model_validate(MATMUL), idempotency_key="once")
-    assert posted.id == JOB_ID
-    assert (calls[0].method, calls[0].path) == ("POST", "/v1/jobs")
-    assert calls[0].headers["authorization"] == "Bearer secret-key"
-    assert calls[0].headers["idempotency-key"] == "once"
-    assert JobSpec.model_validate(calls[0].body) == JobSpec.model_validate(MATMUL)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +88,6 @@ def test_retries_end() -> None:
         with pytest.raises(ServiceError, match="503"):
             client.job(JOB_ID)
         assert len(calls) == ATTEMPTS
-
-
-def test_a_problem_becomes_an_error_that_names_the_fields() -> None:
-    problem = {
-        "title": "Unprocessable Content",
-        "status": 422,
-        "detail": "stack.0.name: Unknown name 'int9'. (1 more in `errors`)",
-        "errors": [
-            {"field": "stack.0.name", "message": "Unknown name 'int9'."},
-            {"field": "seed", "message": "Input should be a valid integer"},
-        ],
-    }
-    with (
-        scripted_service(lambda _: Answer(422, problem, "application/problem+json")) as (url, calls),
-        Client(url) as client,
-        pytest.raises(ServiceError) as caught,
-    ):
-        client.submit(MATMUL)
-    assert str(caught.value) == "stack.0.name: Unknown name 'int9'.\nseed: Input should be a valid integer"
-    assert (caught.value.status, caught.value.problem) == (422, problem)
-    assert len(calls) == 1
 
 
 def test_somebody_else_at_the_address() -> None:
@@ -192,22 +157,3 @@ def test_all_rows_are_read_from_every_page_of_every_board() -> None:
     assert sorted(value for value in found if value) == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert len(calls) == 4
     assert all("metric=tflops" in call.path for call in calls)
-
-
-def test_a_withdrawal_sends_its_reason() -> None:
-    stone = {
-        "kind": "job",
-        "id": JOB_ID,
-        "job_id": JOB_ID,
-        "withdrawn_by": "alice",
-        "reason": "a twin & more",
-    }
-    stone["withdrawn_at"] = utc_now().isoformat()
-    with scripted_service(lambda _: Answer(200, stone)) as (url, calls), Client(url) as client:
-        assert client.withdraw_job(JOB_ID, "a twin & more").withdrawn_by == "alice"
-        client.withdraw_result(JOB_ID, "a twin & more")
-    sent = "?reason=a%20twin%20%26%20more"
-    assert [(call.method, call.path.replace("+", "%20")) for call in calls] == [
-        ("DELETE", f"/v1/jobs/{JOB_ID}{sent}"),
-        ("DELETE", f"/v1/results/{JOB_ID}{sent}"),
-    ]

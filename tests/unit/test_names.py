@@ -33,10 +33,5 @@ def test_a_misspelled_setting_is_named_with_the_one_that_was_meant() -> None:
     ]
 
 
-def test_a_name_that_is_like_no_other_leads_to_the_list() -> None:
-    (sentence,) = unknown_variables(["OPTIGPU_XYZZY_QUUX_PLUGH"])
-    assert sentence.endswith("docs/settings.md lists those that there are.")
-
-
 def test_what_is_known_is_not_named_in_whatever_case() -> None:
     assert unknown_variables([*KNOWN, "optigpu_port", "OTHER_SETTING"]) == []

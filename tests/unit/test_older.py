@@ -194,18 +194,6 @@ def test_two_results_of_a_file_by_their_labels(optigpu: Command, report: str) ->
     assert "single_replicate" in ran.out
 
 
-def test_an_id_is_asked_of_the_service(optigpu: Command, report: str) -> None:
-    stored = RESULTS[1] | {"id": new_id()}
-
-    with scripted_service(lambda _: Answer(200, stored)) as (url, calls):
-        ran = optigpu(
-            "compare", f"{report}#baseline", stored["id"], "--url", url, "--api-key", "k", "--format", "json"
-        )
-    assert json.loads(ran.out)["candidate"]["id"] == stored["id"]
-    assert calls[0].path == f"/v1/results/{stored['id']}"
-    assert calls[0].headers["authorization"] == "Bearer k"
-
-
 def test_what_does_not_compare_needs_anyway(optigpu: Command, report: str, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     environment = RESULTS[1]["environment"] | {"hardware_class": "1x GPU"}

@@ -20,10 +20,10 @@ from optigpu.report.charts.svg.markup import element, escaped, shortened, text_w
 from optigpu.report.charts.svg.picture import TWO
 from optigpu.report.charts.svg.plane import Box, Wanted, around, placed
 from optigpu.report.charts.svg.points import steps
-from optigpu.report.numbers import prefixed, superscript
+from optigpu.report.numbers import prefixed
 from optigpu.vocabulary import Better, DeviceKind, SpecError, utc_now
 from tests.pages import ROOT
-from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT, REPORTS
+from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT
 from tests.unit.made_results import a_row, metric
 from tests.unit.svg_pages import (
     SVG,
@@ -224,11 +224,6 @@ def test_numbers_of_an_axis_have_one_prefix_and_the_decimals_they_need(
     assert prefixed(numbers, step) == texts
 
 
-def test_numbers_of_a_logarithmic_axis_are_short() -> None:
-    shown = [superscript(each) for each in (2e-6, 1e-5, 0.003, 200.0, 3000.0, 2e4, 1e20)]
-    assert shown == ["2·10⁻⁶", "10⁻⁵", "0.003", "200", "3,000", "20k", "10²⁰"]
-
-
 def test_less_than_the_floor_of_an_axis_lies_at_its_beginning_and_the_label_says_so() -> None:
     scale = axis(1e-12, 0.1, 0.0, 400.0, logarithmic=True, floor=1e-5)
     assert scale.ticks[0].text == "≤10⁻⁵"
@@ -277,18 +272,6 @@ def test_text_is_escaped_and_cannot_turn_what_is_around_it() -> None:
 
 def bars(*marks: Mark) -> Panel:
     return Panel(title="Speed", form=Form.BARS, axis="tokens/s", marks=marks)
-
-
-DRAWN = [(kind, place) for kind in REPORTS for place, _ in enumerate(CHARTS[kind].data(REPORTS[kind]).panels)]
-
-
-@pytest.mark.parametrize(("kind", "place"), DRAWN)
-def test_every_panel_that_files_are_drawn_from_is_a_chart_for_pages_too(kind: str, place: int) -> None:
-    panel = CHARTS[kind].data(REPORTS[kind]).panels[place]
-    made = figure(panel, id_prefix="c", link=address)
-    assert_sound(made.svg, "c")
-    assert len(made.table.rows) == len(panel.marks)
-    assert panel.axis in "".join(said(made.svg))
 
 
 def test_bars_say_name_figure_and_interval_and_mark_who_shares_a_rank() -> None:
