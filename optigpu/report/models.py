@@ -28,11 +28,11 @@ def _trained() -> list[Document]:
     for name, each in TRAINED.items():
         how = HERE if is_brought(each) else f"optigpu models get {name}"
         fact = _facts(f"path:{name}", "text", each.family, each.parameters, True, each.original)
-        facts.append(fact | {"licence": each.licence, "had": how})
+        facts.append({**fact, "licence": each.licence, "had": how})
     named = {fact["model"] for fact in facts}
     others = [held for held in held_models() if held.startswith("path:") and held not in named]
     unknown = dict.fromkeys(facts[0])
-    return [*facts, *(unknown | {"model": held, "had": HERE} for held in others)]
+    return [*facts, *({**unknown, "model": held, "had": HERE} for held in others)]
 
 
 def _packaged() -> list[Document]:

@@ -144,9 +144,8 @@ def test_the_hub_s_file_becomes_a_folder_with_its_weights_tokenizer_and_origin(s
     assert origin["source"] == "hub:nobody/small@main"
     assert origin["sha256"] == sources.model.sha256
     assert origin["licence"] == "Apache-2.0"
-    options = {"device": "cpu", "dtype": "float32"}
     brought, known = (
-        load_model(parse_reference(each), **options).state_dict()
+        load_model(parse_reference(each), device="cpu", dtype="float32").state_dict()
         for each in ("path:small-test", "bundled:small")
     )
     assert known.keys() == brought.keys()
@@ -320,7 +319,7 @@ def test_smollm2_is_whole_and_speaks(smollm2: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(MODELS_DIR, str(smollm2))
     folder, known = smollm2 / "smollm2-135m", TRAINED["smollm2-135m"]
     assert hashlib.sha256((folder / known.file).read_bytes()).hexdigest() == known.sha256
-    model = load_model(parse_reference("path:smollm2-135m"), device="cpu", dtype="float32")
+    model: Any = load_model(parse_reference("path:smollm2-135m"), device="cpu", dtype="float32")
     assert sum(parameter.numel() for parameter in model.parameters()) == known.parameters
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = tokenizer("The capital of France is", return_tensors="pt")
