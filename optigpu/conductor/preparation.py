@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -21,9 +22,11 @@ from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment, MetricSummary
 from optigpu.hardware.catalog import Device
 from optigpu.job.spec import Variant, digest
+from optigpu.meters.quality import QUALITY_FOLDER
 from optigpu.models.held import KERAS, TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.paths import cache_dir
+from optigpu.quality.reference import refuse_reference
 from optigpu.roofline import Roofline, roofline_of
 from optigpu.vocabulary import (
     CancelledError,
@@ -170,9 +173,8 @@ def make_references(session: Session, variants: Sequence[Variant]) -> None:
     for variant in variants:
         first.setdefault(variant.model, variant)
     for variant in first.values():
-        # Only trained weights have a quality to measure, and most converted files have no fp32 model beside them; of
-        # GGUF torch reads the numbers that a file stands for. Losses of
-        # training can be compared from random weights as well.
+        # Only trained weights have a quality to measure, and of converted files those alone whose numbers torch reads;
+        # losses of training can be compared from random weights as well.
         workload: Workload = variant.workload
         if variant.model is not None and not variant.model.endswith((KERAS, TFLITE)):
             trains = workload.task is Task.TRAINING
@@ -191,3 +193,7 @@ def _make_reference(session: Session, like: Variant) -> None:
             ask(child, RunReference(), Metered, session.progress)
     except (UnsupportedError, ReplicateError) as error:
         _log.warning("the quality reference could not be computed: %s", error)
+        if isinstance(error, UnsupportedError):
+            folder = Path(session.assignment(baseline, 0).folder) / QUALITY_FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            refuse_reference(folder, f"There is no fp32 model to compare with: {error}")

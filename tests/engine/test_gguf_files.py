@@ -14,6 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from optigpu.backends.llama_cpp import gguf_families, gguf_tensors
 from optigpu.backends.llama_cpp.gguf_families import WRITTEN_FAMILIES, WrittenFamily
 from optigpu.backends.llama_cpp.gguf_tensors import write
+from optigpu.child.messages import Metered, Ready, RunMeter
+from optigpu.conductor.preparation import make_references
+from optigpu.job.plan import variants_of
 from optigpu.models.described import description_of
 from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.load import load_model, load_tokenizer
@@ -22,6 +25,9 @@ from optigpu.vocabulary import UnsupportedError
 from tests.engine import converted_engines
 from tests.engine.converted_engines import own_cache, prompts, scored
 from tests.engine.gguf_models import SIZES, made
+from tests.engine.measuring import in_process
+from tests.engine.sessions import QUICK, quick_job, session_with
+from tests.engine.test_replicate import answer, ask
 
 pytestmark = pytest.mark.llama
 prepared = partial(converted_engines.prepared, "llama_cpp")
@@ -66,6 +72,34 @@ def test_an_architecture_that_is_not_written_here_runs_and_has_its_facts(
     with torch.no_grad():
         expected = model(input_ids=torch.from_numpy(tokens)).logits.numpy()
     assert np.abs(scored(runtime, tokens) - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+QUALITY = {"meters": ["latency", "quality"], "quality": {"tokens": 16}}
+
+
+def test_the_quality_of_a_file_is_taken_against_the_numbers_that_torch_reads_of_it(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that transformers does not read says so in the place of a figure."""
+    found = {}
+    for name in ("llama", "olmo2"):
+        write(made(name), models / f"{name}.gguf", "float32")
+        spec = quick_job(model=f"path:{name}.gguf", backend="llama_cpp", measure=QUICK | QUALITY)
+        session, _ = session_with(spec, tmp_path / name, "well_behaved")
+        monkeypatch.setattr(session, "child", lambda _: in_process())
+        (variant,) = variants_of(spec)
+        make_references(session, [variant])
+        with in_process() as child:
+            child.tell(session.assignment(variant, 0))
+            assert isinstance(answer(child), Ready)
+            found[name] = ask(child, RunMeter(meter="quality"))
+    metered, refused = found.values()
+    assert isinstance(metered, Metered)
+    assert isinstance(refused, Metered)
+    assert 0 < metered.values["kld_mean"] < 1e-6
+    assert metered.values["top1_agreement"] == 1
+    assert not refused.values
+    assert "architecture olmo2 is not supported yet; ask for the backend llama_cpp" in str(refused.reasons)
 
 
 def test_of_experts_a_step_reads_those_that_are_chosen(tmp_path: Path, models: Path) -> None:
