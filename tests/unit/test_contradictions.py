@@ -11,7 +11,7 @@ import pytest
 from optigpu.child.messages import Audited, Metered
 from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.processes.rounds import Pause, Replicate
-from optigpu.documents.facts import RunFacts
+from optigpu.documents.facts import RunFacts, WeightFacts
 from optigpu.documents.result import OF_THE_OUTPUT, VerdictReason
 from optigpu.job.spec import JobSpec
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, replicate, samples, spec, verdict
@@ -169,6 +169,15 @@ def test_another_model_is_found_in_every_engine(engine: str) -> None:
     metered = Metered(meter="quality", values={"kld_mean": 0.03})
     made = replace(with_facts(dtype="float32"), readings=(MeterReading(metered),))
     assert VerdictReason.NOT_THE_MODEL in reasons(made, JobSpec.model_validate(document))
+
+
+@pytest.mark.parametrize(("quantized", "is_found"), [(0.99, False), (None, True)])
+def test_a_file_of_few_bits_rounds_without_a_technique(quantized: float | None, is_found: bool) -> None:
+    document = {"workload": {"kind": "generate"}, "model": "path:trained.gguf", "backend": "llama_cpp"}
+    metered = Metered(meter="quality", values={"kld_mean": 0.01})
+    facts = with_facts(dtype="float32", weights=WeightFacts(quantized=quantized))
+    made = replace(facts, readings=(MeterReading(metered),))
+    assert (VerdictReason.NOT_THE_MODEL in reasons(made, JobSpec.model_validate(document))) == is_found
 
 
 @pytest.mark.parametrize(("ran", "is_found"), [(True, False), (None, False), (False, True)])

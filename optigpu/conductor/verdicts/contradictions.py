@@ -11,6 +11,7 @@ from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.job.spec import Variant
+from optigpu.models.held import GGUF
 from optigpu.quality.divergence import FLOAT_ERROR
 from optigpu.statistics.drift import Array
 from optigpu.vocabulary import DeviceKind
@@ -161,10 +162,12 @@ def rounding(variant: Variant, evidence: Evidence) -> Disturbance | None:
 def another_model(variant: Variant, evidence: Evidence) -> Disturbance | None:
     """Predictions are not those of fp32 with the same weights, and nothing says that they may be others. Judged where
     divergence was measured, the weights are float32 and each technique keeps what is predicted. Where convolutions run
-    in TF32, as torch has them on a GPU, they round without a technique."""
+    in TF32, as torch has them on a GPU, they round without a technique, and so does an engine that is given a file of
+    few bits: it multiplies the file's blocks by activations of 8 bits."""
     replicate = evidence.replicate
     facts, keeps = replicate.ready.facts, all(technique.keeps_predictions() for technique in variant.stack)
-    if facts.dtype != "float32" or facts.cudnn_tf32 or not keeps:
+    few_bits = str(variant.model).endswith(GGUF) and facts.weights is not None and facts.weights.quantized
+    if facts.dtype != "float32" or facts.cudnn_tf32 or not keeps or few_bits:
         return None
     found = [each.values[_DIVERGENCE] for each in replicate.metered if _DIVERGENCE in each.values]
     if not found or max(found) <= FLOAT_ERROR:
