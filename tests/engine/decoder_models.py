@@ -5,7 +5,7 @@ from typing import Any
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import CacheKind
-from optigpu.surgery.places import linear_places, weight_of
+from optigpu.surgery.places import expert_places, linear_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.programs import attached
@@ -21,6 +21,28 @@ _LLAMA3 = {
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 _WINDOW = 5
+_HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+    "long_factor": [2.0] * 6,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.75,
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+_EXPERTS = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+    "num_experts_per_tok": 2,
+}
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": _WINDOW}
+_WINDOWED = _LAYERS | {"head_dim": 32}
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96, "n_head": 2}),
@@ -43,6 +65,62 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
     ),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        _WINDOWED
+        | {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _WINDOWED
+        | {
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+            },
+        },
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "ministral": ("ministral", _WINDOWED),
+    "olmo": ("olmo", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", _LAYERS),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "phi": ("phi", {"rope_parameters": _HALF}),
+    "phi-norms": ("phi", {"qk_layernorm": True}),
+    "phi3": ("phi3", {"sliding_window": _WINDOW}),
+    "phi3-long": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 32}),
+    "granite": ("granite", _GRANITE),
+    "starcoder2": ("starcoder2", {"sliding_window": _WINDOW}),
+    "stablelm": ("stablelm", {"rope_parameters": _HALF}),
+    "stablelm-parallel": (
+        "stablelm",
+        dict.fromkeys(("use_parallel_residual", "use_qkv_bias", "qk_layernorm"), True),
+    ),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": _HALF}),
+    "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False}),
+    "gptj": ("gptj", FAMILIES["gpt2"] | {"rotary_dim": 8}),
+    "cohere": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("cohere2", _LAYERS),
+    "mixtral": ("mixtral", _EXPERTS | {"sliding_window": _WINDOW}),
+    "qwen2_moe": ("qwen2_moe", _EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 32}),
+    "olmoe": ("olmoe", _EXPERTS),
+    "granitemoe": ("granitemoe", _EXPERTS | _GRANITE),
+    "glm4_moe": (
+        "glm4_moe",
+        _EXPERTS
+        | {
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "gpt_oss": ("gpt_oss", _EXPERTS | _WINDOWED),
+    "nemotron": ("nemotron", {"rope_parameters": _HALF, "mlp_bias": True}),
 }
 """By name: the family, and what its configuration says beside the shapes."""
 
@@ -59,7 +137,8 @@ def model_of(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    # Faster attentions leave soft caps out.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(5)
@@ -95,8 +174,11 @@ def twin(plain: Any, model: Any) -> Any:
         for path, module in plain.named_modules():
             if isinstance(module, torch.nn.Embedding):
                 module.weight.copy_(model.get_submodule(path).weight)
-        for place in linear_places(plain):
+        for place in [*expert_places(plain), *linear_places(plain)]:
             weight_of(place.layer).copy_(unpack(model.get_submodule(place.path).matrix))
+        own = dict(plain.named_parameters())
+        for name, parameter in model.named_parameters():  # routers
+            own[name].copy_(parameter)
     return plain
 
 

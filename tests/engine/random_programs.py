@@ -3,12 +3,24 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from optigpu.ops.decode.cpu.packing import pack
-from optigpu.ops.decode.program import Activation, Block, FinerRows, Matrix, Norm, Program, WeightKind
+from optigpu.ops.decode.program import (
+    Activation,
+    Block,
+    Expert,
+    FinerRows,
+    HeadNorm,
+    Matrix,
+    Mixture,
+    Mlp,
+    Norm,
+    Program,
+    WeightKind,
+)
 
 CONTEXT = 64
 
@@ -17,7 +29,8 @@ class Shape(NamedTuple):
     """Of a decoder.
 
     `rotary` ones have RMSNorm, a gate, three matrices of queries, keys and values, and an embedding of their own;
-    others have positions and the head's matrix for embedding, in which every fifth row is finer.
+    others have positions and the head's matrix for embedding, in which every fifth row is finer. Every second block has
+    no `window` where `alternates`, and another table of angles. With `experts` the second block has a mixture of them.
     """
 
     rotary: bool = False
@@ -30,10 +43,30 @@ class Shape(NamedTuple):
     blocks: int = 2
     window: int | None = None
     activation: Activation = "gelu_tanh"
+    norms: Literal["before", "after", "both"] = "before"
+    head_norms: Literal["head", "whole"] | None = None
+    rotary_size: int | None = None
+    neighbours: bool = False
+    by_groups: bool = False
+    parallel: bool = False
+    alternates: bool = False
+    sinks: bool = False
+    scales: tuple[float, float] = (1.0, 1.0)
+    caps: tuple[float | None, float | None] = (None, None)
+    experts: int = 0
+    shared: bool = False
+    clamp: tuple[float, float] | None = None
 
 
 LIKE_GPT2 = Shape()
 LIKE_LLAMA = Shape(True, kv_heads=2, inner=384, window=7, activation="silu")
+LIKE_GEMMA = LIKE_LLAMA._replace(
+    kv_heads=1, norms="both", head_norms="head", alternates=True, scales=(8.0, 0.5), caps=(3.0, 2.0)
+)
+LIKE_NEOX = Shape(True, rotary_size=8, neighbours=True, by_groups=True, parallel=True, sinks=True)
+LIKE_MIXTRAL = LIKE_LLAMA._replace(experts=5, shared=True)
+LIKE_OSS = LIKE_LLAMA._replace(experts=4, sinks=True, clamp=(1.7, 2.0))
+LIKE_OLMO = LIKE_LLAMA._replace(norms="after", head_norms="whole", activation="relu2")
 
 
 @cache
@@ -49,33 +82,74 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
             draw(outputs, inputs) * inputs**-0.5, draw(outputs) * 0.1 if biased else None, kind, group
         )
 
-    def norm() -> Norm:
-        weight = 1 + 0.1 * draw(shape.width)
+    def norm(width: int = shape.width) -> Norm:
+        weight = 1 + 0.1 * draw(width)
         return (
             Norm("rms", weight, None, 1e-5)
             if shape.rotary
-            else Norm("layer", weight, 0.1 * draw(shape.width), 1e-5)
+            else Norm("layer", weight, 0.1 * draw(width), 1e-5)
         )
 
-    def block() -> Block:
-        heads, shared = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        outputs = (heads, shared, shared) if shape.rotary else (heads + 2 * shared,)
-        return Block(
-            norm(),
-            tuple(matrix(number, shape.width) for number in outputs),
-            matrix(shape.width, heads),
-            norm(),
+    def head_norm(count: int) -> HeadNorm | None:
+        if shape.head_norms is None:
+            return None
+        return HeadNorm(norm(count), count if shape.head_norms == "whole" else shape.head_size)
+
+    def mlp() -> Mlp:
+        return Mlp(
             matrix(shape.inner, shape.width, False) if shape.rotary else None,
             matrix(shape.inner, shape.width),
             matrix(shape.width, shape.inner),
-            shape.head_size**-0.5,
-            shape.window,
+        )
+
+    def expert(inner: int, count: int) -> Expert:
+        up = tuple(matrix(2 * inner // count, shape.width) for _ in range(count))
+        return Expert(up, matrix(shape.width, inner))
+
+    def router(outputs: int) -> Matrix:
+        return pack(draw(outputs, shape.width) * 3 * shape.width**-0.5, 0.1 * draw(outputs), "bf16", group)
+
+    def mixture() -> Mixture:
+        is_plain = shape.clamp is None
+        return Mixture(
+            router=router(shape.experts),
+            experts=tuple(expert(shape.inner, 1) for _ in range(shape.experts)),
+            chosen=2,
+            score="sigmoid" if shape.shared else "softmax",
+            normalized=not shape.shared,
+            scale=1.5 if shape.shared else 1.0,
+            choice_bias=draw(shape.experts) if shape.shared else None,
+            shared=expert(2 * shape.inner, 2) if shape.shared else None,
+            shared_gate=router(1) if shape.shared else None,
+            pairs=not is_plain,
+            clamp=shape.clamp,
+        )
+
+    def block(index: int) -> Block:
+        heads, shared = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        outputs = (heads, shared, shared) if shape.rotary and not shape.by_groups else (heads + 2 * shared,)
+        before, after = shape.norms != "after", shape.norms != "before"
+        other = shape.alternates and index % 2 == 1
+        return Block(
+            first=norm() if before else None,
+            qkv=tuple(matrix(number, shape.width) for number in outputs),
+            output=matrix(shape.width, heads),
+            second=norm() if before else None,
+            mlp=mixture() if shape.experts and index == 1 else mlp(),
+            scale=shape.head_size**-0.5,
+            window=None if other else shape.window,
+            rotary=int(other) if shape.rotary else None,
+            query_norm=head_norm(heads),
+            key_norm=head_norm(shared),
+            sinks=draw(shape.heads) if shape.sinks else None,
+            after_attention=norm() if after else None,
+            after_mlp=norm() if after else None,
         )
 
     def table(rows: int, size: float) -> Matrix:
         return pack(size * draw(rows, shape.width), None, "bf16" if kind == "bf16" else "w8", group)
 
-    head = matrix(shape.vocabulary, shape.width, False)
+    head, turned = matrix(shape.vocabulary, shape.width, False), shape.rotary_size or shape.head_size
     if not shape.rotary:
         rows = torch.arange(1, shape.vocabulary, 5)
         left = 0.1 * shape.width**-0.5 * draw(len(rows), shape.width)
@@ -85,16 +159,20 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
         shape.activation,
         table(shape.vocabulary, 1.0) if shape.rotary else head,
         None if shape.rotary else table(CONTEXT, 0.3 * shape.width**-0.5),
-        _rotary(shape.head_size) if shape.rotary else None,
-        tuple(block() for _ in range(shape.blocks)),
+        (_rotary(turned, 10000), _rotary(turned, 100))[: 1 + shape.alternates] if shape.rotary else (),
+        tuple(block(index) for index in range(shape.blocks)),
         norm(),
         head,
+        turned if shape.rotary else 0,
+        *(shape.neighbours, shape.by_groups, shape.parallel),
+        *shape.scales,
+        *shape.caps,
     )
 
 
-def _rotary(size: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def _rotary(size: int, base: float) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     def table(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        angles = torch.arange(length)[:, None] / base ** (torch.arange(0, size, 2) / size)
         return angles.cos(), angles.sin()
 
     return table

@@ -135,7 +135,7 @@ def test_a_model_beyond_the_last_cache_gets_four_bits(monkeypatch: pytest.Monkey
 
     def kinds(model: Any) -> set[str]:
         program = attached(model)
-        return {program.head.kind, *(block.up.kind for block in program.blocks)}
+        return {program.head.kind, *(block.output.kind for block in program.blocks)}
 
     assert kinds(accelerate(tiny_model("gpt2"))) == {"w4"}
     assert kinds(accelerate(tiny_model("gpt2"), weights="w8")) == {"w8"}

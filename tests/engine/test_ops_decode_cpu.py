@@ -16,11 +16,23 @@ from hypothesis import strategies as st
 from optigpu.hardware.cpu import cpu_features
 from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS, CpuDecoder, CpuInstructions, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack
-from optigpu.ops.decode.program import CacheKind, FinerRows, Program, Sampling, WeightKind
+from optigpu.ops.decode.program import Block, CacheKind, FinerRows, Mlp, Program, Sampling, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.breadth import spread
 from tests.engine.decode_reference import ReferenceDecoder, untied
-from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
+from tests.engine.random_programs import (
+    CONTEXT,
+    LIKE_GEMMA,
+    LIKE_GPT2,
+    LIKE_LLAMA,
+    LIKE_MIXTRAL,
+    LIKE_NEOX,
+    LIKE_OLMO,
+    LIKE_OSS,
+    Shape,
+    random_program,
+    tokens,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its own threads
 KINDS: list[tuple[WeightKind, int]] = [
@@ -29,7 +41,15 @@ KINDS: list[tuple[WeightKind, int]] = [
     *(("w8", group) for group in (32, 64, 128)),
     ("bf16", 32),
 ]
-SHAPES = {"gpt2": LIKE_GPT2, "llama": LIKE_LLAMA}
+SHAPES = {
+    "gpt2": LIKE_GPT2,
+    "gemma": LIKE_GEMMA,
+    "neox": LIKE_NEOX,
+    "olmo": LIKE_OLMO,
+    "mixtral": LIKE_MIXTRAL,
+    "oss": LIKE_OSS,
+    "llama": LIKE_LLAMA,
+}
 CACHES: tuple[CacheKind, ...] = ("bf16", "int8", "int4")
 PROMPT, STEPS = 9, 2
 SMALL = Shape(width=64, heads=4, kv_heads=4, head_size=16, inner=96, vocabulary=50)
@@ -45,6 +65,11 @@ def instruction_sets() -> list[CpuInstructions]:
         "arm_i8mm": {"asimddp", "i8mm"},
     }
     return [name for name in INSTRUCTION_SETS if name != "best" and needed[name] <= features]
+
+
+def dense(block: Block) -> Mlp:
+    assert isinstance(block.mlp, Mlp)
+    return block.mlp
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -81,6 +106,7 @@ def test_the_logits_are_those_of_the_reference(
 @given(st.data())
 def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: st.DataObject) -> None:
     kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 3]))
+    by_groups = data.draw(st.booleans())
     shape = Shape(
         rotary=data.draw(st.booleans()),
         width=16 * data.draw(st.integers(1, 7)),
@@ -91,7 +117,14 @@ def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: s
         vocabulary=data.draw(st.integers(2, 70)),
         blocks=data.draw(st.integers(1, 2)),
         window=data.draw(st.sampled_from([None, 1, 5, 17, 40])),
-        activation=data.draw(st.sampled_from(["gelu_tanh", "gelu", "relu", "silu"])),
+        activation=data.draw(st.sampled_from(["gelu_tanh", "gelu", "relu", "silu", "relu2"])),
+        norms=data.draw(st.sampled_from(["before", "after", "both"])),
+        head_norms=data.draw(st.sampled_from([None, "head", *([] if by_groups else ["whole"])])),
+        rotary_size=data.draw(st.sampled_from([None, 4])),
+        by_groups=by_groups,
+        **{name: data.draw(st.booleans()) for name in ("neighbours", "parallel", "alternates", "sinks")},
+        scales=data.draw(st.sampled_from([(1.0, 1.0), (3.0, 0.3)])),
+        caps=data.draw(st.sampled_from([(None, None), (2.0, 3.0)])),
     )
     program = random_program(shape, "bf16", seed=data.draw(st.integers(0, 99)))
     sequences, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
@@ -121,9 +154,8 @@ def test_matrices_of_several_kinds_stand_in_one_program() -> None:
     first = replace(
         four.blocks[0], qkv=(four.blocks[0].qkv[0], eight.blocks[0].qkv[1], whole.blocks[0].qkv[2])
     )
-    second = replace(
-        eight.blocks[1], gate=whole.blocks[1].gate, up=coded.blocks[1].up, down=whole.blocks[1].down
-    )
+    mlps = [dense(each.blocks[1]) for each in (whole, coded)]
+    second = replace(eight.blocks[1], mlp=Mlp(mlps[0].gate, mlps[1].up, mlps[0].down))
     first = replace(first, output=three.blocks[0].output)
     mixed = replace(four, blocks=(first, second), head=eight.head, embedding=three.embedding)
     given_tokens, expected = untied(mixed, "bf16", 1, PROMPT)
@@ -260,8 +292,9 @@ def test_numbers_that_are_not_finite_are_found(
 
 def test_numbers_that_overflow_on_the_way_are_found() -> None:
     program = random_program(SMALL, "bf16")
-    huge = replace(program.blocks[1].down, numbers=torch.full_like(program.blocks[1].down.numbers, 3e38))
-    broken = replace(program, blocks=(program.blocks[0], replace(program.blocks[1], down=huge)))
+    block, mlp = program.blocks[1], dense(program.blocks[1])
+    huge = replace(mlp, down=replace(mlp.down, numbers=torch.full_like(mlp.down.numbers, 3e38)))
+    broken = replace(program, blocks=(program.blocks[0], replace(block, mlp=huge)))
     with pytest.raises(ReplicateError, match="no longer finite before the head"):
         begun(broken, threads=2).extend(tokens(SMALL, 1, 3))
 
@@ -306,7 +339,8 @@ def test_calls_that_make_no_sense_are_refused() -> None:
 
 def test_programs_that_do_not_fit_together_are_refused() -> None:
     program, other = random_program(SMALL, "w8"), random_program(LIKE_GPT2, "w8")
-    block = replace(program.blocks[1], down=program.blocks[1].up)
+    block, mlp = program.blocks[1], dense(program.blocks[1])
+    block = replace(block, mlp=replace(mlp, down=mlp.up))
     for sentence, wrong in {
         "head must be 50 x 64, not 203 x 128": replace(program, head=other.head),
         "embedding must be 50 x 64, not 203 x 128": replace(program, embedding=other.embedding),

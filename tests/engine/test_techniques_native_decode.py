@@ -212,8 +212,8 @@ def test_check_knows_the_family_the_groups_the_cache_and_the_compiler() -> None:
         assert PLAIN.check(here, DeviceKind.CPU, facts) is None
     wide = NativeDecode(calibration="none", group=128)
     assert "inputs are a multiple of 128" in str(wide.check(here, DeviceKind.CPU, tiny))
-    other = replace(tiny, family="smollm3")
-    assert "mistral, qwen2, not smollm3" in str(PLAIN.check(here, DeviceKind.CPU, other))
+    other = replace(tiny, family="bloom")
+    assert "nemotron, not bloom" in str(PLAIN.check(here, DeviceKind.CPU, other))
     assert "none was found; install g++" in str(PLAIN.check(bare, DeviceKind.CPU, tiny))
     assert PLAIN.check(bare, DeviceKind.CUDA, None) is None
     reason = NativeDecode(kv="int4").check(here, DeviceKind.CUDA, None)

@@ -13,7 +13,7 @@ from optigpu.meters.memory import MemoryMeter
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.ops.decode.cpu.arena import ALIGNMENT
-from optigpu.ops.decode.program import WeightKind
+from optigpu.ops.decode.program import WeightKind, block_matrices
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
 from optigpu.techniques.base import Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
@@ -174,7 +174,7 @@ class TestBytes:
         finer, positions = program.head.finer, program.positions
         matrices = [program.head, *([finer.matrix] if finer else [])]
         for block in blocks:
-            matrices += [*block.qkv, block.output, block.up, block.down]
+            matrices += block_matrices(block)
         read = [tensor for norm in norms for tensor in (norm.weight, norm.bias)]
         read += [finer.rows] if finer else []
         for matrix in matrices:

@@ -16,6 +16,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappi
         "gelu": torch.nn.functional.gelu,
         "relu": torch.relu,
         "silu": torch.nn.functional.silu,
+        "relu2": lambda x: torch.relu(x).square(),
     }
 )
 

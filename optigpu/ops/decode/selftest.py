@@ -19,7 +19,20 @@ from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling, WeightKind
+from optigpu.ops.decode.program import (
+    Block,
+    CacheKind,
+    Expert,
+    HeadNorm,
+    Matrix,
+    Mixture,
+    Mlp,
+    Norm,
+    Program,
+    Sampling,
+    WeightKind,
+    block_matrices,
+)
 from optigpu.ops.kernel_check import Draw, KernelCheck
 from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT8_LARGEST
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
@@ -48,7 +61,7 @@ class ReferenceDecoder:
         shape = (len(program.blocks), 2, sequences, capacity, program.kv_heads, program.head_size)
         self._cache = torch.zeros(shape, dtype=torch.float64)
         self._steps = torch.zeros(*shape[:-1], 1)
-        self._table = program.rotary(capacity) if program.rotary else None
+        self._tables = [rotary(capacity) for rotary in program.rotaries]
         self._capacity, self._sequences, self.length = capacity, sequences, 0
 
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -75,39 +88,78 @@ class ReferenceDecoder:
         program = self._program
         if self.length >= min(self._capacity, program.context):
             raise ReplicateError(f"Position {self.length} is out of range.")
-        x = self._weights[id(program.embedding)][token]
+        x = self._weights[id(program.embedding)][token] * program.embedding_scale
         if program.positions is not None:
             x = x + self._weights[id(program.positions)][self.length]
         x = x.float()
         for index, block in enumerate(program.blocks):
             x = self._block(x, index, block)
         self.length += 1
-        return self._linear(norm_of(x, program.final), program.head)
+        return capped(self._linear(norm_of(x, program.final), program.head), program.logit_cap)
 
     def _block(self, x: torch.Tensor, index: int, block: Block) -> torch.Tensor:
-        attended = self._attention(norm_of(x, block.first), index, block)
-        x = x + self._linear(attended, block.output)
-        h = norm_of(x, block.second)
-        activation = ACTIVATIONS[self._program.activation]
-        up = self._linear(h, block.up)
-        inner = activation(up) if block.gate is None else activation(self._linear(h, block.gate)) * up
-        return x + self._linear(inner, block.down)
+        scale, before = self._program.residual_scale, x
+        attended = self._linear(self._attention(norm_of(x, block.first), index, block), block.output)
+        x = x + scale * norm_of(attended, block.after_attention)
+        h = norm_of(before if self._program.parallel else x, block.second)
+        return x + scale * norm_of(self._mlp(h, block.mlp), block.after_mlp)
+
+    def _mlp(self, h: torch.Tensor, mlp: Mlp | Mixture) -> torch.Tensor:
+        if isinstance(mlp, Mixture):
+            return torch.cat([self._mixed(row, mlp) for row in h.split(1)])
+        activation, up = ACTIVATIONS[self._program.activation], self._linear(h, mlp.up)
+        inner = activation(up) if mlp.gate is None else activation(self._linear(h, mlp.gate)) * up
+        return self._linear(inner, mlp.down)
+
+    def _mixed(self, h: torch.Tensor, mixture: Mixture) -> torch.Tensor:
+        """What the experts make of one row, [1, width]."""
+        routed = self._linear(h, mixture.router)[0].double()
+        scores = routed.sigmoid() if mixture.score == "sigmoid" else routed.softmax(dim=0)
+        wishes = scores if mixture.choice_bias is None else scores + mixture.choice_bias
+        chosen = wishes.topk(mixture.chosen).indices.sort().values
+        weights = mixture.scale * scores[chosen] / (scores[chosen].sum() if mixture.normalized else 1)
+        pairs = [(mixture.experts[i], w) for i, w in zip(chosen.tolist(), weights.tolist(), strict=True)]
+        if mixture.shared is not None:
+            gate = None if mixture.shared_gate is None else self._linear(h, mixture.shared_gate).sigmoid()
+            pairs.append((mixture.shared, 1.0 if gate is None else float(gate)))
+        found = torch.zeros_like(h)
+        for expert, weight in pairs:
+            found += weight * self._linear(self._gated(h, expert, mixture), expert.down)
+        return found
+
+    def _gated(self, h: torch.Tensor, expert: Expert, mixture: Mixture) -> torch.Tensor:
+        both = torch.cat([self._linear(h, matrix) for matrix in expert.up], dim=1)
+        gate, up = both.unflatten(1, (-1, 2)).unbind(2) if mixture.pairs else both.chunk(2, dim=1)
+        if mixture.clamp is None:
+            return ACTIVATIONS[self._program.activation](gate) * up
+        alpha, limit = mixture.clamp
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * (alpha * gate).sigmoid() * (up + 1)
 
     def _attention(self, x: torch.Tensor, index: int, block: Block) -> torch.Tensor:
         program, position = self._program, self.length
         found = torch.cat([self._linear(x, matrix) for matrix in block.qkv], dim=1)
-        heads = found.view(self._sequences, -1, program.head_size)
-        query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
+        query, key, value = split_heads(found.view(self._sequences, -1, program.head_size), program)
+        query = self._turned(normed_heads(query, block.query_norm), block)
+        key = self._turned(normed_heads(key, block.key_norm), block)
         cache = self._cache[index]
         if self._kv == "int4" and not self._exact:
-            return self._attended_fours(self._turned(query), self._turned(key), value, index, block)
-        cache[0, :, position] = self._kept(self._turned(key))
+            return self._attended_fours(query, key, value, index, block)
+        cache[0, :, position] = self._kept(key)
         cache[1, :, position] = self._kept(value)
         first = 0 if block.window is None else max(0, position + 1 - block.window)
         group = program.heads // program.kv_heads
         keys, values = cache[:, :, first : position + 1].repeat_interleave(group, dim=3)
-        scores = torch.einsum("shd,sthd->sht", self._turned(query).double(), keys) * block.scale
-        return torch.einsum("sht,sthd->shd", scores.softmax(dim=2), values).float().flatten(1)
+        scores = torch.einsum("shd,sthd->sht", query.double(), keys) * block.scale
+        return torch.einsum("sht,sthd->shd", self._weights_of(scores, block), values).float().flatten(1)
+
+    def _weights_of(self, scores: torch.Tensor, block: Block) -> torch.Tensor:
+        """The softmax over the last dimension of [sequences, heads, tokens]."""
+        scores = capped(scores, self._program.score_cap)
+        if block.sinks is None:
+            return scores.softmax(dim=2)
+        sinks = block.sinks.double().expand(self._sequences, -1).unsqueeze(2)
+        return torch.cat([scores, sinks], dim=2).softmax(dim=2)[:, :, :-1]
 
     def _attended_fours(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index: int, block: Block
@@ -125,8 +177,9 @@ class ReferenceDecoder:
         key_steps, value_steps = self._steps[index, :, :, near].repeat_interleave(group, dim=3).squeeze(4)
         numbers, step = self._eight_bits(rotated(query))
         scores = torch.einsum("shd,sthd->sht", numbers.double(), keys) * key_steps.transpose(1, 2) * step
-        scores[:, :, : first - begin] = -torch.inf
-        weights = (scores * block.scale).softmax(dim=2).float() * value_steps.transpose(1, 2)
+        weights = torch.zeros_like(scores, dtype=torch.float32)
+        weights[:, :, first - begin :] = self._weights_of(scores[:, :, first - begin :] * block.scale, block)
+        weights = weights * value_steps.transpose(1, 2)
         found = torch.zeros_like(query, dtype=torch.float64)
         for part, some in zip(weights.split(KEY_BLOCK, dim=2), values.split(KEY_BLOCK, dim=1), strict=True):
             numbers, step = self._eight_bits(part)
@@ -139,13 +192,17 @@ class ReferenceDecoder:
     def _four_bits(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return four_bits(x)
 
-    def _turned(self, heads: torch.Tensor) -> torch.Tensor:
+    def _turned(self, heads: torch.Tensor, block: Block) -> torch.Tensor:
         """Rotary embeddings of [sequences, heads, head_size] at the present position."""
-        if self._table is None:
+        if block.rotary is None:
             return heads
-        cosines, sines = (table[self.length] for table in self._table)
-        first, second = heads.chunk(2, dim=2)
-        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=2)
+        size = self._program.rotary_size
+        cosines, sines = (table[self.length] for table in self._tables[block.rotary])
+        pairs = heads[..., :size].unflatten(2, (-1, 2) if self._program.neighbours else (2, -1))
+        along = 3 if self._program.neighbours else 2
+        first, second = pairs.unbind(along)
+        turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=along)
+        return torch.cat([turned.flatten(2), heads[..., size:]], dim=2)
 
     def _kept(self, heads: torch.Tensor) -> torch.Tensor:
         """What the cache has of [sequences, heads, head_size]."""
@@ -193,7 +250,37 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return x / math.sqrt(count)
 
 
-def norm_of(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+def split_heads(heads: torch.Tensor, program: Program) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of [sequences, all heads, head_size]."""
+    group = program.heads // program.kv_heads
+    if not program.by_groups:
+        query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
+    else:
+        groups = heads.unflatten(1, (-1, group + 2))
+        query, key, value = (each.flatten(1, 2) for each in groups.split([group, 1, 1], dim=2))
+    return query, key, value
+
+
+def normed_heads(heads: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
+    """[sequences, heads, head_size] normed."""
+    if norm is None:
+        return heads
+    weight = norm.norm.weight.view(-1, norm.together)
+    bias = None if norm.norm.bias is None else norm.norm.bias.view(-1, norm.together)
+    parts = heads.flatten(1).unflatten(1, (-1, norm.together))
+    biases: list[torch.Tensor | None] = [None] * len(weight) if bias is None else [*bias]
+    pairs = zip(parts.unbind(1), weight, biases, strict=True)
+    found = [norm_of(x, replace(norm.norm, weight=w, bias=b)) for x, w, b in pairs]
+    return torch.cat(found, dim=1).view(heads.shape)
+
+
+def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return x if cap is None else cap * (x.double() / cap).tanh().to(x.dtype)
+
+
+def norm_of(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    if norm is None:
+        return x
     x = x.double()
     if norm.kind == "layer":
         x = x - x.mean(dim=1, keepdim=True)
@@ -205,8 +292,7 @@ def _matrices(program: Program) -> list[Matrix]:
     found = [program.head, program.embedding]
     found += [program.positions] if program.positions else []
     for block in program.blocks:
-        found += [*block.qkv, block.output, block.up, block.down]
-        found += [block.gate] if block.gate else []
+        found += block_matrices(block)
     return found
 
 
@@ -337,9 +423,12 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
             qkv=tuple(matrix(outputs, shape.width) for outputs in shape.qkv),
             output=matrix(shape.width, shape.heads * shape.head_size),
             second=norm(),
-            gate=matrix(shape.inner, shape.width, biased=False) if shape.gated else None,
-            up=matrix(shape.inner, shape.width),
-            down=matrix(shape.width, shape.inner),
+            mlp=Mlp(
+                gate=matrix(shape.inner, shape.width, biased=False) if shape.gated else None,
+                up=matrix(shape.inner, shape.width),
+                down=matrix(shape.width, shape.inner),
+            ),
+            rotary=0 if shape.gated else None,
             scale=shape.head_size**-0.5,
             window=7 if shape.gated else None,
         )
@@ -364,7 +453,8 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
         activation="silu" if shape.gated else "gelu_tanh",
         embedding=table(VOCABULARY, 1.0) if shape.gated else head,
         positions=None if shape.gated else table(CONTEXT, 0.3 * shape.width**-0.5),
-        rotary=rotary if shape.gated else None,
+        rotaries=(rotary,) if shape.gated else (),
+        rotary_size=shape.head_size if shape.gated else 0,
         blocks=tuple(block() for _ in range(shape.blocks)),
         final=norm(),
         head=head,

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <deque>
 #include <random>
 
 namespace {
@@ -67,7 +68,9 @@ enum class Family { kAny, kGpt2, kLlama };
 struct Scene {
   Memory memory;
   std::vector<Block> blocks;
-  std::vector<std::vector<Matrix>> qkv;
+  std::deque<std::vector<Matrix>> qkv;  // and those of experts
+  std::deque<std::vector<Expert>> all_experts;
+  std::deque<Mixture> mixtures;
   std::vector<int64_t> rows;
   FinerRows finer{};
   Program program{};
@@ -96,6 +99,9 @@ struct Scene {
  private:
   void fill(int64_t group, int64_t kinds) {
     rotary = has(Family::kLlama);
+    program.rotary_size = rotary ? program.head_size : 0;
+    program.embedding_scale = program.residual_scale = 1;
+    if (family == Family::kAny) vary();
     qkv.resize(program.block_count);
     for (int64_t i = 0; i < program.block_count; ++i) blocks.push_back(block(i, group, kinds));
     program.blocks = blocks.data();
@@ -104,6 +110,58 @@ struct Scene {
     if (has(Family::kGpt2)) program.head.finer = refined(program.head);
     program.embedding = has(Family::kGpt2) ? program.head : table(program.vocabulary, group);
     if (!rotary) program.positions = table(program.context, group);
+  }
+
+  // Parts that neither of the families has.
+  void vary() {
+    if (rotary) program.rotary_size = 2 * pick(1, program.head_size / 2);
+    program.neighbours = pick(0, 1);
+    program.by_groups = pick(0, 1);
+    program.parallel = pick(0, 1);
+    program.embedding_scale = static_cast<double>(pick(1, 3));
+    program.residual_scale = 1 / static_cast<double>(pick(1, 3));
+    program.score_cap = static_cast<double>(2 * pick(0, 1));
+    program.logit_cap = static_cast<double>(3 * pick(0, 1));
+  }
+
+  void vary(Block& made, int64_t group, int64_t kinds) {
+    const int64_t heads = program.heads * program.head_size, shared = program.kv_heads * program.head_size;
+    const bool whole = program.by_groups == 0 && pick(0, 1) == 1;
+    if (pick(0, 1) == 1) made.query_norm = {norm(heads), whole ? heads : program.head_size};
+    if (pick(0, 1) == 1) made.key_norm = {norm(shared), whole ? shared : program.head_size};
+    if (pick(0, 1) == 1) made.sinks = memory.floats(program.heads, 0, 1);
+    if (pick(0, 1) == 1) made.after_attention = norm();
+    if (pick(0, 1) == 1) made.after_mlp = norm();
+    if (pick(0, 1) == 1) made.first = {};
+    if (program.parallel == 0 && pick(0, 1) == 1) made.mixture = mixture(group, kinds);
+    if (made.mixture == nullptr && pick(0, 1) == 1) made.second = {};
+  }
+
+  const Mixture* mixture(int64_t group, int64_t kinds) {
+    const int64_t experts = pick(1, 4), one = kind(kinds), shared = pick(0, 1);
+    const auto make = [&](int64_t outputs, int64_t inputs) { return matrix(memory, one, outputs, inputs, group, pick(0, 1) == 1); };
+    const auto kept = [&](std::vector<Matrix> made) { return qkv.push_back(std::move(made)), qkv.back().data(); };
+    Mixture made{};
+    std::vector<Expert> its;
+    for (int64_t i = 0; i < experts + shared; ++i) {
+      const int64_t inner = group * pick(1, 2);
+      its.push_back({kept({make(2 * inner, program.width)}), 1, make(program.width, inner)});
+    }
+    all_experts.push_back(std::move(its));
+    made.experts = all_experts.back().data();
+    made.count = experts;
+    made.shared = shared;
+    made.chosen = pick(1, experts);
+    made.router_count = 1 + (shared == 1 && pick(0, 1) == 1);
+    made.routers = kept({make(experts, program.width), make(1, program.width)});
+    made.sigmoid = pick(0, 1);
+    made.normalized = pick(0, 1);
+    made.pairs = pick(0, 1);
+    made.scale = 1;
+    made.alpha = pick(0, 1) == 1 ? 1.7 : 0;
+    made.limit = 2;
+    mixtures.push_back(made);
+    return &mixtures.back();
   }
 
   // Rows that are only looked up, of any kind or of 8 bits.
@@ -132,10 +190,11 @@ struct Scene {
 
   static int64_t kind(int64_t kinds) { return kinds == 5 ? pick(0, 4) : kinds; }
 
-  Norm norm() {
+  Norm norm() { return norm(program.width); }
+
+  Norm norm(int64_t count) {
     const bool layer = has(Family::kGpt2);
-    return {layer ? kLayerNorm : kRmsNorm, memory.floats(program.width, 1, 0.1f),
-            layer ? memory.floats(program.width, 0, 0.1f) : nullptr, 1e-5};
+    return {layer ? kLayerNorm : kRmsNorm, memory.floats(count, 1, 0.1f), layer ? memory.floats(count, 0, 0.1f) : nullptr, 1e-5};
   }
 
   Block block(int64_t index, int64_t group, int64_t kinds) {
@@ -147,6 +206,7 @@ struct Scene {
       qkv[index] = {make(heads, program.width), make(shared, program.width), make(shared, program.width)};
     Block made{};
     made.first = norm();
+    made.rotary = rotary ? 0 : -1;
     made.qkv = qkv[index].data();
     made.qkv_count = static_cast<int64_t>(qkv[index].size());
     made.output = make(program.width, heads);
@@ -156,6 +216,7 @@ struct Scene {
     made.down = make(program.width, program.inner);
     made.scale = 1 / std::sqrt(static_cast<double>(program.head_size));
     made.window = family == Family::kAny && pick(0, 1) == 1 ? pick(1, 9) : 0;
+    if (family == Family::kAny) vary(made, group, kinds);
     return made;
   }
 };
@@ -207,12 +268,14 @@ struct CacheMemory {
       cache.value_scales = value_scales.get();
     }
     if (!scene.rotary) return;
-    const int64_t half = program.head_size / 2;
+    const int64_t half = program.rotary_size / 2;
     cosines.reset(new float[stored * half]);
     sines.reset(new float[stored * half]);
     for (int64_t i = 0; i < half; ++i) turn(cosines.get() + i, sines.get() + i, half, stored, 1 / static_cast<double>(1 + i));
     cache.cosines = cosines.get();
     cache.sines = sines.get();
+    cache.tables = 1;
+    cache.angles = stored;
   }
 };
 

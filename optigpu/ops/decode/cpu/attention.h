@@ -17,15 +17,21 @@ struct Place {
   int64_t block() const { return token - lane; }
 };
 
-// to = from, its pairs (i, i + half) turned by the position's angles.
+// to = from, its pairs turned by the position's angles.
 void turned(const AttentionTask& task, const float* from, int64_t position, float* to) {
-  const int64_t size = task.program->head_size, half = size / 2;
-  if (task.cache->cosines == nullptr) {
-    std::memcpy(to, from, size * sizeof(float));
+  const int64_t size = task.program->head_size, half = task.program->rotary_size / 2;
+  const int64_t whole = task.cosines == nullptr ? 0 : 2 * half;
+  std::memcpy(to + whole, from + whole, (size - whole) * sizeof(float));
+  if (whole == 0) return;
+  const float* c = task.cosines + position * half;
+  const float* s = task.sines + position * half;
+  if (task.program->neighbours) {
+    for (int64_t i = 0; i < half; ++i) {
+      to[2 * i] = from[2 * i] * c[i] - from[2 * i + 1] * s[i];
+      to[2 * i + 1] = from[2 * i + 1] * c[i] + from[2 * i] * s[i];
+    }
     return;
   }
-  const float* c = task.cache->cosines + position * half;
-  const float* s = task.cache->sines + position * half;
   for (int64_t i = 0; i < half; ++i) {
     to[i] = from[i] * c[i] - from[i + half] * s[i];
     to[i + half] = from[i + half] * c[i] + from[i] * s[i];
@@ -112,26 +118,33 @@ void attend_together(const AttentionTask& task, int64_t row, int64_t head, float
   const Program& program = *task.program;
   const int64_t size = program.head_size, position = task.position[row], stride = task.cache->most * task.cache->page;
   alignas(64) float queries[kHeads][kQueryRoom] = {}, out[kHeads][kMostHeadSize] = {};
-  const float* row_queries = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
-  for (int h = 0; h < kHeads; ++h) turned(task, row_queries + (head + h) * size, position, queries[h]);
+  const float* row_qkv = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
+  for (int h = 0; h < kHeads; ++h) turned(task, row_qkv + query_at(program, head + h), position, queries[h]);
   Heads<kHeads> heads(program, queries, task.scale * kLog2E);
   const Span span(task, row, head / (program.heads / program.kv_heads), heads.key_bytes(), heads.value_bytes());
   Vector most[kHeads], sums[kHeads] = {};
   for (Vector& each : most) each = filled(-std::numeric_limits<float>::infinity());
+  const float limit = static_cast<float>(program.score_cap) * kLog2E;
   span.each([&](const Section& section, const Section& ahead) {
     heads.score(section, ahead, scores + section.start, stride);
     for (int h = 0; h < kHeads; ++h) {
+      if (limit > 0) cap(scores + h * stride + section.start, section.blocks * kKeyBlock, limit);
       const Vector value = masked(span, section, scores + h * stride + section.start);
       most[h] = value > most[h] ? value : most[h];
     }
   });
   float top[kHeads];
   for (int h = 0; h < kHeads; ++h) top[h] = largest_of(most[h]);
+  float sinks[kHeads] = {};
+  for (int h = 0; task.sinks && h < kHeads; ++h) {
+    sinks[h] = task.sinks[head + h] * kLog2E;
+    top[h] = std::max(top[h], sinks[h]);
+  }
   span.each([&](const Section& section, const Section& ahead) {
     heads.weigh(span, section, ahead, scores + section.start, stride, top, sums, out);
   });
   for (int h = 0; h < kHeads; ++h) {
-    const float inverse = 1 / sum_of(sums[h]);
+    const float inverse = 1 / (sum_of(sums[h]) + (task.sinks ? power_of_two(filled(sinks[h] - top[h]))[0] : 0));
     float* to = task.out + (row * program.heads + head + h) * size;
     heads.finish(out[h]);
     for (int64_t i = 0; i < size; ++i) to[i] = out[h][i] * inverse;
@@ -146,8 +159,8 @@ void append(const AttentionTask& task, int64_t row, int64_t kv_head) {
   const Place place{head * cache.page + position % cache.page, position % kKeyBlock};
   const float* row_qkv = task.qkv + row * (program.heads + 2 * program.kv_heads) * size;
   alignas(64) float key[kMostHeadSize], value[kMostHeadSize];
-  turned(task, row_qkv + (program.heads + kv_head) * size, position, key);
-  std::memcpy(value, row_qkv + (program.heads + program.kv_heads + kv_head) * size, size * sizeof(float));
+  turned(task, row_qkv + key_at(program, kv_head), position, key);
+  std::memcpy(value, row_qkv + value_at(program, kv_head), size * sizeof(float));
   if (cache.kind == kInt4Cache) return append_fours(program, cache, place, key, value);
   if (cache.kind == kInt8Cache) return append_eights(program, cache, place, key, value);
   append_bfloat16s(program, cache, place, key, value);

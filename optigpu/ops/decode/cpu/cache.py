@@ -3,7 +3,7 @@
 import torch
 
 from optigpu.ops.decode.cpu.arena import ask_for_huge_pages
-from optigpu.ops.decode.program import CacheKind, Program
+from optigpu.ops.decode.program import CacheKind, Program, RotaryTable
 from optigpu.ops.layouts import kv_bytes
 from optigpu.vocabulary import UnsupportedError
 
@@ -47,7 +47,7 @@ class CpuCache:
             self.values = torch.empty(heads, self.page * values, dtype=torch.uint8)
             self.key_scales = torch.empty(scales, self.page)
             self.value_scales = torch.empty(scales, self.page)
-            self.angles = program.rotary(self.stored) if program.rotary else None
+            self.angles = angles_of(program, self.stored)
         except RuntimeError as error:
             needed = heads * self.page * (keys + values)
             raise UnsupportedError(
@@ -75,3 +75,12 @@ class CpuCache:
         self._free += reversed(self._taken[sequence])
         self._taken[sequence].clear()
         self.table[sequence] = -1
+
+
+def angles_of(program: Program, length: int) -> RotaryTable:
+    """The cosines and the sines of all tables, float32 [tables, length, rotary_size / 2] each."""
+    tables = [rotary(length) for rotary in program.rotaries]
+    if not tables:
+        return (torch.empty(0, length, 0), torch.empty(0, length, 0))
+    cosines, sines = (torch.stack(parts) for parts in zip(*tables, strict=True))
+    return cosines, sines

@@ -46,23 +46,61 @@ std::string too_many_outputs(const Matrix* matrices, int64_t count, const char* 
          " outputs; the CPU decoder takes at most " + std::to_string(Shares::kMostBlocks * kBlockOutputs) + ".";
 }
 
+// Of queries or keys, which are `count` numbers.
+std::string wrong_head_norm(const Program& program, const HeadNorm& heads, int64_t count) {
+  const int64_t size = program.head_size;
+  if (heads.together == 0 || heads.together == size || (heads.together == count && !program.by_groups)) return "";
+  return "A norm of queries or keys is over " + std::to_string(size) + " numbers or over all that follow each other, not over " +
+         std::to_string(heads.together) + ".";
+}
+
+std::string wrong_mixture(const Program& program, const Block& block) {
+  const Mixture& mixture = *block.mixture;
+  const int64_t width = program.width, all = mixture.count + mixture.shared;
+  if (mixture.chosen < 1 || mixture.chosen > mixture.count || mixture.router_count < 1 || mixture.router_count > 1 + mixture.shared)
+    return "A mixture must choose between one and all of its experts.";
+  if (block.second.weight == nullptr || program.parallel) return "A mixture must follow the attention and a norm.";
+  std::string wrong = wrong_matrix(mixture.routers[0], mixture.count, width, "router");
+  if (mixture.router_count > 1) wrong += wrong_matrix(mixture.routers[1], 1, width, "shared gate");
+  const auto is_whole = [&](const Expert& expert) { return expert.up[0].kind == kBfloat16Weights; };
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < all && wrong.empty(); ++i) {
+    const Expert& expert = mixture.experts[i];
+    const int64_t inner = expert.down.inputs;
+    int64_t outputs = 0;
+    for (int64_t j = 0; j < expert.up_count; ++j) {
+      wrong += wrong_matrix(expert.up[j], expert.up[j].outputs, width, "an expert's gate and up");
+      outputs += expert.up[j].outputs;
+      if ((expert.up[j].kind == kBfloat16Weights) != is_whole(mixture.experts[0]))
+        return "Experts must be of bf16 all together or none of them.";
+    }
+    if (outputs != 2 * inner)
+      return "An expert's gate and up must have " + std::to_string(2 * inner) + " outputs, not " + std::to_string(outputs) + ".";
+    wrong += wrong_matrix(expert.down, width, inner, "an expert's down");
+    blocks += (2 * inner + width) / kBlockOutputs + 3;
+  }
+  if (wrong.empty() && blocks > Shares::kMostBlocks) return "The experts have too many outputs.";
+  return wrong;
+}
+
 std::string wrong_block(const Program& program, const Block& block) {
   const int64_t width = program.width, heads = program.heads * program.head_size;
   const int64_t shared = program.kv_heads * program.head_size;
   std::string wrong;
-  if (block.qkv_count == 1) {
-    wrong = wrong_matrix(block.qkv[0], heads + 2 * shared, width, "qkv");
-  } else if (block.qkv_count == 3) {
-    wrong = wrong_matrix(block.qkv[0], heads, width, "q") + wrong_matrix(block.qkv[1], shared, width, "k") +
-            wrong_matrix(block.qkv[2], shared, width, "v");
-  } else {
-    return "qkv must be one or three matrices.";
+  int64_t outputs = 0;
+  for (int64_t i = 0; i < block.qkv_count; ++i) {
+    wrong += wrong_matrix(block.qkv[i], block.qkv[i].outputs, width, "qkv");
+    outputs += block.qkv[i].outputs;
   }
+  if (outputs != heads + 2 * shared)
+    return "qkv must have " + std::to_string(heads + 2 * shared) + " outputs, not " + std::to_string(outputs) + ".";
+  wrong += wrong_head_norm(program, block.query_norm, heads) + wrong_head_norm(program, block.key_norm, shared);
+  wrong += wrong_matrix(block.output, width, heads, "output") + too_many_outputs(block.qkv, block.qkv_count, "qkv") +
+           too_many_outputs(&block.output, 1, "output");
+  if (block.mixture) return wrong + wrong_mixture(program, block);
   if (block.gate.outputs > 0) wrong += wrong_matrix(block.gate, program.inner, width, "gate");
-  return wrong + wrong_matrix(block.output, width, heads, "output") + wrong_matrix(block.up, program.inner, width, "up") +
-         wrong_matrix(block.down, width, program.inner, "down") + too_many_outputs(block.qkv, block.qkv_count, "qkv") +
-         too_many_outputs(&block.output, 1, "output") + too_many_outputs(&block.up, 1, "up") +
-         too_many_outputs(&block.down, 1, "down");
+  return wrong + wrong_matrix(block.up, program.inner, width, "up") + wrong_matrix(block.down, width, program.inner, "down") +
+         too_many_outputs(&block.up, 1, "up") + too_many_outputs(&block.down, 1, "down");
 }
 
 // Activations are quantized once for all matrices that they meet.
@@ -78,6 +116,11 @@ bool groups_differ(const Program& program) {
     const Block& block = program.blocks[i];
     for (int64_t j = 0; j < block.qkv_count; ++j) found = differs(block.qkv[j]) || found;
     found = differs(block.output) || found;
+    for (int64_t j = 0; block.mixture && j < block.mixture->count + block.mixture->shared; ++j) {
+      const Expert& expert = block.mixture->experts[j];
+      for (int64_t up = 0; up < expert.up_count; ++up) found = differs(expert.up[up]) || found;
+      found = differs(expert.down) || found;
+    }
     found = differs(block.gate) || found;
     found = differs(block.up) || found;
     found = differs(block.down) || found;
@@ -92,6 +135,9 @@ std::string wrong_program(const Program& program) {
   if (program.head_size <= 0 || program.head_size % 4 != 0 || program.head_size > kMostHeadSize)
     return "head_size must be a multiple of 4 and at most " + std::to_string(kMostHeadSize) + ", not " +
            std::to_string(program.head_size) + ".";
+  if (program.rotary_size < 0 || program.rotary_size % 2 != 0 || program.rotary_size > program.head_size)
+    return "rotary_size must be even and at most " + std::to_string(program.head_size) + ", not " +
+           std::to_string(program.rotary_size) + ".";
   for (int64_t i = 0; i < program.block_count; ++i) {
     const std::string wrong = wrong_block(program, program.blocks[i]);
     if (!wrong.empty()) return "Block " + std::to_string(i) + ": " + wrong;
@@ -111,7 +157,11 @@ std::string wrong_tokens(const Program& program, const int64_t* tokens, int64_t 
   return "";
 }
 
-std::string wrong_cache(const Cache& cache) {
+std::string wrong_cache(const Program& program, const Cache& cache) {
+  for (int64_t i = 0; i < program.block_count; ++i)
+    if (program.blocks[i].rotary >= cache.tables)
+      return "Block " + std::to_string(i) + " needs table " + std::to_string(program.blocks[i].rotary) + " of angles: there are " +
+             std::to_string(cache.tables) + ".";
   if (cache.kind != kBfloat16Cache && cache.kind != kInt8Cache && cache.kind != kInt4Cache)
     return "A cache holds bf16, int8 or int4.";
   if (cache.sequences < 1 || cache.capacity < 1 || cache.page < 1 || cache.most * cache.page < cache.capacity)

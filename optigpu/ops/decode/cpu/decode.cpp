@@ -95,7 +95,7 @@ extern "C" void optigpu_decoder_destroy(void* handle) {
 // Starts anew with an empty cache, which must outlive its use, as must its table.
 extern "C" int64_t optigpu_decoder_begin(void* handle, const Cache* cache, char* message) {
   Decoder& decoder = *static_cast<Decoder*>(handle);
-  const std::string wrong = wrong_cache(*cache);
+  const std::string wrong = wrong_cache(decoder.engine.program(), *cache);
   if (!wrong.empty()) return say(message, kWrongCall, wrong);
   return with_memory(message, "There is not enough memory for the attention's scores.", [&] {
     decoder.engine.begin(*cache);

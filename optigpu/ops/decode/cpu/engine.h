@@ -12,6 +12,7 @@
 
 #include "faults.h"
 #include "instruction_sets.h"
+#include "mixing.h"
 #include "preparation.h"
 #include "shares.h"
 #include "team.h"
@@ -30,6 +31,9 @@ class Engine {
     qkv_.resize(kPassRows * qkv_width());
     attended_.resize(kPassRows * program.heads * program.head_size);
     inner_.resize(kPassRows * program.inner);
+    branch_.resize(kPassRows * program.width);
+    for (int64_t i = 0; i < program.block_count; ++i)
+      if (program.blocks[i].mixture) room_for(*program.blocks[i].mixture);
     if (program.head.finer) finer_.resize(kPassRows * program.head.finer->matrix.outputs);
     scratch_.resize(team_->size());
     for (std::vector<float>& scratch : scratch_) scratch.resize(program.vocabulary);
@@ -155,32 +159,183 @@ class Engine {
 
   void run_block(int64_t id, const Pass& pass, int64_t layer) {
     const Block& block = program_.blocks[layer];
-    const int64_t rows = pass.rows, stamp = pass.stamp + layer, width = program_.width, heads = program_.heads * program_.head_size;
-    const Activations in = preparation_.normed(id, stamp, block.first, x_.data(), width, rows,
-                                               Preparation::wants_quantized(block.qkv, block.qkv_count));
-    multiply(id, {block.qkv, block.qkv_count, in, rows, Finish::kStore, 0, qkv_.data(), qkv_width()});
-    team_->meet();
+    project(id, pass, layer);
     attend(id, pass, layer);
+    if (program_.parallel) widen(id, pass, layer);  // while x is what the attention had
     team_->meet();
-    const Activations mixed = preparation_.plain(id, stamp, attended_.data(), heads, rows, block.output);
-    multiply(id, {&block.output, 1, mixed, rows, Finish::kAdd, 0, x_.data(), width});
+    narrow(id, pass, layer, block.output, attended_.data(), block.after_attention);
+    if (block.mixture) return mix(id, pass, layer);
+    if (!program_.parallel) {
+      widen(id, pass, layer);
+      team_->meet();
+    }
+    narrow(id, pass, layer, block.down, inner_.data(), block.after_mlp);
+  }
+
+  // Queries, keys and values.
+  void project(int64_t id, const Pass& pass, int64_t layer) {
+    const Block& block = program_.blocks[layer];
+    const Activations in = preparation_.normed(id, pass.stamp + layer, block.first, x_.data(), program_.width, pass.rows,
+                                               Preparation::wants_quantized(block.qkv, block.qkv_count));
+    multiply(id, {block.qkv, block.qkv_count, in, pass.rows, Finish::kStore, 0, qkv_.data(), qkv_width()});
     team_->meet();
+    if (block.query_norm.together > 0) norm_heads(id, pass, layer, block.query_norm, program_.heads, query_at);
+    if (block.key_norm.together > 0) norm_heads(id, pass, layer, block.key_norm, program_.kv_heads, key_at);
+    if (block.query_norm.together > 0 || block.key_norm.together > 0) team_->meet();
+  }
+
+  // Norms the queries or the keys of each row, which begin at at(head).
+  template <typename At>
+  void norm_heads(int64_t id, const Pass& pass, int64_t layer, const HeadNorm& heads, int64_t count, const At& at) {
+    const int64_t pieces = count * program_.head_size / heads.together;
+    team_->share(id, pass.rows * pieces, [&](int64_t i) {
+      const int64_t first = i % pieces * heads.together;
+      Norm norm = heads.norm;
+      norm.weight += first;
+      if (norm.bias) norm.bias += first;
+      float* x = qkv_.data() + i / pieces * qkv_width() + at(program_, first / program_.head_size);
+      if (!kernels_.norm_some(norm, x, heads.together)) faults_.add(pass.stamp + layer);
+    });
+  }
+
+  // What is between the MLP's matrices.
+  void widen(int64_t id, const Pass& pass, int64_t layer) {
+    const Block& block = program_.blocks[layer];
     const bool gated = block.gate.outputs > 0;
     const Matrix pair[2] = {gated ? block.gate : block.up, block.up};
-    const Activations second = preparation_.normed(id, stamp, block.second, x_.data(), width, rows,
-                                                   Preparation::wants_quantized(pair, 2));
-    multiply(id, {pair, gated ? 2 : 1, second, rows, gated ? Finish::kGate : Finish::kActivate, program_.activation,
+    const Activations in = preparation_.normed(id, pass.stamp + layer, block.second, x_.data(), program_.width, pass.rows,
+                                               Preparation::wants_quantized(pair, 2));
+    multiply(id, {pair, gated ? 2 : 1, in, pass.rows, gated ? Finish::kGate : Finish::kActivate, program_.activation,
                   inner_.data(), program_.inner});
+  }
+
+  // Adds what a matrix makes of `from`, normed where there is a norm, to x.
+  void narrow(int64_t id, const Pass& pass, int64_t layer, const Matrix& matrix, float* from, const Norm& after) {
+    const int64_t width = program_.width, stamp = pass.stamp + layer;
+    const float scale = static_cast<float>(program_.residual_scale);
+    const Activations in = preparation_.plain(id, stamp, from, matrix.inputs, pass.rows, Preparation::wants_quantized(&matrix, 1));
+    if (after.weight == nullptr) {
+      multiply(id, {&matrix, 1, in, pass.rows, Finish::kAdd, 0, x_.data(), width, scale});
+    } else {
+      multiply(id, {&matrix, 1, in, pass.rows, Finish::kStore, 0, branch_.data(), width});
+      team_->meet();
+      team_->share(id, pass.rows, [&](int64_t row) {
+        float *y = branch_.data() + row * width, *x = x_.data() + row * width;
+        if (!kernels_.norm(after, y, y, width)) faults_.add(stamp);
+        for (int64_t i = 0; i < width; ++i) x[i] += scale * y[i];
+      });
+    }
     team_->meet();
-    const Activations inner = preparation_.plain(id, stamp, inner_.data(), program_.inner, rows, block.down);
-    multiply(id, {&block.down, 1, inner, rows, Finish::kAdd, 0, x_.data(), width});
+  }
+
+  // The sum of a row's experts. All products of the experts' first matrices are shared as one, and those of the last ones.
+  void mix(int64_t id, const Pass& pass, int64_t layer) {
+    const Block& block = program_.blocks[layer];
+    const Mixture& mixture = *block.mixture;
+    const int64_t rows = pass.rows, stamp = pass.stamp + layer, width = program_.width;
+    const int64_t group = Preparation::wants_quantized(mixture.experts[0].up, mixture.experts[0].up_count);
+    const int64_t routers = Preparation::wants_quantized(mixture.routers, mixture.router_count);
+    const Activations in = preparation_.normed(id, stamp, block.second, x_.data(), width, rows, std::max(group, routers));
+    multiply(id, {mixture.routers, mixture.router_count, in, rows, Finish::kStore, 0, routed_.data(), router_outputs(mixture)});
     team_->meet();
+    if (id == 0) mixing_.choose(mixture, routed_.data(), rows);
+    team_->meet();
+    if (rows > 1) {
+      team_->share(id, mixing_.pairs(), [&](int64_t pair) {
+        prepare_pair(pair, in.x + mixing_.row_of(pair) * width, wide_, width, width, group, stamp);
+      });
+      team_->meet();
+    }
+    const std::vector<ExpertRows>& experts = mixing_.experts();
+    multiply_all(id, experts.size(), [&](int64_t i) {
+      const Expert& expert = mixture.experts[experts[i].expert];
+      return LinearTask{expert.up, expert.up_count, rows > 1 ? wide_.at(experts[i].first, width) : in, experts[i].rows,
+                        Finish::kStore, 0, ups_.data() + experts[i].first * most_ups_, most_ups_};
+    });
+    team_->meet();
+    team_->share(id, mixing_.pairs(), [&](int64_t pair) {
+      const Expert& expert = mixture.experts[mixing_.expert_of(pair).expert];
+      float* inner = gated_.data() + pair * most_inner_;
+      kernels_.gate(mixture, program_.activation, ups_.data() + pair * most_ups_, inner, expert.down.inputs);
+      prepare_pair(pair, inner, narrow_, most_inner_, expert.down.inputs, Preparation::wants_quantized(&expert.down, 1), stamp);
+    });
+    team_->meet();
+    multiply_all(id, experts.size(), [&](int64_t i) {
+      const Expert& expert = mixture.experts[experts[i].expert];
+      return LinearTask{&expert.down, 1, narrow_.at(experts[i].first, most_inner_), experts[i].rows,
+                        Finish::kStore, 0, outs_.data() + experts[i].first * width, width};
+    });
+    team_->meet();
+    team_->share(id, rows, [&](int64_t row) { add_experts(row, rows, block, stamp); });
+    team_->meet();
+  }
+
+  // What pairs of rows and experts multiply matrices with: each expert's rows lie together, as Activations do.
+  struct PairNumbers {
+    std::vector<float> x, step;
+    std::vector<int8_t> q;
+    std::vector<int32_t> less;
+
+    void resize(int64_t pairs, int64_t inputs) {
+      x.resize(std::max<size_t>(x.size(), pairs * inputs));
+      q.resize(x.size());
+      step.resize(x.size() / 32);
+      less.resize(x.size() / 32);
+    }
+    Activations at(int64_t first, int64_t inputs) {
+      const int64_t place = first * inputs;
+      return {x.data() + place, q.data() + place, step.data() + place / 32, less.data() + place / 32};
+    }
+  };
+
+  // A pair's numbers for a matrix of `inputs`, of which there is room for `most` with each pair.
+  void prepare_pair(int64_t pair, const float* from, PairNumbers& to, int64_t most, int64_t inputs, int64_t group, int64_t stamp) {
+    const ExpertRows& expert = mixing_.expert_of(pair);
+    const Activations numbers = to.at(expert.first, most);
+    const int64_t row = pair - expert.first;
+    if (group == 0)
+      std::copy_n(from, inputs, numbers.x + row * inputs);
+    else if (!kernels_.quantize(from, inputs, group, row, expert.rows, numbers))
+      faults_.add(stamp);
+  }
+
+  void add_experts(int64_t row, int64_t rows, const Block& block, int64_t stamp) {
+    const int64_t width = program_.width;
+    const float scale = static_cast<float>(program_.residual_scale);
+    float *y = branch_.data() + row * width, *x = x_.data() + row * width;
+    std::fill_n(y, width, 0.0f);
+    mixing_.each_of(row, rows, [&](int64_t pair, float weight) {
+      const float* out = outs_.data() + pair * width;
+      for (int64_t i = 0; i < width; ++i) y[i] += weight * out[i];
+    });
+    if (block.after_mlp.weight && !kernels_.norm(block.after_mlp, y, y, width)) faults_.add(stamp);
+    for (int64_t i = 0; i < width; ++i) x[i] += scale * y[i];
+  }
+
+  static int64_t router_outputs(const Mixture& mixture) { return mixture.count + mixture.router_count - 1; }
+
+  void room_for(const Mixture& mixture) {
+    const int64_t pairs = kPassRows * (mixture.chosen + mixture.shared);
+    for (int64_t i = 0; i < mixture.count + mixture.shared; ++i) {
+      most_inner_ = std::max(most_inner_, (mixture.experts[i].down.inputs + 31) / 32 * 32);
+      most_ups_ = 2 * most_inner_;
+    }
+    const auto grow = [](std::vector<float>& numbers, int64_t count) { numbers.resize(std::max<size_t>(numbers.size(), count)); };
+    grow(routed_, kPassRows * router_outputs(mixture));
+    grow(ups_, pairs * most_ups_);
+    grow(gated_, pairs * most_inner_);
+    grow(outs_, pairs * program_.width);
+    wide_.resize(pairs, (program_.width + 31) / 32 * 32);
+    narrow_.resize(pairs, most_inner_);
   }
 
   void attend(int64_t id, const Pass& pass, int64_t layer) {
     const Block& block = program_.blocks[layer];
-    const AttentionTask task{&program_, &cache_, layer, block.window, static_cast<float>(block.scale), qkv_.data(),
-                             attended_.data(), rows_.sequence + pass.first, rows_.position + pass.first};
+    const int64_t angles = block.rotary * cache_.angles * program_.rotary_size / 2;
+    const bool turns = block.rotary >= 0;
+    const AttentionTask task{&program_, &cache_, layer, block.window, static_cast<float>(block.scale),
+                             turns ? cache_.cosines + angles : nullptr, turns ? cache_.sines + angles : nullptr, block.sinks,
+                             qkv_.data(), attended_.data(), rows_.sequence + pass.first, rows_.position + pass.first};
     team_->share(id, program_.kv_heads, [&](int64_t kv_head) {  // two tokens may share a byte, so that a head is of one thread
       for (int64_t row = 0; row < pass.rows; ++row) kernels_.append(task, row, kv_head);
     });
@@ -230,6 +385,7 @@ class Engine {
     multiply(id, {&program_.head, 1, in, rows, Finish::kStore, 0, logits, program_.vocabulary}, [&](Stretch blocks) {
       for (int64_t row = 0; row < rows; ++row) {
         add_finer(blocks, row, logits + row * program_.vocabulary);
+        cap_logits(blocks, logits + row * program_.vocabulary);
         if (greedy) find_best(blocks, logits + row * program_.vocabulary, best_at(id, pass.wanted + row));
       }
     });
@@ -245,6 +401,12 @@ class Engine {
     for (int64_t i = std::lower_bound(finer->rows, finer->rows + count, blocks.first * kBlockOutputs) - finer->rows;
          i < count && finer->rows[i] < end; ++i)
       logits[finer->rows[i]] += more[i];
+  }
+
+  void cap_logits(Stretch blocks, float* logits) const {
+    if (program_.logit_cap == 0) return;
+    const int64_t begin = blocks.first * kBlockOutputs, end = std::min(blocks.last * kBlockOutputs, program_.vocabulary);
+    kernels_.cap(logits + begin, end - begin, static_cast<float>(program_.logit_cap));
   }
 
   Best& best_at(int64_t id, int64_t wanted) { return best_[wanted * team_->size() + id]; }
@@ -308,6 +470,29 @@ class Engine {
     }
   }
 
+  // The same of several tasks, whose blocks are shared as if they were one after the other.
+  template <typename TaskOf>
+  void multiply_all(int64_t id, int64_t tasks, const TaskOf& task_of) {
+    const auto count = [&](int64_t i) {
+      const LinearTask task = task_of(i);
+      int64_t blocks = 0;
+      for (int64_t j = 0; j < task.count; ++j) blocks += blocks_of(task.matrices[j]);
+      return blocks;
+    };
+    int64_t all = 0;
+    for (int64_t i = 0; i < tasks; ++i) all += count(i);
+    shares_.begin(id);
+    for (Stretch blocks = shares_.take(id, all); blocks.size() > 0; blocks = shares_.take(id, all)) {
+      int64_t before = 0;
+      for (int64_t i = 0; i < tasks && before < blocks.last; ++i) {
+        const int64_t own = count(i);
+        const int64_t first = std::max<int64_t>(0, blocks.first - before), last = std::min(own, blocks.last - before);
+        if (first < last) kernels_.linear(task_of(i), first, last);
+        before += own;
+      }
+    }
+  }
+
   const Program program_;
   const Kernels kernels_;
   const std::shared_ptr<Team> team_;
@@ -320,8 +505,12 @@ class Engine {
   Rows rows_{};
   std::vector<int64_t> sequence_, position_;  // the rows of a request
   std::vector<uint8_t> wanted_;
-  std::vector<float> x_, last_, qkv_, attended_, inner_, finer_;
+  std::vector<float> x_, last_, qkv_, attended_, inner_, branch_, finer_;
   std::vector<std::vector<float>> scores_, scratch_;  // of each thread
+  Mixing mixing_;
+  int64_t most_inner_ = 0, most_ups_ = 0;  // of all experts
+  std::vector<float> routed_, ups_, gated_, outs_;
+  PairNumbers wide_, narrow_;
   std::vector<Best> best_;
   std::vector<int64_t> next_;
   bool chosen_ = false;

@@ -238,7 +238,8 @@ inline int64_t best_instruction_set() {
 }
 
 #define KERNELS(name) \
-  { name::norm, name::quantize, name::linear, name::append, name::attend, name::embed, name::largest, name::drawn }
+  { name::norm,   name::norm_some, name::quantize, name::linear, name::gate,    name::append, \
+    name::attend, name::embed,     name::cap,      name::largest, name::drawn }
 
 inline Kernels kernels_for(int64_t instruction_set) {
 #if defined(__x86_64__)

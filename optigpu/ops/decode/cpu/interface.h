@@ -6,15 +6,21 @@
 
 enum MatrixKind : int64_t { kBfloat16Weights = 0, kFourBits = 1, kEightBits = 2, kUnevenFourBits = 3, kUnevenThreeBits = 4 };
 enum NormKind : int64_t { kLayerNorm = 0, kRmsNorm = 1 };
-enum ActivationKind : int64_t { kGeluTanh = 0, kGelu = 1, kRelu = 2, kSilu = 3 };
+enum ActivationKind : int64_t { kGeluTanh = 0, kGelu = 1, kRelu = 2, kSilu = 3, kReluSquared = 4 };
 enum CacheKind : int64_t { kBfloat16Cache = 0, kInt8Cache = 1, kInt4Cache = 2 };
 enum InstructionSet : int64_t { kBest = 0, kPortable = 1, kAvx2 = 2, kAvx512Vnni = 3, kArmDot = 4, kArmI8mm = 5 };
 
 struct Norm {
   int64_t kind;
-  const float* weight;  // [width]
+  const float* weight;  // [width]; null where there is no norm
   const float* bias;    // [width], or null
   double epsilon;
+};
+
+// Of queries or keys, before they are turned: `together` of them at once, which are a head's or all of a token's.
+struct HeadNorm {
+  Norm norm;  // of all heads: [heads * head_size]
+  int64_t together;
 };
 
 struct FinerRows;
@@ -36,21 +42,57 @@ struct FinerRows {
   Matrix matrix;        // as many outputs
 };
 
+struct Expert {
+  const Matrix* up;  // of a gate and of what it multiplies, or one of both
+  int64_t up_count;
+  Matrix down;
+};
+
+// Experts of which each row has those that a router chooses, and one more that each row has where there is one.
+struct Mixture {
+  const Expert* experts;  // those that are chosen among, then the shared one
+  int64_t count;          // of those that are chosen among
+  int64_t shared;         // 0 or 1
+  int64_t chosen;
+  const Matrix* routers;  // the router's, then that of the shared expert's gate where there is one
+  int64_t router_count;
+  int64_t sigmoid;        // scores are sigmoids instead of a softmax
+  int64_t normalized;     // scores of the chosen ones are made to sum to 1
+  int64_t pairs;          // gate and up are neighbouring outputs instead of halves
+  double scale;
+  double alpha, limit;      // of gate * sigmoid(alpha * gate) * (up + 1), both clamped; alpha 0 for activation(gate) * up
+  const float* choice_bias;  // [count], or null
+};
+
+// Norms that a block does not have are without weights.
 struct Block {
   Norm first;
-  const Matrix* qkv;  // one or three
+  const Matrix* qkv;
   int64_t qkv_count;
+  HeadNorm query_norm;
+  HeadNorm key_norm;
+  int64_t rotary;      // the cache's table of angles, -1 where nothing is turned
+  const float* sinks;  // [heads], or null: what every row has beside its scores, without a value
   Matrix output;
+  Norm after_attention;
   Norm second;
   Matrix gate;  // of no outputs where there is none
   Matrix up;
   Matrix down;
+  Norm after_mlp;
+  const Mixture* mixture;  // in the place of gate, up and down, or null
   double scale;
   int64_t window;  // tokens that a token attends to, 0 for all
 };
 
 struct Program {
   int64_t width, heads, kv_heads, head_size, inner, vocabulary, context, activation;
+  int64_t rotary_size;  // numbers of a head that are turned, its first ones
+  int64_t neighbours;   // whether numbers 2 i and 2 i + 1 are turned together, instead of i and i + rotary_size / 2
+  int64_t by_groups;    // whether queries, keys and values follow each other within each group of heads
+  int64_t parallel;     // whether attention and MLP have the same inputs
+  double embedding_scale, residual_scale;
+  double score_cap, logit_cap;  // what cap * tanh(x / cap) keeps x within, 0 for none
   Matrix embedding;  // [vocabulary, width]; the head itself where they are tied
   Matrix positions;  // [context, width], of no outputs where there are none
   const Block* blocks;
@@ -74,8 +116,9 @@ struct Cache {
   void* values;
   float* key_scales;
   float* value_scales;
-  const float* cosines;  // [capacity, head_size / 2], or null
+  const float* cosines;  // [tables, angles, rotary_size / 2], or null
   const float* sines;
+  int64_t tables, angles;  // how many, and the positions of each, at least the capacity
 };
 
 constexpr int64_t kBlockOutputs = 16;

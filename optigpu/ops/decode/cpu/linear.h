@@ -305,7 +305,29 @@ INLINE Vector activated(Vector value, int64_t activation) {
   if (activation == kGeluTanh) return gelu_tanh(value);
   if (activation == kGelu) return gelu_erf(value);
   if (activation == kSilu) return times_sigmoid(value, value);
-  return value > 0 ? value : (value != value ? value : Vector{});
+  const Vector positive = value > 0 ? value : (value != value ? value : Vector{});
+  return activation == kReluSquared ? positive * positive : positive;
+}
+
+void gate(const Mixture& mixture, int64_t activation, const float* up, float* inner, int64_t count) {
+  const float alpha = static_cast<float>(mixture.alpha), limit = static_cast<float>(mixture.limit);
+  for (int64_t first = 0; first < count; first += kLanes) {
+    const int64_t lanes = std::min<int64_t>(kLanes, count - first);
+    float gates[kLanes] = {}, others[kLanes] = {};
+    for (int64_t i = 0; i < lanes; ++i) {
+      gates[i] = mixture.pairs ? up[2 * (first + i)] : up[first + i];
+      others[i] = mixture.pairs ? up[2 * (first + i) + 1] : up[count + first + i];
+    }
+    const Vector gate = load_floats(gates), other = load_floats(others);
+    Vector value;
+    if (alpha > 0) {
+      const Vector small = at_most(gate, limit), within = -at_most(-at_most(other, limit), limit);
+      value = times_sigmoid(small, alpha * small) * (within + 1);
+    } else {
+      value = activated(gate, activation) * other;
+    }
+    std::memcpy(inner + first, &value, lanes * sizeof(float));
+  }
 }
 
 // Writes a block of one row; the last block of a matrix may have fewer outputs than 16.
@@ -314,7 +336,7 @@ void finish(const LinearTask& task, float* sums, const float* more, float* out, 
   if (task.finish == Finish::kAdd) std::memcpy(before, out, count * sizeof(float));
   for (int64_t i = 0; i < kBlockOutputs; i += kLanes) {
     Vector value = load_floats(sums + i);
-    if (task.finish == Finish::kAdd) value += load_floats(before + i);
+    if (task.finish == Finish::kAdd) value = value * task.scale + load_floats(before + i);
     if (task.finish == Finish::kActivate || task.finish == Finish::kGate) value = activated(value, task.activation);
     if (task.finish == Finish::kGate) value *= load_floats(more + i);
     store_floats(sums + i, value);

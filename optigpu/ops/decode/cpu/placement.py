@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from optigpu.ops.decode.cpu.arena import HUGE_PAGE_BYTES
-from optigpu.ops.decode.program import Matrix, Program
+from optigpu.ops.decode.program import Matrix, Mlp, Program
 
 MOVE_PAGES = {"x86_64": 279, "aarch64": 239}
 """The system call's number by machine: the C library has no function for it."""
@@ -83,7 +83,10 @@ def shared_matrices(program: Program) -> Iterator[Shared]:
     """The matrices of all products of a step, as engine.h multiplies them."""
     for block in program.blocks:
         yield from _joined(block.qkv)
-        for matrix in (block.output, block.gate, block.up, block.down):  # gate and up have the same blocks
+        mlp = block.mlp
+        # Which experts a step reads is not known before. Gate and up have the same blocks.
+        dense = (mlp.gate, mlp.up, mlp.down) if isinstance(mlp, Mlp) else ()
+        for matrix in (block.output, *dense):
             yield from _joined(() if matrix is None else (matrix,))
     yield from _joined((program.head,))
     if program.head.finer is not None:

@@ -26,17 +26,17 @@ class Preparation {
     return 0;
   }
 
-  // x, [rows, width], normed for matrices of a group.
-  Activations normed(int64_t id, int64_t stamp, const Norm& norm, const float* x, int64_t width, int64_t rows, int64_t group) {
+  // x, [rows, width], normed for matrices of a group, or as it is where there is no norm.
+  Activations normed(int64_t id, int64_t stamp, const Norm& norm, float* x, int64_t width, int64_t rows, int64_t group) {
+    if (norm.weight == nullptr) return plain(id, stamp, x, width, rows, group);
     return made(id, stamp, rows, [&](const Activations& to, int64_t row) {
       float* h = to.x + row * width;
       return kernels_.norm(norm, x + row * width, h, width) && quantized(to, h, row, rows, width, group);
     });
   }
 
-  // x, [rows, inputs], for a matrix.
-  Activations plain(int64_t id, int64_t stamp, float* x, int64_t inputs, int64_t rows, const Matrix& matrix) {
-    const int64_t group = wants_quantized(&matrix, 1);
+  // x, [rows, inputs], for matrices of a group.
+  Activations plain(int64_t id, int64_t stamp, float* x, int64_t inputs, int64_t rows, int64_t group) {
     if (group == 0) return {x, nullptr, nullptr, nullptr};
     return made(id, stamp, rows, [&](const Activations& to, int64_t row) {
       return quantized(to, x + row * inputs, row, rows, inputs, group);

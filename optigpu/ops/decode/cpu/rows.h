@@ -126,6 +126,45 @@ bool norm(const Norm& norm, const float* x, float* h, int64_t width) {
   return true;
 }
 
+// The sum of of(x) over all numbers, a register at a time.
+template <typename Of>
+INLINE float sum_over(const float* x, int64_t count, const Of& of) {
+  const int64_t whole = count / kLanes * kLanes;
+  Vector sums = {};
+  for (int64_t i = 0; i < whole; i += kLanes) sums += of(load_floats(x + i));
+  float sum = sum_of(sums);
+  for (int64_t i = whole; i < count; ++i) sum += of(x[i]);
+  return sum;
+}
+
+bool norm_some(const Norm& norm, float* x, int64_t count) {
+  const float all = static_cast<float>(count);
+  const float mean = norm.kind == kLayerNorm ? sum_over(x, count, [](auto value) { return value; }) / all : 0;
+  const float variance = sum_over(x, count, [mean](auto value) { return (value - mean) * (value - mean); }) / all;
+  if (!std::isfinite(variance)) return false;
+  const float scale = 1 / std::sqrt(variance + static_cast<float>(norm.epsilon));
+  for (int64_t i = 0; i < count; ++i)
+    x[i] = (x[i] - mean) * scale * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
+  return true;
+}
+
+// cap * tanh(x / cap), as 1 - 2 / (1 + exp(2 x / cap)) of the magnitude.
+INLINE Vector capped(Vector x, float cap) {
+  const Vector e = exp_of(-at_most(magnitude(x) * (2 / cap), kFar), Vector{});
+  const Vector size = cap * ((1 - e) / (1 + e));
+  return x < 0 ? -size : size;
+}
+
+void cap(float* x, int64_t count, float cap) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t lanes = std::min<int64_t>(kLanes, count - i);
+    Vector value = {};
+    std::memcpy(&value, x + i, lanes * sizeof(float));
+    value = capped(value, cap);
+    std::memcpy(x + i, &value, lanes * sizeof(float));
+  }
+}
+
 bool quantize(const float* x, int64_t inputs, int64_t group, int64_t row, int64_t rows, const Activations& to) {
   constexpr float kRound = 0x1.8p23f;  // a sum with it has no fraction, and its last bits are the whole number
   const Tile tile = tile_of(row, rows);

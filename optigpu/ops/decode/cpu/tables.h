@@ -111,5 +111,9 @@ void add_whole_row(const Matrix& table, int64_t row, float* x) {
 void embed(const Program& program, int64_t token, int64_t position, float* x) {
   std::fill_n(x, program.width, 0.0f);
   add_whole_row(program.embedding, token, x);
+  if (program.embedding_scale != 1) {
+    const float scale = static_cast<float>(program.embedding_scale);
+    for (int64_t i = 0; i < program.width; ++i) x[i] *= scale;
+  }
   if (program.positions.outputs > 0) add_row(program.positions, position, x);
 }

@@ -13,7 +13,7 @@ from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Program
+from optigpu.ops.decode.program import Block, CacheKind, Matrix, Mlp, Program
 from optigpu.ops.launch import LaunchTarget
 
 
@@ -31,8 +31,8 @@ class CudaDecodeStep:
         self.state = State.empty(sequences, capacity, device)
         self.layers = tuple(LayerCache.empty(kv, sequences, *cache) for _ in program.blocks)
         self.rotary: tuple[torch.Tensor, torch.Tensor] | None = None
-        if program.rotary is not None:
-            cosine, sine = (table.to(device).contiguous() for table in program.rotary(capacity))
+        for rotary in program.rotaries:  # one, or none
+            cosine, sine = (table.to(device).contiguous() for table in rotary(capacity))
             self.rotary = (cosine, sine)
         finer = program.head.finer.matrix.outputs if program.head.finer else 0
         widths = (program.width, program.inner, program.heads * program.head_size, program.vocabulary, finer)
@@ -96,8 +96,9 @@ class CudaDecodeStep:
         linear_call(attended, block.output, self._x, self._target, into="add").run()
 
     def _feed_forward(self, block: Block) -> None:
-        target, norm, activation = self._target, block.second, self._program.activation
-        x, inner, gate, up = self._x, self._inner, block.gate, block.up
+        target, norm, activation, mlp = self._target, block.second, self._program.activation, block.mlp
+        assert isinstance(mlp, Mlp)  # or the program was refused
+        x, inner, gate, up = self._x, self._inner, mlp.gate, mlp.up
         if gate is None:
             linear_call(x, up, inner, target, norm=norm, activation=activation).run()
         elif (gate.kind, gate.group) == (up.kind, up.group):
@@ -105,4 +106,4 @@ class CudaDecodeStep:
         else:
             linear_call(x, up, inner, target, norm=norm).run()
             linear_call(x, gate, inner, target, norm=norm, activation=activation, into="times").run()
-        linear_call(inner, block.down, x, target, into="add").run()
+        linear_call(inner, mlp.down, x, target, into="add").run()

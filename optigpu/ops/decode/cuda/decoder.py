@@ -21,12 +21,49 @@ import torch
 from optigpu.ops.decode import calls
 from optigpu.ops.decode.cuda.packing import joined, rows_from_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.state import LayerCache
-from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, RotaryTable, Sampling
+from optigpu.ops.decode.program import (
+    Block,
+    CacheKind,
+    Matrix,
+    Mixture,
+    Mlp,
+    Norm,
+    Program,
+    RotaryTable,
+    Sampling,
+    block_matrices,
+)
 from optigpu.ops.operands import INT8_LARGEST
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
     from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
+
+
+def unknown_to_cuda(program: Program) -> str | None:
+    """What the kernels lack of a program, in a sentence's words, or None."""
+    plain = program.rotary_size in (0, program.head_size) and len(program.rotaries) <= 1
+    turned = {block.rotary for block in program.blocks}
+    norms = [norm for block in program.blocks for norm in (block.query_norm, block.key_norm)]
+    lacks = {
+        "blocks without a norm before them": any(
+            not (block.first and block.second) for block in program.blocks
+        ),
+        "norms after attention or MLP": any(
+            block.after_attention or block.after_mlp for block in program.blocks
+        ),
+        "norms of queries and keys": any(norms),
+        "attention sinks": any(block.sinks is not None for block in program.blocks),
+        "rotary embeddings of some blocks or of parts of heads": not plain or len(turned) > 1,
+        "rotary embeddings of neighbouring numbers": program.neighbours,
+        "queries, keys and values by groups": program.by_groups,
+        "blocks whose attention and MLP run in parallel": program.parallel,
+        "scaled embeddings or residuals": (program.embedding_scale, program.residual_scale) != (1, 1),
+        "soft caps": program.score_cap is not None or program.logit_cap is not None,
+        "mixtures of experts": any(isinstance(block.mlp, Mixture) for block in program.blocks),
+        "the activation relu2": program.activation == "relu2",
+    }
+    return next((words for words, lacking in lacks.items() if lacking), None)
 
 
 MOST_OUTPUTS = 2**30
@@ -37,14 +74,17 @@ class CudaDecoder(calls.ProgramDecoder):
     """Runs a program whose matrices cuda/packing.py packed.
 
     Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
-    that are several matrices are joined to one, which is a copy of them. Raises UnsupportedError off a GPU, and
-    ValueError for another kind of cache or a matrix of more than MOST_OUTPUTS.
+    that are several matrices are joined to one, which is a copy of them. Raises UnsupportedError off a GPU and for what
+    the kernels do not know, and ValueError for another kind of cache or a matrix of more than MOST_OUTPUTS.
     """
 
     def __init__(self, program: Program, kv: CacheKind = "bf16") -> None:
         if kv not in ("bf16", "int8"):
             raise ValueError(f"kv must be bf16 or int8, not {kv}.")
-        parts = ((*block.qkv, block.output, block.up, block.down) for block in program.blocks)
+        unknown = unknown_to_cuda(program)
+        if unknown:
+            raise UnsupportedError(f"The CUDA decoder does not know {unknown} yet; run this model on a CPU.")
+        parts = (block_matrices(block) for block in program.blocks)
         largest = max(matrix.outputs for part in ((program.head,), *parts) for matrix in part)
         if largest > MOST_OUTPUTS:
             raise ValueError(
@@ -230,9 +270,11 @@ def _append_part(
         x = x + _linear(_attended(block, layer, _turned(query, angles), start), block.output)
         h = _norm(x, block.second)
         activated = calls.ACTIVATIONS[program.activation]
-        up = _linear(h, block.up)
-        inner = activated(up) if block.gate is None else activated(_linear(h, block.gate)) * up
-        x = x + _linear(inner, block.down)
+        mlp = block.mlp
+        assert isinstance(mlp, Mlp)  # or the program was refused
+        up = _linear(h, mlp.up)
+        inner = activated(up) if mlp.gate is None else activated(_linear(h, mlp.gate)) * up
+        x = x + _linear(inner, mlp.down)
 
 
 def _turned(heads: torch.Tensor, angles: "RotaryTable | None") -> torch.Tensor:
@@ -287,7 +329,9 @@ def _linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     return y if matrix.bias is None else y + matrix.bias
 
 
-def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+def _norm(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    if norm is None:
+        return x
     if norm.kind == "layer":
         return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.epsilon)
     y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.epsilon)

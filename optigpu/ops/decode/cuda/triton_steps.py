@@ -23,7 +23,7 @@ from optigpu.ops.launch import LaunchTarget
 
 def query_key_value_call(
     x: torch.Tensor,
-    norm: Norm,
+    norm: Norm | None,
     matrix: Matrix,
     first_head: int,
     rotary: tuple[torch.Tensor, torch.Tensor] | None,

@@ -172,6 +172,11 @@ class NativeDecode(Technique):
         if reason:
             raise UnsupportedError(f"{self.name} {reason}.")
         places = checked_places(model, self.name, self._unit)
+        if programs.has_mixtures(model) and (self.calibration == "sequential" or self.extra_bytes):
+            raise UnsupportedError(
+                f"{self.name} packs mixtures of experts with calibration self or none and without extra_bytes; choose "
+                "these for this model."
+            )
         operator = require_operator(model.device)
         tied = programs.has_tied_head(model)
         facts = pack_or_restore(model, places, self._options)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from optigpu.models.loading.self_written import first_token
 from optigpu.ops.decode.program import Program, Sampling
 from optigpu.ops.four_bits.few_bits import add_moment, product_type
-from optigpu.surgery.places import Place, linear_places, weight_of
+from optigpu.surgery.places import Place, expert_places, linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
 from optigpu.techniques.decoding.native_decode.programs import (
     HEAD_PATH,
@@ -62,7 +62,7 @@ def _in_eight_bits(model: PreTrainedModel, group: int) -> Program:
     """The program of a copy of the model, which shares the tensors that are not packed."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, shared)
-    places = linear_places(copied)
+    places = [*expert_places(copied), *linear_places(copied)]
     exchange_linears(places, {place.path: "w8" for place in places}, group, None, {})
     exchange_tables(copied, "w8", group, tied=has_tied_head(model))
     return program_of(copied)

@@ -5,6 +5,7 @@ them, and compute with unpacked ones when the model itself is called: slowly, un
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -15,7 +16,7 @@ from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_c
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.ops.four_bits.few_bits import product_type
-from optigpu.ops.layouts import DECODE_BITS, decode_bytes, finer_bytes
+from optigpu.ops.layouts import DECODE_BITS, DECODE_TILE, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, become, weight_of
 from optigpu.techniques.decoding.native_decode.prediction import RAISED
@@ -200,6 +201,20 @@ def joined_matrices(layers: Sequence[DecodeLinear]) -> tuple[Matrix, ...]:
     matrices = joined([layer.matrix for layer in layers])
     share(layers, matrices)
     return matrices
+
+
+def rows_of(matrix: Matrix, first: int, last: int) -> Matrix:
+    """The outputs [first, last) of a matrix; on a CPU multiples of DECODE_TILE."""
+    unit = DECODE_TILE if matrix.numbers.device.type == "cpu" else 1
+    rows = slice(first // unit, last // unit)
+    return replace(
+        matrix,
+        outputs=last - first,
+        numbers=matrix.numbers[rows],
+        scale=None if matrix.scale is None else matrix.scale[rows],
+        unit=None if matrix.unit is None else matrix.unit[rows],
+        bias=None if matrix.bias is None else matrix.bias[first:last],
+    )
 
 
 def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:

@@ -14,7 +14,7 @@ from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import share_left
 from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
-from optigpu.surgery.places import Place, weight_of
+from optigpu.surgery.places import ExpertPlace, Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import (
     SELF,
     SEQUENTIAL,
@@ -45,6 +45,10 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
     """Exchanges the linear layers for packed ones, in place."""
     kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
     is_calibrated = options.calibration != "none" and any(kind in FEW_BITS for kind in kinds)
+    if is_calibrated:
+        for place in places:  # so that each expert is given its own tokens
+            if isinstance(place, ExpertPlace):
+                place.put(place.layer)
     size = SEQUENTIAL if options.calibration == "sequential" else SELF
     text = calibration_text(model, options.group, size) if is_calibrated else None
     costs = _costs(model, places, kinds, options, text) if options.extra_bytes else {}
@@ -99,7 +103,8 @@ def _exchange(
             if tied is not None:
                 tied.weigh(moments, text.numel())
             exchange_linears(part, kinds, options.group, arena, moments)
-    others = [place for place in places if place not in calibrated]
+    done = {place.path for place in calibrated}
+    others = [place for place in places if place.path not in done]
     exchange_linears(others, kinds, options.group, arena, {})
     if tied is not None:
         tied.refine(arena)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, ModelFamily, family_of
 from optigpu.models.tensors import Matrix, OwnPasses, Part, StoredWeights
 from optigpu.ops.decode.program import FEW_BITS, MOST_HEAD_SIZE, CacheKind, WeightKind
 from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
+from optigpu.techniques.decoding.native_decode.families import ROLES
 from optigpu.vocabulary import DeviceKind
 
 Calibration = Literal["self", "sequential", "none"]
@@ -118,7 +118,7 @@ def _passes(facts: ModelFacts, kv: CacheKind, device: DeviceKind) -> OwnPasses:
     head, is_cpu = facts.head_size, device is DeviceKind.CPU
     numbers = sum(kv_bytes(kv, head)) if is_cpu else 2 * head * (HALF if kv == "bf16" else 1)
     scales = 0 if kv == "bf16" else 2 * KV_SCALE_BYTES
-    half_angles = 0 if family_of(facts.family).learns_positions else FLOAT * (head // 2)
+    half_angles = 0 if ROLES[facts.family].positions else FLOAT * (head // 2)
     # What the C++ operator has for a pass is its own, some MB at the most; on CUDA a prompt goes through torch.
     row = 0 if is_cpu else FLOAT * (4 * facts.hidden_size + 4 * (facts.inner_size or 4 * facts.hidden_size))
     return OwnPasses(
@@ -137,62 +137,14 @@ HEAD_UNIT = 4
 LEAVE_OUT = "leave it out of the stack"
 
 
-@dataclass(frozen=True)
-class Runnable:
-    """A family that the operator can run: all of its parts are known.
-
-    `qkv`, `output`, `gate`, `up` and `down` are paths from a block.
-    """
-
-    family: ModelFamily
-    decoder: Decoder
-    attention: AttentionParts
-    mlp: Mlp
-    qkv: tuple[str, ...]
-    output: str
-    gate: str | None
-    up: str
-    down: str
-
-    @property
-    def stages(self) -> tuple[tuple[str, ...], ...]:
-        """The linear layers of a block in the order in which they run; those of a stage share their inputs."""
-        gate = (self.gate,) if self.gate else ()
-        return (self.qkv, (self.output,), (*gate, self.up), (self.down,))
-
-
-def runnable(name: str) -> Runnable | None:
-    """The family of that model_type; None where the operator cannot run it."""
-    family = family_of(name)
-    attention, mlp = family.attention, family.mlp
-    if family.decoder is None or attention is None or mlp is None:
-        return None
-    return Runnable(
-        family,
-        family.decoder,
-        attention,
-        mlp,
-        qkv=tuple(_path(attention.path, each) for each in attention.qkv),
-        output=_path(attention.path, attention.output),
-        gate=_path(mlp.path, mlp.gate) if mlp.gate else None,
-        up=_path(mlp.path, mlp.up),
-        down=_path(mlp.path, mlp.down),
-    )
-
-
-def runnable_names() -> str:
-    """The families that the operator runs, for a sentence."""
-    return ", ".join(name for name in FAMILIES if runnable(name))
-
-
 def known_refusal(model: ModelFacts, group: int) -> str | None:
     """Why no program can be filled from a model, as far as its facts say, as a sentence's words without an end; or
     None.
 
     `group` is what the inputs of every matrix must be a multiple of.
     """
-    if runnable(model.family) is None:
-        return f"supports the families {runnable_names()}, not {model.family}; {LEAVE_OUT}"
+    if model.family not in ROLES:
+        return f"supports the families {', '.join(ROLES)}, not {model.family}; {LEAVE_OUT}"
     if model.embedding_size != model.hidden_size:
         return f"does not support an embedding that is projected to another width; {LEAVE_OUT}"
     reason = other_size(model.hidden_size, model.head_size)
@@ -218,7 +170,3 @@ def other_size(hidden_size: int, head_size: int) -> str | None:
             f"{head_size}"
         )
     return None
-
-
-def _path(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if parent else name

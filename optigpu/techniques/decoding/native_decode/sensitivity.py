@@ -78,6 +78,7 @@ def fisher_information(model: PreTrainedModel, places: Sequence[Place], group: i
             logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
         )
         (gradients,) = torch.autograd.grad(loss, embedded)  # and none is kept of a weight
+        gradients = gradients * own_scale(model)
     if HEAD_PATH in found and has_tied_head(model):
         for row, gradient in zip(tokens[:, :-1], _sequences(gradients), strict=True):
             # Of the rows that a sequence looks up.
@@ -86,6 +87,11 @@ def fisher_information(model: PreTrainedModel, places: Sequence[Place], group: i
             found[HEAD_PATH][looked_up] += sums.square().unflatten(1, (-1, group)).mean(dim=2)
     predicted = tokens[:, 1:].numel()
     return {path: total / predicted for path, total in found.items()}
+
+
+def own_scale(model: PreTrainedModel) -> float:
+    """What the embedding itself multiplies its rows by."""
+    return float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
 
 
 @contextmanager
@@ -197,7 +203,7 @@ def _costs(model: PreTrainedModel, text: torch.Tensor) -> _Costs:
             hidden = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
         more, pull = _told(model, rows, hidden.detach(), frequency)
         (gradient,) = torch.autograd.grad(hidden, embedded, pull.to(hidden.dtype))
-        gradient = gradient.flatten(0, -2).float()
+        gradient = gradient.flatten(0, -2).float() * own_scale(model)
         gradients.addmm_(gradient.T, gradient)
         spread += more
     count = text.numel()

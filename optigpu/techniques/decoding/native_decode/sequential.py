@@ -23,7 +23,7 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     in_product_type,
 )
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
-from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head, runnable_of
+from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head, roles_of
 
 States = list[torch.Tensor]
 """What goes from block to block, [rows, tokens, width] for some rows of a text at a time."""
@@ -63,11 +63,11 @@ class RunningBlock:
 def running_blocks(model: PreTrainedModel, rows: torch.Tensor) -> list[RunningBlock]:
     """The blocks, for passes over as many rows of as many tokens as `rows` has, int64 [rows, tokens]."""
     found: list[RunningBlock] = []
-    family = runnable_of(model)
-    root = f"{family.decoder.path}.{family.decoder.blocks}"
+    roles = roles_of(model)
+    root = f"{roles.path}.{roles.blocks}"
 
     def watch(path: str) -> Callable[..., None]:
-        stages = [[f"{path}.{layer}" for layer in stage] for stage in family.stages]
+        stages = [[f"{path}.{layer}" for layer in stage] for stage in roles.stages]
         return lambda block, args, kwargs: found.append(RunningBlock(block, args[1:], kwargs, stages))
 
     with ExitStack() as hooks:
@@ -154,8 +154,8 @@ class _Passes:
         return dict.fromkeys([place.path for place in stage], _aimed(stage, given, wished))
 
     def head_moments(self, head: Place) -> Moments:
-        decoder = runnable_of(self._model).decoder
-        final = self._model.get_submodule(f"{decoder.path}.{decoder.final}")  # makes the head's input
+        roles = roles_of(self._model)
+        final = self._model.get_submodule(f"{roles.path}.{roles.final}")  # makes the head's input
         changed = [] if has_tied_head(self._model) else [head]
         given, wished = self._each(final, self._rounded), self._each(final, self._exact)
         return {HEAD_PATH: _aimed(changed, given, wished)}
