@@ -110,8 +110,8 @@ class DecoderMemory:
         kept = room if options.kind == "static" else tokens
         if options.window is not None:
             kept = min(kept, options.sinks + options.window)
-        if layer.window is not None:
-            kept = min(kept, layer.window if options.kind == "static" else layer.window - 1)
+        if layer.window is not None and options.kind != "static":
+            kept = min(kept, layer.window - 1)
         if options.int8:
             return batch * kept * layer.kv_heads * (layer.key_size + layer.value_size + 2 * KV_SCALE_BYTES)
         # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.

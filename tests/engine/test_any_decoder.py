@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ class Measured:
     context: MeterContext
 
 
-def measured(folder: Path, family: str, *stack: str) -> Measured:
+def measured(folder: Path, family: str, *stack: str | dict[str, Any]) -> Measured:
     """As a replicate prepares it, without a warm-up. Raises UnsupportedError as it does."""
     work = assignment(WORKLOAD, f"path:{family}", *stack).model_copy(update={"folder": str(folder)})
     if reason := replicate.refusal(work):
@@ -168,6 +169,16 @@ def require_measured(folder: Path, family: str, number: int, names: tuple[str, .
 @pytest.mark.parametrize(("family", "number", "names"), QUICK, ids=[case[0] for case in QUICK])
 def test_a_decoder_is_measured(folder: Path, family: str, number: int, names: tuple[str, ...]) -> None:
     require_measured(folder, family, number, names)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_a_compiled_step_goes_on_beyond_a_window(folder: Path, family: str) -> None:
+    model = causal_model(family)
+    model.config.sliding_window = 4
+    save(model, folder / family)
+    assert not make_reference(measured(folder, family).context).reasons
+    compiled = measured(folder, family, {"name": "torch_compile", "backend": "eager"})
+    require_quality(compiled.context, 1e-6)
 
 
 @pytest.mark.long

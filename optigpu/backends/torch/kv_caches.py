@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer, StaticLayer, StaticSlidingWindowLayer
 
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
@@ -171,14 +171,18 @@ def _in_window(part: torch.Tensor, options: CacheOptions) -> torch.Tensor:
 
 
 def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cache:
-    """An empty transformers cache, with layers of ours if it needs them; a static one has room for `length` tokens."""
+    """An empty transformers cache, with layers of ours if it needs them; a static one has room for `length` tokens.
+
+    Layers with a window keep the whole sequence in a static one, and the mask hides what is out of it: transformers'
+    own count their tokens by a Python number, which a recorded step would keep as it was.
+    """
     cache: Cache
     if options.kind == "static":
         cache = StaticCache(config=model.config, max_cache_len=length)
-        if _is_own(options) or options.mixed:
-            for index, layer in enumerate(cache.layers):
-                if type(layer) is StaticLayer:  # of full attention
-                    cache.layers[index] = FixedLayer(options, length)
+        is_ours = _is_own(options) or options.mixed
+        for index, layer in enumerate(cache.layers):
+            if type(layer) in (StaticLayer, StaticSlidingWindowLayer):
+                cache.layers[index] = FixedLayer(options, length) if is_ours else StaticLayer(length)
         return cache
     cache = DynamicCache(config=model.config)
     if _is_own(options):
@@ -255,7 +259,7 @@ def _require_static(model: PreTrainedModel) -> None:
         )
 
     with told(refusal):
-        found = decoded(model, lambda tokens: StaticCache(config=model.config, max_cache_len=2 * tokens))
+        found = decoded(model, lambda tokens: new_cache(model, CacheOptions(kind="static"), 2 * tokens))
     wanted = decoded(model, lambda _: DynamicCache(config=model.config))
     require_same("static_kv_cache", model, wanted, found)
 

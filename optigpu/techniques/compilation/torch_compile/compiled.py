@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 
 from optigpu.surgery.compile_times import MadeFor, compile_facts, made_for, require_same
 from optigpu.techniques.base import Notes
@@ -70,7 +70,7 @@ class Compiled:
         before = compile_facts()
         try:
             result = self._compiled(*arguments)
-        except Unsupported as error:
+        except (Unsupported, UserError, TorchRuntimeError) as error:
             why = str(error).strip().splitlines()[0].rstrip(".")
             raise UnsupportedError(
                 f"torch_compile cannot make one graph of this model ({why}); set fullgraph to false."
