@@ -1,12 +1,14 @@
-"""`make demo`: GPT-2 through a ladder of optimizations and a matrix product, measured by a service on this machine.
+"""`make demo`: a model through a ladder of optimizations, measured by a service on this machine.
 
-It starts the embedded service, calls it over HTTP, prints the results, and stops what it started.
+The model is SmolLM2-135M, or GPT-2's shapes with random weights where it cannot be had. The demo starts the embedded
+service, calls it over HTTP, prints speed, bytes, loss of quality and a continued sentence of each stack, and stops what
+it started.
 """
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,18 +26,26 @@ from optigpu.hardware import probe
 from optigpu.http_clients import http_client
 from optigpu.job.plan import default_beside, default_stack
 from optigpu.job.spec import JobSpec
+from optigpu.models.bring import Watch, bring
+from optigpu.models.reference import parse_reference, preset_of
+from optigpu.models.trained import TRAINED
 from optigpu.paths import data_dir, without_home
-from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
+from optigpu.report import Grid, RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
 from optigpu.report.charts import CHARTS
+from optigpu.report.formats import columns
+from optigpu.report.progress import ShareProgress
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Phase
-from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
+from optigpu.vocabulary import DeviceKind, Document, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 
-GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16, "batch_size": 1}
-MEASURE = {"replicates": 1, "min_seconds": 2, "max_seconds": 20, "rel_ci": 0.2}
+REAL, SHAPES = TRAINED["smollm2-135m"], "preset:gpt2"
+"""The model, and what takes its place where it cannot be had."""
+PROMPT = "The capital of France is"
+RANDOM_IDS = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16}
+"""For a model with random weights, which has no words."""
+MEASURE = {"replicates": 1, "min_seconds": 2, "max_seconds": 20, "rel_ci": 0.2, "quality": {"tokens": 128}}
 """Short: a wide interval will do, and a slow machine still gets the 24 requests that one process needs for it."""
-MEASURE_PRODUCT = {"replicates": 1, "min_seconds": 1, "max_seconds": 5, "rel_ci": 0.1}
 LIMITS = {"wait_for_quiet_s": 5}
 SLOW_AND_ALREADY_THERE = {"fused_attention"}
 """The baseline has it already, and its reference would cost a minute of the demo; `optigpu ladder` measures it."""
@@ -43,9 +53,9 @@ CHART = "demo.svg"
 
 
 def main() -> int:
-    """Runs the demo; the exit status is 0 when both jobs succeeded."""
+    """Runs the demo; the exit status is 0 when the job succeeded."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--model", default="preset:gpt2", help="default: preset:gpt2")
+    parser.add_argument("--model", help=f"default: path:{REAL.name}, or {SHAPES} where it cannot be had")
     parser.add_argument("--stack", help="techniques, separated by commas; default: what suits this machine")
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -92,25 +102,62 @@ def _demo(screen: Console, folder: Path, options: argparse.Namespace, interrupti
         prove(
             device, cancelled=lambda: None
         )  # no worker starts on a GPU that does not work, and the jobs would wait
+    model = options.model or _brought(screen, interruption)
+    workload = workload_for(model)
     with embedded_service(folder / "demo.log") as url, Client(url) as client:
         screen.print(
             f"The service listens on {url}; its log is {without_home(str(folder / 'demo.log'))}", markup=False
         )
-        stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device)
-        documents = matmul_spec(device), ladder_spec(options.model, device, stack)
-        specs = [JobSpec.model_validate(document) for document in documents]
-        jobs = _measure(screen, client, specs, interruption)
-        for grid in leaderboard_grids(client.leaderboard(workload="generate", limit=10)):
+        stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device, workload)
+        spec = JobSpec.model_validate(ladder_spec(model, device, stack, workload))
+        job = _measure(screen, client, spec, interruption)
+        results = client.results(job.id)
+        for grid in (*continuations(results), *_board_of(client, results)):
             screen.print(terminal(grid))
-        drawn = _draw(client, jobs[-1], folder / CHART)
-    for line in _ending(folder, options.model, drawn):
+        drawn = _draw(job, results, folder / CHART)
+    for line in _ending(folder, model, drawn):
         screen.print(line, markup=False, highlight=False)
-    return 0 if all(job.state is JobState.SUCCEEDED for job in jobs) else 1
+    return 0 if job.state is JobState.SUCCEEDED else 1
 
 
-def _draw(client: Client, job: JobView, path: Path) -> bool:
+def _brought(screen: Console, interruption: Interruption) -> str:
+    """The reference of the model, which is brought where it is not there yet."""
+    try:
+        with ShareProgress(screen) as progress:
+            bring(REAL, Watch(progress.show, interruption.check))
+    except OptiGPUError as error:
+        screen.print(f"{error} Until then: {SHAPES}, with random weights.", markup=False)
+        return SHAPES
+    return f"path:{REAL.name}"
+
+
+def workload_for(model: str) -> dict[str, Any]:
+    """What is decoded: a sentence, or random ids by a model that knows no words."""
+    if preset_of(parse_reference(model)):
+        return RANDOM_IDS
+    return {"kind": "generate", "prompt": PROMPT, "new_tokens": RANDOM_IDS["new_tokens"]}
+
+
+def continuations(results: Sequence[Document]) -> Iterator[Grid]:
+    """How each variant went on from the prompt; no table where none read a text."""
+    said = [
+        (result["variant"]["label"], result["facts"]["recorded"]["output_text"])
+        for result in results
+        if "output_text" in result["facts"]["recorded"]
+    ]
+    if said:
+        rows = tuple((label, " ".join(text.split())) for label, text in said)
+        yield Grid(title="", columns=columns("variant", f"{PROMPT} ..."), rows=rows)
+
+
+def _board_of(client: Client, results: Sequence[Document]) -> Sequence[Grid]:
+    """The leaderboard's board with these results; none where there are none."""
+    digests = {result["variant"]["workload_digest"] for result in results}
+    return leaderboard_grids(client.leaderboard(workload=digests.pop(), limit=10)) if digests else ()
+
+
+def _draw(job: JobView, results: Sequence[Document], path: Path) -> bool:
     """The ladder's chart; False where there is nothing to draw."""
-    results = client.results(job.id)
     if not any(result["metrics"][result["variant"]["primary_metric"]]["value"] for result in results):
         return False
     CHARTS["ladder"](job_title(job.spec, results), results, path)
@@ -123,39 +170,44 @@ def _ending(folder: Path, model: str, drawn: bool) -> Iterator[str]:
     if drawn:
         yield f"The chart is {without_home(str(folder / CHART))}."
     yield "Next:"
+    more = (
+        ".venv/bin/optigpu ladder --model bundled:tiny",
+        "measure a trained model, with its loss of quality",
+    )
     for command, why in (
         ("make serve", "show these results as a service"),
         (f".venv/bin/optigpu ladder --model {model}", "measure three processes of each"),
-        (
-            ".venv/bin/optigpu ladder --model bundled:tiny",
-            "measure a trained model, with its loss of quality",
-        ),
+        more if model == SHAPES else (".venv/bin/optigpu models", "list the models that there are"),
     ):
         yield f"  {command:<55}  {why}"
 
 
-def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[str, str]]:
+def suitable_stack(
+    environment: Environment, device: DeviceKind, asked: dict[str, Any]
+) -> list[dict[str, str]]:
     """The techniques that suit this machine, as a job names them, without those that another one brings along.
 
     Without a compiler torch_compile stays among them: its rungs then say what is missing.
     """
-    workload = WORKLOADS["generate"].model_validate(GENERATE)
+    workload = WORKLOADS["generate"].model_validate(asked)
     as_if_compiler = environment.model_copy(update={"compiler": environment.compiler or "none"})
     techniques = default_stack(as_if_compiler, device, workload, "torch")
     left_out = SLOW_AND_ALREADY_THERE.union(*(each.requires for each in techniques))
     return [{"name": each.name} for each in techniques if each.name not in left_out]
 
 
-def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> dict[str, Any]:
+def ladder_spec(
+    model: str, device: DeviceKind, stack: list[dict[str, str]], asked: dict[str, Any]
+) -> dict[str, Any]:
     """The baseline, the ladder of what needs no compiling, and beside it the whole stack and what excludes it.
 
     Each compiled variant takes half a minute, so that only one is measured.
     """
-    workload = WORKLOADS["generate"].model_validate(GENERATE)
+    workload = WORKLOADS["generate"].model_validate(asked)
     quick = [each for each in stack if TECHNIQUES[each["name"]].phase is not Phase.COMPILATION]
     others = default_beside(probe(), device, workload, "torch", model)
     return {
-        "workload": GENERATE,
+        "workload": asked,
         "model": model,
         "device": device,
         "stack": quick,
@@ -167,33 +219,18 @@ def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> 
     }
 
 
-def matmul_spec(device: DeviceKind) -> dict[str, Any]:
-    """Two small matrix products in fp32: the first result comes soon."""
-    workload = {"kind": "matmul", "sizes": [256, 512]}
-    return {
-        "workload": workload,
-        "device": device,
-        "measure": MEASURE_PRODUCT,
-        "limits": LIMITS,
-        "fresh": True,
-    }
-
-
-def _measure(
-    screen: Console, client: Client, specs: list[JobSpec], interruption: Interruption
-) -> list[JobView]:
-    """Posts the jobs and follows each to its end; cancels them when it has to leave early."""
+def _measure(screen: Console, client: Client, spec: JobSpec, interruption: Interruption) -> JobView:
+    """Posts the job and follows it to its end; cancels it when it has to leave early."""
     interruption.check()
-    jobs = [client.submit(spec) for spec in specs]
-    ahead = (client.job(jobs[0].id).queue_position or 1) - 1
+    job = client.submit(spec)
+    ahead = (client.job(job.id).queue_position or 1) - 1
     if ahead:
         screen.print(f"{ahead} jobs that were already queued in this database are measured first.")
     try:
-        return [_follow(screen, client, job, interruption) for job in jobs]
+        return _follow(screen, client, job, interruption)
     except BaseException:
-        for job in jobs:
-            with suppress(httpx.HTTPError), http_client(client.base_url, timeout=2) as http:
-                http.post(f"/v1/jobs/{job.id}/cancel")
+        with suppress(httpx.HTTPError), http_client(client.base_url, timeout=2) as http:
+            http.post(f"/v1/jobs/{job.id}/cancel")
         raise
 
 

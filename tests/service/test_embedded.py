@@ -13,12 +13,13 @@ import httpx
 import psutil
 import pytest
 
-from examples.demo import Interruption, ladder_spec, matmul_spec, suitable_stack
+from examples.demo import REAL, SHAPES, Interruption, ladder_spec, suitable_stack, workload_for
 from examples.service import ROOT, embedded_service
 from optigpu.client import Client
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.models.held import MODELS_DIR
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 from tests.breadth import cases
 from tests.servers.postgres import fresh_database
@@ -48,23 +49,22 @@ MEASURED_WITHIN_S = 240.0
 JOBS = 3
 MARK = "OPTIGPU_DATA_DIR"
 TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
+SPEAKING = ("--model", "bundled:tiny", "--stack", "static_kv_cache")
 DEMO = ("-m", "examples.demo")
 BRIEF = (
     "import sys; from examples import demo; "
-    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency']}; "
-    "demo.MEASURE_PRODUCT |= demo.MEASURE; "
+    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency', 'quality']}; "
     "demo.LIMITS |= {'wait_for_quiet_s': 0}; "
 )
 """Less time for each variant, and beside other tests; its figures are not asked for."""
 END = "sys.exit(demo.main())"
 FAILING = (
     "-c",
-    BRIEF + "matmul = demo.matmul_spec; "
-    "product = lambda dtype: {'kind': 'matmul', 'sizes': [64], 'dtypes': [dtype]}; "
-    "demo.matmul_spec = lambda device: matmul(device) | {'workload': product('float32')}; "
-    "demo.ladder_spec = lambda _, device, __: matmul(device) | {'workload': product('tf32')}; " + END,
+    BRIEF + "product = {'kind': 'matmul', 'sizes': [64], 'dtypes': ['tf32']}; "
+    "demo.ladder_spec = lambda _, device, *__: {'workload': product, 'device': device, 'limits': demo.LIMITS}; "
+    + END,
 )
-"""Small products instead of its jobs, the second of a type that no CPU has: refused before an engine is loaded."""
+"""A product of a type that no CPU has instead of its job: refused before an engine is loaded."""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -230,13 +230,15 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, tmp_path: Path) -> None:
-    process = start(*TINY, program=BRIEFLY)
+    process = start(*SPEAKING, program=BRIEFLY)
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
     for text in (
         "static_kv_cache",
         "speedup: relative to the baseline",
-        "matmul 256/512 float32",
+        "weights (MB)",
+        "KLD (nat)",
+        "The capital of France is ...",
         "Leaderboard by tokens/s",
         "native_decode",
         "the fastest: ",
@@ -305,11 +307,27 @@ def test_a_failed_job_ends_it_with_1_and_the_reason(start: Start) -> None:
     assert "The job failed: Nothing was measured: " in output
 
 
-def test_its_jobs_fit_this_machine() -> None:
-    stack = suitable_stack(probe(), DeviceKind.CPU)
-    ladder = JobSpec.model_validate(ladder_spec("preset:gpt2", DeviceKind.CPU, stack))
+@pytest.mark.parametrize("model", [SHAPES, pytest.param(f"path:{REAL.name}", marks=pytest.mark.real_model)])
+def test_its_jobs_fit_this_machine(model: str, monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> None:
+    monkeypatch.setenv(MODELS_DIR, str(smollm2))
+    asked = workload_for(model)
+    stack = suitable_stack(probe(), DeviceKind.CPU, asked)
+    ladder = JobSpec.model_validate(ladder_spec(model, DeviceKind.CPU, stack, asked))
     assert [variant.label for variant in variants_of(ladder)][-1] == "native_decode"
-    assert JobSpec.model_validate(matmul_spec(DeviceKind.CPU)).workload.kind == "matmul"
+    assert ladder.workload.has_text == (model != SHAPES)
+
+
+def test_without_the_real_model_it_says_why_and_takes_random_weights(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(MODELS_DIR, raising=False)
+    (tmp_path / "models").write_text("no folder")
+    process = start()
+    said = read_until(process, "The service listens")
+    assert f"{REAL.name} cannot be written into {tmp_path / 'models'}" in said
+    assert f"Until then: {SHAPES}, with random weights." in said
+    process.terminate()
+    process.communicate(timeout=60)
 
 
 def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
