@@ -285,12 +285,15 @@ def test_terms_are_accepted_first(
 ) -> None:
     terms = "https://terms.invalid"
     monkeypatch.setitem(TRAINED, "small-test", replace(sources.model, terms=terms))
+    sources.hub.unlink()
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     status, _, err = command(capsys, "get", "small-test")
     assert status == 2
     assert f"{terms}; read them, and say --accept-terms" in err
     assert sources.left() == []
-    assert command(capsys, "get", "small-test", "--accept-terms")[0] == 0
-    assert json.loads((sources.root / "small-test" / ORIGIN).read_text())["terms"] == terms
+    status, _, err = command(capsys, "get", "small-test", "--accept-terms")
+    assert status == 1
+    assert "can be brought neither from the hub" in err, "it went on"
 
 
 def test_an_unknown_name_a_folder_of_others_and_a_folder_that_cannot_be_written(

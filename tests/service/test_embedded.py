@@ -323,9 +323,8 @@ def test_without_the_real_model_it_says_why_and_takes_random_weights(
     monkeypatch.delenv(MODELS_DIR, raising=False)
     (tmp_path / "models").write_text("no folder")
     process = start()
-    said = read_until(process, "The service listens")
+    said = read_until(process, f"Until then: {SHAPES}, with random weights.")
     assert f"{REAL.name} cannot be written into {tmp_path / 'models'}" in said
-    assert f"Until then: {SHAPES}, with random weights." in said
     process.terminate()
     process.communicate(timeout=60)
 
