@@ -122,7 +122,10 @@ def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: s
         head_norms=data.draw(st.sampled_from([None, "head", *([] if by_groups else ["whole"])])),
         rotary_size=data.draw(st.sampled_from([None, 4])),
         by_groups=by_groups,
-        **{name: data.draw(st.booleans()) for name in ("neighbours", "parallel", "alternates", "sinks")},
+        neighbours=data.draw(st.booleans()),
+        parallel=data.draw(st.booleans()),
+        alternates=data.draw(st.booleans()),
+        sinks=data.draw(st.booleans()),
         scales=data.draw(st.sampled_from([(1.0, 1.0), (3.0, 0.3)])),
         caps=data.draw(st.sampled_from([(None, None), (2.0, 3.0)])),
     )

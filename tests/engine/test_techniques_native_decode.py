@@ -251,7 +251,8 @@ def decoded(decoder: CpuDecoder, given: torch.Tensor, new_tokens: int) -> torch.
 
 
 def attached_floats(program: Program) -> list[torch.Tensor]:
-    norms = [program.final, *(norm for block in program.blocks for norm in (block.first, block.second))]
+    pairs = [(block.first, block.second) for block in program.blocks]
+    norms = [program.final, *(norm for pair in pairs for norm in pair if norm)]
     return [norm.weight for norm in norms] + [norm.bias for norm in norms if norm.bias is not None]
 
 

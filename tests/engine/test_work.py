@@ -175,7 +175,7 @@ class TestBytes:
         matrices = [program.head, *([finer.matrix] if finer else [])]
         for block in blocks:
             matrices += block_matrices(block)
-        read = [tensor for norm in norms for tensor in (norm.weight, norm.bias)]
+        read = [tensor for norm in norms if norm for tensor in (norm.weight, norm.bias)]
         read += [finer.rows] if finer else []
         for matrix in matrices:
             read += [matrix.numbers, matrix.scale, matrix.unit, matrix.bias]

@@ -295,7 +295,7 @@ def _context(config: PreTrainedConfig) -> int:
     if parameters.get("rope_type") != "longrope":
         return longest
     first = parameters.get("original_max_position_embeddings")
-    return min(longest, first or config.original_max_position_embeddings)
+    return min(longest, int(first or config.original_max_position_embeddings))
 
 
 def _kinds(config: PreTrainedConfig) -> list[str] | None:
