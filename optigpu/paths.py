@@ -21,13 +21,14 @@ _ENDS = r"\s:;,=\"'"
 
 def data_dir() -> Path:
     """OPTIGPU_DATA_DIR, else $XDG_DATA_HOME/optigpu, else ~/.local/share/optigpu. It may not exist yet. Raises
-    UnsupportedError where there is neither a variable nor a home folder that can hold it."""
+    UnsupportedError where there is neither a variable nor a home folder that can hold it, and for a name that no folder
+    can have."""
     chosen = os.environ.get(DATA_DIR)
     if chosen:
-        return expanded(chosen, DATA_DIR)
+        return _folder(chosen, DATA_DIR)
     shared = os.environ.get("XDG_DATA_HOME")
     if shared:
-        return Path(shared) / "optigpu"
+        return _folder(shared, "XDG_DATA_HOME") / "optigpu"
     home = _usable_home(".local/share/optigpu")
     if home is None:
         raise UnsupportedError(
@@ -55,7 +56,7 @@ def home_dir() -> Path:
 def lock_dir() -> Path:
     """OPTIGPU_LOCK_DIR, else `locks` in the data directory: a job that measures on this host locks a file there."""
     chosen = os.environ.get(LOCK_DIR)
-    return expanded(chosen, LOCK_DIR) if chosen else data_dir() / "locks"
+    return _folder(chosen, LOCK_DIR) if chosen else data_dir() / "locks"
 
 
 def plain_path(folder: Path) -> Path:
@@ -88,6 +89,22 @@ def expanded(text: str, variable: str) -> Path:
         raise UnsupportedError(
             f"{variable} is {text!r}, and there is no such home folder; write the whole path."
         ) from None
+
+
+def _folder(text: str, variable: str) -> Path:
+    """The folder that an environment variable names, which may not exist yet. Raises UnsupportedError for none."""
+    path = expanded(text, variable)
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        why = f"which cannot be a folder ({error.strerror})"
+    else:
+        if is_folder:
+            return path
+        why = "which is a file"
+    raise UnsupportedError(f"{variable} is {text!r}, {why}; name a folder.")
 
 
 def without_home(text: str) -> str:

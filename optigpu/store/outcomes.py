@@ -20,15 +20,16 @@ from optigpu.documents.events import (
 from optigpu.documents.older import current, why_none_ranks
 from optigpu.documents.result import Attribution, Outcome, Result
 from optigpu.documents.runs import RunDocument
-from optigpu.documents.views import JobView
+from optigpu.documents.views import JobView, Withdrawn
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.store import artifacts, jobs, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
+from optigpu.store.errors import absent
 from optigpu.store.events import FINISHED, VARIANT_FINISHED, locked, record
 from optigpu.store.leases import Hold, Lease, held
-from optigpu.store.tables import Job, ResultRow, VariantRow
+from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
 from optigpu.store.transitions import end
 from optigpu.store.types import clean_text
 from optigpu.vocabulary import (
@@ -160,10 +161,14 @@ def finish(
 
 def enter_run(session: Session, run: RunDocument, spec: JobSpec) -> JobView:
     """Enters a run that was measured elsewhere as a job that has ended, with its results, all or nothing; `spec` is its
-    request. Raises ConflictError if it is here already."""
-    known = select(ResultRow.job_id).where(ResultRow.id.in_([result.id for result in run.results]))
+    request. Raises ConflictError if it is here already, or any of its results was withdrawn."""
+    ids = [result.id for result in run.results]
+    known = select(ResultRow.job_id).where(ResultRow.id.in_(ids))
     if (job_id := session.scalars(known.limit(1)).first()) is not None:
         raise ConflictError(f"This run is here already, as job {job_id}.")
+    buried = select(Tombstone.id).where(Tombstone.id.in_(ids), Tombstone.kind == Withdrawn.RESULT)
+    if (result_id := session.scalars(buried.order_by(Tombstone.id).limit(1)).first()) is not None:
+        raise ConflictError(f"{absent(session, Withdrawn.RESULT, result_id)} Its run is not entered again.")
     # No worker can take it: it runs under this lease from the transaction's beginning to its end.
     job = locked(session, jobs.submit(session, spec, fresh=True).job.id)
     job.state, job.started_at, job.fencing = JobState.RUNNING, moment(session), job.fencing + 1

@@ -113,7 +113,7 @@ def invited(service: Service, *options: str) -> str:
     return code[0]
 
 
-def simulated_device(folder: Path, service: Service, **changes: Any) -> Path:
+def simulated_device(folder: Path, url: str, **changes: Any) -> Path:
     """The folder of an agent with a made-up model: the configuration's path."""
     folder.mkdir()
     (folder / "model.tflite").write_bytes(MODEL)
@@ -129,7 +129,7 @@ def simulated_device(folder: Path, service: Service, **changes: Any) -> Path:
         "output_bytes": OUTPUT_BYTES,
     }
     document = {
-        "url": service.url, "board": "esp32s3-n16r8", "model": "model.tflite", "golden": "golden.bin",
+        "url": url, "board": "esp32s3-n16r8", "model": "model.tflite", "golden": "golden.bin",
         "runner": runner, "windows": 2, "window_s": 0, "warmup": 1, "period_s": 0, "timeout_s": 5,
         "retry_first_ms": 50, "retry_most_ms": 400,
     }  # fmt: skip
@@ -189,7 +189,7 @@ def identities(reports: list[DeviceReportView]) -> list[tuple[str, int]]:
 def test_an_agent_on_micropython_lives_through_a_restart_of_the_api(
     service: Service, tmp_path: Path, bytecode: Path
 ) -> None:
-    config = simulated_device(tmp_path / "device", service, invite=invited(service, "--simulator"))
+    config = simulated_device(tmp_path / "device", service.url, invite=invited(service, "--simulator"))
     process = agent(on_micropython(), bytecode, config, RUNS)
     assert eventually(lambda: len(service.reports()) >= 5), (config.parent / "agent.log").read_text()
     service.kill()
@@ -213,7 +213,7 @@ def test_an_agent_that_is_cut_off_goes_on_where_it_was(
     service: Service, tmp_path: Path, bytecode: Path
 ) -> None:
     """Its key, its queue and its invitation outlive it; without the service, reports wait for the next boot."""
-    config = simulated_device(tmp_path / "device", service, invite=invited(service, "--simulator"))
+    config = simulated_device(tmp_path / "device", service.url, invite=invited(service, "--simulator"))
     first = agent(on_micropython(), bytecode, config, 1000)
     assert eventually(lambda: len(service.reports()) >= 3), (config.parent / "agent.log").read_text()
     service.kill()
@@ -258,7 +258,7 @@ def test_host_agents_with_a_real_model_pass_the_golden_check(
     assert httpx.post(f"{service.url}/v1/edge/models", json=manifest, timeout=30).status_code in (200, 201)
     for kind in HOST_RUNNERS:
         config = simulated_device(
-            tmp_path / kind, service, invite=invited(service), board="host-x86", windows=2, warmup=1,
+            tmp_path / kind, service.url, invite=invited(service), board="host-x86", windows=2, warmup=1,
             model=str(converted / "mobilenet_int8.tflite"), golden=str(converted / "golden.bin"),
             runner={"kind": kind},
         )  # fmt: skip

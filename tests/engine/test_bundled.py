@@ -15,11 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from optigpu.documents.events import Event
-from optigpu.job.spec import JobSpec
-from optigpu.measure import run
 from optigpu.models.loading.load import MODELS_DIR, load_model, load_tokenizer
-from optigpu.models.reference import BUNDLED, ModelReference, bundled_parameters, parse_reference
+from optigpu.models.reference import BUNDLED, ModelReference, parse_reference
 from tests.breadth import cases
 from tools.bundled_model import training
 from tools.bundled_model.architectures import ARCHITECTURES, CONTEXT
@@ -152,29 +149,6 @@ def test_it_beats_a_unigram_and_a_trigram_on_text_that_it_never_saw(
         for each in (Trigram(train), Unigram(train))
     )
     assert perplexity < 0.92 * trigram < unigram
-
-
-@pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
-def test_the_engine_measures_it(reference: ModelReference, tmp_path: Path) -> None:
-    spec = JobSpec.model_validate(
-        {
-            "workload": {"kind": "generate", "prompt_tokens": 16, "new_tokens": 8},
-            "model": str(reference),
-            "stack": [{"name": "static_kv_cache"}],
-            "measure": {
-                "replicates": 1,
-                "min_seconds": 0.01,
-                "max_seconds": 1,
-                "meters": ["latency", "memory"],
-            },
-            "limits": {"wait_for_quiet_s": 0},
-        }
-    )
-    events: list[Event] = []
-    (result,) = run(spec, events.append, lock_dir=tmp_path).results
-    assert result.metrics["tokens_per_s"].value
-    assert result.metrics["params_total"].value == bundled_parameters(reference.name)
 
 
 ROOT = Path(__file__).resolve().parents[2]

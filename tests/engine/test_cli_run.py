@@ -69,18 +69,6 @@ def read(terminal: int, shown: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None:
-    model = ("--model", "preset:tiny-llama-test", "--prompt-tokens", "4", "--new-tokens", "4")
-    stack = ("--stack", "static_kv_cache")
-    ran = optigpu(environment | {"COLUMNS": "300"}, "ladder", *model, *stack, *QUICK, "--meters", "latency")
-    assert ran.returncode in MEASURED, ran.stderr
-    lines = {line.split("│")[1].strip(" *"): line for line in ran.stdout.splitlines() if line.startswith("│")}
-    assert set(lines) == {"baseline", "static_kv_cache"}
-    assert "x" in lines["static_kv_cache"].split("│")[3]
-    assert "single_replicate (all)" in ran.stdout
-
-
-@pytest.mark.slow
 def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
     environment: dict[str, str],
 ) -> None:
@@ -214,23 +202,6 @@ def replayed(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
     assert ran.returncode == 0, ran.stderr
     document: dict[str, Any] = json.loads(ran.stdout)
     return document
-
-
-@pytest.mark.slow
-def test_a_replay_measures_the_same_variant_and_compares(environment: dict[str, str], measured: Path) -> None:
-    then = json.loads(measured.read_text())["results"][1]
-    document = replayed(environment, f"{measured}#float32 32")
-    (now,) = document["results"]
-    assert now["id"] != then["id"]
-    assert now["seed"] == then["seed"] == 5
-    assert now["variant"]["variant_digest"] == then["variant"]["variant_digest"]
-    assert document["spec"]["measure"]["max_seconds"] == 0.2
-    comparison = document["comparison"]
-    assert (comparison["baseline"]["id"], comparison["candidate"]["id"]) == (then["id"], now["id"])
-    assert comparison["metrics"]["tflops"]["ratio"] == pytest.approx(
-        now["metrics"]["tflops"]["value"] / then["metrics"]["tflops"]["value"]
-    )
-    assert comparison["notes"] == []
 
 
 @pytest.mark.slow

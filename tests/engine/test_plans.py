@@ -1,14 +1,11 @@
 """Plans of several models, of a search and of the largest batch: their variants, decisions and tables."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from optigpu.child.messages import Metered, Ready, RunMeter
-from optigpu.cli import app
 from optigpu.conductor.largest_batch import LargestBatch, largest_batch
 from optigpu.conductor.preparation import make_references
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
@@ -296,16 +293,3 @@ def test_where_not_even_one_sample_fits_the_variant_says_why(tmp_path: Path) -> 
     (outcome,) = report.outcomes
     assert outcome.status is VariantStatus.FAILED
     assert "Not even a batch of 1 found enough memory under 1000000 bytes" in str(outcome.reason)
-
-
-@pytest.mark.slow
-def test_the_command_is_a_client_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
-    asked = ["batch-scaling", "--limit", f"{LIMIT}B", "--model", LLAMA, "--tokens", "64", "--most", "2"]
-    made = CliRunner().invoke(app, [*asked, "--stack", "", "--device", "cpu", "--format", "json"])
-    assert made.exit_code == 0, made.output
-    document = json.loads(made.stdout)
-    assert document["spec"]["plan"] == "batch_scaling"
-    assert document["spec"]["limits"]["max_bytes"] == LIMIT
-    (result,) = document["results"]
-    assert result["metrics"]["largest_batch"]["reason"] == "2 is the most that limits.max_batch lets it try."

@@ -1,13 +1,10 @@
 """A leaderboard with four models, two machines and a careless rerun, as a client sees it; and withdrawals."""
 
-import sys
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 
-from optigpu.cli import main
 from optigpu.client import Client
 from optigpu.documents.result import Result, VerdictReason, VerdictWarning
 from optigpu.documents.views import Board
@@ -130,54 +127,9 @@ def test_a_withdrawn_result_is_gone_with_its_reason_and_the_next_best_takes_its_
         assert careful.result_id not in [result["id"] for result in client.results(careful.job_id)]
 
 
-def test_a_withdrawn_job_is_gone_with_its_results(four_models: Served) -> None:
-    (job,) = four_models.client.get("/v1/jobs").json()["jobs"]
-    place = job["links"]["self"]
-    answer = four_models.client.delete(place, params={"reason": "Another machine was meant."})
-    assert (answer.status_code, answer.json()["kind"]) == (200, "job")
-    for path in (place, *(job["links"][name] for name in ("events", "results"))):
-        problem = four_models.client.get(path)
-        assert problem.status_code == 410
-        assert problem.headers["content-type"] == "application/problem+json"
-        assert "Another machine was meant." in problem.json()["detail"]
-    assert four_models.client.post(job["links"]["cancel"]).status_code == 410
-    assert four_models.client.get("/v1/jobs").json()["jobs"] == []
-    page = four_models.client.get("/v1/leaderboard").json()
-    assert (page["boards"], page["note"][:24]) == ([], "There are no results yet")
-    refused = four_models.client.post(place)
-    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, DELETE")
-
-
 def test_a_running_job_is_not_withdrawn(service: Served) -> None:
     job = service.submit()
     service.claim()
     answer = service.client.delete(job["links"]["self"], params={"reason": "too slow"})
     assert (answer.status_code, "cancel it" in answer.json()["detail"]) == (409, True)
     assert service.client.get(job["links"]["self"]).json()["state"] == "running"
-
-
-def test_the_command_line_filters_and_withdraws(
-    four_models: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def optigpu(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["optigpu", *arguments, "--url", four_models.url])
-        with pytest.raises(SystemExit):
-            main()
-        return "".join(capsys.readouterr())
-
-    shown = optigpu("leaderboard", "--model", "preset:gpt2", "--include-invalid", "--include-history")
-    assert "invalid: foreign_process" in shown
-    assert "earlier" in shown
-    assert optigpu("leaderboard", "--format", "md").count("**Leaderboard by tokens/s: generate ") == len(
-        MODELS
-    )
-    assert "Did you mean int8_weight_only" in optigpu("leaderboard", "--technique", "int8_wieght")
-    (board, *_) = httpx.get(f"{four_models.url}/v1/leaderboard?model=bundled:tiny").json()["boards"]
-    result_id = board["rows"][0]["result_id"]
-    said = "The result was withdrawn by a caller without a key: It was wrong.\n"
-    assert optigpu("withdraw", result_id, "--reason", "It was wrong.") == said
-    assert "was withdrawn on" in optigpu("compare", result_id, board["rows"][1]["result_id"])
-    assert optigpu("withdraw", board["rows"][1]["job_id"], "--job", "--reason", "All of it.").startswith(
-        "The job was"
-    )
-    assert "There are no results yet" in optigpu("leaderboard")

@@ -53,27 +53,6 @@ def submit(url: str) -> None:
         jobs.submit(session, a_spec())
 
 
-def test_all_is_back_after_a_loss(database_url: str, command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "backup"
-    migrations.upgrade(database_url)
-    fill(database_url)
-    before = seen(database_url)
-    assert before[0]
-    with closing(Database(database_url)) as in_use, in_use.read() as session:
-        assert jobs.list_(session).jobs
-        assert command("backup", file) == (
-            0,
-            f"{file} holds all of the database, in {file.stat().st_size} bytes.\n",
-        )
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in tmp_path.glob("backup*")) == ["backup"]
-    migrations.downgrade(database_url, "base")
-    assert command("restore", file) == (0, f"The database is that of {file}.\n")
-    assert seen(database_url) == before
-    migrations.check(database_url)
-    submit(database_url)
-
-
 def test_a_backup_of_an_older_version_is_brought_up_to_date(
     database_url: str, command: Command, tmp_path: Path
 ) -> None:

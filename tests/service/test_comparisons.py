@@ -1,9 +1,7 @@
 """Stored results: compared, followed through time, and shown when what they name is no longer there."""
 
-import json
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from optigpu.documents.views import Comparison, Decision, LaunchState
 from optigpu.store import results, standings
 from optigpu.store.tables import Job, LaunchRow, ResultRow
 from optigpu.vocabulary import Scheduler, new_id
-from tests.engine.processes import optigpu
 from tests.service.records import NOON, a_metric, a_result, a_spec
 from tests.service.serving import MATMUL, Served
 
@@ -90,18 +87,6 @@ def test_what_does_not_compare_is_a_conflict_unless_it_is_wanted(
     wanted = get(compared, SLOW, other, anyway=True)
     assert wanted.status_code == 200
     assert word in wanted.json()["notes"][0]
-
-
-@pytest.mark.slow
-def test_the_command_compares_what_the_service_and_a_file_hold(compared: Served, tmp_path: Path) -> None:
-    file = tmp_path / "fast.json"
-    file.write_text(json.dumps({"spec": {}, "results": [FAST.model_dump(mode="json")], "attribution": None}))
-    by_id = optigpu({}, "compare", SLOW.id, FAST.id, "--url", compared.url, "--format", "json")
-    by_file = optigpu({}, "compare", SLOW.id, str(file), "--url", compared.url, "--format", "json")
-    assert by_id.returncode == by_file.returncode == 0, by_id.stderr + by_file.stderr
-    assert json.loads(by_id.stdout)["metrics"] == json.loads(by_file.stdout)["metrics"]
-    over_http = get(compared, SLOW, FAST).json()
-    assert json.loads(by_id.stdout) == over_http
 
 
 def test_samples_are_streamed_as_they_were_stored(service: Served) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from examples.demo import REAL, SHAPES, Interruption, ladder_spec, suitable_stack, workload_for
 from examples.service import ROOT, embedded_service
-from optigpu.client import Client
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
@@ -36,9 +35,7 @@ from tests.service.workers import matmul, migrated
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1}
 AT_ONCE = {"wait_for_quiet_s": 0}
-MATMUL = {"workload": {"kind": "matmul", "sizes": [64]}, "device": "cpu", "measure": QUICK, "limits": AT_ONCE}
 LONG = {
     "workload": {"kind": "matmul", "sizes": [2048]},
     "device": "cpu",
@@ -78,24 +75,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     }
     with watched_processes(tmp_path, variables) as watched:
         yield watched
-
-
-def test_a_job_is_posted_followed_and_ranked(processes: Processes) -> None:
-    process = processes.start("api", "--port", "0")
-    with Client(address(processes)) as client:
-        job = client.submit(MATMUL)
-        kinds = [event.kind for event in client.events(job.id)]
-        assert kinds[0] == kinds[-1] == "state"
-        assert {"planned", "variant_started", "variant_finished"} <= set(kinds)
-        assert client.job(job.id).state == "succeeded"
-        (row,) = client.leaderboard_rows(metric="tflops")
-        assert row.job_id == job.id
-        assert row.value.value is not None
-        assert row.value.value > 0
-        (worker,) = client.workers()
-        assert worker.alive
-        assert any(client.samples(row.result_id).samples["tflops"])
-    interrupt(process)
 
 
 def test_a_worker_that_dies_is_started_again_and_ctrl_c_while_it_measures_leaves_nothing(

@@ -15,14 +15,12 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import run as measured
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.runs import Keeper, find
-from optigpu.store import leases, workers
 from optigpu.vocabulary import Document
 from tests.engine.processes import optigpu
 from tests.engine.sessions import BRIEF
 from tests.engine.sessions import own_lock as own_lock
 from tests.engine.test_cli_run import MEASURED
 from tests.engine.tiny_models import tiny_model
-from tests.service.records import a_worker
 from tests.service.serving import Served
 
 OLDER = Path(__file__).parents[1] / "unit" / "report_version_1.json"
@@ -111,58 +109,12 @@ def with_variant(run: Document, **changes: Any) -> Document:
     return with_result(run, variant=run["results"][0]["variant"] | changes)
 
 
-def test_a_run_becomes_a_job_with_its_results_samples_and_ranks(service: Served, run: Document) -> None:
-    answer = imported(service, run)
-    assert answer.status_code == 201, answer.text
-    job = answer.json()
-    assert answer.headers["Location"] == job["links"]["self"]
-    assert (job["state"], job["name"], job["attempts"]) == ("succeeded", "A first look", [])
-    assert job["reason"].startswith(
-        "Enough. Variants with all replicates: 0, with fewer: 2, with no result: 1."
-    )
-    assert " Imported; it was measured on " in job["reason"]
-    assert job["attribution"] == run["attribution"]
-    held = service.client.get(f"/v1/jobs/{job['id']}/results").json()
-    assert [each["id"] for each in held["results"]] == [each["id"] for each in run["results"]]
-    assert {each["job_id"] for each in held["results"]} == {job["id"]}
-    assert [each["status"] for each in job["variants"]] == [each["status"] for each in run["outcomes"]]
-    *succeeded, failed = run["outcomes"]
-    for kept, result in zip(succeeded, run["results"], strict=True):
-        assert "incomplete" in result["verdict"]["warnings"]
-        stored = service.client.get(f"/v1/results/{result['id']}/samples").json()
-        assert stored["samples"] == kept["samples"]
-    assert failed["reason"] == job["variants"][-1]["reason"]
-    assert set(figures(run)) == {("path:llama", "baseline"), ("path:llama", "bf16")}
-    assert ranked(service) == figures(run)
-    with service.database.write() as session:
-        workers.register(session, a_worker())
-        assert leases.claim(session, a_worker(), lease_s=60) is None, "nobody measures it again"
-
-
-def test_the_command_imports_runs_of_bundled_models_and_of_folders(
-    service: Served, run: Document, bundled: Document
-) -> None:
-    for document in (bundled, run):
-        entered = optigpu({}, "import", document["id"], "--url", service.url)
-        assert entered.returncode == 0, entered.stderr
-        assert service.client.get(f"/v1/jobs/{entered.stdout.strip()}").json()["state"] == "succeeded"
-    assert ranked(service) == figures(run) | figures(bundled)
-
-
 def test_a_report_of_an_older_version_is_imported(service: Served) -> None:
     entered = optigpu({}, "import", str(OLDER), "--url", service.url)
     assert entered.returncode == 0, entered.stderr
     job = service.client.get(f"/v1/jobs/{entered.stdout.strip()}").json()
     assert job["reason"].endswith("Imported; it was measured on 2026-11-22 outside of this service.")
     assert ranked(service) == figures(json.loads(OLDER.read_text()))
-
-
-def test_the_same_run_is_entered_once(service: Served, run: Document) -> None:
-    job = imported(service, run).json()["id"]
-    again = imported(service, run)
-    assert again.status_code == 409
-    assert again.json()["detail"] == f"This run is here already, as job {job}."
-    assert service.count_jobs() == 1
 
 
 @pytest.mark.parametrize(

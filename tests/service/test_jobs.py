@@ -12,7 +12,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leases, outcomes, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState, new_id
-from tests.service.records import a_metric, a_result, a_spec, a_worker, claimed
+from tests.service.records import a_spec, a_worker, claimed
 from tests.service.serving import MATMUL, Served
 
 
@@ -93,21 +93,6 @@ def test_jobs_are_filtered_by_state(service: Served) -> None:
         for state in ("queued", "cancelled", "running")
     }
     assert listed == {"queued": [queued], "cancelled": [cancelled], "running": []}
-
-
-def test_results_and_samples_of_a_finished_job(service: Served) -> None:
-    job_id = service.submit()["id"]
-    result = a_result({"tflops": a_metric("tflops", 1.5, (1.4, 1.6))}, workload="matmul")
-    service.finish(service.claim(), result, samples={"tflops": ((1.4, 1.5, 1.6),)})
-    document = service.client.get(f"/v1/jobs/{job_id}/results").json()
-    assert set(document) == {"spec", "results", "attribution"}
-    assert document["spec"]["workload"]["kind"] == "matmul"
-    assert [found["id"] for found in document["results"]] == [result.id]
-    stored = service.client.get(f"/v1/results/{result.id}").json()
-    assert stored == document["results"][0]
-    assert (stored["job_id"], stored["metrics"]["tflops"]["value"]) == (job_id, 1.5)
-    samples = service.client.get(f"/v1/results/{result.id}/samples").json()
-    assert samples == {"result_id": result.id, "samples": {"tflops": [[1.4, 1.5, 1.6]]}}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
 from optigpu.job.measured import as_measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.store import jobs, outcomes, results, withdrawals, workers
+from optigpu.store import jobs, outcomes, withdrawals, workers
 from optigpu.store.database import Database
 from optigpu.store.jobs import Submitted
 from optigpu.store.withdrawals import Withdrawal
@@ -61,23 +61,6 @@ def result_of(spec: JobSpec, variant: Variant, **changes: Any) -> Any:
 
 def posted(session: Session, spec: JobSpec) -> Submitted:
     return jobs.submit(session, spec)
-
-
-def test_the_very_same_measurement_is_answered_with_its_age(database: Database) -> None:
-    with database.write() as session:
-        serving(session)
-        first = measured(session, a_spec())
-        answered = posted(session, a_spec(name="another name", priority=-3)).job
-        found = results.of_job(session, answered.id)
-        assert jobs.get(session, answered.id) == answered
-    assert answered.state is JobState.SUCCEEDED
-    (variant,) = answered.variants
-    assert (variant.status, variant.result_id) == (VariantStatus.SUCCEEDED, found[0]["id"])
-    assert variant.reused is not None
-    assert (variant.reused.job_id, found[0]["job_id"]) == (first, first)
-    assert variant.reused.age_s == (answered.created_at - variant.reused.measured_at).total_seconds()
-    assert "fresh: true" in (answered.reason or "")
-    assert answered.attribution is not None
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {

@@ -393,33 +393,3 @@ def test_a_rule_that_makes_no_sense_is_refused_with_its_field(
     asked = {"result_id": new_id(), "kind": "threshold", "threshold": 1.0} | changes
     answer = any_service.client.post("/v1/alerts", json=asked)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
-
-
-def test_a_rule_calls_the_webhook(tmp_path: Path) -> None:
-    """From end to end: by HTTP, a job that a worker ends, and a receiver."""
-    with (
-        receiving() as receiver,
-        serving(f"sqlite:///{tmp_path / 'optigpu.db'}", webhook_allowed_hosts=("127.0.0.1",)) as served,
-    ):
-        speed = a_speed(100.0)
-        enter(served.database, speed)
-        asked = {"url": receiver.url(), "events": ["alert.fired"]}
-        assert served.client.post("/v1/webhooks", json=asked).status_code == 201
-        bound = {"result_id": speed.id, "kind": "threshold", "threshold": 80.0}
-        made = served.client.post("/v1/alerts", json=bound)
-        assert made.status_code == 201, made.text
-        served.submit()
-        served.finish(served.claim(), a_speed(60.0, 1))
-        assert eventually(lambda: receiver.received)
-        (listed,) = served.client.get("/v1/alerts").json()["alerts"]
-        assert listed["fired_at"] is not None
-        place = f"/v1/alerts/{made.json()['id']}"
-        assert [served.client.delete(place).status_code for _ in range(2)] == [204, 404]
-        actions = [each["action"] for each in served.client.get("/v1/audit").json()["changes"]]
-        assert {"alert.created", "alert.deleted"} <= set(actions)
-    told = json.loads(receiver.received[0].body)
-    assert (told["type"], told["data"]["rule_id"], told["data"]["value"]) == (
-        "alert.fired",
-        made.json()["id"],
-        60.0,
-    )

@@ -6,33 +6,19 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Attribution, AttributionRow, Gain, Result, Samples
 from optigpu.documents.views import WithdrawalView
-from optigpu.store import artifacts, events, jobs, leaderboard, leases, outcomes, results, withdrawals
+from optigpu.store import events, jobs, leaderboard, leases, outcomes, results, withdrawals
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
 from optigpu.store.errors import WithdrawnError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leases import Lease
-from optigpu.store.tables import ArtifactRow, Base, EnvironmentRow, LeaderboardEntry, MetricRow, Tombstone
+from optigpu.store.tables import Base, EnvironmentRow
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import JobState, Role, VariantStatus
 from tests.service.records import a_result, a_spec, a_worker, an_outcome, planned
 
 WHY = Withdrawal(reason="The fan was broken.", withdrawn_by="alice", key_id="key-1")
 SAMPLES: dict[str, Samples] = {"tokens_per_s": ((1.0, 2.0),)}
-
-
-def test_a_withdrawn_result_leaves_a_tombstone_and_nothing_else(database: Database) -> None:
-    result = a_result()
-    _measure(database, result)
-    with database.write() as session:
-        stone = _withdraw(session, result)
-        assert (stone.id, stone.reason, stone.withdrawn_by) == (result.id, WHY.reason, "alice")
-        for read in (results.get, results.samples, results.sample_names, artifacts.list_):
-            with pytest.raises(WithdrawnError, match=r"was withdrawn on \d{4}-\d\d-\d\d: The fan was broken"):
-                read(session, result.id)
-        assert session.scalars(select(Tombstone.key_id)).one() == "key-1"
-        for table in (LeaderboardEntry, MetricRow, ArtifactRow):
-            assert session.scalar(select(func.count()).select_from(table)) == 0
 
 
 def test_withdrawing_again_changes_nothing(database: Database) -> None:

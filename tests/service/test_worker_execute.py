@@ -91,20 +91,6 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
 
 
 @pytest.mark.slow
-def test_a_ladder_leaves_its_attribution(database: Database) -> None:
-    job_id = submit(database, tiny_ladder())
-    assert execute_next(worker_context(database))
-    job = look(database, job_id)
-    assert job.state is JobState.SUCCEEDED
-    assert job.attribution is not None
-    baseline, bf16 = job.attribution["rows"]
-    assert (baseline["label"], bf16["label"]) == ("baseline", "bf16")
-    with database.read() as session:
-        verdicts = [result["verdict"] for result in results.of_job(session, job_id)]
-    assert bf16["speedup"] is not None, verdicts
-
-
-@pytest.mark.slow
 def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32", "float32")))
     assert execute_next(worker_context(database))

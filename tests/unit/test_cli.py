@@ -1,6 +1,5 @@
 """The command line: flags become a job, mistakes become one clear sentence and an exit status."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -268,15 +267,6 @@ def finished_job(
     return answer
 
 
-def test_submit_prints_the_id_and_nothing_else(optigpu: Command) -> None:
-    with scripted_service(finished_job("queued", None)) as (url, calls):
-        ran = optigpu("submit", "--workload", "matmul", "--url", url, "--api-key", "a-key", "--plan", "grid")
-    assert (ran.status, ran.out) == (0, f"{JOB_ID}\n")
-    posted = calls[-1]
-    assert (posted.path, posted.body["plan"], posted.body["device"]) == ("/v1/jobs", "grid", "cpu")
-    assert posted.headers["authorization"] == "Bearer a-key"
-
-
 UNSERVED = {
     "want": "gpu",
     "name": "TPU",
@@ -301,14 +291,6 @@ def test_url_and_key_come_from_the_environment(optigpu: Command, monkeypatch: py
         ran = optigpu("cancel", JOB_ID)
     assert ran.out == "The job is queued, and its worker was asked to stop it.\n"
     assert calls[0].headers["authorization"] == "Bearer its-key"
-
-
-def test_watch_shows_the_table_of_a_job(optigpu: Command) -> None:
-    with scripted_service(finished_job("succeeded", None)) as (url, _):
-        ran = optigpu("watch", JOB_ID, "--url", url)
-    assert ran.status == 0
-    assert "3.00x [2.94, 3.06]" in ran.out
-    assert "generate preset:gpt2 32+64 x1 on 2x Test CPU" in ran.out
 
 
 def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: Command) -> None:
@@ -338,17 +320,6 @@ def test_watching_a_job_in_which_nothing_can_be_ranked_ends_with_status_3(
     ]
     assert len(said) == 1
     assert (reason or "") in ran.err
-
-
-def test_jobs_are_a_table(optigpu: Command) -> None:
-    page = {"jobs": [job(reason="because")], "next_cursor": None}
-    for field in ("spec", "schema_version"):
-        del page["jobs"][0][field]  # type: ignore[index]
-    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
-        ran = optigpu("jobs", "--state", "queued", "--url", url)
-        assert json.loads(optigpu("jobs", "--format", "json", "--url", url).out)["jobs"][0]["id"] == JOB_ID
-    assert JOB_ID in ran.out
-    assert calls[0].path == "/v1/jobs?state=queued&limit=20"
 
 
 @pytest.mark.parametrize(("form", "start"), [("table", "Edge leaderboard"), ("csv", "kind,"), ("json", "{")])

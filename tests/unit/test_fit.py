@@ -103,26 +103,6 @@ def test_the_memory_ladder_is_one_plan_of_eight_rungs_and_the_baseline() -> None
     assert [stack.label for stack in memory_ladder()] == [rung.label for rung in MEMORY_LADDER]
 
 
-def test_the_command_prints_predictions_as_json_and_as_a_table() -> None:
-    flags = ["fit", "--model", "preset:llama-3.1-8b", "--gpu", "rtx4060"]
-    document = json.loads(CliRunner().invoke(app, [*flags, "--json"]).stdout)
-    assert document["basis"] == "predicted"
-    assert len(document["stacks"]) == 13
-    table = CliRunner().invoke(app, [*flags, "--plan", "memory-ladder", "--format", "md"]).stdout
-    assert "predicted memory of 1 x 2,048 tokens" in table
-    assert table.count("\n| ") == 10
-    only = CliRunner().invoke(app, [*flags, "--stack", "bf16,native_decode", "--json"])
-    (packed,) = json.loads(only.stdout)["stacks"]
-    assert packed["reason"] is None
-    assert packed["weight_bytes"] == pytest.approx(
-        7_504_924_672 * 4.25 / 8 + 128_256 * 4096 * 8.25 / 8, rel=0.01
-    )
-    other = CliRunner().invoke(
-        app, ["fit", "--model", "preset:gpt-j-6b", "--gpu", "a100", "--stack", "native_decode", "--json"]
-    )
-    assert json.loads(other.stdout)["stacks"][0]["reason"].startswith("native_decode supports the families")
-
-
 H100 = gpu_of("H100 SXM")
 BF16 = stack_of((Bf16(),))
 LINK = 450e9

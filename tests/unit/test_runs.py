@@ -143,39 +143,6 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_and_leaves_no_half() ->
         kept_run()
 
 
-def test_runs_are_listed_with_what_was_best() -> None:
-    assert "No run is kept" in shown("runs")
-    kept = Keeper().keep(report("The time limit of 10 s was reached."))
-    listed = shown("runs")
-    for text in (
-        kept.id,
-        "A first look",
-        "generate preset:gpt2",
-        "ladder",
-        "bf16",
-        "The time limit of 10 s was reached.",
-    ):
-        assert text in listed
-    (summary,) = json.loads(shown("runs", "--format", "json"))
-    assert (summary["id"], summary["best"], summary["results"]) == (kept.id, "bf16", 2)
-    assert summary["tags"] == ["paper", "zen4"]
-
-
-def test_a_run_is_shown_in_every_form() -> None:
-    kept = kept_run()
-    day = kept.results[0]["created_at"][:10]
-    assert f"Measured {day} on c; " in shown("show", "last")
-    assert "| variant |" in shown("show", "last", "--format", "md")
-    csv = shown("show", "last", "--format", "csv")
-    assert "result_id" in csv.splitlines()[0]
-    assert kept.results[1]["id"] in csv
-    tex = shown("show", "last", "--format", "tex")
-    assert r"    bf16 * & 20.0 $\pm$2 & 2.00x [1.98, 2.02] &" in tex
-    assert r"95\% intervals." in tex
-    assert r"generate preset:gpt2 128+128 x1 on c" in tex
-    assert json.loads(shown("show", "last", "--format", "json")) == kept.document
-
-
 def test_a_bundle_holds_what_a_paper_needs(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text("{}")

@@ -1,0 +1,137 @@
+"""Jobs that are posted to a service: how they are followed, what of them is read where, and how they end otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.client import Client
+from optigpu.vocabulary import Document
+from tests.journeys.machine import MEASURED, Machine, Station
+from tests.service.pages import Browser
+from tests.service.serving import serving
+
+pytestmark = pytest.mark.slow
+MEASURE = {
+    "replicates": 1,
+    "min_seconds": 0.05,
+    "max_seconds": 0.3,
+    "meters": ["latency", "memory", "quality"],
+    "quality": {"tokens": 32},
+}
+NOBODY = "http://127.0.0.1:9#nothing"
+GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}
+
+
+def job(**fields: Any) -> dict[str, Any]:
+    """The request of a job on a small trained model."""
+    about = {"workload": GENERATE, "model": "bundled:tiny", "measure": MEASURE}
+    return {**about, "device": "cpu", "limits": {"wait_for_quiet_s": 0}, **fields}
+
+
+def value(result: Document, metric: str) -> float:
+    found = result["metrics"][metric]
+    assert found["value"] is not None, found["reason"]
+    number: float = found["value"]
+    return number
+
+
+def test_a_job_is_posted_followed_ranked_and_read_on_pages(station: Station) -> None:
+    answer = station.served.client.post(
+        "/v1/jobs", json=job(plan="ladder", stack=[{"name": "bf16"}], tags=["first"])
+    )
+    assert answer.status_code == 202, answer.text
+    job_id = answer.json()["id"]
+    with Client(station.url) as client:
+        events = list(client.events(job_id))
+    kinds = [event.kind for event in events]
+    assert kinds[0] == kinds[-1] == "state"
+    assert kinds.count("variant_finished") == 2
+    assert events[-1].data["state"] == "succeeded"
+    assert [event.sequence for event in events] == sorted(event.sequence for event in events)
+
+    found = station.get(f"/v1/jobs/{job_id}/results")["results"]
+    assert [each["variant"]["label"] for each in found] == ["baseline", "bf16"]
+    assert all(value(each, "tokens_per_s") > 0 for each in found)
+    assert value(found[0], "kld_mean") == pytest.approx(0, abs=1e-6)
+    assert value(found[1], "weight_bytes") < value(found[0], "weight_bytes")
+    rows = station.rows(model="bundled:tiny")
+    assert {label: row["result_id"] for label, row in rows.items()} == {
+        each["variant"]["label"]: each["id"] for each in found
+    }
+    history = station.get(f"/v1/results/{found[0]['id']}/history")
+    assert {point["result_id"] for point in history["points"]} <= {found[0]["id"]}
+
+    faster = found[1]["id"]
+    with Browser(station.served) as browser:
+        assert f"/results/{faster}" in browser.read(f"/jobs/{job_id}")
+        assert "bundled:tiny" in browser.read(f"/results/{faster}")
+        assert "bundled:tiny" in browser.read("/?include_invalid=true")
+        assert "bf16" in browser.read(f"/ladder/{job_id}")
+
+
+def test_a_job_is_submitted_watched_listed_shown_exported_and_withdrawn(
+    on_sqlite: Station, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job(name="by the command", workload=GENERATE | {"new_tokens": 5})))
+    job_id = on_sqlite.optigpu("submit", str(file)).strip()
+    assert "baseline" in on_sqlite.optigpu("watch", job_id, status=MEASURED)
+    listed = {each["id"]: each for each in on_sqlite.read("jobs")["jobs"]}
+    assert (listed[job_id]["name"], listed[job_id]["state"]) == ("by the command", "succeeded")
+    (result,) = on_sqlite.read("show", job_id)["results"]
+    on_sqlite.optigpu("export", job_id, "-o", tmp_path / "job.zip")
+    assert (tmp_path / "job.zip").stat().st_size > 0
+    on_sqlite.optigpu("chart", job_id, "-o", tmp_path / "job.svg")
+    assert result["id"] in json.dumps(on_sqlite.read("leaderboard", "--include-invalid"))
+    assert on_sqlite.read("claims")
+    advice = on_sqlite.read("advise", "--model", "bundled:tiny", "--prompt-tokens", "8", "--new-tokens", "5")
+    assert advice["model"] == "bundled:tiny"
+    assert "An exercise." in on_sqlite.optigpu("withdraw", "--job", job_id, "--reason", "An exercise.")
+    said = on_sqlite.machine.refused("show", job_id, "--url", on_sqlite.url, status=1)
+    assert "was withdrawn" in said
+
+
+def test_of_a_job_that_fails_half_way_the_other_half_is_kept(on_sqlite: Station) -> None:
+    """A server that nobody runs, beside the bundled model, and a type that no CPU multiplies."""
+    half = job(
+        workload=GENERATE | {"new_tokens": 6},
+        beside=[{"backend": "endpoint", "endpoint": NOBODY}],
+        name="half",
+    )
+    ended = on_sqlite.finished(half)
+    assert ended.state == "succeeded"
+    assert [each.status for each in ended.variants] == ["succeeded", "unsupported"]
+    assert "127.0.0.1:9" in str(ended.variants[1].reason)
+    assert len(on_sqlite.get(f"/v1/jobs/{ended.id}/results")["results"]) == 1
+    with Browser(on_sqlite.served) as browser:
+        assert "127.0.0.1:9" in browser.read(f"/jobs/{ended.id}")
+
+    run = on_sqlite.machine.measured("run", *by_flags(half))
+    entered = on_sqlite.get(f"/v1/jobs/{on_sqlite.optigpu('import', run['id']).strip()}")
+    assert [each["status"] for each in entered["variants"]] == ["succeeded", "unsupported"]
+    assert entered["variants"][1]["reason"] == run["outcomes"][1]["reason"]
+
+    none = job(workload={"kind": "matmul", "sizes": [16], "dtypes": ["tf32"]}, model=None)
+    lost = on_sqlite.finished(none)
+    assert (lost.state, lost.variants[0].status) == ("failed", "unsupported")
+    on_sqlite.optigpu("watch", lost.id, status=(1,))
+
+
+def by_flags(request: Document) -> tuple[str, ...]:
+    """The same request on a command line, with what is measured briefly left to others."""
+    shape = request["workload"]
+    beside = [word for each in request["beside"] for word in ("--beside", each["endpoint"])]
+    tokens = ("--prompt-tokens", str(shape["prompt_tokens"]), "--new-tokens", str(shape["new_tokens"]))
+    return ("--model", request["model"], *tokens, *beside, "--name", request["name"])
+
+
+def test_a_job_that_waits_is_cancelled_and_never_begins(machine: Machine, tmp_path: Path) -> None:
+    """A service without a worker."""
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as served:
+        waiting = machine.optigpu("submit", "--workload", "matmul", "--device", "cpu", "--url", served.url)
+        job_id = waiting.strip()
+        assert machine.optigpu("cancel", job_id, "--url", served.url) == "The job is cancelled.\n"
+        ended = served.client.get(f"/v1/jobs/{job_id}").json()
+        assert (ended["state"], ended["attempts"]) == ("cancelled", [])

@@ -1,0 +1,95 @@
+"""What the command says of a machine, predicts for it, and makes on it; with no service."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import optigpu
+from optigpu.job import bench
+from optigpu.models.reference import BUNDLED
+from tests.edge.tiny_device import small_device
+from tests.engine.sessions import BRIEF as BRIEFLY
+from tests.journeys.machine import MEASURED, Machine
+
+pytestmark = pytest.mark.slow
+
+
+def test_somebody_new_looks_around(machine: Machine) -> None:
+    environment = machine.read("probe")
+    assert environment["memory_bytes"] > 0
+    techniques = {each["name"]: each for each in machine.read("techniques", "--device", "cpu")}
+    assert "bf16" in techniques
+    models = {each["model"] for each in machine.read("models")}
+    assert {"preset:gpt2", "bundled:tiny"} <= models
+    assert {each["name"] for each in machine.read("engines", "list")} >= {"ik_llama_cpp", "vllm"}
+    assert "GPT-2" in machine.optigpu("claims")
+
+
+def test_what_fits_is_predicted_and_a_stack_is_advised(machine: Machine) -> None:
+    fitting = machine.read("fit", "--model", "bundled:tiny", "--gpu", "rtx4060")
+    assert fitting["most_context"] == 512
+    assert max(each["largest_context"] or 0 for each in fitting["stacks"]) == 512
+    assert "gpt2" in machine.optigpu("fit", "--model", "preset:gpt2", "--gpu", "rtx4060", "--train")
+    advice = machine.read("advise", "--model", "bundled:tiny")
+    assert advice["model"] == "bundled:tiny"
+
+
+def test_a_technique_is_checked_before_it_is_trusted(machine: Machine) -> None:
+    checked = machine.read("selftest", "--only", "int8_weight_only", "--device", "cpu")
+    assert {result["status"] for each in checked for result in each["results"]} == {"ok"}
+    assert "int8_weight_only" in machine.optigpu("techniques", "--device", "cpu")
+
+
+def test_the_machine_is_measured_for_one_line_to_quote(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are smaller than those of a person, who has two minutes."""
+    monkeypatch.setattr(bench, "brief", lambda _: BRIEFLY)
+    small = bench.Sizes((64,), ("float32",), (64,))
+    monkeypatch.setattr(bench, "SIZES", dict.fromkeys(bench.SIZES, small))
+    found = machine.read(
+        *("bench", "--model", "preset:tiny-llama-test", "--precision", "fp32", "--device", "cpu"),
+        status=MEASURED,
+    )
+    assert len(found["runs"]) == 3
+    assert "tokens/s" in found["summary"]
+
+
+def test_a_model_that_the_library_quantized_is_used_and_measured(machine: Machine) -> None:
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"])
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        before = model(ids).logits
+    quantized = optigpu.quantize(model)
+    with torch.no_grad():
+        after = quantized(ids).logits
+    assert 0 < (after - before).abs().max() < 1
+    run = machine.measured(
+        "run", "--model", "bundled:tiny", "--new-tokens", "4", "--stack", "int8_weight_only"
+    )
+    (result,) = run["results"]
+    assert result["metrics"]["top1_agreement"]["value"] > 0.9
+
+
+def test_a_device_at_a_serial_line_that_runs_another_model_is_told_so(machine: Machine) -> None:
+    """It answers as the profile has it, and takes inputs of another length."""
+    with small_device("--seconds", "0.01") as port:
+        said = machine.refused("tiny", "--port", port, "--mode", "performance", "--runs", "1", status=1)
+    assert "Input has 3072 of 48 bytes" in said
+
+
+@pytest.mark.long
+def test_a_network_is_converted_for_a_microcontroller_and_fits_its_board(
+    machine: Machine, tmp_path: Path
+) -> None:
+    from tests.edge.tools import edge_python
+
+    made = tmp_path / "made"
+    machine.optigpu(
+        *("convert", "--model", "mobilenet_v2", "--alpha", "0.35", "--input", "32", "--classes", "4"),
+        *("--allow-random-calibration", "--samples", "8", "--output", made, "--python", edge_python()),
+    )
+    boards = machine.read("fit", made / "manifest.json", status=(0, 1))
+    assert "esp32s3-n16r8" in str(boards)
