@@ -42,7 +42,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.packing import TABLES
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import numbers_shape
-from optigpu.ops.decode.program import Block, Matrix, Norm, Program, WeightKind
+from optigpu.ops.decode.program import Block, Matrix, Mlp, Norm, Program, WeightKind, block_matrices
 from optigpu.report import Grid, console, terminal
 from optigpu.report.formats import columns
 from optigpu.surgery.places import weight_of
@@ -250,11 +250,14 @@ def random_program(shapes: Shapes, kind: WeightKind, context: int, device: str =
                 qkv=(random_matrix(kind, heads * shapes.head_size, shapes.width),),
                 output=random_matrix(kind, shapes.width, shapes.heads * shapes.head_size),
                 second=_norm(shapes),
-                gate=random_matrix(kind, shapes.inner, shapes.width) if shapes.gated else None,
-                up=random_matrix(kind, shapes.inner, shapes.width),
-                down=random_matrix(kind, shapes.width, shapes.inner),
+                mlp=Mlp(
+                    gate=random_matrix(kind, shapes.inner, shapes.width) if shapes.gated else None,
+                    up=random_matrix(kind, shapes.inner, shapes.width),
+                    down=random_matrix(kind, shapes.width, shapes.inner),
+                ),
                 scale=shapes.head_size**-0.5,
                 window=None,
+                rotary=0 if shapes.gated else None,
             )
             for _ in range(shapes.layers)
         )
@@ -270,10 +273,11 @@ def random_program(shapes: Shapes, kind: WeightKind, context: int, device: str =
             activation="silu" if shapes.gated else "gelu_tanh",
             embedding=head,
             positions=None if shapes.gated else random_matrix("w8", context, shapes.width),
-            rotary=(lambda length: rotary(length, shapes.head_size)) if shapes.gated else None,
+            rotaries=((lambda length: rotary(length, shapes.head_size)),) if shapes.gated else (),
             blocks=blocks,
             final=_norm(shapes),
             head=head,
+            rotary_size=shapes.head_size if shapes.gated else 0,
         )
 
 
@@ -299,9 +303,7 @@ def _norm(shapes: Shapes) -> Norm:
 
 def program_bytes(program: Program) -> int:
     """Of the matrices, which a step reads whole; norms and one row of the embedding do not count."""
-    found = [program.head]
-    for block in program.blocks:
-        found += [*block.qkv, block.output, block.up, block.down, *([block.gate] if block.gate else [])]
+    found = [program.head, *(matrix for block in program.blocks for matrix in block_matrices(block))]
     return sum(
         tensor.numel() * tensor.element_size()
         for matrix in found
