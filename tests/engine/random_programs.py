@@ -66,7 +66,7 @@ LIKE_GEMMA = LIKE_LLAMA._replace(
 LIKE_NEOX = Shape(True, rotary_size=8, neighbours=True, by_groups=True, parallel=True, sinks=True)
 LIKE_MIXTRAL = LIKE_LLAMA._replace(experts=5, shared=True)
 LIKE_OSS = LIKE_LLAMA._replace(experts=4, sinks=True, clamp=(1.7, 2.0))
-LIKE_OLMO = LIKE_LLAMA._replace(norms="after", head_norms="whole", activation="relu2")
+LIKE_OLMO = LIKE_LLAMA._replace(inner=128, norms="after", head_norms="whole", activation="relu2")
 
 
 @cache

@@ -120,7 +120,7 @@ def test_requests_that_come_together_share_a_look_at_the_keys(service: Served) -
 @contextmanager
 def counted(service: Served) -> Iterator[list[str]]:
     """The statements that read boards."""
-    engine, found = service.app.state.service.database._engine, []
+    engine, found = service.app.state.service.database._glancing, []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         if "FROM boards" in statement:

@@ -60,6 +60,32 @@ def test_as_soon_as_there_is_a_key_every_call_needs_one(service: Served, keyed: 
     assert service.count_jobs() == 0
 
 
+@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("submit", 202), ("admin", 202)])
+def test_a_scope_says_what_a_key_may_do(
+    service: Served, keyed: dict[str, str], scope: str, status: int
+) -> None:
+    answer = service.client.post("/v1/jobs", json=MATMUL, headers=bearer(keyed[scope]))
+    assert answer.status_code == status
+    if status == 403:
+        assert "submit" in answer.json()["detail"]
+        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("submit", 403), ("admin", 200)])
+def test_only_an_admin_may_withdraw_and_is_remembered(
+    service: Served, keyed: dict[str, str], scope: str, status: int
+) -> None:
+    job = service.submit(None, **bearer(keyed["submit"]))
+    place = f"/v1/jobs/{job['id']}?reason=A%20duplicate."
+    answer = service.client.delete(place, headers=bearer(keyed[scope]))
+    assert answer.status_code == status
+    if status == 200:
+        assert (answer.json()["withdrawn_by"], answer.json()["reason"]) == ("for admin", "A duplicate.")
+    else:
+        assert "admin" in answer.json()["detail"]
+        assert service.client.get(job["links"]["self"], headers=bearer(keyed["read"])).status_code == 200
+
+
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic eDp5", "Bearer é"])
 def test_a_wrong_key_opens_nothing(service: Served, keyed: dict[str, str], header: str) -> None:
     answer = service.client.get("/v1/jobs", headers=[(b"Authorization", header.encode("latin-1"))])
