@@ -13,6 +13,7 @@ import gguf
 from transformers import PreTrainedTokenizerBase
 
 from optigpu.backends.llama_cpp.gguf_facts import LEFT_OUT
+from optigpu.vocabulary import Document
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """GPT-2's split, which the pre-tokenizer ByteLevel has of itself."""
@@ -107,7 +108,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
     return _pieces(known, steps, tokens, kinds, merges)
 
 
-def _tokens(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
+def _tokens(known: Document, size: int) -> tuple[list[str], list[int]]:
     """Texts and kinds of `size` tokens; ids that the tokenizer does not use are filled."""
     kinds = [int(gguf.TokenType.UNUSED)] * size
     tokens = [f"[PAD{number}]" for number in range(size)]
@@ -126,13 +127,13 @@ def _tokens(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
     return tokens, kinds
 
 
-def _steps(pre: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _steps(pre: Document | None) -> list[Document]:
     if pre is None:
         return []
     return list(pre["pretokenizers"]) if pre["type"] == "Sequence" else [pre]
 
 
-def _split_of(known: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
+def _split_of(known: Document, steps: Sequence[Document]) -> str:
     """llama.cpp's name of how a text is split. Raises _NotExpressedError for a split, or more, that has none."""
     if known.get("normalizer") not in (None, {"type": "NFC"}):
         raise _NotExpressedError(
@@ -157,8 +158,8 @@ def _split_of(known: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> s
 
 
 def _pieces(
-    known: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Any]],
+    known: Document,
+    steps: Sequence[Document],
     tokens: Sequence[str],
     kinds: Sequence[int],
     merges: Sequence[Sequence[str]],
@@ -173,7 +174,7 @@ def _pieces(
     )
 
 
-def _space_first(known: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> bool:
+def _space_first(known: Document, steps: Sequence[Document]) -> bool:
     """Whether a text begins with a space of its own. Raises _NotExpressedError where spaces are no letters."""
     normalizer = known.get("normalizer") or {"type": "Sequence", "normalizers": []}
     parts = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
