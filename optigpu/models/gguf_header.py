@@ -15,6 +15,7 @@ from typing import BinaryIO
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
+EMBEDDING = "token_embd.weight"
 _USUAL_ALIGNMENT = 32
 _MOST = 2**24
 """No count and no text of a sound file is longer."""
@@ -53,6 +54,14 @@ class Header:
     def architecture(self) -> str:
         """llama.cpp's name of it."""
         return str(self.values.get(ARCHITECTURE, ""))
+
+    @property
+    def embedding(self) -> Placed:
+        """The table of the tokens. Raises ValueError for a file that has none."""
+        for tensor in self.tensors:
+            if tensor.name == EMBEDDING:
+                return tensor
+        raise ValueError(f"it has no tensor {EMBEDDING}, so it is no model that generates text")
 
     def number(self, key: str, default: int | None = None) -> int:
         """A size of the architecture, such as "block_count"; `default` is that of a file which leaves it out.

@@ -7,9 +7,9 @@ from pathlib import Path
 from optigpu.backends.llama_cpp.file_types import FLOATS
 from optigpu.backends.llama_cpp.gguf_families import family_of_architecture
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.gguf_header import Header, Placed, read_header
+from optigpu.models.gguf_header import EMBEDDING, Header, Placed, read_header
 
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_HEAD = "output.weight"
 _UP, _GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
 _LOOKED_UP = ("position_embd.weight", "per_layer_token_embd.weight")
 _EXPERTS = "_exps."
@@ -60,7 +60,7 @@ class Contents:
         """
         tensors = self.header.tensors
         untied = any(each.name == _HEAD for each in tensors)
-        tables = [*_LOOKED_UP, *([_EMBEDDING] if untied else [])]
+        tables = [*_LOOKED_UP, *([EMBEDDING] if untied else [])]
         chosen = self._share_of_experts
         streamed = sum(
             each.bytes * (chosen if _EXPERTS in each.name else 1)
@@ -91,9 +91,8 @@ def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
 
 def facts_of(header: Header) -> ModelFacts:
     """Raises ValueError for a model that does not go on with a text, and a file that leaves out what is asked for."""
+    embedding = header.embedding.shape
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    if _EMBEDDING not in shapes:
-        raise ValueError(f"it has no tensor {_EMBEDDING}, so it is no model that generates text")
     if any(name.startswith(_ENCODED) for name in shapes):
         raise ValueError("its model is an encoder-decoder, and only decoders are run")
     if header.values.get(f"{header.architecture}.attention.causal") is False:
@@ -109,13 +108,13 @@ def facts_of(header: Header) -> ModelFacts:
         layers=layers,
         heads=most,
         kv_heads=max(kv_heads),
-        vocabulary=shapes[_EMBEDDING][-1],
+        vocabulary=embedding[-1],
         context=header.number("context_length"),
         tied_head=_HEAD not in shapes,
         head_size=header.number("attention.key_length", width // most) if most else 0,
         inner_size=inner,
         gated_mlp=None if inner is None else _GATE in shapes or shapes[_UP][-1] == 2 * inner,
-        embedding_size=shapes[_EMBEDDING][0],
+        embedding_size=embedding[0],
     )
 
 

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, logging
+
+from optigpu.models.gguf_header import read_header
+from optigpu.models.loading.gguf_file import forget_quantizer, restore
 
 
 def main() -> int:
@@ -27,13 +30,10 @@ def main() -> int:
 def write_folder(file: Path, folder: Path) -> None:
     """Weights, configuration and tokenizer."""
     named = {"gguf_file": file.name}
-    read = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
-    config = read.config
-    del config.quantization_config  # the file's, not that of what is written
-    # The library writes no model that it has read from such a file.
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    model.tie_weights()
+    config = AutoConfig.from_pretrained(file.parent, **named)
+    restore(config, read_header(file), file)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, config=config, dtype=torch.float32, **named)
+    forget_quantizer(model)
     model.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):  # which its writer lets nobody else read
         shutil.copymode(folder / "config.json", path)

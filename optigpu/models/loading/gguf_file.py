@@ -11,7 +11,6 @@ from optigpu.models.gguf_header import Header, read_header
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import UnsupportedError
 
-PACKAGE = "gguf"
 _NOT_READ = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
@@ -22,7 +21,7 @@ _NOT_READ = {
 """Fields of configurations, and the file's keys that transformers leaves out for some architectures."""
 _SCALED_BY_WIDTH = {"gemma2": (46,), "gemma3": (62,)}
 """Numbers of layers of the models whose scores llama.cpp scales by hidden size / heads."""
-_EMBEDDING, _FACTORS = "token_embd.weight", "rope_freqs.weight"
+_FACTORS = "rope_freqs.weight"
 _SCALING = "rope.scaling.type"
 _PLAIN = (None, "none")
 _FAR = "full_attention"
@@ -33,16 +32,11 @@ _SAME = 1e-4
 
 
 def sound_gguf(path: Path, reference: ModelReference) -> Header:
-    """The header of a file. Raises UnsupportedError for one that is no whole GGUF file, or without the package."""
+    """The header of a file. Raises UnsupportedError for one that is no whole GGUF file of a model of text."""
     try:
         header = read_header(path)
         _require_whole(header)
-        if not any(each.name == _EMBEDDING for each in header.tensors):
-            raise ValueError(f"it has no tensor {_EMBEDDING}, so it is no model that generates text")
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"{reference} needs the package {PACKAGE} to be read by torch; install it with: pip install {PACKAGE}"
-        ) from error
+        _ = header.embedding
     except (ValueError, OSError) as error:
         raise UnsupportedError(
             f"{reference} is not a GGUF file that can be read: {error}; copy or download the file again."
@@ -51,7 +45,7 @@ def sound_gguf(path: Path, reference: ModelReference) -> Header:
 
 
 def _require_whole(header: Header) -> None:
-    """Raises ValueError for a tensor whose numbers are not all there; ModuleNotFoundError without the package gguf."""
+    """Raises ValueError for a tensor whose numbers are not all there."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     known = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
@@ -69,8 +63,7 @@ def restore(config: PretrainedConfig, header: Header, path: Path) -> None:
 
     Raises UnsupportedError for a scaling that cannot be said by the configuration.
     """
-    (embedding,) = (each for each in header.tensors if each.name == _EMBEDDING)
-    config.vocab_size = embedding.shape[-1]
+    config.vocab_size = header.embedding.shape[-1]
     for field, key in _NOT_READ.items():
         if hasattr(config, field) and f"{header.architecture}.{key}" in header.values:
             setattr(config, field, header.number(key))

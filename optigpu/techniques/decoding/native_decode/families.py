@@ -145,15 +145,14 @@ _GEMMA2: dict[str, Any] = {
     "logit_cap": "final_logit_softcapping",
     "window": "attention",
 }
+_QK_NORMS: dict[str, Any] = {"query_norm": "q_norm", "key_norm": "k_norm"}
 _OLMO2: dict[str, Any] = {
     "first": None,
     "second": None,
     "after_attention": "post_attention_layernorm",
     "after_mlp": "post_feedforward_layernorm",
-    "query_norm": "q_norm",
-    "key_norm": "k_norm",
+    **_QK_NORMS,
 }
-_QK_NORMS: dict[str, Any] = {"query_norm": "q_norm", "key_norm": "k_norm"}
 _PLAIN_MLP: dict[str, Any] = {"gate": None, "up": "fc1", "down": "fc2"}
 _GRANITE: dict[str, Any] = {
     "embedding_scale": "embedding_multiplier",
