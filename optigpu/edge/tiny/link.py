@@ -212,7 +212,7 @@ class Link:
 
     def _line(self, command: str, silence_s: float, deadline: float) -> str:
         """The next line without its end; bytes that are no ASCII are replaced."""
-        while (end := self._held.find(b"\n")) < 0:
+        while (end := self._held.find(b"\n", 0, LONGEST_LINE + 1)) < 0:
             if len(self._held) > LONGEST_LINE:
                 raise AnswerError(f"The answer to `{command}` has a line of more than {LONGEST_LINE} bytes.")
             left_s = deadline - self._clock()
