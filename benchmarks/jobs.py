@@ -136,8 +136,8 @@ def measured(
         limits = {"timeout_s": mine / (mine + rest) * max(ends - time.monotonic(), 1.0)}
         begins = len(always) if group else 0
         try:
-            model = f"preset:{cases[0].preset}"
-            report = run_shown(spec_of(together, model, cases[0].shape, measure=measure, limits=limits))
+            asked = cases[0]
+            report = run_shown(spec_of(together, asked.model, asked.shape, measure=measure, limits=limits))
         except OptiGPUError as error:
             if not group:
                 raise

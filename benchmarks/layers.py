@@ -111,10 +111,10 @@ def main() -> int:
         wanted += [("hybrid", size, hybrid_stacks()) for size in options.sizes]
     tables: dict[str, list[Line]] = {}
     for kind, preset, stacks in wanted:
-        case = Case(preset, *SHAPE)
+        case = Case(f"preset:{preset}", *SHAPE)
         found = measured([case], [FP32], stacks, AT_ONCE, BUDGET_S, measure)
         lines = tables[f"{kind} {preset}"] = found.lines[case.name]
-        show(f"{kind}: preset:{preset}", lines, published(preset) if kind == "hybrid" else {})
+        show(f"{kind}: {case.model}", lines, published(case.model) if kind == "hybrid" else {})
     gpu = gpu_layers.measured() if "gpu" in options.tables else None
     reached = [*goals(tables), *(gpu.goals if gpu else [])]
     status = say(reached)

@@ -16,7 +16,8 @@ COMPILING = ({"name": "static_kv_cache"}, {"name": "torch_compile"})
 class Case:
     """What every stack does: decode `new_tokens` after `prompt_tokens`, or only get to the first of them."""
 
-    preset: str
+    model: str
+    """The reference of a job: a preset, or a model of the models folder."""
     prompt_tokens: int
     new_tokens: int
     measure: Literal["decode", "prefill"] = "decode"
@@ -24,7 +25,7 @@ class Case:
     @property
     def name(self) -> str:
         """By which a document has it."""
-        return f"{self.measure}-{self.preset}"
+        return f"{self.measure}-{short_name(self.model)}"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,11 +84,16 @@ PUBLISHED = {"gpt2": (0.27, 0.85), "gpt2-medium": (0.26, 0.93), "gpt2-large": (0
 """gpu-poor's published share of the bytes and speed against fp32; not measured here (the table of its README)."""
 
 
-def published(preset: str) -> dict[str, str]:
-    """What others published of a preset's decoding and nobody measured here, by whom."""
-    if preset not in PUBLISHED:
+def short_name(model: str) -> str:
+    """A model's reference without its kind."""
+    return model.partition(":")[2]
+
+
+def published(model: str) -> dict[str, str]:
+    """What others published of a model's decoding and nobody measured here, by whom."""
+    if short_name(model) not in PUBLISHED:
         return {}
-    share, ratio = PUBLISHED[preset]
+    share, ratio = PUBLISHED[short_name(model)]
     return {"gpu-poor, published and not measured here": f"{share:.0%} of the bytes, {ratio:.2f}x fp32"}
 
 

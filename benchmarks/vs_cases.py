@@ -65,6 +65,9 @@ ENGINES = (*LLAMA_CPP, Q4_0_HEAD, *IK_LLAMA_CPP, *FOUR_BITS, *EIGHT_BITS)
 WIDE = frozenset(stack.name for stack in (FP32, BF16, F16))
 """Peers of 16 bits a weight and more: each engine reads half as much in 8 bits, which count as well."""
 
+REAL = ("smollm2-135m", "gemma3-270m")
+"""Models that people use; `optigpu models get` brings them."""
+
 _SLOW = "left out at this size, where a request takes many seconds; the table of gpt2 has it"
 _WIDER = "left out at this size: llama.cpp Q4_K_M diverges little as well, and reads 40% less"
 _NO_GPT_2 = "ik_llama.cpp runs no GPT-2: it ends on an assertion in the norm before the MLP"
@@ -108,14 +111,18 @@ _REST = (
 
 SPEED = {
     "decode-gpt2": Speed(
-        (Case("gpt2", 32, 64),), (*_FIRST, *_REST), budget_s=500, short_s=270, left_out=_NO_IK
+        (Case("preset:gpt2", 32, 64),), (*_FIRST, *_REST), budget_s=500, short_s=270, left_out=_NO_IK
     ),
     "prefill-gpt2": Speed(
-        (Case("gpt2", 128, 0, "prefill"),), (*_FIRST, *_REST), budget_s=400, short_s=200, left_out=_NO_IK
+        (Case("preset:gpt2", 128, 0, "prefill"),),
+        (*_FIRST, *_REST),
+        budget_s=400,
+        short_s=200,
+        left_out=_NO_IK,
     ),
     # Loading takes most of a process's time, so one request gives both figures.
     "llama-3.2-1b": Speed(
-        (Case("llama-3.2-1b", 128, 32), Case("llama-3.2-1b", 128, 32, "prefill")),
+        (Case("preset:llama-3.2-1b", 128, 32), Case("preset:llama-3.2-1b", 128, 32, "prefill")),
         (
             *(Q4_0_HEAD, Q4_K_M, IK_Q4_K_M, *EIGHT_BITS, *FOUR_BITS, IQ4_KS, IQ4_K, IK_Q4_0),
             *(DYNAMIC_INT8, _W4, _W4K, _W3K),
@@ -126,9 +133,21 @@ SPEED = {
         left_out={Q8_0.name: _WIDER}
         | dict.fromkeys((stack.name for stack in (FP32, BF16, F16, NF4, COMPILED)), _SLOW),
     ),
+} | {
+    name: Speed(
+        (Case(f"path:{name}", 128, 64), Case(f"path:{name}", 128, 64, "prefill")),
+        (*_FIRST, *IK_LLAMA_CPP, *_REST),
+        budget_s=500,
+        short_s=250,
+    )
+    for name in REAL
 }
 """The cases of speed by their names on the command line."""
-QUALITY = {"quality-tiny": "bundled:tiny", "quality-small": "bundled:small"}
-"""The cases of quality, a trained model each: a GPT-2 and a Llama."""
-KIN = {"gpt2": "quality-tiny", "llama-3.2-1b": "quality-small"}
-"""The trained model of the same architecture as a preset, whose weights are random."""
+QUALITY = {"quality-tiny": "bundled:tiny", "quality-small": "bundled:small"} | {
+    f"quality-{name}": f"path:{name}" for name in REAL
+}
+"""The cases of quality, a trained model each."""
+KIN = {"preset:gpt2": "quality-tiny", "preset:llama-3.2-1b": "quality-small"} | {
+    f"path:{name}": f"quality-{name}" for name in REAL
+}
+"""The case of quality of a model: a preset's weights are random, so it has the trained model of its architecture."""

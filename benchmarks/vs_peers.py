@@ -1,8 +1,9 @@
 """`python -m benchmarks.vs_peers`: our stacks beside other ways to run the same model, in the same minutes.
 
 Cases of quality (quality-tiny, quality-small) and of speed (decode-gpt2, prefill-gpt2, and llama-3.2-1b for both of a
-Llama). All are measured by jobs, whose processes take turns: rows have intervals and verdicts. Each job of speed has
-llama.cpp Q4_0 and the goals' stack in it. What no backend runs, as torchao's int8 and int4, has no row.
+Llama); of models that people use, which `optigpu models get` brings, both (quality-smollm2-135m, smollm2-135m, and the
+same of gemma3-270m). All are measured by jobs, whose processes take turns: rows have intervals and verdicts. Each job
+of speed has llama.cpp Q4_0 and the goals' stack in it. What no backend runs, as torchao's int8 and int4, has no row.
 
 Before the first run, --convert writes the files that engines read and compiles what is kept. A whole run takes at most
 40 minutes on two cores, and one with --goals, of the rows alone that goals are about, at most 20: jobs have their time,
@@ -88,12 +89,12 @@ def markdown(document: Document) -> str:
 
 
 def _speed(name: str, case: Document, quality: Document) -> str:
-    what = case["case"]
-    kin = KIN[what["preset"]]
+    what, model = case["case"], _model(case["case"])
+    kin = KIN[model]
     shape = f"{what['prompt_tokens']} tokens" + (f" + {what['new_tokens']}" if what["new_tokens"] else "")
     # A document of before jobs has turns alone.
     how = f"{case['measure']['replicates']} processes" if "measure" in case else f"{case['turns']} turns"
-    title = f"### {name}: `preset:{what['preset']}`, batch 1, {shape}, {how}"
+    title = f"### {name}: `{model}`, batch 1, {shape}, {how}"
     if "reason" in case:
         return f"{title}\n\nNot measured: {case['reason']}"
     lines = quality.get(kin, {"lines": ()})["lines"]
@@ -109,9 +110,12 @@ def _quality(name: str, quality: Document) -> str:
         if "text" in quality
         else f"{quality['sequences']} x {quality['length']} tokens, {quality['positions']} positions"
     )
+    title = f"### {name}: `{quality['model']}` against its fp32 self, {of}"
+    if "reason" in quality:
+        return f"{title}\n\nNot measured: {quality['reason']}"
     headings = columns("what", "KLD:", "99th percentile:", "same top token:", "perplexity:", "MB:")
     grid = Grid("", headings, tuple(map(_quality_row, quality["lines"]))).without_empty_columns()
-    return f"### {name}: `{quality['model']}` against its fp32 self, {of}\n\n{grid_markdown(grid)}"
+    return f"{title}\n\n{grid_markdown(grid)}"
 
 
 def _quality_row(line: Document) -> tuple[str, ...]:
@@ -133,7 +137,7 @@ def _built(document: Document) -> str:
     """The flags of each peer's process, and of which types the tensors of llama.cpp's files are."""
     flags: dict[str, list[str]] = {}
     files: list[str] = []
-    cases = [(f"preset:{case['case']['preset']}", case) for case in document["speed"].values()]
+    cases = [(_model(case["case"]), case) for case in document["speed"].values()]
     cases += [(case["model"], case) for case in document["quality"].values()]
     for model, line in ((model, line) for model, case in cases for line in case.get("lines", [])):
         details = line.get("details") or {}
@@ -192,7 +196,7 @@ def to_convert(name: str) -> JobSpec:
         return spec_of([FP32, *ENGINES, *OURS], QUALITY[name], SHAPE)
     case = SPEED[name]
     kept = [each for each in case.stacks if each.backend != "torch" or each == COMPILED]
-    return spec_of([Q4_0, TIMED, *kept], f"preset:{case.cases[0].preset}", case.cases[0].shape)
+    return spec_of([Q4_0, TIMED, *kept], case.cases[0].model, case.cases[0].shape)
 
 
 def speed(speed: Speed, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -203,7 +207,7 @@ def speed(speed: Speed, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
         case.name: {
             "case": asdict(case),
             "measure": how,
-            "published": published(case.preset) if case.measure == "decode" else {},
+            "published": published(case.model) if case.measure == "decode" else {},
         }
         for case in speed.cases
     }
@@ -228,10 +232,14 @@ def quality(model: str, options: argparse.Namespace) -> Document:
     limit_s = options.budget or (SHORT_QUALITY_S if options.goals else QUALITY_S)
     measure = measure_of(1, QUALITY_SECONDS, "quality", text=TEXT, tokens=options.tokens)
     limits = {"timeout_s": limit_s, "max_variants": len(stacks), "wait_for_quiet_s": 0}
-    report = run_shown(spec_of(stacks, model, SHAPE, measure=measure, limits=limits))
+    about = {"model": model, "text": TEXT, "tokens": options.tokens}
+    try:
+        report = run_shown(spec_of(stacks, model, SHAPE, measure=measure, limits=limits))
+    except OptiGPUError as error:
+        return about | {"lines": [], "reason": str(error)}
     lines = [_divergence(stack.name, outcome) for stack, outcome in zip(stacks, report.outcomes, strict=True)]
     job = report.spec.model_dump(mode="json")
-    return {"model": model, "text": TEXT, "tokens": options.tokens, "lines": lines, "job": job}
+    return about | {"lines": lines, "job": job}
 
 
 def _divergence(name: str, outcome: Outcome) -> Document:
@@ -272,8 +280,13 @@ def loaded(document: Document) -> Iterator[str]:
 
 def _kin(document: Document, case: Case) -> list[Document]:
     """The lines of quality of the trained model of the same architecture; none if they were not measured."""
-    lines: list[Document] = document["quality"].get(KIN[case.preset], {"lines": []})["lines"]
+    lines: list[Document] = document["quality"].get(KIN[case.model], {"lines": []})["lines"]
     return lines
+
+
+def _model(case: Document) -> str:
+    """Documents of before trained models could be timed have the name of a preset."""
+    return str(case["model"] if "model" in case else f"preset:{case['preset']}")
 
 
 def _options() -> argparse.Namespace:
@@ -284,7 +297,7 @@ def _options() -> argparse.Namespace:
         "--convert", action="store_true", help="only write what the engines read, and compile"
     )
     parser.add_argument(
-        "--goals", action="store_true", help="only the rows that the goals are about: at most 20 minutes"
+        "--goals", action="store_true", help="only the rows that the goals are about: at most 35 minutes"
     )
     parser.add_argument(
         "--replicates", type=int, help="processes of each stack (default: 3, of a Llama 2), as time allows"
