@@ -50,7 +50,8 @@ FOUR_BITS = {
     "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
     "grad_enabled": "4-bit weights have no gradient",
 }
-FUSED_NORMS = {
-    "cpu_offload": "a block reads the weights of the next block's norm, which are not on the GPU yet",
-    "grad_enabled": "the fused norms have no gradient",
+KEEPS_A_CACHE = {"no_kv_cache": "one uses a key-value cache and the other disables it"}
+FUSED_ACTIVATIONS = {
+    "grad_enabled": "the fused activation has no gradient",
+    "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
 }

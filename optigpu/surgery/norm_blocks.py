@@ -3,12 +3,16 @@
 Read when a job is posted as well: imports no torch.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.families import FAMILIES, Decoder, NormKind, family_of
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.techniques.base import ON_TEXT, KernelTechnique, Model, Notes
+from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +22,34 @@ TECHNIQUES: dict[NormKind, str] = {"LayerNorm": "fused_layernorm", "RMSNorm": "f
 """The technique that fuses each kind of norm."""
 
 
-def norm_reason(
-    kind: NormKind, environment: Environment, device: DeviceKind, model: ModelFacts | None
-) -> str | None:
-    """Why norms of one kind cannot be fused on this machine or in that model, in one sentence, or None."""
-    if device is DeviceKind.CPU and environment.compiler is None:
-        return f"{TECHNIQUES[kind]} needs a C++ compiler on a CPU, and none was found; install g++."
-    return _family_reason(kind, model.family) if model else None
+class FusedNorms(KernelTechnique):
+    """Rewrites the decoder's blocks so that each sum that is normed is made by the norm's own kernel."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
+    conflicts: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "cpu_offload": "a block reads the weights of the next block's norm, which are not on the GPU yet",
+            "grad_enabled": "the fused norms have no gradient",
+        }
+    )
+    only_when_asked: ClassVar[bool] = True
+    kind: ClassVar[NormKind]
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        if device is DeviceKind.CPU and environment.compiler is None:
+            return f"{self.name} needs a C++ compiler on a CPU, and none was found; install g++."
+        return _family_reason(self.kind, model.family) if model else None
+
+    def modules(self, model: Model, notes: Notes) -> None:
+        """Exchanges the classes of blocks and norms in place.
+
+        Raises UnsupportedError, with the model left as it was, for blocks that are not known or without such norms, and
+        where there is no kernel but torch's own.
+        """
+        from optigpu.surgery.fused_blocks import fuse_norms
+
+        notes.record(**fuse_norms(model, self.kind))
 
 
 def checked_blocks(

@@ -422,6 +422,52 @@ class Technique(Frozen):
         return loop
 
 
+class PrecisionTechnique(Technique):
+    """Chooses the numbers that a model computes in."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.PRECISION
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+
+
+class WeightsTechnique(Technique):
+    """Stores weights in fewer bits."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+
+class KernelTechnique(Technique):
+    """Computes a part of a model by another kernel."""
+
+    layer: ClassVar[Layer] = Layer.KERNELS
+    phase: ClassVar[Phase] = Phase.KERNELS
+
+
+class CacheTechnique(Technique):
+    """Says what is kept of earlier tokens."""
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+
+
+class TrainingTechnique(Technique):
+    """Changes a step of training."""
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.TRAINING
+    tasks: ClassVar[tuple[Task, ...]] = TRAINING
+
+
+class OnCpuEngine:
+    """Mixed into a technique of an engine that computes on the CPU."""
+
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
+
+
 def engine_options(stack: Sequence[Technique]) -> EngineOptions:
     """What a stack asks of an engine other than torch; float32 without a technique that says otherwise."""
     options = EngineOptions()

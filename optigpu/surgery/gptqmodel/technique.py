@@ -12,15 +12,13 @@ from optigpu.ops.layouts import int4_bytes
 from optigpu.quality.text import FILE_PREFIX, SELF_WRITTEN, check_name
 from optigpu.surgery.extras import Package
 from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe
-from optigpu.techniques.base import ON_TEXT, Choice, Expected, LoadOptions, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task
+from optigpu.techniques.base import ON_TEXT, Expected, LoadOptions, Model, Notes, WeightsTechnique
+from optigpu.vocabulary import DeviceKind, Task
 
 
-class CalibratedFourBits(Technique):
+class CalibratedFourBits(WeightsTechnique):
     """Computes with the 4-bit layers of a checkpoint of its method, which is its name, or has a model quantized."""
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
-    phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     expected: ClassVar[tuple[Expected, ...]] = (
@@ -28,7 +26,6 @@ class CalibratedFourBits(Technique):
         Expected("literature", "less loss than rounding to nearest"),
         Expected("aim", "the speed of int4_weight_only"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     error_bound: ClassVar[float] = 0.5
     only_when_asked: ClassVar[bool] = True  # Quantizing takes minutes, and its loss depends on the text
     has_offsets: ClassVar[bool]

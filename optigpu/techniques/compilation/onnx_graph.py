@@ -1,11 +1,10 @@
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import ON_MODELS, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.techniques.base import ON_MODELS, EngineOptions, Expected, OnCpuEngine, Phase, Technique, Trial
 from optigpu.vocabulary import Layer
 
 
-class OnnxGraph(Technique):
+class OnnxGraph(OnCpuEngine, Technique):
     """Sets the session's graph optimization level: the engine's default, and the baseline's, is "all".
 
     "disabled" runs the graph as it was written, "basic" folds constants and removes what has no effect, "extended" also
@@ -16,7 +15,6 @@ class OnnxGraph(Technique):
     phase = Phase.COMPILATION
     tasks = ON_MODELS
     backends = ("onnxruntime",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "how far ONNX Runtime rewrites its graph; less than its default shows what that buys"
     citation = "Microsoft, ONNX Runtime, graph optimizations, 2019, onnxruntime.ai/docs/performance"
     expected = (

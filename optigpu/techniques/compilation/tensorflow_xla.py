@@ -1,18 +1,16 @@
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique
+from optigpu.techniques.base import EngineOptions, Expected, OnCpuEngine, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
 
-class TensorflowXla(Technique):
+class TensorflowXla(OnCpuEngine, Technique):
     """Compiles the whole function of a Keras model by XLA, for the batch that it runs with."""
 
     layer = Layer.COMPILATION
     phase = Phase.COMPILATION
     tasks = (Task.IMAGES,)
     backends = ("tensorflow",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "TensorFlow's graph of a classifier compiled by XLA"
     citation = "OpenXLA, XLA: optimizing compiler for machine learning, openxla.org/xla"
     expected = (

@@ -1,15 +1,12 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import EVERYWHERE, Expected, LoadOptions, Model, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import EVERYWHERE, Expected, KernelTechnique, LoadOptions, Model, Notes
 
 
-class EagerAttention(Technique):
+class EagerAttention(KernelTechnique):
     """A cautionary rung: the scores are stored, and the softmax is a kernel of its own."""
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     tasks = EVERYWHERE
     summary = "attention as separate operators; what fused_attention is compared with"
     citation = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"

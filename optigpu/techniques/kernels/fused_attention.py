@@ -7,21 +7,20 @@ from optigpu.techniques.base import (
     EVERYWHERE,
     AttentionKernel,
     Expected,
+    KernelTechnique,
     LoadOptions,
     Model,
     ModeOptions,
     Notes,
-    Phase,
-    Technique,
     Trial,
 )
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 FLASH_HEAD_SIZE = 256
 """The largest head that the flash kernels for CUDA take."""
 
 
-class FusedAttention(Technique):
+class FusedAttention(KernelTechnique):
     """Attention through torch's scaled_dot_product_attention; which kernel ran is recorded.
 
     `kernel` forbids all others but one. torch's flash kernel is FlashAttention-2 on CUDA and an own one on CPUs, where
@@ -29,8 +28,6 @@ class FusedAttention(Technique):
     FlashAttention-3 in the place of torch's own flash kernel, on Hopper GPUs with the package flash-attn-3.
     """
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     tasks = EVERYWHERE
     summary = "softmax(QK^T)V in one kernel that never stores the scores"
     citation = (

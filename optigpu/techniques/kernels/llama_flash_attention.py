@@ -1,20 +1,15 @@
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import EngineOptions, Expected, KernelTechnique, OnCpuEngine
 
 
-class LlamaFlashAttention(Technique):
+class LlamaFlashAttention(OnCpuEngine, KernelTechnique):
     """Computes attention in ggml's one operator, which keeps no matrix of scores; with `enabled` false in several.
 
     Without the technique the engine chooses where weights are quantized, and float32 weights go without it.
     """
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     backends = ("llama_cpp", "ik_llama_cpp")
-    abilities = (Ability.CPU_ENGINE,)
     summary = "llama.cpp's attention in one operator"
     citation = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
     expected = (

@@ -1,15 +1,12 @@
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
-from optigpu.techniques.base import ON_TEXT, CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.surgery.extras import KEEPS_A_CACHE
+from optigpu.techniques.base import ON_TEXT, CacheOptions, CacheTechnique, Expected
 
 
-class Int8KvCache(Technique):
+class Int8KvCache(CacheTechnique):
     """Stores int8 keys and values and widens them for attention at every step, also in a static cache."""
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     tasks = ON_TEXT
     summary = "keys and values as int8 with a scale for each token and head"
     citation = "Hooper et al., KVQuant, 2024, arXiv:2401.18079 (their keys have a scale per channel)"
@@ -20,9 +17,7 @@ class Int8KvCache(Technique):
         ),
         Expected("aim", "converting it back costs time at every step, most of all on a CPU"),
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "no_kv_cache": "one uses a key-value cache and the other disables it"
-    }
+    conflicts = KEEPS_A_CACHE
     error_bound = 0.1
     only_when_asked = True  # It saves memory and costs time
 

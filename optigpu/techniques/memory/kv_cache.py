@@ -1,18 +1,15 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import CacheOptions, CacheTechnique, Expected
 
 
-class KvCache(Technique):
+class KvCache(CacheTechnique):
     """Keeps keys and values of earlier tokens, in tensors that grow by concatenation.
 
     It is the library's default, so that by itself it changes nothing; "alone" it is compared with no_kv_cache.
     """
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     summary = "keys and values of earlier tokens are kept, so that a step computes one token"
     citation = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
     expected = (

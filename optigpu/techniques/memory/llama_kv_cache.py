@@ -2,23 +2,19 @@ from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import CacheTechnique, EngineOptions, Expected, OnCpuEngine, Trial
+from optigpu.vocabulary import DeviceKind
 
 Numbers = Literal["F16", "Q8_0", "Q4_0"]
 BLOCK = 32
 """Numbers of a head that share a scale in ggml's Q8_0 and Q4_0."""
 
 
-class LlamaKvCache(Technique):
+class LlamaKvCache(OnCpuEngine, CacheTechnique):
     """Keeps keys and values in these of ggml's types. Values of 8 or 4 bits are read by flash attention alone, which is
     then what runs."""
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     backends = ("llama_cpp", "ik_llama_cpp")
-    abilities = (Ability.CPU_ENGINE,)
     summary = "llama.cpp's keys and values in 16, 8 or 4 bits"
     citation = "Hooper et al., KVQuant, 2024, arXiv:2401.18079"
     expected = (

@@ -2,18 +2,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import CacheTechnique, EngineOptions, Expected, OnCpuEngine, Trial
 
 
-class LlamaPromptBatch(Technique):
+class LlamaPromptBatch(OnCpuEngine, CacheTechnique):
     """Cuts prompts into passes of at most so many tokens (llama.cpp's n_ubatch, 512 without it)."""
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     backends = ("llama_cpp", "ik_llama_cpp")
-    abilities = (Ability.CPU_ENGINE,)
     summary = "llama.cpp's prompts in passes of so many tokens"
     citation = "Agrawal et al., Sarathi, 2023, arXiv:2308.16369"
     expected = (

@@ -1,14 +1,11 @@
 from typing import Literal
 
-from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import CacheOptions, CacheTechnique, Expected
 
 
-class NoKvCache(Technique):
+class NoKvCache(CacheTechnique):
     """Decodes without a key-value cache: the whole sequence is run for each token."""
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     summary = "decodes without a cache: the whole sequence again for each token"
     citation = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
     expected = (

@@ -1,21 +1,16 @@
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import CacheTechnique, EngineOptions, Expected, OnCpuEngine, Trial
 
 
-class OpenVinoKvCache(Technique):
+class OpenVinoKvCache(OnCpuEngine, CacheTechnique):
     """Keeps keys and values as 8-bit numbers with a scale and an offset for each token and head, or as halves.
 
     By itself weights and products stay in float32; with quantized weights OpenVINO chooses a cache of its own, which
     this replaces.
     """
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     backends = ("openvino",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "OpenVINO's keys and values in 8 or 16 bits"
     citation = "OpenVINO documentation, Key-value cache quantization on CPUs, 2024"
     expected = (Expected("arithmetic", "about a quarter of a float32 cache in u8, and half of it in f16"),)

@@ -1,13 +1,12 @@
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import CacheOptions, Expected, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.surgery.extras import KEEPS_A_CACHE
+from optigpu.techniques.base import CacheOptions, CacheTechnique, Expected
 
 
-class SlidingKvCache(Technique):
+class SlidingKvCache(CacheTechnique):
     """Keeps the keys and values of the first `sinks` tokens and of the last `window` ones, the current one included.
 
     A prompt attends to itself completely, however long it is; tokens outside of the window are dropped after it. From
@@ -15,8 +14,6 @@ class SlidingKvCache(Technique):
     the cache, so that a model cannot decode past the length that it was made for.
     """
 
-    layer = Layer.MEMORY
-    phase = Phase.CACHE
     summary = "only the keys and values of the first and the last tokens are kept"
     citation = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
     expected = (
@@ -25,9 +22,7 @@ class SlidingKvCache(Technique):
             "memory and time per token stop growing at the window; the model forgets the tokens between",
         ),
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "no_kv_cache": "one uses a key-value cache and the other disables it"
-    }
+    conflicts = KEEPS_A_CACHE
 
     approximates = True
     only_when_asked = True  # It forgets tokens, and whether that matters depends on the use

@@ -1,16 +1,13 @@
 from typing import Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, LoadOptions, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, LoadOptions, PrecisionTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class Bf16(Technique):
+class Bf16(PrecisionTechnique):
     """Loads the model in bfloat16."""
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.PRECISION
-    tasks = ON_MODELS
     summary = "weights and activations in bfloat16: half the bytes, the range of fp32"
     citation = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv:1905.12322"
     expected = (
@@ -22,7 +19,6 @@ class Bf16(Technique):
         ),
         Expected("aim", "slower on CPUs without bf16"),
     )
-    choices = (Choice.PRECISION,)
     error_bound = 0.1
 
     name: Literal["bf16"] = "bf16"

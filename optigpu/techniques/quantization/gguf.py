@@ -2,17 +2,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, cast, get_args
 
-from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import GgufBlock, gguf_bytes
-from optigpu.techniques.base import EngineOptions, Expected, GgufType, Phase, Technique, Trial
+from optigpu.techniques.base import EngineOptions, Expected, GgufType, OnCpuEngine, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 _ALIKE: tuple[GgufType, ...] = ("F16", "BF16", "Q8_0")
 """Types that every matrix of a file has."""
 
 
-class Gguf(Technique):
+class Gguf(OnCpuEngine, Technique):
     """Runs the model from a GGUF file whose matrices have that type; a float16 key-value cache comes with it.
 
     Vectors stay in float32, and llama.cpp gives some matrices more bits than the name says: a tied embedding is Q6_K in
@@ -25,7 +24,6 @@ class Gguf(Technique):
     layer = Layer.QUANTIZATION
     phase = Phase.QUANTIZATION
     backends = ("llama_cpp", "ik_llama_cpp")
-    abilities = (Ability.CPU_ENGINE,)
     later = ("pure",)
     summary = "llama.cpp's and ik_llama.cpp's weights of 1 to 16 bits, from a GGUF file written for it"
     citation = "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp"

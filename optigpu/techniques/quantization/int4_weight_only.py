@@ -7,13 +7,13 @@ from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.extras import FOUR_BITS
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 GroupSize = Literal[32, 64, 128]
 
 
-class Int4WeightOnly(Technique):
+class Int4WeightOnly(WeightsTechnique):
     """Replaces every linear layer, GPT-2's Conv1D and the tied head by 4-bit ones.
 
     `group_size` inputs of an output share a scale in bfloat16, and an offset where they are not `symmetric`: 4 bits of
@@ -23,9 +23,6 @@ class Int4WeightOnly(Technique):
     a 4-bit copy while the embedding keeps its dtype: a lookup reads one row for each token, so its bytes cost no time.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     abilities = (Ability.OWN_KERNELS,)
     summary = "4-bit weights in groups that share a scale; activations stay as they are"
     citation = (
@@ -50,7 +47,6 @@ class Int4WeightOnly(Technique):
         ),
     )
     conflicts = FOUR_BITS
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.5
     trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
     only_when_asked = True  # Weights are quantized once, and int8_weight_only costs less quality

@@ -8,23 +8,20 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int8_dynamic_bytes
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 NEEDED_CAPABILITY = (7, 5)
 """Turing was the first with matrix units for int8."""
 
 
-class Int8Dynamic(Technique):
+class Int8Dynamic(WeightsTechnique):
     """Replaces every linear layer, GPT-2's Conv1D and the tied head by int8 ones that quantize each token's inputs.
 
     `smoothing`, from 0 to 1, first moves outliers of the activations into the weights (SmoothQuant's alpha, 0.5 in the
     paper); the model writes the text for it by itself. A tied embedding keeps its dtype, as in int8_weight_only.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     abilities = (Ability.OWN_KERNELS,)
     summary = "int8 weights, and int8 activations with one scale for each token, summed in int32"
     citation = (
@@ -44,7 +41,6 @@ class Int8Dynamic(Technique):
             "weights alone",
         ),
     )
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.15
     trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
     only_when_asked = True  # int8_weight_only decodes as fast with a smaller error

@@ -4,24 +4,20 @@ from typing import Literal
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int8_bytes
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class Int8WeightOnly(Technique):
+class Int8WeightOnly(WeightsTechnique):
     """Replaces every linear layer, GPT-2's Conv1D and the tied head by int8 ones.
 
     A tied head becomes an int8 copy while the embedding keeps its dtype: a lookup reads one row for each token, so
     its bytes cost no time, and int8 rows would cost precision. `weight_bytes` counts both.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     abilities = (Ability.OWN_KERNELS,)
     summary = "int8 weights with one scale for each output channel; activations stay as they are"
     citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339 (vector-wise scales)"
-    choices = (Choice.WEIGHTS,)
     expected = (
         Expected(
             "arithmetic",

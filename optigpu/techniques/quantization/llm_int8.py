@@ -6,23 +6,20 @@ from pydantic import Field
 from optigpu.hardware.cpu import cpu_features
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import llm_int8_bytes
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 FLOAT16_LARGEST = 65504.0
 """Of float16, from which the library quantizes."""
 
 
-class LlmInt8(Technique):
+class LlmInt8(WeightsTechnique):
     """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
 
     A column of activations in which any token reaches `threshold` is multiplied in the model's dtype with its weights;
     0 multiplies all in int8.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     summary = "int8 weights and activations, and columns of outliers in the model's dtype"
     citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
     expected = (
@@ -39,7 +36,6 @@ class LlmInt8(Technique):
         "grad_enabled": "int8 weights have no gradient",
     }
     extras = ("bitsandbytes",)
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.15
     trials = (Trial(), Trial(beside=("fp16",), devices=(DeviceKind.CUDA,)))
     # It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers.

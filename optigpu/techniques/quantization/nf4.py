@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 from optigpu.hardware.cpu import cpu_features
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import nf4_bytes
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class Nf4(Technique):
+class Nf4(WeightsTechnique):
     """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
 
     With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it gets the layout of the library's fused
@@ -18,9 +18,6 @@ class Nf4(Technique):
     product.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     summary = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
     citation = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected = (
@@ -38,7 +35,6 @@ class Nf4(Technique):
         "grad_enabled": "4-bit weights have no gradient",
     }
     extras = ("bitsandbytes",)
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.5
     trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
     only_when_asked = True  # It is for memory, and costs quality

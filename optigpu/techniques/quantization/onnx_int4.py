@@ -1,14 +1,13 @@
 from functools import partial
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import nbits_bytes
-from optigpu.techniques.base import ON_TEXT, Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import ON_TEXT, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class OnnxInt4(Technique):
+class OnnxInt4(OnCpuEngine, WeightsTechnique):
     """Stores every linear layer and the head in 4 bits, for the operator MatMulNBits.
 
     `group_size` inputs of an output share a float32 scale: 4 bits of a weight become 5, 4.5 or 4.25. `products` "int8"
@@ -16,17 +15,13 @@ class OnnxInt4(Technique):
     embedding stays in float32: a lookup reads one row for each token.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
     tasks = ON_TEXT
     backends = ("onnxruntime",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "ONNX Runtime's 4-bit weights in groups that share a scale"
     citation = "Microsoft, ONNX Runtime, operator MatMulNBits, 2023, github.com/microsoft/onnxruntime"
     expected = (
         Expected("arithmetic", "16% of the fp32 bytes of the layers that it replaces, in groups of 32"),
     )
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.5
     trials = (Trial(), Trial({"group_size": 128, "products": "float"}))
 

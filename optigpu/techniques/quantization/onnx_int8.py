@@ -1,31 +1,26 @@
 from functools import partial
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import nbits_bytes
-from optigpu.techniques.base import ON_TEXT, Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import ON_TEXT, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class OnnxInt8(Technique):
+class OnnxInt8(OnCpuEngine, WeightsTechnique):
     """Stores every linear layer and the head as int8, for the operator MatMulNBits.
 
     `group_size` inputs of an output share a float32 scale. Activations are rounded to int8 by the group
     (accuracy_level 4): the operator has no fast products of 8-bit weights with floats. The embedding stays in float32.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
     tasks = ON_TEXT
     backends = ("onnxruntime",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "ONNX Runtime's 8-bit weights in groups that share a scale"
     citation = "Microsoft, ONNX Runtime, operator MatMulNBits, 2023, github.com/microsoft/onnxruntime"
     expected = (
         Expected("arithmetic", "28% of the fp32 bytes of the layers that it replaces, in groups of 32"),
     )
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.1
     trials = (Trial(), Trial({"group_size": 128}))
 

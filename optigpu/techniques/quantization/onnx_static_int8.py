@@ -2,30 +2,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import Layer, Task
+from optigpu.techniques.base import EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
+from optigpu.vocabulary import Task
 
 
-class OnnxStaticInt8(Technique):
+class OnnxStaticInt8(OnCpuEngine, WeightsTechnique):
     """Quantizes a classifier's convolutions and matrices as ONNX Runtime's quantize_static does, in QDQ form.
 
     Weights are int8 with a scale for each output, activations uint8 with one scale and zero point for each tensor, from
     the extremes over `images` random ones.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
     tasks = (Task.IMAGES,)
     backends = ("onnxruntime",)
-    abilities = (Ability.CPU_ENGINE,)
     summary = "int8 weights and uint8 activations with scales from a few images, in ONNX Runtime"
     citation = (
         "Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, "
         "2018, arXiv:1712.05877"
     )
     expected = (Expected("arithmetic", "a quarter of the fp32 bytes of convolutions and matrices"),)
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.5
     trials = (Trial(),)
 

@@ -3,14 +3,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import openvino_int4_bytes, openvino_int8_bytes
-from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import DECODING, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class OpenVinoInt4(Technique):
+class OpenVinoInt4(OnCpuEngine, WeightsTechnique):
     """Stores matrices as 4-bit numbers of which `group` of a row share a scale, 0 for a whole row.
 
     `scheme` "asym" adds an offset for each group. Without `all_layers` the embedding, the positions and the head stay
@@ -20,11 +19,8 @@ class OpenVinoInt4(Technique):
     else OpenVINO computes in is its own choice, as is its cache.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
+    tasks = DECODING
     backends = ("openvino",)
-    abilities = (Ability.CPU_ENGINE,)
-    choices = (Choice.WEIGHTS,)
     summary = "OpenVINO with weights of 4 bits, quantized by NNCF without calibration"
     citation = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
     expected = (

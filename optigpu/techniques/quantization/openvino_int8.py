@@ -1,14 +1,13 @@
 from dataclasses import replace
 from typing import Literal
 
-from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part, StoredWeights
 from optigpu.ops.layouts import openvino_int8_bytes
-from optigpu.techniques.base import Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import DECODING, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class OpenVinoInt8(Technique):
+class OpenVinoInt8(OnCpuEngine, WeightsTechnique):
     """Stores every matrix as int8 with a scale for each output, the embedding, the positions and the head too.
 
     `scheme` "asym" adds an offset for each output. `products` "int8" rounds activations in groups for the products;
@@ -16,11 +15,8 @@ class OpenVinoInt8(Technique):
     own choice, as is its cache.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
+    tasks = DECODING
     backends = ("openvino",)
-    abilities = (Ability.CPU_ENGINE,)
-    choices = (Choice.WEIGHTS,)
     summary = "OpenVINO with weights of 8 bits, quantized by NNCF without calibration"
     citation = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
     expected = (

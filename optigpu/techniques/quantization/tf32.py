@@ -3,18 +3,16 @@ from typing import Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.techniques.base import EVERYWHERE, Choice, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import EVERYWHERE, Expected, Model, Notes, PrecisionTechnique
+from optigpu.vocabulary import DeviceKind
 
 NEEDED_CAPABILITY = (8, 0)
 """Ampere."""
 
 
-class Tf32(Technique):
+class Tf32(PrecisionTechnique):
     """Lets this process's float32 matrix products and convolutions round what goes in to TF32; sums stay float32."""
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.PRECISION
     tasks = EVERYWHERE
     summary = "float32 matrix products on tensor cores with 10 bits of mantissa; weights keep their size"
     citation = (
@@ -28,7 +26,6 @@ class Tf32(Technique):
         ),
     )
     abilities = (Ability.TF32,)
-    choices = (Choice.PRECISION,)
     error_bound = 0.02
     process_wide = True
     only_when_asked = True  # bf16 is as fast there and halves the bytes as well; a stack holds one precision

@@ -1,15 +1,13 @@
 from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import Choice, EngineOptions, Expected, LoadOptions, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import DECODING, EngineOptions, Expected, LoadOptions, PrecisionTechnique
 
 
-class VllmBf16(Technique):
+class VllmBf16(PrecisionTechnique):
     """Runs vLLM in bfloat16, for which it is made; keys and values are bfloat16 as well."""
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.PRECISION
+    tasks = DECODING
     backends = ("vllm",)
     abilities = (Ability.VLLM,)
     summary = "vLLM's weights, activations and cache in bfloat16"
@@ -18,7 +16,6 @@ class VllmBf16(Technique):
         "arXiv:2309.06180"
     )
     expected = (Expected("arithmetic", "half the bytes, so up to 2x where decoding is bound by memory"),)
-    choices = (Choice.PRECISION,)
     error_bound = 0.1
 
     name: Literal["vllm_bf16"] = "vllm_bf16"

@@ -1,16 +1,12 @@
 from functools import partial
 from typing import Literal
 
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique
 
 
-class FusedOptimizer(Technique):
+class FusedOptimizer(TrainingTechnique):
     """torch's AdamW or SGD with `fused`: each weight, its gradient and its moments are read and written once."""
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "weights, gradients and moments are read and written once in an update"
     citation = "PyTorch documentation, torch.optim: foreach and fused implementations"
     expected = (

@@ -2,23 +2,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Expected, Model, Notes, Parts, TrainingTechnique
 
 if TYPE_CHECKING:
     from optigpu.backends.training import MicroBatch, TrainingBatch
 
 
-class GradientAccumulation(Technique):
+class GradientAccumulation(TrainingTechnique):
     """The same samples, loss and update, with the activations of one micro-batch at a time.
 
     Losses are divided by the targets of the whole step, so that documents of different lengths weigh as much as in one
     batch. A batch norm sees one micro-batch at a time: a model with some computes something else.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "a step in micro-batches whose gradients are added up: a large batch in little memory"
     citation = "Ott et al., Scaling Neural Machine Translation, 2018, arXiv:1806.00187"
     expected = (

@@ -2,19 +2,16 @@ from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Phase, TrainingTechnique
 
 
-class Int8Finetune(AdapterParameters, Technique):
+class Int8Finetune(AdapterParameters, TrainingTechnique):
     """Stores all linear layers but the head as int8 with a scale for each output, frozen; adds factors as lora does.
 
     Forward passes run through the operator of int8_weight_only. The backward pass widens one layer's weights at a time.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = TRAINING
     abilities = (Ability.OWN_KERNELS,)
     summary = "low-rank factors are trained beside frozen int8 weights"
     citation = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"

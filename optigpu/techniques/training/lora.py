@@ -1,20 +1,17 @@
 from typing import Literal
 
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Phase, TrainingTechnique
 
 
-class Lora(AdapterParameters, Technique):
+class Lora(AdapterParameters, TrainingTechnique):
     """Adds factors A [rank, inputs] and B [outputs, rank] to each layer: W x + alpha / rank * B A x.
 
     B begins at zero, so the first loss is the model's own. All other weights are frozen: they have no gradient and no
     optimizer state. The head gets no factors. `targets` "attention" leaves out the layers of the MLPs.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = TRAINING
     summary = "low-rank factors are trained beside frozen weights"
     citation = "Hu et al., LoRA, 2021, arXiv:2106.09685"
     expected = (

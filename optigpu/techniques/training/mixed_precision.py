@@ -6,20 +6,17 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique, Trial
+from optigpu.vocabulary import DeviceKind
 
 
-class MixedPrecision(Technique):
+class MixedPrecision(TrainingTechnique):
     """Forward passes under torch.autocast.
 
     float16 ends at 65,504 and loses what is below 6e-8: losses are scaled up, a step whose gradients are not finite is
     left out, and the norm of the gradient is clipped. bfloat16 has the range of float32 and needs none of that.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "matrix products in bfloat16 or float16, weights and updates in float32"
     citation = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected = (

@@ -6,20 +6,17 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
-class Optimizer8bit(Technique):
+class Optimizer8bit(TrainingTechnique):
     """bitsandbytes' AdamW: both moments in 8 bits, in blocks of 256 that share a scale, with the workload's settings.
 
     Tensors of fewer than `smallest` weights keep states of 32 bits. `paged` lets the driver move states to the host's
     memory when the GPU's is short. On a CPU the library computes in plain PyTorch: it is for memory there.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     abilities = (Ability.OPTIMIZER_8BIT,)
     summary = "AdamW with both moments in 8 bits"
     citation = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021, arXiv:2110.02861"

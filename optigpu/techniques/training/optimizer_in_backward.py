@@ -1,19 +1,15 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique
 
 
-class OptimizerInBackward(Technique):
+class OptimizerInBackward(TrainingTechnique):
     """A gradient is freed when its weight was updated, so that all of them never exist at once.
 
     The time of the updates counts as the backward pass's.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "weights are updated within the backward pass, and each gradient is freed at once"
     citation = (
         "Lv et al., Full Parameter Fine-tuning for Large Language Models with Limited Resources, 2023, "

@@ -6,11 +6,11 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.surgery.extras import AdapterParameters, Package
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Phase, TrainingTechnique, Trial
+from optigpu.vocabulary import DeviceKind
 
 
-class Qlora(AdapterParameters, Technique):
+class Qlora(AdapterParameters, TrainingTechnique):
     """Stores all linear layers but the head in 4 bits, frozen, and adds factors as lora does.
 
     `base` "nf4" is bitsandbytes' NormalFloat in blocks of 64, whose statistics are quantized as well with
@@ -18,9 +18,7 @@ class Qlora(AdapterParameters, Technique):
     backward pass widens one layer's weights at a time.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.ADAPTERS
-    tasks = TRAINING
     summary = "low-rank factors are trained beside frozen weights of 4 bits"
     citation = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected = (

@@ -1,18 +1,16 @@
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import ON_MODELS, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.surgery.extras import FUSED_ACTIVATIONS
+from optigpu.techniques.base import ON_MODELS, Expected, KernelTechnique, Model, Notes
+from optigpu.vocabulary import DeviceKind
 
 
-class FusedGelu(Technique):
+class FusedGelu(KernelTechnique):
     """Replaces each MLP's activation by one that adds the bias itself, and its linear layer by one without a bias."""
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     tasks = ON_MODELS
     abilities = (Ability.OWN_KERNELS,)
     summary = "bias and GELU of an MLP in one kernel: one pass over its widest activation"
@@ -20,10 +18,7 @@ class FusedGelu(Technique):
         "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (fusing element-wise operators); "
         "GELU: Hendrycks and Gimpel, 2016, arXiv:1606.08415"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "grad_enabled": "the fused activation has no gradient",
-        "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
-    }
+    conflicts = FUSED_ACTIVATIONS
     expected = (
         Expected(
             "arithmetic", "one pass over an MLP's widest activation; the library's GELU is eight operators"

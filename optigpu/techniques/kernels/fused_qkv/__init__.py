@@ -3,18 +3,16 @@ from typing import Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, family_of
-from optigpu.techniques.base import ON_MODELS, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import ON_MODELS, Expected, KernelTechnique, Model, Notes
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
-class FusedQkv(Technique):
+class FusedQkv(KernelTechnique):
     """Replaces the three projections of each attention by one matrix product, whose output is cut by heads.
 
     What follows it is transformers' own: the model file's rotary embedding, the cache, the attention function.
     """
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     tasks = ON_MODELS
     summary = "queries, keys and values of an attention by one matrix product instead of three"
     citation = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (merged QKV)"

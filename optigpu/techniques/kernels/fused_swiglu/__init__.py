@@ -1,26 +1,21 @@
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import ON_TEXT, Expected, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.surgery.extras import FUSED_ACTIVATIONS
+from optigpu.techniques.base import ON_TEXT, Expected, KernelTechnique, Model, Notes
+from optigpu.vocabulary import DeviceKind
 
 
-class FusedSwiglu(Technique):
+class FusedSwiglu(KernelTechnique):
     """Replaces each gated MLP by one with a merged matrix, one kernel after it, and the same last layer."""
 
-    layer = Layer.KERNELS
-    phase = Phase.KERNELS
     tasks = ON_TEXT
     abilities = (Ability.OWN_KERNELS,)
     summary = "gate and up of a gated MLP as one matrix product, and its activation and product in one kernel"
     citation = "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989; SwiGLU: Shazeer, 2020, arXiv:2002.05202"
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "grad_enabled": "the fused activation has no gradient",
-        "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
-    }
+    conflicts = FUSED_ACTIVATIONS
     expected = (
         Expected("arithmetic", "three operators fewer for each layer; the weights keep their size"),
         Expected("aim", "a few percent of an eager step"),

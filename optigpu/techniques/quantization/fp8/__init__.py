@@ -5,22 +5,19 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import fp8_bytes
-from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind
 
 NEEDED_CAPABILITY = (8, 9)
 """Ada and Hopper."""
 
 
-class Fp8(Technique):
+class Fp8(WeightsTechnique):
     """Replaces every linear layer by one with e4m3 weights, one scale per output, that rounds its activations to e4m3.
 
     Activations get one scale for each token as they come. A tied embedding keeps its dtype, as in int8_weight_only.
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
-    tasks = ON_MODELS
     summary = "e4m3 weights and activations with scales for each output and token, on fp8 tensor cores"
     citation = "Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433"
     expected = (
@@ -29,7 +26,6 @@ class Fp8(Technique):
         Expected("aim", "decoding gains less, since small products are bound by launches"),
     )
     abilities = (Ability.FP8,)
-    choices = (Choice.WEIGHTS,)
     error_bound = 0.3
     trials = (Trial(), Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)))
     only_when_asked = True  # int8_weight_only needs no rounded activations for the same bytes

@@ -9,8 +9,8 @@ from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes, int8_bytes
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
-from optigpu.techniques.base import ON_TEXT, Choice, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.techniques.base import ON_TEXT, Expected, Model, Notes, Trial, WeightsTechnique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
 """Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
 
 
-class Int8Hybrid(Technique):
+class Int8Hybrid(WeightsTechnique):
     """int8 linear layers and one int8 table for the embedding and its tied head; norms stay as they are.
 
     `memory_target` is a share of the bytes that the weights have in fp32. What it leaves above the fewest bits goes to
@@ -33,8 +33,6 @@ class Int8Hybrid(Technique):
     more divergence of bundled:tiny at 0.5).
     """
 
-    layer = Layer.QUANTIZATION
-    phase = Phase.QUANTIZATION
     tasks = ON_TEXT
     abilities = (Ability.OWN_KERNELS,)
     summary = (
@@ -61,7 +59,6 @@ class Int8Hybrid(Technique):
         "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
         "grad_enabled": "quantized weights have no gradient",
     }
-    choices = (Choice.WEIGHTS,)
     later = ("quantize_embeddings",)
     error_bound = 0.15
     trials = (Trial(), Trial({"bits": 4}, error_bound=0.5))

@@ -6,20 +6,17 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
-from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, Model, Notes, Parts, TrainingTechnique, Trial
+from optigpu.vocabulary import DeviceKind
 
 
-class ActivationOffload(Technique):
+class ActivationOffload(TrainingTechnique):
     """Moves each saved tensor away as it is saved, and back when the backward pass asks for it; values stay the same.
 
     `target` "host" is pinned memory beside a GPU, "disk" a file of each step in the folder for temporary files. Tensors
     of fewer than `smallest_bytes` and weights stay where they are. A tensor that several operations save is moved once.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "saved activations wait in the host's memory or on a disk"
     citation = "Rhu et al., vDNN, 2016, arXiv:1602.08124"
     expected = (

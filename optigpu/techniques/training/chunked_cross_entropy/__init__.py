@@ -2,11 +2,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Expected, Model, Notes, Parts, TrainingTechnique
 
 
-class ChunkedCrossEntropy(Technique):
+class ChunkedCrossEntropy(TrainingTechnique):
     """Multiplies the hidden states with the head for `tokens` tokens at a time, and again in the backward pass.
 
     A chunk's logits are freed before the next one's are computed, and all chunks add to one gradient of the head.
@@ -14,9 +13,6 @@ class ChunkedCrossEntropy(Technique):
     each token.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "the head and the loss for a chunk of tokens at a time"
     citation = "Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024, arXiv:2411.09009"
     expected = (

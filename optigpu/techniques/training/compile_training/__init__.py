@@ -5,11 +5,11 @@ from pydantic import Field, model_validator
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, Phase, TrainingTechnique
+from optigpu.vocabulary import DeviceKind
 
 
-class CompileTraining(Technique):
+class CompileTraining(TrainingTechnique):
     """torch.compile around the forward pass and the loss of all other techniques; the backward pass follows from it.
 
     With `fullgraph` a graph break is an error. Other shapes than the first ones are compiled once more, then for all
@@ -17,9 +17,7 @@ class CompileTraining(Technique):
     Modes that record CUDA graphs are not offered: a replay overwrites gradients that micro-batches add up.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.COMPILATION
-    tasks = TRAINING
     abilities = (Ability.INDUCTOR,)
     summary = "forward pass, loss and backward pass as compiled graphs of fused kernels"
     citation = "Ansel et al., PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366"

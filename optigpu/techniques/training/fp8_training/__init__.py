@@ -3,14 +3,14 @@ from typing import Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.techniques.base import Expected, Model, Notes, Phase, TrainingTechnique, Trial
+from optigpu.vocabulary import DeviceKind
 
 NEEDED_CAPABILITY = (8, 9)
 """Ada and Hopper."""
 
 
-class Fp8Training(Technique):
+class Fp8Training(TrainingTechnique):
     """Rounds both factors of each product of a linear layer to 8 bits, with one scale for each tensor.
 
     Activations and weights are e4m3, gradients e5m2, which has more range; scales follow each tensor's largest
@@ -18,9 +18,7 @@ class Fp8Training(Technique):
     not multiples of 16.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.PLACEMENT
-    tasks = TRAINING
     summary = "products of linear layers in 8-bit floats, forward and backward, on fp8 tensor cores"
     citation = "Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433"
     expected = (

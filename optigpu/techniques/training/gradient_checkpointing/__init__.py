@@ -2,22 +2,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.techniques.base import TRAINING, Choice, Expected, Model, Notes, Parts, Phase, Technique, Trial
-from optigpu.vocabulary import Layer, UnsupportedError
+from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique, Trial
+from optigpu.vocabulary import UnsupportedError
 
 _WITH_CACHE = "a block that is computed again would write to the key-value cache twice"
 
 
-class GradientCheckpointing(Technique):
+class GradientCheckpointing(TrainingTechnique):
     """Of each block the input is kept, and the backward pass computes the block again.
 
     With `mode` "selective" most results of matrix products and attention are kept as well, and what is cheap to compute
     is computed again: norms, activation functions, sums, and the smallest products.
     """
 
-    layer = Layer.TRAINING
-    phase = Phase.TRAINING
-    tasks = TRAINING
     summary = "activations of blocks are computed again in the backward pass instead of kept"
     citation = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv:1604.06174; Korthikanti et al., "

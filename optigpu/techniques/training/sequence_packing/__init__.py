@@ -1,19 +1,16 @@
 from typing import Any, Literal
 
-from optigpu.techniques.base import TRAINING, Expected, Model, Notes, Parts, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.techniques.base import Expected, Model, Notes, Parts, Phase, TrainingTechnique
 
 
-class SequencePacking(Technique):
+class SequencePacking(TrainingTechnique):
     """Arranges the documents of a step in as few rows as first-fit decreasing finds, instead of a row for each.
 
     Attention is masked to a token's own document, and positions begin at 0 in each, so that every document's losses are
     those that it has in a row of its own. It is for documents of different lengths.
     """
 
-    layer = Layer.TRAINING
     phase = Phase.EXECUTION
-    tasks = TRAINING
     summary = "several documents share a row, each with attention and positions of its own"
     citation = "Krell et al., Efficient Sequence Packing without Cross-contamination, 2021, arXiv:2107.02027"
     expected = (
