@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -71,15 +70,6 @@ class Report(Frozen):
         return self.model_dump(mode="json", include={"spec", "results", "attribution"})
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """Why a session had to stop, if it had, what the baseline measured again, and where its time went."""
-
-    stop: StoppedError | None
-    again: Samples
-    spent: Mapping[str, float]
-
-
 def never() -> str | None:
     """The default of `cancelled`: no reason to stop."""
     return None
@@ -133,8 +123,8 @@ def run(
         memory_rule=memory_rule,
         plan=plan,
     )
-    ended = _measured(opening, todo, outcomes, on_event)
-    attribution = attribute(spec, variants, outcomes, ended.again)
+    stop, again, spent = _measured(opening, todo, outcomes, on_event)
+    attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
     return Report(
@@ -142,9 +132,9 @@ def run(
         results=tuple(outcome.result for outcome in found if outcome.result),
         outcomes=found,
         attribution=attribution,
-        stopped=f"{ended.stop} {_kept(found)}" if ended.stop else None,
-        cancelled=isinstance(ended.stop, CancelledError),
-        spent=dict(ended.spent),
+        stopped=f"{stop} {_kept(found)}" if stop else None,
+        cancelled=isinstance(stop, CancelledError),
+        spent=dict(spent),
     )
 
 
@@ -153,8 +143,9 @@ def _measured(
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-) -> _Ended:
-    """Measures variants in one session and adds an outcome for each."""
+) -> tuple[StoppedError | None, Samples, Mapping[str, float]]:
+    """Measures variants in one session and adds an outcome for each. Returns why the session had to stop, if it had,
+    what the baseline measured again, and where the time went."""
     again: Samples = ()
     spent: Mapping[str, float] = {}
     try:
@@ -165,18 +156,13 @@ def _measured(
                 wait_for_quiet(session)
                 again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
     except StoppedError as stop:
-        for variant in todo:
-            if variant.index not in outcomes:
-                outcomes[variant.index] = Outcome(
-                    index=variant.index,
-                    status=VariantStatus.CANCELLED
-                    if isinstance(stop, CancelledError)
-                    else VariantStatus.FAILED,
-                    reason=f"{stop} No replicate of this variant was whole by then.",
-                )
-                on_event(VariantFinished(outcome=outcomes[variant.index]))
-        return _Ended(stop, again, spent)
-    return _Ended(None, again, spent)
+        status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
+        reason = f"{stop} No replicate of this variant was whole by then."
+        for index in (variant.index for variant in todo if variant.index not in outcomes):
+            outcomes[index] = Outcome(index=index, status=status, reason=reason)
+            on_event(VariantFinished(outcome=outcomes[index]))
+        return stop, again, spent
+    return None, again, spent
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
@@ -247,10 +233,8 @@ def _problems(spec: JobSpec, environment: Environment) -> Iterator[str]:
             f"target.min_vram_bytes: this machine's GPU has {gpu.memory_bytes} bytes, fewer than "
             f"{target.min_vram_bytes}; ask for less, or submit the job."
         )
-    torch, backends = (
-        environment.software.get("torch"),
-        {spec.backend, *(each.backend for each in spec.beside)},
-    )
+    torch = environment.software.get("torch")
+    backends = {spec.backend, *(each.backend for each in spec.beside)}
     if torch and built and built not in environment.software and "torch" in backends:
         yield (
             f"device: torch {torch} here was not built for {spec.device.upper()}; install one that was, or set device "

@@ -7,7 +7,6 @@ enforces it (RLIMIT_DATA), on a GPU torch's allocator.
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from optigpu.child.messages import BatchesReady, BatchTried, TryBatch
 from optigpu.conductor.outcome import provenance_of
@@ -38,18 +37,6 @@ EACH_ON_ITS_OWN = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 against the next one (man 3 mallopt)."""
 
 
-@dataclass(frozen=True)
-class LargestBatch:
-    """The largest batch of a variant, 0 where not even one sample fits, and every attempt in order. `restarts` counts
-    processes that died of an attempt, and `why` is the last error."""
-
-    largest: int
-    tried: tuple[tuple[int, bool], ...]
-    restarts: int
-    why: str
-    facts: RunFacts
-
-
 def scale_batches(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
     """Adds the outcome of each variant, one after the other; nothing is measured again. Raises StoppedError."""
     for variant in todo:
@@ -61,40 +48,31 @@ def scale_batches(session: Session, todo: Sequence[Variant], outcomes: dict[int,
     return ()
 
 
-def largest_batch(session: Session, variant: Variant, program: Sequence[str] = PROGRAM) -> LargestBatch:
-    """Doubles the batch of the variant's workload until memory runs out, or the job's bound is reached; then bisects.
-    Raises UnsupportedError where this machine or this model cannot do it, ReplicateError where a request fails for
-    another reason than memory, such as a batch that the workload does not take, and what `progress.check` raises."""
-    tried: dict[int, bool] = {}
-    most = session.spec.limits.max_batch
-    with ExitStack() as process:
-        attempts = _Attempts(session, variant, program, process)
-
-        def fits(batch: int) -> bool:
-            if batch not in tried:
-                tried[batch] = attempts.fits(batch)
-            return tried[batch]
-
-        bound = 1
-        while bound < most and fits(bound):
-            bound = min(2 * bound, most)
-        found = largest(fits, 1, bound)
-        return LargestBatch(found, tuple(tried.items()), attempts.restarts, attempts.why, attempts.facts)
-
-
-class _Attempts:
-    """A process that tries batches; another one takes its place when it dies."""
+class LargestBatch:
+    """The largest batch of a variant, 0 where not even one sample fits, and whether each that was tried did. A process
+    tries them; `restarts` counts those that died of it and had another one in their place, `why` is the last error."""
 
     def __init__(
         self, session: Session, variant: Variant, program: Sequence[str], process: ExitStack
     ) -> None:
-        self.restarts, self.why, self.facts = 0, "", RunFacts()
+        self.largest, self.restarts, self.why, self.facts = 0, 0, "", RunFacts()
+        self._fit: dict[int, bool] = {}
         self._session, self._variant, self._program, self._process = session, variant, program, process
         self._child: Child | None = None
         self._has_loaded = False
 
+    @property
+    def tried(self) -> tuple[tuple[int, bool], ...]:
+        """Every attempt in order."""
+        return tuple(self._fit.items())
+
     def fits(self, batch: int) -> bool:
         """Whether a request of that batch finds enough memory. Raises what `largest_batch` raises."""
+        if batch not in self._fit:
+            self._fit[batch] = self._try(batch)
+        return self._fit[batch]
+
+    def _try(self, batch: int) -> bool:
         progress = self._session.progress
         try:
             child = self._child or self._start()
@@ -122,6 +100,19 @@ class _Attempts:
         self.facts = ask(self._child, assignment, BatchesReady, session.progress).facts
         self._has_loaded = True
         return self._child
+
+
+def largest_batch(session: Session, variant: Variant, program: Sequence[str] = PROGRAM) -> LargestBatch:
+    """Doubles the batch of the variant's workload until memory runs out, or the job's bound is reached; then bisects.
+    Raises UnsupportedError where this machine or this model cannot do it, ReplicateError where a request fails for
+    another reason than memory, such as a batch that the workload does not take, and what `progress.check` raises."""
+    most = session.spec.limits.max_batch
+    with ExitStack() as process:
+        found, bound = LargestBatch(session, variant, program, process), 1
+        while bound < most and found.fits(bound):
+            bound = min(2 * bound, most)
+        found.largest = largest(found.fits, 1, bound)
+        return found
 
 
 def _outcome(session: Session, variant: Variant) -> Outcome:

@@ -219,16 +219,10 @@ def load_measurements(evidence: Sequence[Evidence]) -> list[Measurement]:
     runs = [each.selection.of(each.replicate.loads) for each in evidence]
     if not any(runs):
         return []
-    return [
-        *(Measurement(name=name, samples=_of_queries(name, runs)) for name in QUERY_METRICS),
-        *(
-            Measurement(
-                name=name,
-                samples=tuple(tuple(float(getattr(run, field)) for run in process) for process in runs),
-            )
-            for name, field in (("goodput_per_s", "goodput_per_s"), ("queue_length", "waiting"))
-        ),
-    ]
+    samples = {name: _of_queries(name, runs) for name in QUERY_METRICS}
+    for name, field in (("goodput_per_s", "goodput_per_s"), ("queue_length", "waiting")):
+        samples[name] = tuple(tuple(float(getattr(run, field)) for run in process) for process in runs)
+    return [Measurement(name=name, samples=each) for name, each in samples.items()]
 
 
 def raw_queries(evidence: Sequence[Evidence]) -> dict[str, Samples]:
@@ -273,9 +267,12 @@ def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tu
 
 
 NO_QUALITY = "Quality was not measured."
-MADE_IMAGES = "Quality was measured on images that were made from the seed; facts.quality.of says how."
-MADE_SAMPLES = "The losses of training are those of samples that were made from the seed."
-OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its hash."
+NO_DATASET: Mapping[type, str] = {
+    ImageQuality: "Quality was measured on images that were made from the seed; facts.quality.of says how.",
+    LossQuality: "The losses of training are those of samples that were made from the seed.",
+    TextQuality: "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its "
+    "hash.",
+}
 NO_CHECKOUT = (
     "The commit is not known: the code runs outside a git checkout, and OPTIGPU_REVISION is not set."
 )
@@ -286,33 +283,21 @@ def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, fac
     is null, with the reason."""
     why = NOT_RECORDED if variant.model else NO_MODEL
     weights = facts.weights or WeightFacts(reasons={"hash": why, "revision": why})
-    quality = facts.quality
-    if isinstance(quality, ImageQuality):
-        no_dataset = MADE_IMAGES
-    elif isinstance(quality, LossQuality):
-        no_dataset = MADE_SAMPLES
-    else:
-        no_dataset = NO_QUALITY if quality is None else OWN_TEXT
-    read = facts.pictures.sha256 if facts.pictures else None
-    dataset = read or (quality.dataset_sha256 if isinstance(quality, TextQuality | ImageQuality) else None)
-    values = {
-        "model_revision": weights.revision,
-        "weight_hash": weights.hash,
-        "dataset_hash": dataset,
-        "git_revision": environment.git_revision,
-    }
-    reasons = {
-        "model_revision": weights.reasons.get("revision", NOT_RECORDED),
-        "weight_hash": weights.reasons.get("hash", NOT_RECORDED),
-        "dataset_hash": no_dataset,
-        "git_revision": NO_CHECKOUT,
+    dataset = facts.pictures.sha256 if facts.pictures else None
+    if isinstance(facts.quality, TextQuality | ImageQuality):
+        dataset = dataset or facts.quality.dataset_sha256
+    found = {
+        "model_revision": (weights.revision, weights.reasons.get("revision", NOT_RECORDED)),
+        "weight_hash": (weights.hash, weights.reasons.get("hash", NOT_RECORDED)),
+        "dataset_hash": (dataset, NO_DATASET.get(type(facts.quality), NO_QUALITY)),
+        "git_revision": (environment.git_revision, NO_CHECKOUT),
     }
     return Provenance(
-        **values,
+        **{name: value for name, (value, _) in found.items()},
         spec_digest=digest(spec.model_dump(mode="json")),
         seed=spec.seed,
         weight_hash_of=weights.hash_of,
         optigpu_version=__version__,
         git_dirty=environment.git_dirty,
-        reasons={name: reasons[name] for name, value in values.items() if value is None},
+        reasons={name: why for name, (value, why) in found.items() if value is None},
     )

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from optigpu.documents.result import Environment
 from optigpu.vocabulary import DeviceKind
@@ -76,73 +75,71 @@ _NOT_NVIDIA = {
 }
 """What no other GPU than NVIDIA's has here."""
 
-KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
-    {
-        DeviceKind.CPU: KindFacts(
-            *("CPU", "cpu", "top"),
-            lacks={
-                Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
-                Ability.FP8: "CPUs have no fp8 units",
-                Ability.SCALED_LOSS: "CPUs compute float16 slowly",
-                Ability.GRAPHS: "a graph is recorded of a GPU's kernels",
-                Ability.LANE: "its memory is the host's",
-                Ability.OWN_MEMORY: "its memory is the host's",
-                Ability.MEMORY_PEAKS: "a CPU has no accelerator memory; see host_peak_bytes",
-                Ability.SENSORS: _NO_SENSOR,
-            },
-        ),
-        DeviceKind.CUDA: KindFacts(
-            *("NVIDIA GPU", "cuda", "nvidia-smi"),
-            activity="CUDA",
-            built="torch_cuda",
-            lacks={Ability.CPU_ENGINE: _CPU_ALONE},
-        ),
-        DeviceKind.ROCM: KindFacts(
-            *("AMD GPU", "cuda", "amd-smi"),
-            activity="CUDA",
-            built="torch_hip",
-            sources=(_HIP, _BITSANDBYTES),
-            lacks={
-                **_NOT_NVIDIA,
-                Ability.TF32: "PyTorch has tf32 on the MI300 alone, with other numbers than NVIDIA's",
-                Ability.FP8: "the MI300 has another format of fp8 (fnuz), and the layers here are for NVIDIA's",
-            },
-        ),
-        DeviceKind.XPU: KindFacts(
-            *("Intel GPU", "xpu", "xpu-smi"),
-            activity="XPU",
-            built="torch_xpu",
-            sources=(_XPU, _BITSANDBYTES),
-            lacks={
-                **_NOT_NVIDIA,
-                Ability.FLOAT64: "the Arc A-Series has no float64",
-                Ability.TF32: "the switch that it sets is CUDA's",
-                Ability.FP8: "the layers here call torch._scaled_mm as NVIDIA's GPUs take it",
-                Ability.SCALED_LOSS: "PyTorch's GradScaler needs float64, which the Arc A-Series has not",
-                Ability.GRAPHS: "it records with torch.cuda.CUDAGraph, and Intel's are torch.xpu.XPUGraph",
-                Ability.LANE: "the lane from the host is written with torch.cuda's streams",
-            },
-        ),
-        DeviceKind.MPS: KindFacts(
-            *("Apple GPU", "mps", "Activity Monitor"),
-            sources=(_MPS, _BITSANDBYTES),
-            lacks={
-                **_NOT_NVIDIA,
-                Ability.FLOAT64: "Metal has no float64",
-                Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
-                Ability.FP8: "Metal's matrix products take no fp8",
-                Ability.INDUCTOR: "torch calls TorchInductor's code for Metal an early prototype (2.13)",
-                Ability.GRAPHS: "torch records no graphs of Metal's kernels",
-                Ability.LANE: "its memory is the host's",
-                Ability.OWN_MEMORY: "its memory is the host's",
-                Ability.OPTIMIZER_8BIT: "bitsandbytes 0.50 has no 8-bit optimizers for Metal yet",
-                Ability.MEMORY_PEAKS: "torch.mps counts what is allocated now and keeps no peak; see host_peak_bytes",
-                Ability.PROFILE: "torch's profiler records no kernels of Metal's",
-                Ability.ENERGY: "macOS tells what it draws to administrators alone",
-            },
-        ),
-    }
-)
+KINDS: Mapping[DeviceKind, KindFacts] = {
+    DeviceKind.CPU: KindFacts(
+        *("CPU", "cpu", "top"),
+        lacks={
+            Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
+            Ability.FP8: "CPUs have no fp8 units",
+            Ability.SCALED_LOSS: "CPUs compute float16 slowly",
+            Ability.GRAPHS: "a graph is recorded of a GPU's kernels",
+            Ability.LANE: "its memory is the host's",
+            Ability.OWN_MEMORY: "its memory is the host's",
+            Ability.MEMORY_PEAKS: "a CPU has no accelerator memory; see host_peak_bytes",
+            Ability.SENSORS: _NO_SENSOR,
+        },
+    ),
+    DeviceKind.CUDA: KindFacts(
+        *("NVIDIA GPU", "cuda", "nvidia-smi"),
+        activity="CUDA",
+        built="torch_cuda",
+        lacks={Ability.CPU_ENGINE: _CPU_ALONE},
+    ),
+    DeviceKind.ROCM: KindFacts(
+        *("AMD GPU", "cuda", "amd-smi"),
+        activity="CUDA",
+        built="torch_hip",
+        sources=(_HIP, _BITSANDBYTES),
+        lacks={
+            **_NOT_NVIDIA,
+            Ability.TF32: "PyTorch has tf32 on the MI300 alone, with other numbers than NVIDIA's",
+            Ability.FP8: "the MI300 has another format of fp8 (fnuz), and the layers here are for NVIDIA's",
+        },
+    ),
+    DeviceKind.XPU: KindFacts(
+        *("Intel GPU", "xpu", "xpu-smi"),
+        activity="XPU",
+        built="torch_xpu",
+        sources=(_XPU, _BITSANDBYTES),
+        lacks={
+            **_NOT_NVIDIA,
+            Ability.FLOAT64: "the Arc A-Series has no float64",
+            Ability.TF32: "the switch that it sets is CUDA's",
+            Ability.FP8: "the layers here call torch._scaled_mm as NVIDIA's GPUs take it",
+            Ability.SCALED_LOSS: "PyTorch's GradScaler needs float64, which the Arc A-Series has not",
+            Ability.GRAPHS: "it records with torch.cuda.CUDAGraph, and Intel's are torch.xpu.XPUGraph",
+            Ability.LANE: "the lane from the host is written with torch.cuda's streams",
+        },
+    ),
+    DeviceKind.MPS: KindFacts(
+        *("Apple GPU", "mps", "Activity Monitor"),
+        sources=(_MPS, _BITSANDBYTES),
+        lacks={
+            **_NOT_NVIDIA,
+            Ability.FLOAT64: "Metal has no float64",
+            Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
+            Ability.FP8: "Metal's matrix products take no fp8",
+            Ability.INDUCTOR: "torch calls TorchInductor's code for Metal an early prototype (2.13)",
+            Ability.GRAPHS: "torch records no graphs of Metal's kernels",
+            Ability.LANE: "its memory is the host's",
+            Ability.OWN_MEMORY: "its memory is the host's",
+            Ability.OPTIMIZER_8BIT: "bitsandbytes 0.50 has no 8-bit optimizers for Metal yet",
+            Ability.MEMORY_PEAKS: "torch.mps counts what is allocated now and keeps no peak; see host_peak_bytes",
+            Ability.PROFILE: "torch's profiler records no kernels of Metal's",
+            Ability.ENERGY: "macOS tells what it draws to administrators alone",
+        },
+    ),
+}
 """Every kind of device."""
 
 

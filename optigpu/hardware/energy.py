@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from optigpu.hardware.cgroup import ROOT, contents
@@ -163,8 +164,11 @@ def cpu_energy(root: Path = ROOT) -> EnergySensor:
     A 32-bit counter wraps after several minutes at full power, so a look each second is enough.
     """
     domains = energy_domains(root)
-    flows = [CounterFlow(domain.name, domain.energy_j, domain.wraps_at_j) for domain in domains]
-    names = ", ".join(domain.name for domain in domains)
+    flows = [
+        CounterFlow(name, partial(_joules, folder / "energy_uj"), _joules(folder / "max_energy_range_uj"))
+        for name, folder in domains
+    ]
+    names = ", ".join(name for name, _ in domains)
     scope = f"{names}: everything that runs on this host, without GPU, disk, fan and power supply"
     return EnergySensor("RAPL counters (powercap)", scope, 1e-6, 1.0, flows)
 
@@ -186,21 +190,9 @@ def gpu_energy(gpu: Gpu) -> EnergySensor:
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 
 
-@dataclass(frozen=True)
-class Domain:
-    """One counter. It restarts at zero after `wraps_at_j` joules."""
-
-    name: str
-    folder: Path
-    wraps_at_j: float
-
-    def energy_j(self) -> float:
-        """The counter, in steps of a microjoule. Raises SensorError if it cannot be read."""
-        return _microjoules(self.folder / "energy_uj") / 1e6
-
-
-def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
-    """The counters of every package, and of its memory where counted. Raises SensorError if there is none."""
+def energy_domains(root: Path = ROOT) -> list[tuple[str, Path]]:
+    """The name and the folder of the counter of every package, and of its memory where counted. Raises SensorError if
+    there is none."""
     folder = root / "sys/class/powercap"
     zones = sorted(zone for zone in folder.glob("intel-rapl:*") if _ZONE.fullmatch(zone.name))
     names = {zone.name: _text(zone / "name") for zone in zones}
@@ -215,15 +207,15 @@ def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
             "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
             "machines; measure energy on a host that has one, or with a wall meter (docs/energy.md)."
         )
-    found = ((folder / zone, name) for zone, name in sorted((packages | memories).items()))
-    return tuple(Domain(name, zone, _microjoules(zone / "max_energy_range_uj") / 1e6) for zone, name in found)
+    return [(name, folder / zone) for zone, name in sorted((packages | memories).items())]
 
 
-def _microjoules(path: Path) -> int:
+def _joules(path: Path) -> float:
+    """Of a count of microjoules. Raises SensorError if it cannot be read."""
     text = _text(path)
     if not text.isdecimal():
         raise SensorError(f"The energy counter {path} holds {text[:40]!r}, which is not a number.")
-    return int(text)
+    return int(text) / 1e6
 
 
 def _text(path: Path) -> str:

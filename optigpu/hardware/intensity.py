@@ -147,10 +147,6 @@ class Kernel:
     read_bytes: int | None = None
     flops: int | None = None
 
-    @property
-    def weighted_s(self) -> float:
-        return self.seconds * self.weight
-
 
 def table(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     """Those that take the most time: calls and seconds as recorded, the share of the whole request's kernel time."""
@@ -177,4 +173,4 @@ def share(kernels: Sequence[Kernel], bound: Bound | None) -> float:
 
 
 def _seconds(kernels: Sequence[Kernel]) -> float:
-    return sum(kernel.weighted_s for kernel in kernels)
+    return sum(kernel.seconds * kernel.weight for kernel in kernels)

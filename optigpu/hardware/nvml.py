@@ -3,8 +3,8 @@
 Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
 
-from contextlib import suppress
-from typing import Any, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 from optigpu.hardware.sensors import SensorError
 
@@ -25,14 +25,11 @@ SLOWDOWNS = {
 """nvmlClocksEventReasons: why the clocks are not at their maximum."""
 
 
-class Driver:
+class Driver(AbstractContextManager["Driver"]):
     """The open library, until `close` or the end of a `with` block. Raises SensorError if it cannot be opened."""
 
     def __init__(self) -> None:
         _ask("access", "nvmlInit")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

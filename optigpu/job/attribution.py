@@ -41,11 +41,7 @@ def attribute(
         way = (variant.engine, variant.workload.implementation, variant.stack)
         groups.setdefault(variant.workload_digest, {})[way] = variant
     comparisons = {
-        workload: _Comparison(
-            spec,
-            by_way,
-            {v.index: _side_of(outcomes[v.index]) for v in by_way.values()},
-        )
+        workload: _Comparison(spec, by_way, {v.index: _side_of(outcomes[v.index]) for v in by_way.values()})
         for workload, by_way in groups.items()
     }
     return Attribution(

@@ -4,7 +4,6 @@ precision by the layers of a compiled model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import KINDS, Ability
@@ -24,30 +23,26 @@ class Sizes:
     lengths: tuple[int, ...]
 
 
-SIZES: Mapping[tuple[DeviceKind, BenchMode], Sizes] = MappingProxyType(
-    {
-        (DeviceKind.CPU, BenchMode.QUICK): Sizes((512, 1024), ("float32",), (1024,)),
-        (DeviceKind.CPU, BenchMode.FULL): Sizes((512, 1024, 2048), ("float32", "bfloat16"), (512, 2048)),
-        (DeviceKind.CUDA, BenchMode.QUICK): Sizes((4096,), ("float32", "bfloat16"), (4096,)),
-        (DeviceKind.CUDA, BenchMode.FULL): Sizes(
-            (2048, 4096, 8192), ("float32", "tf32", "float16", "bfloat16"), (2048, 8192)
-        ),
-    }
-)
-PACKED: Mapping[Precision, str] = MappingProxyType(
-    {Precision.BF16: "bf16", Precision.INT8: "w8", Precision.INT4: "w4"}
-)
+SIZES: Mapping[tuple[DeviceKind, BenchMode], Sizes] = {
+    (DeviceKind.CPU, BenchMode.QUICK): Sizes((512, 1024), ("float32",), (1024,)),
+    (DeviceKind.CPU, BenchMode.FULL): Sizes((512, 1024, 2048), ("float32", "bfloat16"), (512, 2048)),
+    (DeviceKind.CUDA, BenchMode.QUICK): Sizes((4096,), ("float32", "bfloat16"), (4096,)),
+    (DeviceKind.CUDA, BenchMode.FULL): Sizes(
+        (2048, 4096, 8192), ("float32", "tf32", "float16", "bfloat16"), (2048, 8192)
+    ),
+}
+PACKED: Mapping[Precision, str] = {Precision.BF16: "bf16", Precision.INT8: "w8", Precision.INT4: "w4"}
 """The weights of native_decode in each precision; eager PyTorch decodes in fp32."""
-LAYERS: Mapping[Precision, str] = MappingProxyType(
-    {Precision.BF16: "bf16", Precision.INT8: "int8_weight_only", Precision.INT4: "int4_weight_only"}
-)
+LAYERS: Mapping[Precision, str] = {
+    Precision.BF16: "bf16",
+    Precision.INT8: "int8_weight_only",
+    Precision.INT4: "int4_weight_only",
+}
 """The technique that stores a library's layers in each precision."""
-MEASURE: Mapping[BenchMode, Mapping[str, object]] = MappingProxyType(
-    {
-        BenchMode.QUICK: {"replicates": 1, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.1},
-        BenchMode.FULL: {"replicates": 3, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.05},
-    }
-)
+MEASURE: Mapping[BenchMode, Mapping[str, object]] = {
+    BenchMode.QUICK: {"replicates": 1, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.1},
+    BenchMode.FULL: {"replicates": 3, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.05},
+}
 
 
 def brief(mode: BenchMode) -> dict[str, Mapping[str, object]]:

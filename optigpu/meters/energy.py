@@ -199,12 +199,10 @@ def _sensor(device: DeviceKind, root: Path) -> Iterator[CountingSensor]:
     wall = wall_source()
     if wall is not None:
         yield WallSensor(wall)
-        return
-    if device is DeviceKind.CPU:
+    elif device is DeviceKind.CPU:
         yield cpu_energy(root)
-        return
-    if device is not DeviceKind.CUDA:
+    elif device is not DeviceKind.CUDA:
         yield kernel_energy(device, root)
-        return
-    with job_gpu() as gpu:
-        yield gpu_energy(gpu)
+    else:
+        with job_gpu() as gpu:
+            yield gpu_energy(gpu)

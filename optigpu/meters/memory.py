@@ -87,28 +87,23 @@ def _weights(runtime: Runtime) -> Reading:
     if facts is None:
         names = ("weight_bytes", "params_total", "params_trainable", "bytes_per_param", "quantized_share")
         return Reading(reasons=dict.fromkeys(names, "this workload runs no model"))
-    values = {"weight_bytes": facts.bytes, "params_total": facts.parameters}
     if facts.parameters == 0:
         none = dict.fromkeys(("bytes_per_param", "quantized_share"), "the model has no weights")
-        return Reading(dict.fromkeys(values, 0.0), none)
-    known = {name: float(value) for name, value in values.items() if value is not None}
-    if len(known) == len(values):
-        known["bytes_per_param"] = known["weight_bytes"] / known["params_total"]
+        return Reading(dict.fromkeys(("weight_bytes", "params_total"), 0.0), none)
+    each = None if facts.bytes is None or facts.parameters is None else facts.bytes / facts.parameters
     why = "the engine does not say how many bytes or weights its model has"
-    reasons = {name: why for name in (*values, "bytes_per_param") if name not in known}
-    others = {
+    found = {
+        "weight_bytes": (facts.bytes, why),
+        "params_total": (facts.parameters, why),
+        "bytes_per_param": (each, why),
         "params_trainable": (facts.trainable, "this workload trains nothing"),
         "quantized_share": (
             facts.quantized,
             "no weight is quantized, or the engine does not say how many are",
         ),
     }
-    for name, (value, reason) in others.items():
-        if value is None:
-            reasons[name] = reason
-        else:
-            known[name] = float(value)
-    return Reading(known, reasons)
+    known = {name: float(value) for name, (value, _) in found.items() if value is not None}
+    return Reading(known, {name: reason for name, (_, reason) in found.items() if name not in known})
 
 
 def _peaks(runtime: Runtime, request: Request) -> Reading:

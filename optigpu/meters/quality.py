@@ -27,17 +27,16 @@ from optigpu.quality.figures import (
     accuracy_figures,
     answer_figures,
     divergence_figures,
-    item_windows,
     perplexity_figures,
     windows_of,
 )
-from optigpu.quality.hellaswag import item_passages, read_items
+from optigpu.quality.hellaswag import ENDINGS, item_passages, read_items
 from optigpu.quality.images import (
+    IMAGES,
     IMAGES_RECIPE,
     ImageSetting,
     batches,
     compare_images,
-    image_setting,
     write_image_reference,
 )
 from optigpu.quality.passages import Passage, predictions, windows
@@ -53,7 +52,7 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
-from optigpu.quality.training import DrawOf, LossSetting, compare_losses, final_loss, write_loss_reference
+from optigpu.quality.training import DrawOf, LossSetting, compare_losses, window_means, write_loss_reference
 from optigpu.vocabulary import OptiGPUError, Task, canonical_json
 from optigpu.workloads.base import LoadRequest, Workload
 
@@ -157,7 +156,7 @@ def _compared_losses(context: MeterContext) -> Reading:
         why = f"The loss of step {quality.not_finite_step} is not finite."
         return Reading(values, dict.fromkeys(("loss_final", "loss_deviation"), why), facts)
     values |= {
-        "loss_final": final_loss(np.array(quality.losses)),
+        "loss_final": float(window_means(np.array(quality.losses))[-1]),
         "loss_deviation": max(quality.course, quality.jitter),
     }
     return Reading(values, facts=facts)
@@ -220,12 +219,16 @@ def _image_setting(context: MeterContext) -> ImageSetting:
         )
     batch = context.workload.classified_images or 1
     runtime = _image_runtime(context)
-    shape = runtime.notes.facts["image_shape"]
-    made = image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
-    if not context.workload.has_labels:
-        return made
-    facts = runtime.notes.facts["pictures"]
-    return made.model_copy(update={"images": facts.images, "dataset_sha256": facts.sha256})
+    facts = runtime.notes.facts["pictures"] if context.workload.has_labels else None
+    return ImageSetting(
+        model=str(context.model),
+        seed=context.seed,
+        images=facts.images if facts else -(-IMAGES // batch) * batch,
+        batch_size=batch,
+        shape=runtime.notes.facts["image_shape"],
+        classes=runtime.facts.classes,
+        dataset_sha256=facts.sha256 if facts else None,
+    )
 
 
 def _image_runtime(context: MeterContext) -> ImageRuntime:
@@ -249,7 +252,7 @@ def _compared(context: MeterContext) -> Reading:
     agreement, likelihoods = reference.judge(made)
     # What each position belongs to: its window, or its item of a multiple-choice test.
     of_items = reference.manifest.setting.text == HELLASWAG
-    units = (item_windows if of_items else windows_of)(reference.passages)
+    units = windows_of(reference.passages) // (ENDINGS if of_items else 1)
     found = (
         divergence_figures(agreement, units)
         | _perplexity(reference, likelihoods, units)

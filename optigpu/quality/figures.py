@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from optigpu.documents.facts import QualityFacts
 from optigpu.documents.result import MetricSummary
 from optigpu.quality.divergence import Agreement
-from optigpu.quality.hellaswag import ENDINGS, Item, chosen_right
+from optigpu.quality.hellaswag import Item, chosen_right
 from optigpu.quality.passages import Passage, perplexity
 from optigpu.statistics.estimates import (
     FEWEST_PARTS,
@@ -129,11 +129,6 @@ def with_windows(
         name: summary.model_copy(update=found.get(name) or missing.get(name))
         for name, summary in metrics.items()
     }
-
-
-def item_windows(passages: Sequence[Passage]) -> Units:
-    """The item of each predicted token of a multiple-choice test's passages."""
-    return windows_of(passages) // ENDINGS
 
 
 def _measured(statistics: Mapping[str, Statistic], units: Units, count: int) -> Figures:

@@ -32,16 +32,6 @@ class ImageSetting(Frozen):
     dataset_sha256: str | None = None
 
 
-def image_setting(
-    model: str, seed: int, batch_size: int, shape: tuple[int, int, int], classes: int
-) -> ImageSetting:
-    """IMAGES images, rounded up to whole batches; `shape` is [channels, height, width]."""
-    images = -(-IMAGES // batch_size) * batch_size
-    return ImageSetting(
-        model=model, seed=seed, images=images, batch_size=batch_size, shape=shape, classes=classes
-    )
-
-
 Classify = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Logits [batch, classes] of images [batch, channels, height, width]."""
 

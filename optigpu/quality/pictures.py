@@ -154,10 +154,6 @@ class ReadPictures:
             batch = [_pixels(each.path) for each in pictures[start : start + size]]
             yield self._runtime.processed(batch + [batch[0]] * (size - len(batch)))
 
-    def endlessly(self, size: int) -> Iterator[Images]:
-        while True:
-            yield from self.batches(size)
-
 
 def read_pictures(runtime: ImageRuntime, name: str) -> ReadPictures:
     """As `open_pictures`. Raises UnsupportedError also for labels that are no classes and for other engines."""

@@ -2,10 +2,10 @@
 
 import shutil
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Manifest(Frozen):
     cut: int = 0
 
 
-class LogitsFile:
+class LogitsFile(AbstractContextManager["LogitsFile"]):
     """Raw float32 logits, one row of `vocabulary` numbers for each position; only one row is in memory at a time."""
 
     def __init__(self, path: Path, vocabulary: int, *, new: bool = False) -> None:
@@ -75,12 +75,7 @@ class LogitsFile:
             raise OptiGPUError("The file of reference logits is truncated; run the job again.")
         return np.frombuffer(content, "<f4")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

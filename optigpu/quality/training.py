@@ -163,10 +163,6 @@ def compare_losses(
     return quality_of(train(runtime, draws(setting.seed), setting.steps), curves)
 
 
-def final_loss(losses: Curve) -> float:
-    return float(window_means(losses)[-1])
-
-
 def quality_of(found: Curve, curves: NDArray[np.float64]) -> LossQuality:
     """Losses [steps] over the samples of the first of fp32's curves [seeds, steps]."""
     band, finite = band_of(curves), np.isfinite(found)

@@ -24,10 +24,9 @@ from optigpu.statistics.estimates import (
     Bounds,
     Estimate,
     difference,
-    difference_of_parts,
+    estimate_of_parts,
     factor_bounds,
     mean_of,
-    ratio_of_parts,
     t_quantile,
 )
 from optigpu.statistics.intervals import comparable
@@ -135,8 +134,9 @@ def _compared(name: str, baseline: StoredResult, candidate: StoredResult) -> Met
         return both.model_copy(update=found | {"decision": decision, "exact": True})
     parts = (*baseline.without_part(name), *candidate.without_part(name))
     positive = min((*ours.figures, *theirs.figures, *parts)) > 0
-    measured = _as_ratio if positive and name not in DIFFERENCES else _as_difference
-    return measured(both, name, baseline, candidate)
+    as_ratio = positive and name not in DIFFERENCES
+    change = theirs.value / ours.value if as_ratio else theirs.value - ours.value
+    return _decided(both, name, change, baseline, candidate, as_ratio=as_ratio)
 
 
 def _hindrance(baseline: StoredSummary, candidate: StoredSummary) -> str | None:
@@ -153,46 +153,35 @@ def _hindrance(baseline: StoredSummary, candidate: StoredSummary) -> str | None:
     return None
 
 
-def _as_ratio(
-    both: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
+def _decided(
+    both: MetricComparison,
+    name: str,
+    change: float,
+    baseline: StoredResult,
+    candidate: StoredResult,
+    *,
+    as_ratio: bool,
 ) -> MetricComparison:
-    assert both.baseline is not None
-    assert both.candidate is not None
-    evidence = evidence_of(name, baseline, candidate, as_ratio=True)
-    ratio = (evidence and evidence.ratio) or both.candidate / both.baseline
-    found = both.model_copy(update={"ratio": ratio})
-    bounds = evidence and factor_bounds(ratio, evidence.estimate)
+    """With the change, a ratio or else a difference, and what the evidence says of it."""
+    evidence = evidence_of(name, change, baseline, candidate, as_ratio=as_ratio)
+    bounds: Bounds | None = None
+    decision = Decision.UNDECIDED
+    if as_ratio and evidence:
+        change = evidence.ratio or change
+        bounds = factor_bounds(change, evidence.estimate)
+        decision = decide_ratio(evidence.estimate, both.better, single_sides=evidence.single_sides)
+    elif evidence and not evidence.single_sides:  # what processes differ by is known as a ratio only
+        low, high = map(float, evidence.estimate.bounds())
+        bounds, decision = (low, high), decide_difference(evidence.estimate, both.better)
+    found = both.model_copy(update={"ratio" if as_ratio else "difference": change})
     if evidence is None or bounds is None:
-        return _undecided(found, name, baseline, candidate)
-    decision = decide_ratio(evidence.estimate, both.better, single_sides=evidence.single_sides)
-    reason = SINGLE_REPLICATE if evidence.single_sides else None
-    update = {"ci": bounds, "decision": decision, "paired": evidence.paired, "reason": reason}
+        sides = [result.metrics[name] for result in (baseline, candidate)]
+        reasons = dict.fromkeys(side.reason for side in sides if side.ci is None and side.reason)
+        reason = " ".join(filter(None, reasons)) or NO_INTERVAL
+        return found.model_copy(update={"decision": Decision.UNDECIDED, "reason": reason})
+    single = SINGLE_REPLICATE if evidence.single_sides else None
+    update = {"ci": bounds, "decision": decision, "paired": evidence.paired, "reason": single}
     return found.model_copy(update=update)
-
-
-def _as_difference(
-    both: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
-) -> MetricComparison:
-    assert both.baseline is not None
-    assert both.candidate is not None
-    found = both.model_copy(update={"difference": both.candidate - both.baseline})
-    evidence = evidence_of(name, baseline, candidate, as_ratio=False)
-    if evidence is None or evidence.single_sides:
-        # What processes differ by is known as a ratio only.
-        return _undecided(found, name, baseline, candidate)
-    low, high = map(float, evidence.estimate.bounds())
-    decision = decide_difference(evidence.estimate, both.better)
-    update = {"ci": (low, high), "decision": decision, "paired": evidence.paired}
-    return found.model_copy(update=update)
-
-
-def _undecided(
-    found: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
-) -> MetricComparison:
-    sides = [result.metrics[name] for result in (baseline, candidate)]
-    reasons = dict.fromkeys(side.reason for side in sides if side.ci is None and side.reason)
-    reason = " ".join(filter(None, reasons)) or NO_INTERVAL
-    return found.model_copy(update={"decision": Decision.UNDECIDED, "reason": reason})
 
 
 def _differences(baseline: Document, candidate: Document) -> Iterator[Difference]:
@@ -266,19 +255,15 @@ class Evidence:
 
 
 def evidence_of(
-    name: str, baseline: StoredResult, candidate: StoredResult, *, as_ratio: bool
+    name: str, change: float, baseline: StoredResult, candidate: StoredResult, *, as_ratio: bool
 ) -> Evidence | None:
-    """Candidate against baseline: the logarithm of their ratio, or their difference; None without an interval."""
+    """Candidate against baseline: the logarithm of their ratio, or their difference; None without an interval. `change`
+    is what the two values say."""
     ours, theirs = baseline.metrics[name], candidate.metrics[name]
     parts = baseline.without_part(name), candidate.without_part(name)
     if parts[0] and len(parts[0]) == len(parts[1]):
-        assert ours.value is not None
-        assert theirs.value is not None
-        if as_ratio:
-            estimate = ratio_of_parts(theirs.value / ours.value, parts[1], parts[0])
-        else:
-            estimate = difference_of_parts(theirs.value - ours.value, parts[1], parts[0])
-        return Evidence(estimate, paired=True)
+        without = _scaled(parts[1], as_ratio) - _scaled(parts[0], as_ratio)
+        return Evidence(estimate_of_parts(_scaled((change,), as_ratio)[0], without), paired=True)
     factors = candidate.factors_over(name, baseline) if as_ratio else ()
     if len(factors) > 1:
         logarithm = mean_of(np.log(factors))

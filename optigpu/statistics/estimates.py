@@ -139,8 +139,8 @@ def part_bounds(value: float, without: Sequence[float]) -> Bounds | None:
     if len(without) < FEWEST_PARTS or not np.isfinite(without).all():
         return None
     if min(value, *without) > 0:
-        return factor_bounds(value, _estimate(np.log(value), np.log(without)))
-    low, high = _estimate(np.asarray(value), np.asarray(without)).bounds()
+        return factor_bounds(value, estimate_of_parts(np.log(value), np.log(without)))
+    low, high = estimate_of_parts(np.asarray(value), np.asarray(without)).bounds()
     return float(low), float(high)
 
 
@@ -152,7 +152,7 @@ def share_bounds(share: float, count: int, without: Sequence[float]) -> Bounds |
     """
     if len(without) < FEWEST_PARTS:
         return None
-    error = float(_estimate(np.asarray(share), np.asarray(without)).error)
+    error = float(estimate_of_parts(np.asarray(share), np.asarray(without)).error)
     worth = share * (1 - share) / error**2 if error and 0 < share < 1 else float(count)
     t = t_quantile(0.975, len(without) - 1)
     centre = (share + t**2 / (2 * worth)) / (1 + t**2 / worth)
@@ -160,17 +160,9 @@ def share_bounds(share: float, count: int, without: Sequence[float]) -> Bounds |
     return max(0.0, float(centre - half)), min(1.0, float(centre + half))
 
 
-def ratio_of_parts(ratio: float, above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The logarithm of a ratio of two positive figures on the same parts."""
-    return _estimate(np.log(ratio), np.log(above) - np.log(below))
-
-
-def difference_of_parts(difference: float, first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """The difference of two figures on the same parts."""
-    return _estimate(np.asarray(difference), np.asarray(first) - np.asarray(second))
-
-
-def _estimate(value: Array, without: Array) -> Estimate:
+def estimate_of_parts(value: Array, without: Array) -> Estimate:
+    """A figure, from what it is without each of the parts; of two figures on the same parts their difference, or that
+    of their logarithms."""
     count = len(without)
     error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
     return Estimate(np.asarray(value), np.asarray(error), np.asarray(count - 1.0))

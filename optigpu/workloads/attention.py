@@ -1,7 +1,6 @@
 """attention: standard against fused attention over the length of the sequence, in time and in memory."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -119,12 +118,9 @@ class AttentionRequest(OperatorRequest):
         require_memory(
             runtime, needed_bytes(shape), f"the arrays of {name} attention over {shape.length} tokens"
         )
-        self._runtime, self._flops, self._shape = runtime, workload.flops, shape
+        self._runtime, self._shape = runtime, shape
         self.operator = runtime.attention(shape)
-        super().__init__(runtime, self.operator)
-
-    def metrics(self, latency_s: float) -> Mapping[str, float]:
-        return {"latency_s": latency_s, "tflops": self._flops / latency_s / 1e12}
+        super().__init__(runtime, self.operator, workload.flops)
 
     def observe(self) -> None:
         self._runtime.notes.record(attention_kernels=self.operator.kernels())

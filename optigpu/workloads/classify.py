@@ -95,7 +95,7 @@ class Classify(Workload):
         inputs: Images | None = None
         if self.images is not None:
             pictures = read_pictures(runtime, self.images)
-            inputs = next(pictures.endlessly(self.batch_size))
+            inputs = next(pictures.batches(self.batch_size))
             shape = inputs.shape
             runtime.notes.record(pictures=pictures.facts)
         seen = (*shape[2:], facts.channels)

@@ -1,6 +1,5 @@
 """matmul: square matrix products, the hardware's own speed limit."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -73,10 +72,7 @@ class MatmulRequest(OperatorRequest):
         require_memory(runtime, 3 * size**2 * WIDTHS[dtype], f"three {size} x {size} {dtype} matrices")
         self.operator = runtime.matmul(size, dtype)
         self._size, self._dtype = size, dtype
-        super().__init__(runtime, self.operator)
-
-    def metrics(self, latency_s: float) -> Mapping[str, float]:
-        return {"latency_s": latency_s, "tflops": 2 * self._size**3 / latency_s / 1e12}
+        super().__init__(runtime, self.operator, 2 * size**3)
 
     def error_over_bound(self) -> float:
         """Of a block of the product.

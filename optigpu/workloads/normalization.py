@@ -1,6 +1,5 @@
 """normalization: layer norm and RMS norm, with and without the residual's addition before them."""
 
-from collections.abc import Mapping
 from itertools import product
 from typing import Annotated, ClassVar, Literal
 
@@ -109,29 +108,23 @@ class NormalizationRequest(OperatorRequest):
     """Equal calls."""
 
     noun: ClassVar[str] = "norm"
+    rate: ClassVar[tuple[str, float]] = ("gb_per_s", 1e9)
 
     def __init__(self, runtime: OperatorRuntime, workload: Normalization) -> None:
         shape = workload.shape
         require_memory(runtime, workload.bytes, f"{shape.rows} rows of {shape.width} {shape.dtype} numbers")
-        self._bytes, self._shape = workload.bytes, shape
+        self._shape = shape
         self.operator = runtime.norm(shape)
-        super().__init__(runtime, self.operator)
-
-    def metrics(self, latency_s: float) -> Mapping[str, float]:
-        return {"latency_s": latency_s, "gb_per_s": self._bytes / latency_s / 1e9}
+        super().__init__(runtime, self.operator, workload.bytes)
 
     def error_over_bound(self) -> float:
         rows = self.operator.rows(checked_places(self._shape.rows))
         errors = [norm_error_over_bound(rows, self._shape)]
         if rows.residual is not None:
-            errors.append(sum_error_over_bound(rows.rows + rows.residual, rows.summed, self._shape.dtype))
+            expected = rows.rows + rows.residual
+            bound = ROUNDING[self._shape.dtype] * np.abs(expected)
+            errors.append(np.abs(rows.summed - expected) / np.maximum(bound, 1e-300))
         return largest(*errors)
-
-
-def sum_error_over_bound(expected: Wide, summed: Wide, dtype: str) -> Wide:
-    bound = ROUNDING[dtype] * np.abs(expected)
-    error: Wide = np.abs(summed - expected) / np.maximum(bound, 1e-300)
-    return error
 
 
 def norm_error_over_bound(rows: NormRows, shape: NormShape) -> Wide:

@@ -12,9 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, suppress
 
 import psutil
 from pydantic import ValidationError
@@ -38,7 +36,7 @@ _CHUNK = 2**18
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 
 
-class Child:
+class Child(AbstractContextManager["Child"]):
     """A measuring process in its own session, confined, with a temporary directory of its own that goes with it.
 
     As a context manager it ends the process and all that it started.
@@ -108,10 +106,7 @@ class Child:
         """Whether it was found dead, or was ended."""
         return self._status is not None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.end(END_GRACE_S if kind is None else STOP_GRACE_S)
 
     def tell(self, message: Frozen) -> None:

@@ -37,7 +37,7 @@ class WarmUpWatch:
     def __init__(self, progress: Watch, monitor: HostMonitor) -> None:
         self._progress, self._monitor = progress, monitor
         self._before: HostReading | None = None
-        self._doing = LOADING
+        self.doing = LOADING
 
     def check(self) -> None:
         self._progress.check()
@@ -45,13 +45,9 @@ class WarmUpWatch:
     def show(self, doing: str) -> None:
         """The last time that it says so counts: what compiles comes before."""
         self._progress.show(doing)
-        self._doing = doing
+        self.doing = doing
         if doing == WARMING_UP:
             self._before = self._monitor.read()
-
-    @property
-    def is_loading(self) -> bool:
-        return self._doing == LOADING
 
     def sample(self) -> HostSample | None:
         """What happened since then; None for a process that never said so. To be asked when it is ready."""
@@ -75,7 +71,7 @@ class _Resident:
     rounds: TimedRounds
 
 
-class Residents:
+class Residents(AbstractContextManager["Residents"]):
     """One replicate of several variants, their processes resident at once as far as the memory allows. After
     `measure`, each of the variants is in exactly one of `replicates`, `errors` (both by the variant's index) and
     `waiting`, which holds those that the memory had no space for; none of these loaded its model."""
@@ -137,9 +133,6 @@ class Residents:
             assignment = session.assignment(each.variant, self._number)
             rounds = TimedRounds(each.child, each.ready, assignment, session.monitor)
             self._ready[place] = replace(each, rounds=rounds)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -300,6 +293,6 @@ def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch) -> Ready:
                 f"removed; run the job again. {error}"
             ) from error
         model = assignment.variant.model
-        if not watch.is_loading or model is None or parse_reference(model).kind not in ("path", "hub"):
+        if watch.doing != LOADING or model is None or parse_reference(model).kind not in ("path", "hub"):
             raise
         raise UnsupportedError(f"{model} is damaged or not supported: {error}") from error

@@ -156,7 +156,8 @@ class TimedRounds:
     def begin(self, round_s: float, *, alone: bool = False) -> int:
         """A round of about `round_s` begins. Returns how many turns it has."""
         seconds, fewest = self._next(round_s)
-        count = 1 if alone else turns_of(seconds, self._ready.request_s, self._rest_s)
+        turn_s = max(TURN_S, self._ready.request_s, RESTS * self._rest_s)
+        count = 1 if alone else max(1, round(seconds / turn_s))
         self._open = _OpenRound(seconds / count, math.ceil(fewest / count), alone)
         return count
 
@@ -308,11 +309,6 @@ LONGEST_REST_S = 0.25
 """Libraries let threads wait for more work in a busy loop, for a fifth of a second at most."""
 RESTS = 2
 """A turn is this many times as long as the rest that it needs."""
-
-
-def turns_of(seconds: float, request_s: float, rest_s: float) -> int:
-    """How many turns a round of so many seconds has, for a process with requests and rests of such lengths."""
-    return max(1, round(seconds / max(TURN_S, request_s, RESTS * rest_s)))
 
 
 def in_turns(counts: Sequence[int]) -> Iterator[int]:

@@ -15,7 +15,7 @@ from optigpu.conductor.verdicts.disturbance import Disturbance, crowded
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.marks import Lost, Selection, allowed_cores
 from optigpu.documents.result import MetricSummary
-from optigpu.documents.rounds import RoundMark
+from optigpu.documents.rounds import RoundMark, RoundRecord
 from optigpu.statistics.drift import Array
 from optigpu.vocabulary import METRICS, Better
 
@@ -38,10 +38,16 @@ class Evidence:
     replicate: Replicate
     selection: Selection
 
-    @property
+    @cached_property
+    def records(self) -> tuple[RoundRecord, ...]:
+        """The rounds that figures come from."""
+        return tuple(record for record in self.selection.records if record.counted)
+
+    @cached_property
     def samples(self) -> tuple[HostSample, ...]:
-        """What happened during the rounds that figures come from."""
-        return self.selection.counted_samples
+        """What happened during these."""
+        both = zip(self.selection.host_samples, self.selection.records, strict=True)
+        return tuple(sample for sample, record in both if record.counted)
 
     @cached_property
     def lost(self) -> Lost:
@@ -94,12 +100,15 @@ class Evidence:
 
     def has(self, mark: RoundMark) -> bool:
         """Whether figures come from a round with this mark."""
-        return any(mark in record.marks for record in self.selection.records if record.counted)
+        return any(mark in record.marks for record in self.records)
+
+    def of_requests(self, of_rounds: Sequence[float]) -> Array:
+        """For each request that figures come from, the number of its round."""
+        return np.repeat(of_rounds, [record.requests for record in self.records])
 
     def _bound(self, primary: str, share: Callable[[HostSample], float]) -> float:
         found = self.times(primary)
-        counts = [record.requests for record in self.selection.records if record.counted]
-        shares = np.repeat([share(sample) for sample in self.samples], counts)
+        shares = self.of_requests([share(sample) for sample in self.samples])
         return float(1 - np.median(found * (1 - shares)) / np.median(found))
 
 

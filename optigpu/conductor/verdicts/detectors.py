@@ -37,10 +37,7 @@ def stop(evidence: Evidence) -> tuple[Disturbance, float] | None:
     else:
         return None
     # For each request, the seconds that its whole round can have lost.
-    counted = [record for record in evidence.selection.records if record.counted]
-    lost_s = np.repeat(
-        [record.lost * record.seconds for record in counted], [record.requests for record in counted]
-    )
+    lost_s = evidence.of_requests([record.lost * record.seconds for record in evidence.records])
     typical_s = float(np.median(seconds))
     stopped = (seconds > STOPPED_RATIO * typical_s) & (seconds - typical_s > STOPPED_S)
     unexplained = stopped & (EXPLAINED_SHARE * (seconds - typical_s) > lost_s)
@@ -79,7 +76,7 @@ def drifted(primary: str, evidence: Sequence[Evidence]) -> Drift | None:
     if sum(each.wall_s for each in evidence) < DRIFT_FROM_S:
         return None
     raw = np.concatenate([each.times(primary) for each in evidence])
-    shares = np.concatenate([each.selection.lost_shares() for each in evidence])
+    shares = np.concatenate([each.of_requests([record.lost for record in each.records]) for each in evidence])
     found = drift(raw), drift(raw * (1 - np.minimum(shares, _MOST_LOST)))
     if found[0] is None or found[1] is None or found[0] * found[1] < 0:
         return None

@@ -17,6 +17,10 @@ from optigpu.vocabulary import METRICS, Better
 
 WHOLLY_QUANTIZED = 0.9
 """From this share of the weights on a technique of weights needs no warning; the rest are norms, biases, routers."""
+SINGLE_REPLICATE = (
+    "One process was measured, and others may differ by more than its interval; set measure.replicates to 2 or "
+    "more."
+)
 _CONTRADICTIONS: Mapping[VerdictReason, Callable[[Variant, Evidence], Disturbance | None]] = {
     VerdictReason.CLOCK_CONTRADICTED: contradictions.clock,
     VerdictReason.WARM_UP_SLEPT: contradictions.slept,
@@ -39,7 +43,9 @@ def judge(
     libraries were built with."""
     outside = from_outside(variant.workload.primary, evidence)
     reasons = _reasons(spec, variant, evidence, metrics, outside)
-    warnings = _doubts(spec, variant, evidence, metrics) | _marks(evidence, outside) | _handicaps(builds)
+    noted = _doubts(spec, variant, evidence, metrics) | _marks(evidence, outside)
+    noted[VerdictWarning.HANDICAPPED_BUILD] = _handicaps(builds)
+    warnings = {warning: note for warning, note in noted.items() if note}
     return Verdict(
         valid=not reasons,
         reasons=tuple(reasons),
@@ -74,21 +80,20 @@ def _reasons(
     return {reason: note for reason in VerdictReason if (note := found.get(reason))}
 
 
-def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarning, str]:
+def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarning, str | None]:
     shared = first(lambda each: disturbance.beside_another_job(each.samples), evidence)
     if not shared and not outside.says_stolen:
         shared = first(lambda each: disturbance.stolen(each.samples), evidence)
-    found = {
+    return {
         VerdictWarning.DISTURBED: " ".join(filter(None, [_disturbed(outside), disturbed_readings(evidence)])),
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
         VerdictWarning.SATURATED: saturated_queue(evidence),
         VerdictWarning.SATURATION_UNDECIDED: undecided_saturation(evidence),
     }
-    return {warning: note for warning, note in found.items() if note}
 
 
-def _handicaps(builds: Sequence[BuildFacts]) -> dict[VerdictWarning, str]:
+def _handicaps(builds: Sequence[BuildFacts]) -> str:
     """What a library could do on this machine and cannot, with the command that builds it right."""
     notes = [
         f"{each.library} of {each.package} lacks {' and '.join(each.lacks)}, which this machine has, so its speed says "
@@ -96,7 +101,7 @@ def _handicaps(builds: Sequence[BuildFacts]) -> dict[VerdictWarning, str]:
         for each in builds
         if each.lacks
     ]
-    return {VerdictWarning.HANDICAPPED_BUILD: " ".join(notes)} if notes else {}
+    return " ".join(notes)
 
 
 def _disturbed(outside: Outside) -> str | None:
@@ -142,16 +147,12 @@ def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, Metr
 
 def _doubts(
     spec: JobSpec, variant: Variant, evidence: Sequence[Evidence], metrics: Mapping[str, MetricSummary]
-) -> dict[VerdictWarning, str]:
-    found = {}
-    if len(evidence) == 1:
-        found[VerdictWarning.SINGLE_REPLICATE] = (
-            "One process was measured, and others may differ by more than its interval; set measure.replicates to 2 "
-            "or more."
-        )
+) -> dict[VerdictWarning, str | None]:
     unsettled = [_unsteady(evidence), _too_wide(spec.measure.rel_ci, evidence, metrics.get(variant.primary))]
-    if any(unsettled):
-        found[VerdictWarning.NOT_CONVERGED] = " ".join(filter(None, unsettled))
+    found: dict[VerdictWarning, str | None] = {
+        VerdictWarning.SINGLE_REPLICATE: SINGLE_REPLICATE if len(evidence) == 1 else None,
+        VerdictWarning.NOT_CONVERGED: " ".join(filter(None, unsettled)),
+    }
     requests = counted_queries(evidence) or sum(
         len(each.times(variant.workload.primary)) for each in evidence
     )
@@ -160,25 +161,19 @@ def _doubts(
             f"{requests} request{' is' if requests == 1 else 's are'} too few for a percentile; "
             f"{fewest_for(50)} are needed."
         )
-    partly = next(filter(None, map(_partly_quantized, evidence)), None)
+    weights = list(filter(None, (each.replicate.ready.facts.weights for each in evidence)))
+    shares = [each.quantized for each in weights if each.quantized is not None]
+    partly = [
+        f"{100 * share:.0f}% of the weights are quantized" for share in shares if share < WHOLLY_QUANTIZED
+    ]
     if partly:
-        found[VerdictWarning.PARTLY_QUANTIZED] = partly
-    weights = [each.replicate.ready.facts.weights for each in evidence]
-    unused = [each.unused for each in weights if each and each.unused is not None]
+        found[VerdictWarning.PARTLY_QUANTIZED] = f"{partly[0]}; the others stayed as they were loaded."
+    unused = [each.unused for each in weights if each.unused is not None]
     if unused:
         found[VerdictWarning.UNUSED_TENSORS] = (
             f"The checkpoint has tensors that the model does not compute with: {unused[0]}."
         )
     return found
-
-
-def _partly_quantized(evidence: Evidence) -> str | None:
-    weights = evidence.replicate.ready.facts.weights
-    if weights is None or weights.quantized is None or weights.quantized >= WHOLLY_QUANTIZED:
-        return None
-    return (
-        f"{100 * weights.quantized:.0f}% of the weights are quantized; the others stayed as they were loaded."
-    )
 
 
 def _unsteady(evidence: Sequence[Evidence]) -> str | None:

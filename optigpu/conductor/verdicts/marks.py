@@ -157,13 +157,6 @@ class Selection:
         """Whether figures come from disturbed rounds, since too few are clean."""
         return any(record.marks for record in self.records if record.counted)
 
-    @cached_property
-    def counted_samples(self) -> tuple[HostSample, ...]:
-        """What happened during the rounds that figures come from."""
-        return tuple(
-            sample for sample, record in zip(self.host_samples, self.records, strict=True) if record.counted
-        )
-
     def of(self, values: Sequence[T]) -> tuple[T, ...]:
         """The samples that figures come from."""
         return counted(self.records, values)
@@ -172,10 +165,6 @@ class Selection:
         """The samples of rounds that nothing disturbed, whether figures come from these alone or from all."""
         clean = [record.model_copy(update={"counted": not record.marks}) for record in self.records]
         return counted(clean, values)
-
-    def lost_shares(self) -> tuple[float, ...]:
-        """For each request that figures come from, the share of its time that disturbances can have cost at most."""
-        return tuple(record.lost for record in self.records if record.counted for _ in range(record.requests))
 
 
 def select(

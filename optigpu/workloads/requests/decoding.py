@@ -179,14 +179,6 @@ CHECKED_S, FEWEST_CHECKED = 2.0, 8
 """A check predicts all tokens of a request again, or as many as take so long, from a place that nobody knows before."""
 
 
-def near_best(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each row's token [batch] is the most likely one by its logits [batch, vocabulary], within TOLERANCE."""
-    rows = np.arange(len(tokens))
-    behind = logits.max(axis=-1) - logits[rows, tokens]
-    near: NDArray[np.bool_] = behind <= TOLERANCE * logits.std(axis=-1)
-    return near
-
-
 def is_agreement(agreed: int, compared: int) -> bool:
     return agreed >= AGREEMENT * compared
 
@@ -203,12 +195,14 @@ def checked_places(first: int, last: int, request_s: float, seed: int) -> tuple[
 
 
 def count_near(predicted: Iterator[Logits], tokens: NDArray[np.int64]) -> tuple[int, int]:
-    """How many of `tokens` [batch, places] agree with the logits that are predicted for each place, and how many are
-    NaN or infinite of all logits."""
+    """How many of `tokens` [batch, places] are the most likely ones, within TOLERANCE, by the logits [batch,
+    vocabulary] that are predicted for each place, and how many are NaN or infinite of all logits."""
     agreed, wrong = 0, 0
     for place, logits in zip(tokens.T, predicted, strict=False):
         wrong += int((~np.isfinite(logits)).sum())
-        agreed += int(near_best(logits, place).sum()) if not wrong else 0
+        if not wrong:
+            behind = logits.max(axis=-1) - logits[np.arange(len(place)), place]
+            agreed += int((behind <= TOLERANCE * logits.std(axis=-1)).sum())
     return agreed, wrong
 
 

@@ -55,10 +55,13 @@ class OperatorRequest(Request, ABC):
 
     noun: ClassVar[str]
     """The operator's name in an error."""
+    rate: ClassVar[tuple[str, float]] = ("tflops", 1e12)
+    """The metric of how much is done in a second, and how much is one of its unit."""
 
-    def __init__(self, runtime: OperatorRuntime, operator: TimedOperator) -> None:
-        """Calls the operator a few times to find out how many calls make a sample, and records it."""
-        self._operator, self._count = operator, 1
+    def __init__(self, runtime: OperatorRuntime, operator: TimedOperator, amount: float) -> None:
+        """Calls the operator a few times to find out how many calls make a sample, and records it. `amount` is what
+        a call does: operations, or bytes."""
+        self._operator, self._amount, self._count = operator, amount, 1
         if self._sample_s() <= _LONG_CALL_SAMPLES * SAMPLE_S:
             self._count = max(1, math.ceil(SAMPLE_S / min(self._sample_s() for _ in range(3))))
         runtime.notes.record(calls_per_sample=self._count)
@@ -67,15 +70,12 @@ class OperatorRequest(Request, ABC):
         return self._operator.seconds(self._count)
 
     @abstractmethod
-    def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """The sample of a call with that duration in seconds."""
-
-    @abstractmethod
     def error_over_bound(self) -> float:
         """The largest error of a result over the worst that the dtype's rounding explains; NaN for a result of NaN."""
 
     def run(self) -> Mapping[str, float]:
-        return self.metrics(self._sample_s() / self._count)
+        latency_s, (name, unit) = self._sample_s() / self._count, self.rate
+        return {"latency_s": latency_s, name: self._amount / latency_s / unit}
 
     def check(self) -> Check:
         request_s = self._sample_s()
