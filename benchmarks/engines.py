@@ -43,8 +43,7 @@ from optigpu.report.charts import CHARTS
 from optigpu.report.formats import columns
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
-from optigpu.report.origin import origin_line
-from optigpu.report.rows import Row, heading, rows_of
+from optigpu.report.rows import Row, heading, origin_line, rows_of
 from optigpu.vocabulary import Document
 
 EAGER = Stack("torch float32")

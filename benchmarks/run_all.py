@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 from optigpu import BenchmarkEngine, CompileOptimizer, KernelOptimizer, MemoryOptimizer, QuantizationOptimizer
-from optigpu.facade.quantization import STACKS
+from optigpu.facade.quantized import STACKS
 from optigpu.vocabulary import OptiGPUError
 
 

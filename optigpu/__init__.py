@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     )
     from optigpu.facade.functions.compiled import benchmark_torch_compile as benchmark_torch_compile
     from optigpu.facade.functions.precisions import compare_precisions as compare_precisions
-    from optigpu.facade.functions.train_steps import train_step_bf16 as train_step_bf16
-    from optigpu.facade.functions.train_steps import train_step_fp16 as train_step_fp16
-    from optigpu.facade.functions.train_steps import train_step_fp32 as train_step_fp32
-    from optigpu.facade.functions.train_steps import (
+    from optigpu.facade.functions.precisions import train_step_bf16 as train_step_bf16
+    from optigpu.facade.functions.precisions import train_step_fp16 as train_step_fp16
+    from optigpu.facade.functions.precisions import train_step_fp32 as train_step_fp32
+    from optigpu.facade.functions.precisions import (
         train_with_gradient_accumulation as train_with_gradient_accumulation,
     )
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
-    from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
+    from optigpu.facade.measuring import JobReport as JobReport
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from optigpu.facade.optimizers import MemoryOptimizer as MemoryOptimizer
     from optigpu.facade.predictions import simulate_matmul as simulate_matmul
     from optigpu.facade.predictions import simulate_matmul_devices as simulate_matmul_devices
-    from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
+    from optigpu.facade.quantized import QuantizationOptimizer as QuantizationOptimizer
     from optigpu.facade.quantized import accelerate as accelerate
     from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid
     from optigpu.facade.quantized import quantize as quantize

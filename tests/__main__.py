@@ -82,7 +82,7 @@ def folders_due(changed: Iterable[str]) -> list[str]:
 
 
 def folder_of_tests(name: str) -> str | None:
-    """The folder of the tests of a file: of `optigpu/edge/macs.py` it is `tests/edge`."""
+    """The folder of the tests of a file: of `optigpu/edge/gate.py` it is `tests/edge`."""
     own = re.match(r"tests/[a-z]+(?=/)", name)
     return (
         own[0] if own else next((tests for start, tests in TESTS_OF.items() if name.startswith(start)), None)

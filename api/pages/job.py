@@ -16,7 +16,7 @@ from api.posting import Posting
 from optigpu.documents.views import JobView, VariantView
 from optigpu.job.estimate import spoken
 from optigpu.report.numbers import NOT_VALID
-from optigpu.store import events, job_views, jobs, results
+from optigpu.store import events, jobs, results
 from optigpu.store.keys import Scope
 from optigpu.store.results import PrimaryFigure
 from optigpu.vocabulary import Document, JobState, VariantStatus, utc_now
@@ -67,7 +67,7 @@ def _page(view: PageView, job_id: str) -> Response:
         job = jobs.get(session, job_id, lease_s=view.service.settings.lease_s)
         figures = results.primary_figures(session, job_id)
         is_operator = view.who is not None and view.who.may(Scope.ADMIN)
-        printed = job_views.printed(session, job_id) if is_operator else {}
+        printed = jobs.printed(session, job_id) if is_operator else {}
     lines = _lines(job, figures)
     remaining_s = job.progress.remaining_s
     return view.page(

@@ -24,7 +24,7 @@ from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.samples import samples_data
+from optigpu.report.charts.marks import samples_data
 from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.numbers import short, with_interval
 from optigpu.statistics.stored import StoredResult

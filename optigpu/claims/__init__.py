@@ -1,7 +1,5 @@
 """Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
-from optigpu.claims.founding import FoundingComparison as FoundingComparison
-from optigpu.claims.founding import compare_founding as compare_founding
 from optigpu.claims.matching import Measured as Measured
 from optigpu.claims.matching import beside as beside
 from optigpu.claims.matching import from_leaderboard as from_leaderboard
@@ -18,6 +16,8 @@ from optigpu.claims.model import baselines as baselines
 from optigpu.claims.model import read_book as read_book
 from optigpu.claims.rules import Judgement as Judgement
 from optigpu.claims.rules import judge as judge
+from optigpu.claims.thesis import FoundingComparison as FoundingComparison
 from optigpu.claims.thesis import Thesis as Thesis
+from optigpu.claims.thesis import compare_founding as compare_founding
 from optigpu.claims.thesis import gap_of as gap_of
 from optigpu.claims.thesis import weigh as weigh

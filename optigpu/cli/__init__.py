@@ -9,24 +9,18 @@ import typer
 from optigpu import __version__
 from optigpu.cli import (
     advise,
-    batch_scaling,
-    bench,
-    charts,
     claims,
     compare,
     convert,
-    engines,
     fit,
     leaderboard,
     local,
     models,
-    recipe,
     remote,
     runs,
-    selftest,
     tiny,
 )
-from optigpu.cli.flagged import add_flagged, job_panels, ladder_panels, replay_panels
+from optigpu.cli.options import add_flagged, job_panels, ladder_panels, replay_panels
 from optigpu.cli.output import checked_stderr, checked_stdout, echo
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
@@ -42,11 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, bench.bench,
-    selftest.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
+    local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
+    local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
     remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, claims.claims,
-    charts.chart, charts.charts, tiny.tiny, convert.convert, recipe.recipe, fit.fit, advise.advise,
-    batch_scaling.batch_scaling,
+    runs.chart, runs.charts, tiny.tiny, convert.convert, models.recipe, fit.fit, advise.advise,
+    local.batch_scaling,
 )  # fmt: skip
 FLAGGED = {
     local.run: job_panels,
@@ -62,7 +56,7 @@ for command in COMMANDS:
         add_flagged(app, command, FLAGGED[command])
     else:
         app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
-app.add_typer(engines.app, name="engines")
+app.add_typer(local.engines_app, name="engines")
 app.add_typer(models.app, name="models")
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from optigpu.cli.flagged import Given
 from optigpu.cli.measuring import Stop, stoppable
+from optigpu.cli.options import Given
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.documents.files import read_json

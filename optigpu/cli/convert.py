@@ -12,7 +12,7 @@ from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:
-    from optigpu.edge.convert.request import Data, MobileNet, NetworkFile
+    from optigpu.edge.convert import Data, MobileNet, NetworkFile
 
 MOBILENET = "mobilenet_v2"
 
@@ -87,8 +87,8 @@ def convert(
     Needs the extra `hardware`, here or in the Python that --python names.
     """
     from optigpu.documents.fields import refusing
+    from optigpu.edge.convert import ConversionRequest
     from optigpu.edge.convert import convert as run
-    from optigpu.edge.convert.request import ConversionRequest
     from optigpu.edge.fit import fit as judge
     from optigpu.report import console
     from optigpu.report.edge import conversion_progress, fit_grid, fit_records, manifest_grid
@@ -134,7 +134,7 @@ def _network(
     weights: Literal["random", "imagenet"] | None,
 ) -> "MobileNet | NetworkFile":
     from optigpu.documents.fields import closest, did_you_mean
-    from optigpu.edge.convert.request import MobileNet, NetworkFile
+    from optigpu.edge.convert import MobileNet, NetworkFile
 
     if (path is None) == (model is None):
         raise SpecError(
@@ -157,7 +157,7 @@ def _network(
 
 
 def _data(images: Path | None, npz: Path | None, samples: int, random_too: bool) -> "Data":
-    from optigpu.edge.convert.request import Data
+    from optigpu.edge.convert import Data
 
     if images is not None and npz is not None:
         raise SpecError("Give --images or --npz, not both.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from pydantic import BaseModel, Field, JsonValue
 
-from optigpu.cli.flagged import FlagValue, Given
+from optigpu.cli.options import FlagValue, Given
 from optigpu.vocabulary import SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload

@@ -1,16 +1,19 @@
-"""Commands that need no service: probe, techniques, run, ladder, ablation."""
+"""Commands that need no service: this machine with its techniques and engines, its jobs, and the check of both."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given
-from optigpu.cli.measuring import default_device, measure, measure_and_show, show
-from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import FormatOption, OutputFormat, show_grid, show_list
-from optigpu.vocabulary import DeviceKind, SpecError
+from optigpu.cli.flags import DURATION, SIZE, read_quantity
+from optigpu.cli.measuring import default_device, ended_when_stopped, explain, measure, measure_and_show, show
+from optigpu.cli.options import Given, SpecFile, parse_stack, spec_of
+from optigpu.cli.output import FormatOption, OutputFormat, echo, present, show_grid, show_list
+from optigpu.vocabulary import BenchMode, DeviceKind, Document, OptiGPUError, Precision, SpecError
 
 if TYPE_CHECKING:
+    from optigpu.documents.selftest import SelfTest
+    from optigpu.engines.recipes import Recipe
     from optigpu.job.spec import JobSpec
 
 
@@ -123,3 +126,187 @@ def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
     from optigpu.job.plan import with_default_stack
 
     return with_default_stack(spec, probe_machine())
+
+
+def bench(
+    mode: Annotated[
+        BenchMode, typer.Option(help="quick takes about two minutes on two cores, full about five.")
+    ] = BenchMode.QUICK,
+    precision: Annotated[
+        Precision, typer.Option(help="What the weights are stored as while the model decodes.")
+    ] = Precision.INT4,
+    model: Annotated[str, typer.Option(help="The model that decodes.")] = "preset:gpt2",
+    device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Measure this machine: matrix products, attention, decoding, and one line to quote."""
+    from optigpu.hardware import probe
+    from optigpu.job.bench import bench_specs
+    from optigpu.report.tables import bench_line
+
+    specs = bench_specs(probe(), device or default_device(), mode, precision, model)
+    measured = []
+    for spec in specs:
+        done = measure(spec)
+        measured.append(done)
+        if format_ is not OutputFormat.JSON:
+            show(done, format_)
+        if done.report.cancelled:
+            break
+    line = bench_line([(done.document["results"], done.report.attribution) for done in measured])
+    document = {"summary": line, "runs": [done.document for done in measured]}
+    echo(json.dumps(document, indent=2) if format_ is OutputFormat.JSON else line)
+    for done in measured:
+        done.end()
+
+
+def batch_scaling(
+    limit: Annotated[str, typer.Option(help="Memory for weights, states and activations, such as 2GB.")],
+    model: Annotated[str, typer.Option(help="The model.")] = "preset:gpt2",
+    workload: Annotated[str, typer.Option(help="train_step or generate.")] = "train_step",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a row or a prompt.")] = 128,
+    stack: Annotated[
+        str, typer.Option(help="What is compared with no technique.")
+    ] = "gradient_checkpointing",
+    most: Annotated[int, typer.Option(min=1, max=4096, help="The largest batch to try.")] = 256,
+    device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
+    timeout: Annotated[str, typer.Option(help="How long it may take, such as 10m.")] = "30m",
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Find the largest batch under a limit of memory, by processes that really run out of it.
+
+    The limit is enforced while requests run, and holds for what is taken after the libraries are loaded. The same job
+    is posted to a service as the plan batch_scaling.
+    """
+    from optigpu.job.spec import JobSpec
+    from optigpu.report.tables import batch_grid
+
+    limits = {
+        "max_bytes": read_quantity(limit, SIZE, "limit"),
+        "max_batch": most,
+        "timeout_s": read_quantity(timeout, DURATION, "timeout"),
+        "wait_for_quiet_s": 0,
+    }
+    spec = JobSpec.model_validate(
+        {
+            "workload": _shape(workload, tokens),
+            "model": model,
+            "device": device or default_device(),
+            "plan": "batch_scaling",
+            "stack": parse_stack(stack),
+            "limits": limits,
+        }
+    )
+    measured = measure(spec)
+    if format_ in (OutputFormat.JSON, OutputFormat.CSV):
+        show(measured, format_)
+    else:
+        show_grid(batch_grid(measured.report), format_)
+        explain(measured)
+    measured.end()
+
+
+def _shape(kind: str, tokens: int) -> Document:
+    shapes: dict[str, Document] = {
+        "train_step": {"sequence_tokens": tokens},
+        "generate": {"prompt_tokens": tokens, "new_tokens": 2},
+    }
+    if kind not in shapes:
+        raise SpecError(f"workload: {kind!r} has no batch to scale; the valid ones are {', '.join(shapes)}.")
+    return {"kind": kind, **shapes[kind]}
+
+
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Only this technique, kernel or meter; may be given several times."),
+]
+
+
+def selftest(
+    only: Only = None,
+    device: Annotated[
+        DeviceKind | None, typer.Option(help="Only the checks of this device. Default: of each.")
+    ] = None,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Check every technique, kernel and meter against its reference on this machine, in about two minutes.
+
+    A technique that fails is not run here until the software changes. Exit status 1 if a check failed.
+    """
+    from optigpu.conductor.selftest import SelfTester
+    from optigpu.conductor.session import environment_for
+    from optigpu.report import SelfTestProgress, console, selftest_csv, selftest_grid
+    from optigpu.selftest.kept import keep
+
+    outcomes: list[SelfTest] = []
+    with (
+        ended_when_stopped("{} Nothing of it was kept.") as stop,
+        SelfTestProgress(console(stderr=True)) as progress,
+    ):
+        tester = SelfTester(stop, progress.doing, progress.ended)
+        checks = tester.checks(only or (), device)
+        progress.expect(len(checks))
+        outcomes += tester.run(checks)
+    there = [(outcome, environment_for(outcome.device)) for outcome in outcomes]
+    present_ones = [(outcome, each) for outcome, each in there if each.has(outcome.device)]
+    present(
+        format_,
+        [outcome.model_dump(mode="json") for outcome in outcomes],
+        lambda: selftest_csv(outcomes),
+        lambda: [selftest_grid(outcomes, [each for _, each in present_ones])],
+    )
+    for outcome, environment in present_ones:  # what cannot be kept is said, and changes nothing else
+        try:
+            echo(f"Kept as {keep(outcome, environment)}.", err=True)
+        except OptiGPUError as error:
+            echo(str(error), err=True)
+    if any(outcome.failed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+EngineName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The engine's backend, as `engines list` has it.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="How many compilers run at once. Default: each core.")]
+
+
+engines_app = typer.Typer(no_args_is_help=True, help="Engines that have an environment of their own.")
+
+
+@engines_app.command("list")
+def list_engines(format_: FormatOption = OutputFormat.TABLE) -> None:
+    """List the engines that have an environment of their own, and whether it is there."""
+    from optigpu.report.tables import engine_facts, engines_grid
+
+    facts = engine_facts()
+    show_list(engines_grid(facts), facts, facts, format_)
+
+
+@engines_app.command()
+def install(name: EngineName, jobs: Jobs = None) -> None:
+    """Make the environment of an engine under the cache folder. Jobs on its backend use it from then on."""
+    from optigpu.engines.install import install as make
+    from optigpu.hardware.cpu import cpu_cores
+
+    recipe = _recipe(name)
+    environment = make(recipe, lambda doing: echo(f"{name}: {doing}", err=True), jobs or cpu_cores())
+    echo(f"{name} is installed in {environment.folder}.")
+
+
+@engines_app.command()
+def remove(name: EngineName) -> None:
+    """Remove the environment of an engine."""
+    from optigpu.engines.install import remove as remove_environment
+
+    was_there = remove_environment(_recipe(name))
+    echo(f"{name} is removed." if was_there else f"{name} was not installed.")
+
+
+def _recipe(name: str) -> "Recipe":
+    from optigpu.engines.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise SpecError(
+            f"There is no environment to make for {name!r}; the engines that have one are {', '.join(RECIPES)}."
+        )
+    return RECIPES[name]

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given
-from optigpu.cli.options import SpecFile, spec_of
+from optigpu.cli.options import Given, SpecFile, spec_of
 from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, echo, show_job, show_list
 from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
 from optigpu.vocabulary import DeviceKind, JobState, SpecError

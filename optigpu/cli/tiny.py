@@ -65,7 +65,7 @@ def tiny(
 
 
 def _performance(session: "Session", inputs: Path | None, rules: "Rules", form: OutputFormat) -> None:
-    from optigpu.edge.tiny.datasets import read_samples
+    from optigpu.edge.tiny.profiles import read_samples
     from optigpu.edge.tiny.session import measure_performance
 
     sample = read_samples(inputs, session.profile, 1)[0] if inputs else None
@@ -84,7 +84,7 @@ def _performance(session: "Session", inputs: Path | None, rules: "Rules", form: 
 def _accuracy(session: "Session", inputs: Path, limit: int | None, form: OutputFormat) -> None:
     from rich.progress import Progress
 
-    from optigpu.edge.tiny.datasets import labels_of, read_samples
+    from optigpu.edge.tiny.profiles import labels_of, read_samples
     from optigpu.edge.tiny.session import measure_accuracy
     from optigpu.report import console
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from optigpu.documents.manifest import LARGEST_OUTPUT, LARGEST_SCALE, TensorFormat
-from optigpu.edge.macs import macs_of
-from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor, operators
+from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor, macs_of, operators
 from optigpu.vocabulary import UnsupportedError
 
 DYNAMIC = -1

@@ -12,8 +12,7 @@ from optigpu.documents.result import Result
 from optigpu.facade.benchmark_result import BenchmarkResult
 from optigpu.facade.decoded import Decoded, decode
 from optigpu.facade.in_process import device_of
-from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import job_spec, measured
+from optigpu.facade.measuring import JobReport, job_spec, measured
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
@@ -23,7 +22,7 @@ from optigpu.report.charts.summaries import CARD
 from optigpu.report.charts.summaries import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
 from optigpu.report.numbers import short, with_interval
-from optigpu.report.origin import origin_line
+from optigpu.report.rows import origin_line
 from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from optigpu.documents.fields import refusing
 from optigpu.documents.shapes import ImageFacts
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of
-from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import AskedWorkload, job_spec, printed
+from optigpu.facade.measuring import AskedWorkload, JobReport, job_spec, printed
 from optigpu.hardware import best_device, probe
 from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.job.bench import SIZES, brief

@@ -4,6 +4,8 @@ from optigpu.report.catalog import (
     environment_grid,
     job_title,
     jobs_grid,
+    model_facts,
+    models_grid,
     runs_grid,
     technique_facts,
     techniques_grid,
@@ -18,7 +20,6 @@ from optigpu.report.leaderboard import (
     leaderboard_grids,
     leaderboard_records,
 )
-from optigpu.report.models import model_facts, models_grid
 from optigpu.report.progress import RunProgress
 from optigpu.report.selftest import SelfTestProgress, selftest_csv, selftest_grid
 

@@ -15,8 +15,7 @@ from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS
 from optigpu.report.formats import latex, markdown
 from optigpu.report.ladder import ladder_csv, ladder_grid
-from optigpu.report.origin import origin_line
-from optigpu.report.rows import took_turns
+from optigpu.report.rows import origin_line, took_turns
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 FIGURES = ("figure.svg", "figure.png")

@@ -10,8 +10,7 @@ from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import MISSING, NOT_VALID, payback, ratio, scaled, short, with_interval
-from optigpu.report.origin import origin_line
-from optigpu.report.rows import Row, empty_cells, heading, rows_of
+from optigpu.report.rows import Row, empty_cells, heading, origin_line, rows_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 

@@ -10,8 +10,8 @@ from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.report.numbers import MISSING
-from optigpu.report.origin import origin_line
 from optigpu.report.progress import QUIET_S, Spoken
+from optigpu.report.rows import origin_line
 
 CSV_FIELDS = (
     "subject", "name", "case", "device", "status", "error", "bound", "of", "seconds", "how", "reason",

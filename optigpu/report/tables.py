@@ -11,8 +11,7 @@ from optigpu.measure import Report
 from optigpu.recipes.request import RecipeOutcome
 from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import NOT_VALID, scaled, short, with_interval
-from optigpu.report.origin import origin_line
-from optigpu.report.rows import heading
+from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
 
 

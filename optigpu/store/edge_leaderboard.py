@@ -24,9 +24,9 @@ from optigpu.documents.edge import (
 from optigpu.documents.facts import NetworkFacts, RunFacts
 from optigpu.documents.result import Result
 from optigpu.documents.views import RowFacts, Standing
-from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.edge_figures import figures_of
 from optigpu.store.errors import CursorError
+from optigpu.store.statements import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.tables import Device, DeviceReportRow, EdgeModel, EdgeStanding, LeaderboardEntry
 from optigpu.vocabulary import Better, Document
 

@@ -7,9 +7,8 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import History, HistoryPoint, RowFacts, Standing, Withdrawn
-from optigpu.store.cursors import encode_cursor
 from optigpu.store.errors import absent
-from optigpu.store.statements import before
+from optigpu.store.statements import before, encode_cursor
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, NotFoundError
 

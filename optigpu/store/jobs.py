@@ -1,24 +1,33 @@
-"""What users do with jobs: submit, get, list, cancel, put back."""
+"""What users do with jobs: submit, get, list, cancel, put back; and jobs as the service shows them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session, defer
 
-from optigpu.documents.views import JobPage, JobView, Withdrawn
+from optigpu.documents.views import (
+    AttemptView,
+    JobPage,
+    JobSummary,
+    JobView,
+    ProgressView,
+    ReusedView,
+    VariantView,
+    Withdrawn,
+)
 from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import job_views, reuse, transitions, unserved
-from optigpu.store.cursors import encode_cursor
+from optigpu.store import launches, queue, reuse, transitions, unserved
 from optigpu.store.database import moment
 from optigpu.store.errors import absent
 from optigpu.store.events import locked, record
-from optigpu.store.statements import before, clock, insert_into, like_part
-from optigpu.store.tables import Base, Job, JobEvent, JobNeed
+from optigpu.store.statements import before, clock, encode_cursor, insert_into, like_part
+from optigpu.store.tables import Attempt, Base, Job, JobEvent, JobNeed, ResultRow, VariantRow
+from optigpu.store.unserved import Prospects
 from optigpu.store.workers import LEASE_S
-from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Frozen, JobState, new_id
+from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Document, Frozen, JobState, new_id
 
 _JOBS, _NEEDS, _EVENTS = (Base.metadata.tables[table.__tablename__] for table in (Job, JobNeed, JobEvent))
 """The tables themselves: a row that nobody changes in this transaction needs no object."""
@@ -57,14 +66,14 @@ def submit(
             raise ConflictError(
                 f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
-        return Submitted(job=job_views.view(session, job, lease_s), created=False)
+        return Submitted(job=_view(session, job, lease_s), created=False)
     prospects = unserved.look(session, [row["id"]], lease_s)[row["id"]]
     answer = None if fresh else reuse.find(session, spec, prospects)
     if answer is None:
-        return Submitted(job=job_views.new_view(row, at, prospects), created=True)
+        return Submitted(job=_new_view(row, at, prospects), created=True)
     job = locked(session, row["id"])
     reuse.enter(session, job, answer, at)
-    return Submitted(job=job_views.view(session, job, lease_s), created=True)
+    return Submitted(job=_view(session, job, lease_s), created=True)
 
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
@@ -72,7 +81,7 @@ def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
     job = session.get(Job, job_id)
     if job is None:
         raise absent(session, Withdrawn.JOB, job_id)
-    return job_views.view(session, job, lease_s)
+    return _view(session, job, lease_s)
 
 
 def list_(
@@ -98,7 +107,7 @@ def list_(
     jobs = session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)).all()
     last = jobs[limit - 1] if len(jobs) > limit else None
     return JobPage(
-        jobs=tuple(job_views.summary(job) for job in jobs[:limit]),
+        jobs=tuple(_summary(job) for job in jobs[:limit]),
         next_cursor=encode_cursor(last.created_at.isoformat(), last.id) if last else None,
     )
 
@@ -113,7 +122,7 @@ def request_cancel(session: Session, job_id: str, *, lease_s: float = LEASE_S) -
         record(session, job, "cancel_requested", {}, at)
         if job.state is JobState.QUEUED:
             transitions.end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
-    return job_views.view(session, job, lease_s)
+    return _view(session, job, lease_s)
 
 
 def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
@@ -126,7 +135,7 @@ def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView
         )
     if job.parked:
         transitions.revive(session, job, moment(session))
-    return job_views.view(session, job, lease_s)
+    return _view(session, job, lease_s)
 
 
 def _insert(session: Session, row: NewRow, needs: Sequence[Need]) -> datetime | None:
@@ -179,3 +188,72 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple
         "last_sequence": 1,
         "progress": {},
     }
+
+
+ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
+"""The progress of a job that has ended, in whatever state: it stands for time, and the state says what came of it."""
+
+
+def _summary(job: Job) -> JobSummary:
+    """The job in a list."""
+    return job.as_view(JobSummary, **_of_spec(job.spec))
+
+
+def _view(session: Session, job: Job, lease_s: float) -> JobView:
+    """The job as it is now, whole."""
+    attempts = select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number)
+    place = begins = None
+    if job.state is JobState.QUEUED and job.via is None:
+        at = moment(session)
+        place = queue.position(session, job, at)
+        begins = queue.estimated_start(session, job, place, lease_s, at)
+    return job.as_view(
+        JobView,
+        **_of_spec(job.spec),
+        queue_position=place,
+        estimated_start_at=begins,
+        unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
+        launch=launches.last_of(session, job.id) if job.via else None,
+        progress=ENDED if job.state.is_final else job.progress,
+        attempts=[row.as_view(AttemptView) for row in session.scalars(attempts)],
+        variants=[*_variants(session, job)],
+    )
+
+
+def printed(session: Session, job_id: str) -> dict[int, str]:
+    """The end of what the processes of a job's variants have printed, by the variants' indexes."""
+    query = select(VariantRow.index, VariantRow.printed).where(VariantRow.job_id == job_id)
+    return {index: text for index, text in session.execute(query.order_by(VariantRow.index)) if text}
+
+
+def _new_view(row: Document, created_at: datetime, prospects: Prospects) -> JobView:
+    """A job that was just entered, from its row; its place is not looked up, which would read the whole queue."""
+    spec = row["spec"]
+    return JobView(
+        id=row["id"],
+        state=JobState.QUEUED,
+        created_at=created_at,
+        **{name: row[name] for name in ("workload", "model", "plan", "device", "schema_version")},
+        **_of_spec(spec),
+        unserved=prospects.unserved,
+        spec=spec,
+    )
+
+
+def _of_spec(spec: Document) -> dict[str, Any]:
+    return {"name": spec.get("name"), "tags": spec.get("tags", ()), "priority": spec.get("priority", 0)}
+
+
+def _variants(session: Session, job: Job) -> Iterator[VariantView]:
+    query = (
+        select(VariantRow, ResultRow.job_id, ResultRow.created_at)
+        .outerjoin(ResultRow, ResultRow.id == VariantRow.result_id)
+        .where(VariantRow.job_id == job.id)
+        .order_by(VariantRow.index)
+    )
+    for row, measured_by, measured_at in session.execute(query):
+        reused = None
+        if row.result_id is not None and measured_by != job.id:
+            age_s = (job.created_at - measured_at).total_seconds()
+            reused = ReusedView(job_id=measured_by, measured_at=measured_at, age_s=age_s)
+        yield row.as_view(VariantView, reused=reused)

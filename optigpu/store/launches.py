@@ -16,10 +16,10 @@ from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.keys import hash_of
 from optigpu.store.leases import Lease
+from optigpu.store.queue import is_due, suits
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import Attempt, Job, LauncherRow, LaunchRow
 from optigpu.store.transitions import attempt_of, in_state
-from optigpu.store.turns import is_due, suits
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import ConflictError, FailureKind, Frozen, JobState, Scheduler, new_id
 

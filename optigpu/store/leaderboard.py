@@ -19,11 +19,11 @@ from sqlalchemy.orm import Session
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
 from optigpu.store import filters, ranks
-from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.entries import stack_text
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
 from optigpu.store.ranks import Found, Place
+from optigpu.store.statements import decode_cursor, encode_cursor
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Document, NotFoundError
 

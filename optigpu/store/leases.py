@@ -13,9 +13,9 @@ from optigpu.job.spec import JobSpec
 from optigpu.store import transitions
 from optigpu.store.database import moment
 from optigpu.store.events import replace
+from optigpu.store.queue import next_job
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, in_state, requeue
-from optigpu.store.turns import next_job
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import FailureKind, Frozen, JobState, LeaseLostError, SpecError
 
@@ -53,7 +53,7 @@ def claim(
     now: datetime | None = None,
     asked: str | None = None,
 ) -> Lease | None:
-    """Gives the worker the job whose turn it is (`store.turns`), for `lease_s` seconds; None when there is none.
+    """Gives the worker the job whose turn it is (`store.queue`), for `lease_s` seconds; None when there is none.
     `asked` is the job that a message names. A job whose document this version cannot read ends failed."""
     at = moment(session, now)
     while (job_id := next_job(session, worker, at, asked)) is not None:

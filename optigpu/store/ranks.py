@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row
 
 from optigpu.documents.views import Standing
-from optigpu.store.cursors import decode_cursor, encode_cursor
+from optigpu.store.statements import decode_cursor, encode_cursor
 
 GROUPS = {standing: number for number, standing in enumerate(Standing)}
 """The number of each standing in the order."""

@@ -1,6 +1,9 @@
-"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name."""
+"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name. And the
+cursors of pages: opaque to clients, a small JSON list in the service."""
 
+import base64
 import hashlib
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -20,9 +23,45 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import QueryableAttribute, Session
 
-from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.errors import CursorError
 from optigpu.store.types import UtcDateTime
-from optigpu.vocabulary import utc_now
+from optigpu.vocabulary import DocumentError, check_document, utc_now
+
+LARGEST_INTEGER = 2**63
+
+
+def encode_cursor(*position: object) -> str:
+    """The position as URL-safe text."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
+    """The position of a cursor whose parts are of these kinds.
+
+    Raises CursorError when it is not one that `encode_cursor` made of values that a database can hold.
+    """
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        position = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        check_document(position)
+    except (ValueError, RecursionError, DocumentError):
+        raise bad_cursor() from None
+    if not isinstance(position, list) or len(position) != len(kinds):
+        raise bad_cursor()
+    if not all(_is_a(part, kind) for part, kind in zip(position, kinds, strict=True)):
+        raise bad_cursor()
+    return position
+
+
+def _is_a(part: object, kind: type | tuple[type, ...]) -> bool:
+    fits = not isinstance(part, int) or abs(part) < LARGEST_INTEGER
+    return fits and isinstance(part, kind) and not isinstance(part, bool)
+
+
+def bad_cursor() -> CursorError:
+    """Returns the error for a cursor that cannot be read."""
+    return CursorError("The cursor does not belong to this list; leave it out to start at the first page.")
+
 
 Row = TypeVar("Row")
 Insert = postgresql.Insert | sqlite.Insert

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import Unserved, Want, WorkerView
 from optigpu.job.needs import FOLDER, HUB, Need
 from optigpu.store import launches, workers
+from optigpu.store.queue import device_fits, has
 from optigpu.store.tables import Job, JobNeed
-from optigpu.store.turns import device_fits, has
 from optigpu.vocabulary import DeviceKind, Frozen, JobState
 
 MOST_NAMES = 8

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optigpu.edge.tiny.datasets import labels_of, read_samples
-from optigpu.edge.tiny.profiles import profile_of
+from optigpu.edge.tiny.profiles import labels_of, profile_of, read_samples
 from optigpu.edge.tiny.session import measure_accuracy, open_session
 from tests.edge.tiny_device import micro_device
 from tests.edge.tools import edge_python

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.edge.tiny.datasets import read_samples
-from optigpu.edge.tiny.device import Device
 from optigpu.edge.tiny.link import (
     AnswerError,
+    Device,
     Link,
     PortError,
     ResetError,
@@ -21,7 +20,7 @@ from optigpu.edge.tiny.link import (
     SilenceError,
     TinyError,
 )
-from optigpu.edge.tiny.profiles import PROFILES
+from optigpu.edge.tiny.profiles import PROFILES, read_samples
 from optigpu.edge.tiny.session import (
     Rules,
     area,

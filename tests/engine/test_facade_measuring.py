@@ -21,8 +21,7 @@ from optigpu import (
     runs,
 )
 from optigpu.documents.peaks import Bound, Peaks, ReadRate
-from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import ladder_spec
+from optigpu.facade.measuring import JobReport, ladder_spec
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import gpu_of
 from optigpu.job.plan import default_stack, variants_of

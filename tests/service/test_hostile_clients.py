@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api import bodies
-from optigpu.store.cursors import encode_cursor
+from optigpu.store.statements import encode_cursor
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served
 

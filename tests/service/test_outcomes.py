@@ -16,7 +16,7 @@ from optigpu.documents.events import Printed, VariantFinished
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Outcome, Samples
 from optigpu.documents.views import ArtifactView
-from optigpu.store import artifacts, events, job_views, jobs, keys, leases, outcomes, results
+from optigpu.store import artifacts, events, jobs, keys, leases, outcomes, results
 from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
 from optigpu.store.database import Database, default_url
 from optigpu.store.leases import Lease
@@ -177,7 +177,7 @@ def test_the_end_of_all_that_a_variant_s_processes_print_is_kept(database: Datab
         with pytest.raises(LeaseLostError):
             outcomes.printed(session, lease, Printed(index=1, text="too late"))
     with database.read() as session:
-        printed = job_views.printed(session, lease.job_id)
+        printed = jobs.printed(session, lease.job_id)
     assert list(printed) == [1]
     assert len(printed[1]) == LONGEST_PRINTED
     assert printed[1].endswith("x\n\nlast")
@@ -197,7 +197,7 @@ def test_only_an_administrator_sees_what_processes_printed(
         with database.write() as session:
             reader = keys.create(session, "reader", ["submit"])
         with database.read() as session:
-            printed = job_views.printed(session, job_id)
+            printed = jobs.printed(session, job_id)
         assert printed
     first = next(iter(printed.values())).splitlines()[-1]
     with serving(url, api_key=KEY) as served:

@@ -17,9 +17,9 @@ from PIL import Image
 from optigpu.cli import app, main
 from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report, write_charts
-from optigpu.report.charts.ladders import rungs_of
 from optigpu.report.charts.marks import ChartData, Form, Mark
 from optigpu.report.charts.svg.picture import picture
+from optigpu.report.charts.variants import rungs_of
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.unit.made_reports import (
     ATTENTION_REPORT,

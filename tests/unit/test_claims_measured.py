@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from optigpu.claims import compare_founding, weigh
-from optigpu.claims.founding import FoundingComparison
-from optigpu.claims.thesis import ClaimVerdict
+from optigpu.claims.thesis import ClaimVerdict, FoundingComparison
 from optigpu.cli import main
 from optigpu.documents.edge import EdgeBoard, EdgeMetric
 from optigpu.vocabulary import utc_now

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from optigpu.documents.views import Board, History, HistoryPoint, LevelChange, Standing
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
-from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
-from optigpu.report.charts.samples import samples_data
+from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof, samples_data
 from optigpu.report.charts.svg import PANELS, Figure, figure
 from optigpu.report.charts.svg.axes import SMALLEST, axis, drawable
 from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width

@@ -1,7 +1,6 @@
 """What one-line quantization does to a model, measured: bytes, speed and quality beside the unquantized one."""
 
-from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import AskedWorkload, ladder
+from optigpu.facade.measuring import AskedWorkload, JobReport, ladder
 from optigpu.vocabulary import UnsupportedError
 
 __all__ = ["demo_production_ready"]

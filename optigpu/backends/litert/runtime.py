@@ -21,8 +21,7 @@ from optigpu.backends.runtime import Images, Pass
 from optigpu.documents.facts import FROM_FILE, NetworkFacts, WeightFacts
 from optigpu.documents.manifest import read_manifest
 from optigpu.documents.shapes import ImageFacts, ImageFootprint
-from optigpu.edge.macs import operator_counts
-from optigpu.edge.tflite import Model, Tensor, read_tflite
+from optigpu.edge.tflite import Model, Tensor, operator_counts, read_tflite
 from optigpu.models.held import TFLITE, model_file
 from optigpu.models.reference import ModelReference
 from optigpu.techniques.base import Notes

@@ -11,18 +11,19 @@ from typing import Literal
 
 import numpy as np
 
-from optigpu.edge.tiny.datasets import Sample
-from optigpu.edge.tiny.device import INFER_SILENCE_S, Device, Inference
 from optigpu.edge.tiny.link import (
     DEFAULT_BAUD,
+    INFER_SILENCE_S,
     SILENCE_S,
     AnswerError,
+    Device,
+    Inference,
     Link,
     ResetError,
     SerialPort,
     SilenceError,
 )
-from optigpu.edge.tiny.profiles import Profile, Quality, profile_of
+from optigpu.edge.tiny.profiles import Profile, Quality, Sample, profile_of
 from optigpu.vocabulary import Frozen, SpecError
 
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optigpu.documents.result import Attribution
-from optigpu.report.charts.fronts import bits_data, pareto_data
-from optigpu.report.charts.ladders import overview_data, waterfall_data
+from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.summaries import architecture_data, baselines_data, comparison_data
 from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
-from optigpu.report.charts.sweeps import batches_data, lengths_data, loads_data
 from optigpu.report.charts.variants import (
     ladder_data,
+    overview_data,
     precision_data,
     quality_data,
     roofline_data,
     throughput_data,
+    waterfall_data,
 )
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 

@@ -24,8 +24,7 @@ from optigpu.report.charts.marks import (
 )
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import MISSING, ratio, scaled, short, with_interval
-from optigpu.report.origin import origin_line
-from optigpu.report.rows import heading
+from optigpu.report.rows import heading, origin_line
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import METRICS, Better, Document, Role, SpecError
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from optigpu.documents.views import History, LevelChange
-from optigpu.report.charts.marks import Interval, Mark, Panel
-from optigpu.report.charts.samples import Samples
+from optigpu.report.charts.marks import Interval, Mark, Panel, Samples
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading

@@ -8,8 +8,7 @@ import pytest
 
 from optigpu.documents.manifest import ModelManifest, read_manifest
 from optigpu.edge.golden import read_golden
-from optigpu.edge.macs import operator_counts
-from optigpu.edge.tflite import read_tflite
+from optigpu.edge.tflite import operator_counts, read_tflite
 from tests.edge.convert.conftest import Convert, Ran, document_of, run_edge
 
 pytestmark = pytest.mark.slow

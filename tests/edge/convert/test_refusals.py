@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from optigpu.edge.convert.request import ConversionRequest, Data, check_request
+from optigpu.edge.convert import ConversionRequest, Data, check_request
 from optigpu.edge.gate import check_model
 from optigpu.edge.tflite import parse_tflite, read_tflite
 from optigpu.vocabulary import SpecError, UnsupportedError
@@ -111,7 +111,7 @@ def test_a_wrong_request_is_one_sentence_before_anything_starts(
 
 
 def test_a_truncated_keras_file_and_one_without_its_scale_are_refused(tmp_path: Path) -> None:
-    from optigpu.edge.convert.request import NetworkFile
+    from optigpu.edge.convert import NetworkFile
 
     path = tmp_path / "net.keras"
     path.write_bytes(b"PK\x03\x04 half an archive")
