@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from signal import SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, Signals
 from typing import Any
 
 import celery
@@ -79,7 +79,9 @@ def chaos(plan: Plan, folder: Path) -> Account:
         poster = threading.Thread(target=_post_all, args=(plan, world, account, over))
         poster.start()
         try:
-            for fault in _in_some_order(plan):
+            order = list(faults(plan.cut_s)) * plan.rounds
+            random.Random(plan.seed).shuffle(order)
+            for fault in order:
                 fault.happen(world, random.Random(f"{plan.seed} {len(account.injected)}"))
                 account.injected[fault.name] += 1
                 time.sleep(plan.pause_s)
@@ -93,12 +95,6 @@ def chaos(plan: Plan, folder: Path) -> Account:
     account.wrong += [f"a process was left behind: {process.cmdline()}" for process in left]
     account.seconds = time.monotonic() - begun
     return account
-
-
-def _in_some_order(plan: Plan) -> list[Fault]:
-    order = list(faults(plan.cut_s)) * plan.rounds
-    random.Random(plan.seed).shuffle(order)
-    return order
 
 
 def _post_all(plan: Plan, world: World, account: Account, over: threading.Event) -> None:
@@ -125,17 +121,13 @@ def _post_all(plan: Plan, world: World, account: Account, over: threading.Event)
 def _answer(world: World, random_: random.Random, method: str, path: str, **given: Any) -> dict[str, Any]:
     """The answer of either API, as soon as one of them gives one."""
     while True:
-        try:
-            answer = httpx.request(
-                method, random_.choice(world.urls) + path, timeout=ANSWER_WITHIN_S, **given
-            )
-        except httpx.TransportError:
-            time.sleep(0.2)
-            continue
-        if answer.status_code < 500:
-            answer.raise_for_status()
-            document: dict[str, Any] = answer.json()
-            return document
+        with suppress(httpx.TransportError):
+            url = random_.choice(world.urls) + path
+            answer = httpx.request(method, url, timeout=ANSWER_WITHIN_S, **given)
+            if answer.status_code < 500:
+                answer.raise_for_status()
+                document: dict[str, Any] = answer.json()
+                return document
         time.sleep(0.2)
 
 
@@ -214,14 +206,14 @@ def _wrong_results(
 def faults(cut_s: float) -> tuple[Fault, ...]:
     """All kinds; the network is cut for so many seconds."""
     return (
-        Fault("a worker is killed", _kill_worker),
-        Fault("a worker is asked to stop", _stop_worker),
+        Fault("a worker is killed", lambda world, random_: _end_worker(world, random_, SIGKILL)),
+        Fault("a worker is asked to stop", lambda world, random_: _end_worker(world, random_, SIGTERM)),
         Fault("a measuring process is killed", _kill_child),
-        Fault("an API is killed", _kill_api),
-        Fault("Redis is restarted", _restart_redis),
+        Fault("an API is killed", lambda world, random_: _restart(random_.choice(world.apis), SIGKILL)),
+        Fault("Redis is restarted", lambda world, _: _restart(world.redis, SIGTERM)),
         Fault("Redis is emptied", _empty_redis),
-        Fault("PostgreSQL is restarted", lambda world, _: _restart(world, SIGINT)),
-        Fault("PostgreSQL crashes and recovers", lambda world, _: _restart(world, SIGQUIT)),
+        Fault("PostgreSQL is restarted", lambda world, _: _restart(world.database, SIGINT)),
+        Fault("PostgreSQL crashes and recovers", lambda world, _: _restart(world.database, SIGQUIT)),
         Fault("a worker stands still beyond its lease", _freeze_worker),
         Fault("rings are delivered twice", _ring_twice),
         Fault("the disk for results is full", _fill_disk),
@@ -229,15 +221,9 @@ def faults(cut_s: float) -> tuple[Fault, ...]:
     )
 
 
-def _kill_worker(world: World, random_: random.Random) -> None:
+def _end_worker(world: World, random_: random.Random, how: Signals) -> None:
     program, _ = _measuring(world, random_)
-    program.end(SIGKILL)
-    program.start()
-
-
-def _stop_worker(world: World, random_: random.Random) -> None:
-    program, _ = _measuring(world, random_)
-    program.end(SIGTERM)
+    program.end(how)
     program.start()
 
 
@@ -260,28 +246,15 @@ def _measuring(world: World, random_: random.Random) -> tuple[Program, psutil.Pr
     raise TimeoutError("No worker measures: let there be more jobs, or fewer faults.")
 
 
-def _kill_api(world: World, random_: random.Random) -> None:
-    program = random_.choice(world.apis)
-    program.end(SIGKILL)
+def _restart(program: Program, how: Signals) -> None:
+    program.end(how)
     time.sleep(AWAY_S)
     program.start()
-
-
-def _restart_redis(world: World, _: random.Random) -> None:
-    world.redis.end(SIGTERM)
-    time.sleep(AWAY_S)
-    world.redis.start()
 
 
 def _empty_redis(world: World, _: random.Random) -> None:
     with redis.Redis.from_url(world.redis_url) as client:
         client.flushall()
-
-
-def _restart(world: World, how: int) -> None:
-    world.database.end(SIGINT if how == SIGINT else SIGQUIT)
-    time.sleep(AWAY_S)
-    world.database.start()
 
 
 def _freeze_worker(world: World, random_: random.Random) -> None:

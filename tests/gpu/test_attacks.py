@@ -16,7 +16,7 @@ from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.conductor.verdicts.marks import Goal, Yardstick
-from optigpu.documents.result import Verdict, VerdictReason
+from optigpu.documents.result import VerdictReason
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
@@ -69,13 +69,19 @@ class FallsBack(Tampering):
         model.forward = falling
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, attack: type[Tampering]) -> Verdict:
-    """The verdict on one round of it."""
+@pytest.mark.parametrize(
+    ("attack", "found"),
+    [(OtherStream, VerdictReason.CLOCK_CONTRADICTED), (FallsBack, VerdictReason.WRONG_DEVICE)],
+)
+def test_one_round_of_an_attack_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attack: type[Tampering], found: VerdictReason
+) -> None:
+    """Work on another stream is in no mark and in the request; a model may fall back to the CPU."""
     monkeypatch.setattr(attacks, attack.__name__, attack, raising=False)
     monkeypatch.setattr(BACKENDS["torch"], "prepare", tamper(attack.__name__))
     (variant,) = variants_of(SPEC)
     assignment = Assignment(
-        variant=variant, environment=probe(), measure=SPEC.measure, seed=0, replicate=0, folder=str(folder)
+        variant=variant, environment=probe(), measure=SPEC.measure, seed=0, replicate=0, folder=str(tmp_path)
     )
     progress = JobProgress(lambda _: None, lambda: None, [0], 1)
     monitor = HostMonitor(DeviceKind.CUDA, probe(), set)
@@ -85,16 +91,4 @@ def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, attack: type[Tampering
         rounds.measure_one(progress)
     replicate, goal = rounds.replicate(), Goal.of(SPEC.measure, ready.request_s)
     selection = replicate.selection(Yardstick(DeviceKind.CUDA), goal)
-    return judge(SPEC, variant, [Evidence(1, replicate, selection)], {})
-
-
-def test_work_on_another_stream_is_in_no_mark_and_in_the_request(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert VerdictReason.CLOCK_CONTRADICTED in judged(monkeypatch, tmp_path, OtherStream).reasons
-
-
-def test_a_model_that_falls_back_to_the_cpu_is_on_the_wrong_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert VerdictReason.WRONG_DEVICE in judged(monkeypatch, tmp_path, FallsBack).reasons
+    assert found in judge(SPEC, variant, [Evidence(1, replicate, selection)], {}).reasons

@@ -1,7 +1,5 @@
 """The torch backend on an NVIDIA GPU: what is measured, compiled, recorded, exported, guessed and pruned."""
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ from optigpu.vocabulary import DeviceKind, Task
 from tests.engine.decoded import NEW_TOKENS, assert_tokens_right
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, ignore, prompt, tiny_model
-from tests.gpu.cuda_models import on_cuda
+from tests.gpu.cuda_models import calls_of, on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 
@@ -93,7 +91,7 @@ def test_a_recorded_step_gives_the_tokens_of_the_step(family: str, others: tuple
 def test_each_step_is_one_launch() -> None:
     runtime = on_cuda("path:gpt2", CudaGraphs())
     runtime.generate(prompt().cuda(), NEW_TOKENS)
-    calls = driver_calls(lambda: runtime.generate(prompt().cuda(), NEW_TOKENS))
+    calls = calls_of(lambda: runtime.generate(prompt().cuda(), NEW_TOKENS))
     assert calls["cudaGraphLaunch"] == NEW_TOKENS - 1
 
 
@@ -149,15 +147,6 @@ def test_two_of_four_run_on_sparse_tensor_cores(family: str) -> None:
     tokens = prompt().cuda()
     bound = rounding_bound(reference, tokens, "bfloat16")
     assert float((sparse.logits(tokens) - logits_of(reference, tokens)).abs().max()) <= bound
-
-
-def driver_calls(run: Callable[[], Any]) -> Counter[str]:
-    """How often each call of the CUDA runtime was made."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        run()
-    return Counter({event.key: event.count for event in profiler.key_averages()})
 
 
 def assert_right(runtime: DecodingModel, family: str) -> None:

@@ -23,7 +23,7 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
-from optigpu.documents.views import LeaderboardRow
+from optigpu.documents.views import Board, History, HistoryPoint, LeaderboardRow
 from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id, utc_now
 
 ENVIRONMENT = Environment(
@@ -85,6 +85,30 @@ def a_row(**changes: Any) -> LeaderboardRow:
         "value": metric("tokens_per_s", 222.0, (220.0, 224.0)),
     }  # fmt: skip
     return LeaderboardRow.model_validate(fields | changes)
+
+
+def a_board(*rows: LeaderboardRow, **changes: Any) -> Board:
+    fields: dict[str, Any] = {
+        "workload_digest": "w", "workload": GENERATE, "model": "preset:gpt2", "metric": "tokens_per_s", "unit": "1/s",
+        "better": "higher", "rows": rows, "row_count": len(rows),
+    }  # fmt: skip
+    return Board.model_validate(fields | changes)
+
+
+def a_point(value: float, **changes: Any) -> HistoryPoint:
+    fields: dict[str, Any] = {
+        "result_id": new_id(), "measured_at": utc_now(), "standing": "earlier", "value": value, "ci": None,
+        "replicates": 3, "versions": {}, "warnings": (),
+    }  # fmt: skip
+    return HistoryPoint.model_validate(fields | changes)
+
+
+def a_history(*points: HistoryPoint, **changes: Any) -> History:
+    fields: dict[str, Any] = {
+        "workload": {"kind": "generate"}, "model": "preset:gpt2", "label": "bf16", "backend": "torch", "device": "cpu",
+        "hardware": "2x Test CPU", "metric": "tokens_per_s", "unit": "1/s", "better": "higher", "points": points,
+    }  # fmt: skip
+    return History.model_validate(fields | changes)
 
 
 ONE_PROCESS = Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE,))

@@ -10,6 +10,7 @@ from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of, without
 from optigpu.job.spec import JobSpec
 from optigpu.report import ladder_csv, ladder_grid, markdown
+from tests.known import known
 from tests.unit.test_attribution import attributed, job, measured
 
 
@@ -67,8 +68,7 @@ def test_left_out_is_the_whole_over_the_whole_without_the_technique() -> None:
         "static_kv_cache": 1.25,
     }
     _, rows = attributed(ablation(*STACK), SPEEDS)
-    assert rows["bf16"].left_out is not None
-    assert rows["bf16"].left_out.compared_with == rows["without bf16"].index
+    assert known(rows["bf16"].left_out).compared_with == rows["without bf16"].index
     assert rows["without bf16"].technique == "bf16"
     assert rows["without bf16"].left_out is None
 
@@ -173,8 +173,7 @@ def test_compiling_is_paid_back_after_as_many_steps_as_it_saves_time() -> None:
     assert alone.compared_with == rows["baseline"].index
     assert both.steps == pytest.approx(80, rel=0.01), "against the rung before, which compiled nothing"
     assert both.compared_with == rows["bf16"].index
-    assert both.ci is not None
-    assert both.ci[0] < 80 < both.ci[1]
+    assert known(both.ci)[0] < 80 < known(both.ci)[1]
     assert rows["bf16"].payback is None
 
 
@@ -183,8 +182,7 @@ def test_compiling_that_makes_nothing_faster_is_never_paid_back() -> None:
         job("torch_compile"),
         {"baseline": (1.0, None), "static_kv_cache + torch_compile": (1.2, 12.0)},
     )
-    payback = attribution.rows[1].payback
-    assert payback is not None
+    payback = known(attribution.rows[1].payback)
     assert (payback.steps, payback.ci) == (None, None)
     grid = ladder_grid("A ladder", attribution, [])
     assert "never" in grid.rows[1]

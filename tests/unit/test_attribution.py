@@ -25,6 +25,7 @@ from optigpu.job.spec import JobSpec, Variant
 from optigpu.statistics.estimates import t_quantile
 from optigpu.statistics.intervals import summarise
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
+from tests.known import known
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 PROCESS = tuple(1 + 0.01 * math.sin(7 * i * i) for i in range(25))
@@ -126,8 +127,7 @@ def test_a_rung_after_an_unsupported_one_is_compared_with_the_last_that_was_meas
             "bf16 + int8_weight_only + static_kv_cache": 30,
         },
     )
-    last = rows["bf16 + int8_weight_only + static_kv_cache"].added
-    assert last is not None
+    last = known(rows["bf16 + int8_weight_only + static_kv_cache"].added)
     assert (round(last.ratio, 6), last.compared_with) == (1.5, rows["bf16"].index)
     assert rows["bf16 + int8_weight_only"].status is VariantStatus.UNSUPPORTED
     assert gains(rows["bf16 + int8_weight_only"]) == (None, None, None)
@@ -175,9 +175,8 @@ def took_turns(factors: tuple[float, ...], *, together: bool = True) -> Attribut
         outcome = measured(variant, figure, beside=side_by_side)
         samples = {metric: outcome.samples[metric] * len(factors)}
         summary = summarise(Measurement(name=metric, samples=samples[metric]))
-        assert outcome.result is not None
         metrics = {metric: summary.model_copy(update={"beside": of_turns})}
-        result = outcome.result.model_copy(update={"metrics": metrics})
+        result = known(outcome.result).model_copy(update={"metrics": metrics})
         outcomes[variant.index] = outcome.model_copy(update={"result": result, "samples": samples})
     return attribute(spec, variants, outcomes).rows[1]
 
@@ -186,32 +185,34 @@ def test_the_gain_of_a_variant_that_took_turns_is_that_of_its_turns() -> None:
     factors = (1.50, 1.52, 1.48)
     gain = took_turns(factors).speedup
     expected = statistics.geometric_mean(factors)
-    assert gain is not None
-    assert gain.ratio == pytest.approx(expected)
+    assert known(gain).ratio == pytest.approx(expected)
     half = t_quantile(0.975, 2) * statistics.stdev(map(math.log, factors)) / math.sqrt(3)
-    assert gain.ci == pytest.approx((expected * math.exp(-half), expected * math.exp(half)))
-    apart = took_turns(factors, together=False).speedup
-    assert apart is not None
+    assert known(gain).ci == pytest.approx((expected * math.exp(-half), expected * math.exp(half)))
+    apart = known(took_turns(factors, together=False).speedup)
     assert apart.ratio == pytest.approx(2)
 
 
 DISTURBANCES = [reason for reason in VerdictReason if reason not in OF_THE_OUTPUT]
 
 
-def two_sides(*reasons: VerdictReason, which: int, together: bool) -> Attribution:
-    """A baseline and a variant of twice its speed, of which one is not valid for the reasons."""
+def two(
+    speeds: tuple[float, float] = (10.0, 20.0),
+    reasons: tuple[tuple[VerdictReason, ...], ...] = ((), ()),
+    costs: tuple[float | None, float | None] = (0.0, 0.0),
+    *,
+    together: bool = True,
+    **again: Any,
+) -> Attribution:
+    """A baseline and a variant: their speeds, why they are not valid, and what the disturbances can have cost."""
     spec = job("bf16")
     variants = variants_of(spec)
     outcomes = {
         variant.index: measured(
-            variant,
-            speed,
-            *(reasons if variant.index == which else ()),
-            beside=(0, 1) if together else (variant.index,),
+            variant, speed, *why, beside=(0, 1) if together else (variant.index,), cost=cost
         )
-        for variant, speed in zip(variants, (10.0, 20.0), strict=True)
+        for variant, speed, why, cost in zip(variants, speeds, reasons, costs, strict=True)
     }
-    return attribute(spec, variants, outcomes)
+    return attribute(spec, variants, outcomes, **again)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -221,12 +222,12 @@ def test_a_ratio_is_always_there_and_has_a_verdict_of_its_own(
     reason: VerdictReason, together: bool, which: int
 ) -> None:
     """Turns share a disturbance, and a wrong output is wrong in any company."""
-    row = two_sides(reason, which=which, together=together).rows[1]
+    reasons = ((reason,), ()) if which == 0 else ((), (reason,))
+    row = two(reasons=reasons, together=together).rows[1]
     assert gains(row) == (2, 2, 2)
     holds = together and reason in DISTURBANCES
-    assert row.speedup is not None
-    assert row.speedup.reasons == (() if holds else (reason,))
-    assert row.speedup.valid is holds
+    assert known(row.speedup).reasons == (() if holds else (reason,))
+    assert known(row.speedup).valid is holds
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -238,9 +239,7 @@ def test_a_ratio_reaches_to_where_either_side_alone_would_be_undisturbed(
     costs: tuple[float, float], low: float, high: float, together: bool
 ) -> None:
     reached, quiet = (ratio_of_two(each, together) for each in (costs, (0.0, 0.0)))
-    assert reached is not None
-    assert quiet is not None
-    assert reached == pytest.approx((low * quiet[0], high * quiet[1]))
+    assert known(reached) == pytest.approx((low * known(quiet)[0], high * known(quiet)[1]))
 
 
 @pytest.mark.parametrize("costs", [(None, 0.0), (0.0, None)])
@@ -252,55 +251,31 @@ def test_without_a_bound_of_the_cost_a_ratio_has_no_interval(
 
 def ratio_of_two(costs: tuple[float | None, float | None], together: bool) -> tuple[float, float] | None:
     """The interval of a variant's speed over that of a baseline half as fast; the costs are the baseline's and its."""
-    spec = job("bf16")
-    variants = variants_of(spec)
-    outcomes = {
-        variant.index: measured(variant, speed, beside=(0, 1) if together else (variant.index,), cost=cost)
-        for variant, speed, cost in zip(variants, (10.0, 20.0), costs, strict=True)
-    }
-    speedup = attribute(spec, variants, outcomes).rows[1].speedup
-    assert speedup is not None
+    speedup = known(two(costs=costs, together=together).rows[1].speedup)
     assert speedup.ratio == pytest.approx(2.0)
     return speedup.ci
 
 
 def test_a_ratio_that_is_not_valid_names_every_reason_of_both_sides() -> None:
-    spec = job("bf16")
-    baseline, fast = variants_of(spec)
-    drifted = measured(baseline, 10, VerdictReason.DRIFT)
-    attribution = attribute(
-        spec,
-        (baseline, fast),
-        {0: drifted, 1: measured(fast, 20, *DISTURBANCES, VerdictReason.OUTPUT_INVALID)},
-    )
-    speedup = attribution.rows[1].speedup
-    assert speedup is not None
+    reasons = ((VerdictReason.DRIFT,), (*DISTURBANCES, VerdictReason.OUTPUT_INVALID))
+    speedup = known(two(reasons=reasons, together=False).rows[1].speedup)
     assert set(speedup.reasons) == {*DISTURBANCES, VerdictReason.OUTPUT_INVALID}
 
 
 def test_what_is_not_valid_keeps_its_reason_and_is_not_best() -> None:
-    attribution = two_sides(VerdictReason.OUTPUT_INVALID, which=1, together=True)
+    attribution = two(reasons=((), (VerdictReason.OUTPUT_INVALID,)))
     assert attribution.rows[1].reason == "not valid: A token is missing."
     assert attribution.best == 0
-
-
-def all_disturbed(speeds: tuple[float, float], *reasons: VerdictReason) -> int | None:
-    """`best` where neither of two variants that took turns has a valid figure."""
-    spec = job("bf16")
-    variants = variants_of(spec)
-    outcomes = {
-        variant.index: measured(variant, speed, VerdictReason.FOREIGN_PROCESS, *reasons, beside=(0, 1))
-        for variant, speed in zip(variants, speeds, strict=True)
-    }
-    return attribute(spec, variants, outcomes).best
 
 
 @pytest.mark.parametrize(("speeds", "best"), [((10.0, 20.0), 1), ((20.0, 10.0), 0)])
 def test_where_no_figure_is_valid_the_best_is_that_of_the_valid_ratios(
     speeds: tuple[float, float], best: int
 ) -> None:
-    assert all_disturbed(speeds) == best
-    assert all_disturbed(speeds, VerdictReason.OUTPUT_INVALID) is None
+    disturbed = (VerdictReason.FOREIGN_PROCESS,)
+    assert two(speeds, (disturbed, disturbed)).best == best
+    wrong = (*disturbed, VerdictReason.OUTPUT_INVALID)
+    assert two(speeds, (wrong, wrong)).best is None
 
 
 def test_a_rung_whose_output_is_wrong_is_passed_over_and_a_disturbed_one_is_not() -> None:
@@ -316,23 +291,16 @@ def test_a_rung_whose_output_is_wrong_is_passed_over_and_a_disturbed_one_is_not(
             for variant in variants
         }
         last = next(row for row in attribute(spec, variants, outcomes).rows if " + " in row.label)
-        assert last.added is not None
-        assert last.added.valid
-        return variants[last.added.compared_with].label
+        assert known(last.added).valid
+        return variants[known(last.added).compared_with].label
 
     assert reference(VerdictReason.FOREIGN_PROCESS) == "bf16"
     assert reference(VerdictReason.OUTPUT_INVALID) == "baseline"
 
 
 def test_the_baseline_measured_again_has_the_verdict_of_the_first() -> None:
-    spec = job("bf16")
-    variants = variants_of(spec)
-    outcomes = {
-        0: measured(variants[0], 10.0, VerdictReason.THROTTLED, beside=(0,)),
-        1: measured(variants[1], 20.0, beside=(1,)),
-    }
-    again = attribute(spec, variants, outcomes, again=((9.0, 9.0, 9.0),)).baseline_again
-    assert again is not None
+    throttled = two(reasons=((VerdictReason.THROTTLED,), ()), together=False, again=((9.0, 9.0, 9.0),))
+    again = known(throttled.baseline_again)
     assert again.ratio == pytest.approx(9.0 / (10.0 * statistics.median(PROCESS)))
     assert again.reasons == (VerdictReason.THROTTLED,)
 
@@ -358,8 +326,7 @@ def test_implementations_of_one_length_are_compared_and_lengths_are_not() -> Non
     assert {label: row.speedup and round(row.speedup.ratio, 6) for label, row in rows.items()} == {
         "fused 128": 2.0, "standard 128": None, "fused 256": 3.0, "standard 256": None,
     }  # fmt: skip
-    assert rows["fused 256"].speedup is not None
-    assert rows["fused 256"].speedup.compared_with == rows["standard 256"].index
+    assert known(rows["fused 256"].speedup).compared_with == rows["standard 256"].index
     by_length = {v.label: (v.workload_digest, v.digest) for v in variants}
     assert by_length["fused 128"][0] == by_length["standard 128"][0] != by_length["fused 256"][0]
     assert len({digest for _, digest in by_length.values()}) == 4

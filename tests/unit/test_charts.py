@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import typer
 from PIL import Image
 
-from optigpu.cli import app, main
+from optigpu.cli import app
 from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report, write_charts
 from optigpu.report.charts.marks import ChartData, Form, Mark
@@ -35,6 +34,9 @@ from tests.unit.made_reports import (
 )  # fmt: skip
 from tests.unit.made_results import metric
 from tests.unit.svg_pages import SVG, shown_by
+from tests.unit.test_cli import Command, optigpu
+
+__all__ = ["optigpu"]  # the fixture
 
 
 def data_of(kind: str) -> ChartData:
@@ -340,13 +342,6 @@ def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["optigpu", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return int(exit_.value.code or 0)
-
-
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "results.json"
@@ -354,13 +349,11 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_draws_what_a_run_printed(
-    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_draws_what_a_run_printed(report: Path, optigpu: Command) -> None:
     output = report.with_name("chart.svg")
-    assert command(monkeypatch, "chart", str(report), "--output", str(output), "--kind", "waterfall") == 0
+    ran = optigpu("chart", str(report), "--output", str(output), "--kind", "waterfall")
+    assert (ran.status, ran.out.strip()) == (0, str(output))
     assert "static_kv_cache" in texts(output.read_text())
-    assert capsys.readouterr().out.strip() == str(output)
 
 
 NO_RESULT = {
@@ -380,24 +373,19 @@ NO_RESULT = {
     ],
 )
 def test_a_file_with_something_else_is_a_wrong_request(
-    report: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    content: str,
-    words: str,
+    report: Path, optigpu: Command, content: str, words: str
 ) -> None:
     report.write_text(content)
-    assert command(monkeypatch, "chart", str(report), "-o", str(report.with_name("c.svg"))) == 2
-    assert words in capsys.readouterr().err
+    ran = optigpu("chart", str(report), "-o", str(report.with_name("c.svg")))
+    assert ran.status == 2
+    assert words in ran.err
 
 
-def test_the_command_writes_every_picture_with_its_data_beside_it(
-    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_every_picture_with_its_data_beside_it(report: Path, optigpu: Command) -> None:
     report.write_text(json.dumps(run_of(ATTENTION_REPORT)))
     folder = report.parent / "new" / "charts"
-    assert command(monkeypatch, "charts", str(report), "--out", str(folder)) == 0
-    printed = capsys.readouterr()
+    printed = optigpu("charts", str(report), "--out", str(folder))
+    assert printed.status == 0
     assert {path.name for path in folder.iterdir()} >= {"lengths.svg", "lengths.png", "lengths.json"}
     assert str(folder / "lengths.svg") in printed.out
     assert "waterfall: not drawn. No report is of one ladder" in printed.err
@@ -405,8 +393,9 @@ def test_the_command_writes_every_picture_with_its_data_beside_it(
     read = ChartData.model_validate_json((folder / "lengths.json").read_text())
     assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
     report.write_text(json.dumps(run_of(Report("t", []))))
-    assert command(monkeypatch, "charts", str(report), "--out", str(folder / "none")) == 2
-    assert commands_in(capsys.readouterr().err)
+    refused = optigpu("charts", str(report), "--out", str(folder / "none"))
+    assert refused.status == 2
+    assert commands_in(refused.err)
     assert not (folder / "none").exists()
 
 

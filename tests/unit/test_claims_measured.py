@@ -1,20 +1,22 @@
 """`optigpu claims`: figures beside their claims, the two gaps of the thesis, and the founding comparison."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from optigpu.claims import compare_founding, weigh
 from optigpu.claims.thesis import ClaimVerdict, FoundingComparison
-from optigpu.cli import main
 from optigpu.documents.edge import EdgeBoard, EdgeMetric
 from optigpu.vocabulary import utc_now
+from tests.known import known
 from tests.unit.claims_results import BOOK, a_report, a_result
-from tests.unit.made_results import ATTRIBUTION, RESULTS, a_row, metric
+from tests.unit.made_results import ATTRIBUTION, RESULTS, a_board, a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
+from tests.unit.test_cli import Command, optigpu
+
+__all__ = ["optigpu"]  # the fixture
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,7 @@ def test_the_thesis_is_weighed_by_the_interval_of_the_gap(
     ratio: float, ci: tuple[float, float] | None, verdict: ClaimVerdict
 ) -> None:
     thesis = weigh(BOOK.thesis, [a_report(1.5), a_report(ratio, ci)])
-    assert thesis.optimization is not None
-    assert (thesis.optimization.ratio, thesis.verdict) == (ratio, verdict)
+    assert (known(thesis.optimization).ratio, thesis.verdict) == (ratio, verdict)
     assert thesis.hardware.bandwidth == pytest.approx(5.6)
     assert thesis.hardware.arithmetic == pytest.approx(3.223, rel=1e-3)
     assert (thesis.hardware.smaller, thesis.hardware.larger) == ("NVIDIA T4", "NVIDIA GeForce RTX 5090")
@@ -54,21 +55,6 @@ def test_without_a_gain_on_one_machine_the_thesis_is_not_measured(report: dict[s
     assert (thesis.optimization, thesis.verdict) == (None, ClaimVerdict.NOT_MEASURED)
 
 
-class Ran(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-def claims(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Ran:
-    """Runs `optigpu claims` in this process."""
-    monkeypatch.delenv("OPTIGPU_URL", raising=False)
-    monkeypatch.setattr(sys, "argv", ["optigpu", "claims", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return Ran(int(exit_.value.code or 0), *capsys.readouterr())
-
-
 @pytest.fixture
 def results_file(tmp_path: Path) -> str:
     """A file as `optigpu run --format json` prints it, of a job on a T4."""
@@ -77,26 +63,20 @@ def results_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_without_measurements_every_claim_is_shown_as_not_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = json.loads(claims(capsys, monkeypatch, "--format", "json").out)
+def test_without_measurements_every_claim_is_shown_as_not_measured(optigpu: Command) -> None:
+    document = json.loads(optigpu("claims", "--format", "json").out)
     assert [claim["id"] for claim in document["claims"]] == [claim.id for claim in BOOK.claims]
     assert {claim["measured"] for claim in document["claims"]} == {None}
     assert document["thesis"]["verdict"] == "not measured"
-    out = claims(capsys, monkeypatch, "--format", "md").out
+    out = optigpu("claims", "--format", "md").out
     # the thesis, the founding comparison and the legend below the table say it too
     assert out.count("not measured") == len(BOOK.claims) + 3
-    (row,) = [
-        line for line in claims(capsys, monkeypatch, "--format", "md").out.splitlines() if "68 tok/s" in line
-    ]
+    (row,) = [line for line in optigpu("claims", "--format", "md").out.splitlines() if "68 tok/s" in line]
     assert "| implausible | 68 steps/s x 16.06 GB of weights is 1,092 GB/s" in row
 
 
-def test_results_of_a_file_stand_beside_their_claims(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, results_file: str
-) -> None:
-    ran = claims(capsys, monkeypatch, "--format", "md", "--results", results_file)
+def test_results_of_a_file_stand_beside_their_claims(optigpu: Command, results_file: str) -> None:
+    ran = optigpu("claims", "--format", "md", "--results", results_file)
     (row,) = [line for line in ran.out.splitlines() if "GPT-2 with the stack, int8" in line]
     assert row.endswith("| 161 tok/s (1.09x the claim): int8_weight_only + torch_compile |")
     (row,) = [line for line in ran.out.splitlines() if "optimization gap" in line]
@@ -105,9 +85,7 @@ def test_results_of_a_file_stand_beside_their_claims(
     assert "8.00x [7.00, 9.00] tokens_per_s by int8_weight_only on 1x Tesla T4 15 GiB" in row
 
 
-def test_a_service_s_leaderboard_is_read_page_by_page(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_s_leaderboard_is_read_page_by_page(optigpu: Command) -> None:
     four_bits = {"name": "int8_hybrid", "bits": 4}
     hybrid = a_row(
         techniques=("int8_hybrid",), result_id="h", value=metric("tokens_per_s", 555.0), job_id=None
@@ -121,23 +99,11 @@ def test_a_service_s_leaderboard_is_read_page_by_page(
             return Answer(200, json.loads(json.dumps(a_result(555.0, stack=(four_bits,)), default=str)))
         wanted = "metric=tokens_per_s" in call.path
         cursor, row = pages["cursor=c2" in call.path]
-        board: dict[str, Any] = {
-            "workload_digest": "w",
-            "workload": {},
-            "model": None,
-            "metric": "tokens_per_s",
-            "unit": "1/s",
-        }
-        board |= {
-            "better": "higher",
-            "rows": [row.model_dump(mode="json")],
-            "row_count": 2,
-            "next_cursor": cursor,
-        }
+        board = a_board(row, row_count=2, next_cursor=cursor).model_dump(mode="json")
         return Answer(200, {"boards": [board] if wanted else []})
 
     with scripted_service(answer) as (url, calls):
-        ran = claims(capsys, monkeypatch, "--format", "json", "--url", url)
+        ran = optigpu("claims", "--format", "json", "--url", url)
     document = json.loads(ran.out)
     (claim,) = [each for each in document["claims"] if each["id"] == "t4-gpt2-int8"]
     assert (claim["measured"]["value"], claim["measured"]["of_claim"]) == (333.0, pytest.approx(333 / 148))
@@ -149,11 +115,11 @@ def test_a_service_s_leaderboard_is_read_page_by_page(
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": 3}', '{"results": [{"variant": 1}]}', "\x00"])
 def test_a_file_that_is_no_report_is_refused_and_says_how_to_make_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+    optigpu: Command, tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
-    ran = claims(capsys, monkeypatch, "--results", str(path))
+    ran = optigpu("claims", "--results", str(path))
     assert (ran.status, ran.out) == (2, "")
     assert "is not the report of a job; write one with `optigpu run --format json" in ran.err
 
@@ -162,9 +128,7 @@ RTX_5090 = "1x NVIDIA GeForce RTX 5090 32 GiB"
 
 
 def founding(*boards: EdgeBoard) -> FoundingComparison:
-    found = compare_founding(BOOK, boards)
-    assert found is not None
-    return found
+    return known(compare_founding(BOOK, boards))
 
 
 def a_device(fps_per_watt: float | None, **changes: Any) -> dict[str, Any]:
@@ -188,7 +152,9 @@ def a_worker(fps_per_watt: float | None, hardware: str = RTX_5090, **changes: An
     return row | changes
 
 
-def a_board(*rows: dict[str, Any], workers: tuple[dict[str, Any], ...] = (), **changes: Any) -> EdgeBoard:
+def an_edge_board(
+    *rows: dict[str, Any], workers: tuple[dict[str, Any], ...] = (), **changes: Any
+) -> EdgeBoard:
     board = {
         "model_sha256": "a" * 64, "input_source": "fixed", "runner": "tflm-native", "metric": "fps_per_watt",
         "network": {"family": "mobilenet_v2", "alpha": "0.35", "input": (96, 96, 3), "classes": 10},
@@ -223,18 +189,18 @@ def test_its_own_figures_are_computed_again() -> None:
 def test_what_was_measured_decides_only_on_the_named_hardware(
     measured: float, hardware: str, ratio: float, verdict: ClaimVerdict
 ) -> None:
-    found = founding(a_board(a_device(measured), workers=(a_worker(1.25, hardware),)))
+    found = founding(an_edge_board(a_device(measured), workers=(a_worker(1.25, hardware),)))
     assert (found.ratio, found.verdict) == (ratio, verdict)
 
 
 @pytest.mark.parametrize(
     "board",
     [
-        a_board(a_device(20.0, rank=None)),
-        a_board(a_device(None)),
-        a_board(a_device(20.0, board="my-own-board")),
-        a_board(a_device(20.0), network=None),
-        a_board(a_device(20.0), network={"family": "file", "input": (96, 96, 3)}),
+        an_edge_board(a_device(20.0, rank=None)),
+        an_edge_board(a_device(None)),
+        an_edge_board(a_device(20.0, board="my-own-board")),
+        an_edge_board(a_device(20.0), network=None),
+        an_edge_board(a_device(20.0), network={"family": "file", "input": (96, 96, 3)}),
     ],
     ids=["not ranked", "no energy", "another chip", "no manifest", "another network"],
 )

@@ -51,6 +51,7 @@ Command = Callable[..., Ran]
 @pytest.fixture
 def optigpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the command in this process."""
+    monkeypatch.delenv("OPTIGPU_URL", raising=False)
 
     def command(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["optigpu", *arguments])

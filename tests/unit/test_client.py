@@ -11,7 +11,7 @@ import stamina
 from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
 from optigpu.vocabulary import JobState, ServiceError, SpecError, new_id, utc_now
-from tests.unit.made_results import a_row, metric
+from tests.unit.made_results import a_board, a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
 
 JOB_ID = new_id()
@@ -124,27 +124,17 @@ def test_wait_hands_over_each_event_and_resumes_a_broken_stream_behind_the_last_
     assert resumed == [None, "2", "4"]
 
 
-def a_board(*values: float, cursor: str | None = None) -> dict[str, Any]:
+def a_page(*values: float, cursor: str | None = None) -> dict[str, Any]:
     """A board as a service sends it."""
-    rows = [a_row(value=metric("tflops", value)).model_dump(mode="json") for value in values]
-    return {
-        "workload_digest": "w",
-        "workload": {"kind": "matmul"},
-        "model": None,
-        "metric": "tflops",
-        "unit": "TFLOP/s",
-        "better": "higher",
-        "rows": rows,
-        "row_count": 9,
-        "next_cursor": cursor,
-    }
+    rows = (a_row(value=metric("tflops", value)) for value in values)
+    return a_board(*rows, metric="tflops", row_count=9, next_cursor=cursor).model_dump(mode="json")
 
 
 def test_all_rows_are_read_from_every_page_of_every_board() -> None:
     pages = {
-        None: {"boards": [a_board(1.0, 2.0, cursor="rest"), a_board(3.0)], "next_cursor": "boards"},
-        "rest": {"boards": [a_board(4.0)]},
-        "boards": {"boards": [a_board(5.0, cursor="more")]},
+        None: {"boards": [a_page(1.0, 2.0, cursor="rest"), a_page(3.0)], "next_cursor": "boards"},
+        "rest": {"boards": [a_page(4.0)]},
+        "boards": {"boards": [a_page(5.0, cursor="more")]},
         "more": {"boards": []},
     }
 

@@ -17,6 +17,7 @@ from optigpu.documents.views import LaunchState
 from optigpu.hardware.probe import SLURM_JOB, allocation
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Scheduler, SpecError
+from tests.known import known
 from worker.launchers.slurm import launch_state
 
 JOB_ID = "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11"
@@ -74,8 +75,7 @@ def test_slurm_says_what_it_allocated(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == Allocation(
         scheduler=Scheduler.SLURM, job_id="12", gres="gpu:2", cpuset="0-2,5,8-9", node_shared=True
     )
-    alone = allocation(told(tmp_path, "echo 'JobId=12 OverSubscribe=NO'"))
-    assert alone is not None
+    alone = known(allocation(told(tmp_path, "echo 'JobId=12 OverSubscribe=NO'")))
     assert (alone.gres, alone.node_shared) == (None, False)
 
 
@@ -85,8 +85,7 @@ def test_what_slurm_does_not_say_is_null(
 ) -> None:
     monkeypatch.setenv(SLURM_JOB, "12")
     monkeypatch.setattr(import_module("optigpu.hardware.probe"), "_PATIENCE_S", 0.2)
-    found = allocation(told(tmp_path, answer))
-    assert found is not None
+    found = known(allocation(told(tmp_path, answer)))
     assert (found.job_id, found.gres, found.node_shared) == ("12", None, None)
 
 

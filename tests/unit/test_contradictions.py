@@ -35,6 +35,15 @@ def reasons(made: Replicate, job: JobSpec | None = None) -> tuple[VerdictReason,
     return verdict(made, job=job).reasons
 
 
+def a_job(*stack: str, **changes: Any) -> JobSpec:
+    document = {"workload": {"kind": "generate"}, "model": "path:trained", "plan": "single"}
+    return JobSpec.model_validate(document | {"stack": [{"name": name} for name in stack]} | changes)
+
+
+def of_quality(made: Replicate, **values: float) -> Replicate:
+    return replace(made, readings=(MeterReading(Metered(meter="quality", values=values)),))
+
+
 @pytest.mark.parametrize(
     ("made", "is_found"),
     [
@@ -65,8 +74,7 @@ def test_times_that_contradict_each_other_are_found_where_nothing_else_explains_
 
 
 def test_a_server_elsewhere_may_take_its_time_between_requests() -> None:
-    asked = {"backend": "endpoint", "endpoint": "http://127.0.0.1:9/v1#m"}
-    job = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "preset:gpt2", **asked})
+    job = a_job(model="preset:gpt2", backend="endpoint", endpoint="http://127.0.0.1:9/v1#m")
     assert VerdictReason.CLOCK_CONTRADICTED not in reasons(told(outside_s=2 * ROUND_S), job)
 
 
@@ -129,11 +137,8 @@ def test_a_part_that_was_replaced_is_named_once() -> None:
 def test_fewer_bits_than_the_stack_says_are_found(
     stack: list[str], dtypes: tuple[str, ...] | None, is_found: bool
 ) -> None:
-    names = [{"name": name} for name in stack]
-    document = {"workload": {"kind": "generate"}, "model": "path:trained", "stack": names, "plan": "single"}
-    job = JobSpec.model_validate(document)
     made = with_facts(product_dtypes=dtypes)
-    assert (VerdictReason.UNDECLARED_ROUNDING in reasons(made, job)) == is_found
+    assert (VerdictReason.UNDECLARED_ROUNDING in reasons(made, a_job(*stack))) == is_found
 
 
 @pytest.mark.parametrize(
@@ -153,31 +158,23 @@ def test_fewer_bits_than_the_stack_says_are_found(
 def test_predictions_of_another_model_are_found_where_nothing_rounds(
     stack: list[str], facts: dict[str, Any], kld: float | None, is_found: bool
 ) -> None:
-    names = [{"name": name} for name in stack]
-    document = {"workload": {"kind": "generate"}, "model": "path:trained", "stack": names, "plan": "single"}
-    job = JobSpec.model_validate(document)
-    metered = Metered(meter="quality", values={} if kld is None else {"kld_mean": kld})
-    made = replace(with_facts(**{"dtype": "float32"} | facts), readings=(MeterReading(metered),))
-    judged = verdict(made, job=job)
+    values = {} if kld is None else {"kld_mean": kld}
+    judged = verdict(of_quality(with_facts(**{"dtype": "float32"} | facts), **values), job=a_job(*stack))
     assert (VerdictReason.NOT_THE_MODEL in judged.reasons) == is_found
     assert any(f"diverged by {kld} nat" in note for note in judged.reason_notes) == is_found
 
 
 @pytest.mark.parametrize("engine", ["llama_cpp", "onnxruntime", "openvino", "vllm"])
 def test_another_model_is_found_in_every_engine(engine: str) -> None:
-    document = {"workload": {"kind": "generate"}, "model": "path:trained", "backend": engine}
-    metered = Metered(meter="quality", values={"kld_mean": 0.03})
-    made = replace(with_facts(dtype="float32"), readings=(MeterReading(metered),))
-    assert VerdictReason.NOT_THE_MODEL in reasons(made, JobSpec.model_validate(document))
+    made = of_quality(with_facts(dtype="float32"), kld_mean=0.03)
+    assert VerdictReason.NOT_THE_MODEL in reasons(made, a_job(backend=engine))
 
 
 @pytest.mark.parametrize(("quantized", "is_found"), [(0.99, False), (None, True)])
 def test_a_file_of_few_bits_rounds_without_a_technique(quantized: float | None, is_found: bool) -> None:
-    document = {"workload": {"kind": "generate"}, "model": "path:trained.gguf", "backend": "llama_cpp"}
-    metered = Metered(meter="quality", values={"kld_mean": 0.01})
     facts = with_facts(dtype="float32", weights=WeightFacts(quantized=quantized))
-    made = replace(facts, readings=(MeterReading(metered),))
-    assert (VerdictReason.NOT_THE_MODEL in reasons(made, JobSpec.model_validate(document))) == is_found
+    judged = reasons(of_quality(facts, kld_mean=0.01), a_job(model="path:trained.gguf", backend="llama_cpp"))
+    assert (VerdictReason.NOT_THE_MODEL in judged) == is_found
 
 
 @pytest.mark.parametrize(("ran", "is_found"), [(True, False), (None, False), (False, True)])

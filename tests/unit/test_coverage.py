@@ -35,6 +35,7 @@ from optigpu.statistics.within import (
     median_error,
 )
 from tests.breadth import cases, spread
+from tests.known import known
 from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
 from tests.unit.test_compare import beside, document, one
 
@@ -172,11 +173,11 @@ def test_the_upper_bound_of_a_percentile_holds(
     truth = float(positive(tail, np.array(z90)))
     alike = np.maximum(1.0, np.mean(dependence(values), axis=-1))
     uppers = np.exp(mean_of(np.log(process_percentile(values, 0.9, alike[:, None]))).upper())
-    known = count / alike >= fewest_for(90, 0.05)
-    assert known.mean() > 0.7
-    assert LEAST <= np.mean(uppers[known] >= truth) <= MOST
+    enough = count / alike >= fewest_for(90, 0.05)
+    assert enough.mean() > 0.7
+    assert LEAST <= np.mean(uppers[enough] >= truth) <= MOST
     summary = summarise(Measurement(name="latency_s", samples=tuple(map(tuple, values[0].tolist()))))
-    assert summary.p90_upper == (pytest.approx(uppers[0]) if known[0] else None)
+    assert summary.p90_upper == (pytest.approx(uppers[0]) if enough[0] else None)
 
 
 def mean_of_kept(values: NDArray[Any]) -> Statistic:
@@ -192,8 +193,7 @@ def test_the_interval_of_a_divergence_over_windows_holds(windows: int, positions
     parts = parts_of(np.repeat(np.arange(windows), positions))
     truth, covered = float(np.exp((0.8**2 + 0.2**2) / 2)), 0
     for draw in np.exp(logarithms).reshape(2000, -1):
-        bounds = part_bounds(float(draw.mean()), leave_one_out(mean_of_kept(draw), parts))
-        assert bounds is not None
+        bounds = known(part_bounds(float(draw.mean()), leave_one_out(mean_of_kept(draw), parts)))
         covered += bounds[0] <= truth <= bounds[1]
     assert LEAST <= covered / 2000 <= MOST
 
@@ -211,14 +211,34 @@ def test_the_interval_of_a_share_over_windows_holds(windows: int, positions: int
     for window_odds in odds[: 2000 * windows].reshape(2000, windows, 1):
         agrees = (rng.random((windows, positions)) < 1 / (1 + np.exp(-window_odds))).ravel()
         without = leave_one_out(mean_of_kept(agrees), parts)
-        bounds = share_bounds(float(agrees.mean()), len(agrees), without)
-        assert bounds is not None
+        bounds = known(share_bounds(float(agrees.mean()), len(agrees), without))
         covered += bounds[0] <= truth <= bounds[1]
     assert LEAST <= covered / 2000 <= MOST
 
 
-def decided(spread: float, change: float, seed: int) -> dict[Decision, int]:
-    """How 100 pairs are decided, of 5 interleaved processes each whose medians vary by `spread`."""
+DIFFERENT = (Decision.BETTER, Decision.WORSE)
+PAIRS = (
+    (0.01, 0.0, Decision.EQUIVALENT, 60, DIFFERENT, 8),
+    (0.01, 0.05, Decision.WORSE, 80, DIFFERENT[:1], 0),
+    (0.04, 0.0, Decision.UNDECIDED, 60, DIFFERENT, 8),
+)
+"""How far processes are spread, how much faster one side is, and of 100 pairs what most and few are called."""
+
+
+@pytest.mark.parametrize(
+    ("spread", "change", "right", "least", "wrong", "most", "seed"),
+    cases([(*pairs, seed) for seed in range(3) for pairs in PAIRS][:-1], by_default=3),
+)
+def test_most_of_100_pairs_are_decided_rightly_and_few_wrongly(
+    spread: float,
+    change: float,
+    right: Decision,
+    least: int,
+    wrong: tuple[Decision, ...],
+    most: int,
+    seed: int,
+) -> None:
+    """Of 5 interleaved processes each, whose medians vary by `spread`."""
     rng = np.random.default_rng(seed)
     found: dict[Decision, int] = dict.fromkeys(Decision, 0)
     for _ in range(100):
@@ -227,31 +247,9 @@ def decided(spread: float, change: float, seed: int) -> dict[Decision, int]:
             100 * level * np.exp(common + spread * rng.standard_normal(5)) for level in (1, 1 + change)
         )
         first, second = (document(tuple((float(m),) for m in side), "latency_s") for side in (ours, theirs))
-        metric = one(beside(first, 0), beside(second, 1), "latency_s")
-        assert metric.decision is not None
-        found[metric.decision] += 1
-    return found
-
-
-@pytest.mark.parametrize("seed", cases(range(3), by_default=1))
-def test_of_equal_pairs_most_are_called_equivalent_and_few_different(seed: int) -> None:
-    found = decided(0.01, 0.0, seed)
-    assert found[Decision.BETTER] + found[Decision.WORSE] <= 8
-    assert found[Decision.EQUIVALENT] >= 60
-
-
-@pytest.mark.parametrize("seed", cases(range(3), by_default=1))
-def test_of_pairs_that_differ_by_5_percent_most_are_called_different(seed: int) -> None:
-    found = decided(0.01, 0.05, seed)
-    assert found[Decision.WORSE] >= 80
-    assert found[Decision.BETTER] == 0
-
-
-@pytest.mark.parametrize("seed", cases(range(2), by_default=1))
-def test_noisy_pairs_are_undecided_and_not_wrong(seed: int) -> None:
-    found = decided(0.04, 0.0, seed)
-    assert found[Decision.BETTER] + found[Decision.WORSE] <= 8
-    assert found[Decision.UNDECIDED] >= 60
+        found[known(one(beside(first, 0), beside(second, 1), "latency_s").decision)] += 1
+    assert sum(found[each] for each in wrong) <= most
+    assert found[right] >= least
 
 
 def test_of_equal_variants_few_are_called_different() -> None:
@@ -261,5 +259,5 @@ def test_of_equal_variants_few_are_called_different() -> None:
     for _ in range(200):
         ours, theirs = (100 * np.exp(0.017 * rng.standard_normal(3)) for _ in range(2))
         found = one(document(tuple((float(m),) for m in ours)), document(tuple((float(m),) for m in theirs)))
-        calls += found.decision in (Decision.BETTER, Decision.WORSE)
+        calls += found.decision in DIFFERENT
     assert calls <= 10

@@ -137,25 +137,21 @@ def test_a_corrupt_hellaswag_is_an_error(content: bytes) -> None:
         read_items(content)
 
 
-def test_an_ending_is_predicted_after_its_context_and_a_blank() -> None:
-    item = Item("ab", ("c", "dd", "e", "f"), 0)
-    passages, cut = item_passages([item], lambda text: list(text.encode()), window=6)
-    assert [bytes(passage.tokens.tolist()) for passage in passages] == [b"ab c", b"ab dd", b"ab e", b"ab f"]
+@pytest.mark.parametrize(
+    ("context", "endings", "tokens", "lost"),
+    [
+        ("ab", ("c", "dd", "e", "f"), [b"ab c", b"ab dd", b"ab e", b"ab f"], 0),
+        ("abcd", ("e", "ff", "g", "h"), [b"abcd e", b"bcd ff", b"abcd g", b"abcd h"], 1),
+    ],
+    ids=["fits", "loses its beginning"],
+)
+def test_an_ending_is_predicted_after_its_context_and_a_blank(
+    context: str, endings: tuple[str, ...], tokens: list[bytes], lost: int
+) -> None:
+    passages, cut = item_passages([Item(context, endings, 0)], lambda text: list(text.encode()), window=6)
+    assert [bytes(passage.tokens.tolist()) for passage in passages] == tokens
     assert [passage.positions for passage in passages] == [2, 3, 2, 2]
-    assert cut == 0
-
-
-def test_a_context_that_does_not_fit_loses_its_beginning() -> None:
-    item = Item("abcd", ("e", "ff", "g", "h"), 0)
-    passages, cut = item_passages([item], lambda text: list(text.encode()), window=6)
-    assert [bytes(passage.tokens.tolist()) for passage in passages] == [
-        b"abcd e",
-        b"bcd ff",
-        b"abcd g",
-        b"abcd h",
-    ]
-    assert [passage.positions for passage in passages] == [2, 3, 2, 2]
-    assert cut == 1
+    assert cut == lost
 
 
 def test_an_answer_is_the_ending_that_is_likeliest_for_each_character() -> None:

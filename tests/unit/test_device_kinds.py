@@ -24,8 +24,8 @@ CPU, CUDA, ROCM, XPU, MPS = DeviceKind
 EVERYWHERE = set(DeviceKind)
 
 
-def machine(*gpus: Accelerator, **software: str) -> Environment:
-    return ENVIRONMENT.model_copy(update={"accelerators": gpus, "software": software})
+def machine(*gpus: Accelerator, driver: str | None = None, **software: str) -> Environment:
+    return ENVIRONMENT.model_copy(update={"accelerators": gpus, "driver": driver, "software": software})
 
 
 def gpu(kind: DeviceKind, name: str = "GPU") -> Accelerator:
@@ -137,25 +137,17 @@ def test_a_default_stack_and_a_bench_hold_only_what_runs_there(device: DeviceKin
 T4 = Accelerator(name="Tesla T4", memory_bytes=15 * 10**9, uuid="GPU-a")
 
 
-def nvidia_machine(*gpus: Accelerator, driver: str | None = "580.00", **software: str) -> Environment:
-    return probe().model_copy(update={"accelerators": gpus, "driver": driver, "software": software})
-
-
-def asked_of_cuda(**fields: Any) -> JobSpec:
-    return JobSpec.model_validate({"workload": {"kind": "matmul"}, "device": "cuda"} | fields)
-
-
 def refusal(environment: Environment, **fields: Any) -> str:
     with pytest.raises(UnsupportedError) as caught:
-        require_device(asked_of_cuda(**fields), environment)
+        require_device(asked(device="cuda", **fields), environment)
     return str(caught.value)
 
 
 def test_a_driver_whose_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "(CUDA_VISIBLE_DEVICES hides each)" in refusal(nvidia_machine())
+    assert "(CUDA_VISIBLE_DEVICES hides each)" in refusal(machine(driver="580.00"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert "(its driver lists none)" in refusal(nvidia_machine())
+    assert "(its driver lists none)" in refusal(machine(driver="580.00"))
 
 
 @pytest.mark.parametrize(
@@ -172,12 +164,12 @@ def test_a_driver_whose_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_another_gpu_than_the_job_asks_for(target: dict[str, Any], words: str) -> None:
-    assert refusal(nvidia_machine(T4), target=target).startswith(words)
+    assert refusal(machine(T4), target=target).startswith(words)
 
 
 def test_what_fits_is_let_through() -> None:
     fitting = {"gpu": "t4", "min_vram_bytes": 15 * 10**9}
-    require_device(asked_of_cuda(target=fitting), nvidia_machine(T4, torch="2.13.0", torch_cuda="13.0"))
+    require_device(asked(device="cuda", target=fitting), machine(T4, torch="2.13.0", torch_cuda="13.0"))
 
 
 TORCH = (Want.BACKEND, "torch")

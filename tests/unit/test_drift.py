@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optigpu.documents.views import History, HistoryPoint, Standing
 from optigpu.statistics.drift import FEWEST_REQUESTS, Array, drift
 from optigpu.statistics.levels import FEWEST, SHORTEST, change_points, with_changes
-from optigpu.vocabulary import Better, DeviceKind, utc_now
+from optigpu.vocabulary import Better
+from tests.unit.made_results import a_history, a_point
 
 Noise = Callable[[np.random.Generator, int], Array]
 
@@ -115,40 +115,12 @@ def test_nothing_is_found_in_too_little_in_what_stands_still_or_in_an_outlier(va
 def test_a_change_says_by_how_much_and_which_versions_came_with_it() -> None:
     before, after = {"torch": "2.13.0", "optigpu": "0.1.0"}, {"torch": "2.14.0", "optigpu": "0.1.0"}
     points = [
-        *(point(10.0 + number % 2, before) for number in range(8)),
-        *(point(21.0, after) for _ in range(8)),
+        *(a_point(10.0 + number % 2, versions=before) for number in range(8)),
+        *(a_point(21.0, versions=after) for _ in range(8)),
     ]
-    (change,) = with_changes(history(points)).changes
+    (change,) = with_changes(a_history(*points)).changes
     assert change.ratio == pytest.approx(2.0, rel=0.01)
     assert (change.improved, change.result_id) == (True, points[8].result_id)
     assert change.versions == {"torch": ("2.13.0", "2.14.0")}
-    assert not with_changes(history(points, Better.LOWER)).changes[0].improved
-    assert with_changes(history([*points, point(0.0, after)])).changes == ()
-
-
-def point(value: float, versions: dict[str, str]) -> HistoryPoint:
-    return HistoryPoint(
-        result_id=f"{value} {id(object())}",
-        measured_at=utc_now(),
-        standing=Standing.EARLIER,
-        value=value,
-        ci=None,
-        replicates=3,
-        versions=versions,
-        warnings=(),
-    )
-
-
-def history(points: list[HistoryPoint], better: Better = Better.HIGHER) -> History:
-    return History(
-        workload={"kind": "generate"},
-        model="preset:gpt2",
-        label="bf16",
-        backend="torch",
-        device=DeviceKind.CPU,
-        hardware="1x Test CPU",
-        metric="tokens_per_s",
-        unit="1/s",
-        better=better,
-        points=tuple(points),
-    )
+    assert not with_changes(a_history(*points, better=Better.LOWER)).changes[0].improved
+    assert with_changes(a_history(*points, a_point(0.0, versions=after))).changes == ()

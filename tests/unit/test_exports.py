@@ -14,7 +14,7 @@ from optigpu.facade.recommendations import Recommendation, Recommendations
 from optigpu.runs import KeptRun
 from optigpu.vocabulary import DeviceKind, SpecError
 from tests.pages import ROOT
-from tests.unit.made_results import a_row
+from tests.unit.made_results import a_board, a_row
 from tests.unit.scripted_service import Answer, Call, scripted_service
 
 LIBRARY = ROOT / "docs" / "library.md"
@@ -38,17 +38,7 @@ def test_each_name_is_documented(name: str) -> None:
 
 
 def one_board(call: Call) -> Answer:
-    rows = [a_row(label=label).model_dump(mode="json") for label in ("bf16", "int8_weight_only")]
-    board = {
-        "workload_digest": "w",
-        "workload": {"kind": "generate"},
-        "model": "preset:gpt2",
-        "metric": "tokens_per_s",
-        "unit": "1/s",
-        "better": "higher",
-        "rows": rows,
-        "row_count": 2,
-    }
+    board = a_board(*(a_row(label=label) for label in ("bf16", "int8_weight_only"))).model_dump(mode="json")
     return Answer(body={"boards": [board]})
 
 

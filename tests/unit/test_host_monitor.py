@@ -83,15 +83,14 @@ def test_heat_is_counted_once_for_each_core_and_each_package(tmp_path: Path) -> 
     """Two packages of two cores of two threads: the kernel shows a package's count at each of its four CPUs."""
     for cpu in range(8):
         package, core = cpu % 4 // 2, cpu % 4
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
-        for name, text in {
-            "topology/physical_package_id": package,
-            "topology/thread_siblings_list": f"{core},{core + 4}",
-            "thermal_throttle/core_throttle_count": 10**core,
-            "thermal_throttle/package_throttle_count": (package + 1) * 10**4,
-        }.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(f"{text}\n")
+        folder = f"sys/devices/system/cpu/cpu{cpu}"
+        files = {
+            f"{folder}/topology/physical_package_id": f"{package}\n",
+            f"{folder}/topology/thread_siblings_list": f"{core},{core + 4}\n",
+            f"{folder}/thermal_throttle/core_throttle_count": f"{10**core}\n",
+            f"{folder}/thermal_throttle/package_throttle_count": f"{(package + 1) * 10**4}\n",
+        }
+        tree(tmp_path, files)
     assert sum(counters.numbers(counters.heat_files(range(8), tmp_path))) == 31111
     assert sum(counters.numbers(counters.heat_files({1, 5, 6}, tmp_path))) == 30110, (
         "those that are asked for"
@@ -338,32 +337,37 @@ def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
     }
 
 
-def test_what_the_control_group_already_uses_is_not_free(tmp_path: Path) -> None:
-    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700))
-    assert free_host_bytes(tmp_path) == 300
-
-
-def test_page_cache_that_the_kernel_can_give_back_is_free(tmp_path: Path) -> None:
-    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", "1000", used=700, cache=200))
-    assert free_host_bytes(tmp_path) == 500
-
-
-def test_a_group_above_may_have_less_left_than_the_one_with_the_smallest_limit(tmp_path: Path) -> None:
-    files = group("a/b", "1000", used=100) | group("a", "2000", used=1900) | group("", "max", used=5000)
-    tree(tmp_path, {"proc/self/cgroup": "0::/a/b"} | files)
-    assert free_host_bytes(tmp_path) == 100, "other groups under a use 1800 of its 2000 bytes"
-
-
-def test_version_1_counts_the_cache_of_child_groups_too(tmp_path: Path) -> None:
-    folder = GROUPS / "memory/a"
-    files = {
-        "proc/self/cgroup": "4:memory:/a\n0::/",
-        f"{folder}/memory.limit_in_bytes": "1000",
-        f"{folder}/memory.usage_in_bytes": "900",
-        f"{folder}/memory.stat": "inactive_file 0\ntotal_inactive_file 150",
-    }
-    tree(tmp_path, files)
-    assert free_host_bytes(tmp_path) == 250
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/a", group("a", "1000", used=700), 300),
+        ("0::/a", group("a", "1000", used=700, cache=200), 500),
+        (
+            "0::/a/b",
+            group("a/b", "1000", used=100) | group("a", "2000", used=1900) | group("", "max", used=5000),
+            100,
+        ),
+        (
+            "4:memory:/a\n0::/",
+            {
+                f"{GROUPS}/memory/a/memory.limit_in_bytes": "1000",
+                f"{GROUPS}/memory/a/memory.usage_in_bytes": "900",
+                f"{GROUPS}/memory/a/memory.stat": "inactive_file 0\ntotal_inactive_file 150",
+            },
+            250,
+        ),
+    ],
+    ids=[
+        "used",
+        "page cache",
+        "other groups use 1800 of the 2000 bytes above",
+        "version 1, with child groups",
+    ],
+)
+def test_what_control_groups_use_is_not_free_but_for_page_cache(
+    tmp_path: Path, groups: str, files: dict[str, str], free: int
+) -> None:
+    assert free_host_bytes(tree(tmp_path, {"proc/self/cgroup": groups} | files)) == free
 
 
 @pytest.mark.parametrize("limit", ["max", str(2**62)])
@@ -371,14 +375,6 @@ def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, li
     tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
     free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
     assert 700 < free <= memory.total
-
-
-def machine(root: Path, *sizes: str) -> Path:
-    for index, size in enumerate(sizes):
-        folder = root / f"sys/devices/system/cpu/cpu0/cache/index{index}"
-        folder.mkdir(parents=True)
-        (folder / "size").write_text(f"{size}\n")
-    return root
 
 
 @pytest.mark.parametrize(
@@ -393,4 +389,6 @@ def machine(root: Path, *sizes: str) -> Path:
 def test_the_largest_cache_that_the_kernel_tells_counts(
     tmp_path: Path, sizes: tuple[str, ...], expected: int | None
 ) -> None:
-    assert last_level_cache_bytes(machine(tmp_path, *sizes)) == expected
+    folder = "sys/devices/system/cpu/cpu0/cache"
+    root = tree(tmp_path, {f"{folder}/index{index}/size": f"{size}\n" for index, size in enumerate(sizes)})
+    assert last_level_cache_bytes(root) == expected

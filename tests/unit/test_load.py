@@ -221,9 +221,7 @@ def test_with_a_limit_it_stays_below_the_rate_of_an_engine() -> None:
     schedule = Schedule("Server", 2000, (1, 1), (2, 2))
 
     def attempt(rate: float) -> LoadRun:
-        clock = VirtualClock()
-        server = Batching(SimulatedSlots(clock, 1, 0.01, 0.01), clock)
-        run = server.run(replace(schedule, rate=rate).draw(source), [[0]] * 2000)
+        run = simulated(replace(schedule, rate=rate).draw(source))
         return figures_of(run, Limits(ttft_s=0.07), is_open=True)
 
     found = highest_rate(attempt, 10, share=0.99, runs=3, most=1000)

@@ -20,28 +20,21 @@ from optigpu.documents.rounds import RoundMark
 from optigpu.documents.shapes import ModelFacts
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure, Variant
-from optigpu.load.batching import Batching, VirtualClock
-from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
-from optigpu.meters.highest_rate import SimulatedSlots
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.serve import Serve
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, evidence, replicate, spec, verdict
+from tests.unit.test_load import figures
 
 RUNS = REQUESTS * ROUNDS
 SOURCE = np.random.default_rng(0)
 
 
-def a_run(rate: float = 10.0) -> LoadRun:
-    clock = VirtualClock()
-    load = Schedule("Server", 40, (1, 1), (3, 3), rate=rate).draw(SOURCE)
-    run = Batching(SimulatedSlots(clock, 1, 0.01, 0.01), clock).run(load, [[0]] * 40)
-    return figures_of(run, Limits(), is_open=True)
-
-
-RUN, GROWING = a_run(), a_run(rate=200.0)
+RUN, GROWING = (
+    figures(Schedule("Server", 40, (1, 1), (3, 3), rate=rate).draw(SOURCE)) for rate in (10.0, 200.0)
+)
 
 
 def served(*others: LoadRun) -> Replicate:

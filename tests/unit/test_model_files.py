@@ -204,7 +204,7 @@ SIZES = {
     "attention.head_count_kv": 2,
     "context_length": 64,
 }
-TENSORS = {"token_embd.weight": (16, 32), "blk.0.ffn_up.weight": (16, 24)}
+TENSORS: dict[str, tuple[int, ...]] = {"token_embd.weight": (16, 32), "blk.0.ffn_up.weight": (16, 24)}
 Shapes = Mapping[str, tuple[int, ...]]
 NO_OTHERS: Mapping[str, int] = MappingProxyType({})
 
@@ -246,39 +246,34 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
     assert (facts.layers, facts.heads, facts.kv_heads, facts.head_size, facts.vocabulary) == (2, 4, 2, 4, 32)
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_size_that_is_not_positive_is_named(tmp_path: Path, name: str) -> None:
-    path = gguf(tmp_path / "model.gguf", sizes={name: 0})
-    with pytest.raises(ValueError, match=rf"^its llama\.{name} is 0, which is not positive$"):
-        read(path)
-
-
-@pytest.mark.parametrize("alignment", [0, 7])
-def test_an_alignment_that_is_none_is_named(tmp_path: Path, alignment: int) -> None:
-    path = gguf(tmp_path / "model.gguf", pair(ALIGNMENT, NUMBER, struct.pack("<I", alignment)))
-    with pytest.raises(ValueError, match=f"^its general.alignment is {alignment}, which is not a positive"):
-        read(path)
-
-
-def test_arrays_within_arrays_have_an_end(tmp_path: Path) -> None:
-    nested = struct.pack("<IQ", ARRAY, 1) * 100_000
-    path = gguf(tmp_path / "model.gguf", pair("nested", ARRAY, nested))
-    with pytest.raises(ValueError, match=r"^it has more than 8 arrays within each other$"):
-        read(path)
-
-
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("given", "said"),
     [
-        ((16, 0), r"its tensor token_embd\.weight has the shape \[16, 0\], and so no numbers"),
-        ((), "it has a tensor of 0 dimensions"),
-        ((16, 2**40), rf"its tensor token_embd\.weight of {2**44} numbers has only 2048 bytes"),
+        *(({"sizes": {name: 0}}, rf"its llama\.{name} is 0, which is not positive$") for name in SIZES),
+        *(
+            (
+                {"more": pair(ALIGNMENT, NUMBER, struct.pack("<I", alignment))},
+                f"its general.alignment is {alignment}, which is not a positive",
+            )
+            for alignment in (0, 7)
+        ),
+        (
+            {"more": pair("nested", ARRAY, struct.pack("<IQ", ARRAY, 1) * 100_000)},
+            "it has more than 8 arrays within each other$",
+        ),
+        *(
+            ({"tensors": TENSORS | {"token_embd.weight": shape}}, f"{said}$")
+            for shape, said in (
+                ((16, 0), r"its tensor token_embd\.weight has the shape \[16, 0\], and so no numbers"),
+                ((), "it has a tensor of 0 dimensions"),
+                ((16, 2**40), rf"its tensor token_embd\.weight of {2**44} numbers has only 2048 bytes"),
+            )
+        ),
     ],
 )
-def test_a_shape_that_cannot_be_is_named(tmp_path: Path, shape: tuple[int, ...], said: str) -> None:
-    path = gguf(tmp_path / "model.gguf", tensors=TENSORS | {"token_embd.weight": shape})
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        read(path)
+def test_what_cannot_be_is_named(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        read(gguf(tmp_path / "model.gguf", **given))
 
 
 @pytest.mark.parametrize("kept", [0, 3, 20, 100, -2048])

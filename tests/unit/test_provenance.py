@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from optigpu import __version__
 from optigpu.conductor.outcome import provenance_of
 from optigpu.documents.facts import RunFacts, TextQuality, WeightFacts
-from optigpu.documents.result import Environment, Provenance
+from optigpu.documents.result import Provenance
 from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.models.loading.weights import architecture_digest
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from tests.unit.test_attribution import HERE
 
-HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 ARCHITECTURES = {
     "gpt2": "5f2bf06b4816f3ba",
     "gpt2-medium": "a5916451df7fb68a",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,23 +19,10 @@ from tests.unit.made_results import ENVIRONMENT
 CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
 
 
-def sample(
-    foreign_s: float | None,
-    named: Mapping[str, float] | None = None,
-    *,
-    cpus: int = 2,
-    idle_s: float | None = None,
-    gpu_foreign: int = 0,
-) -> HostSample:
+def sample(foreign_s: float | None, named: Mapping[str, float] | None = None, **seen: Any) -> HostSample:
     """What one look of two seconds saw."""
-    return HostSample(
-        wall_s=2.0,
-        cpus=cpus,
-        foreign_s=foreign_s,
-        idle_s=idle_s,
-        named=named or {},
-        gpu_foreign=gpu_foreign,
-    )
+    usual: dict[str, Any] = {"cpus": 2, "idle_s": None}
+    return HostSample(wall_s=2.0, foreign_s=foreign_s, named=named or {}, **usual | seen)
 
 
 QUIET, BUSY = sample(0.02), sample(2.2, {"cc1plus": 2.1, "sshd": 0.02})

@@ -2,14 +2,13 @@
 
 import csv
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from optigpu.documents.events import as_document
 from optigpu.documents.result import Gain, Verdict, VerdictReason, VerdictWarning
-from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow, Standing
+from optigpu.documents.views import LeaderboardPage, Standing
 from optigpu.report import (
     RunProgress,
     ladder_csv,
@@ -23,7 +22,6 @@ from optigpu.report import (
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import REASONS, WARNINGS
 from optigpu.report.numbers import with_interval
-from optigpu.vocabulary import DeviceKind, utc_now
 from tests.unit.made_results import (
     ATTRIBUTION,
     BASELINE,
@@ -32,6 +30,8 @@ from tests.unit.made_results import (
     INT8,
     NO_COMPILER,
     RESULTS,
+    a_board,
+    a_row,
 )
 
 
@@ -150,56 +150,33 @@ def test_csv_holds_the_raw_figures() -> None:
     assert (lines[2]["value"], lines[2]["reason"]) == ("", NO_COMPILER)
 
 
-def a_board(*, pareto: bool | None) -> Board:
-    board_row = LeaderboardRow(
-        rank=1,
-        result_id=BASELINE.id,
-        job_id=None,
-        source="worker",
-        measured_at=utc_now(),
-        workload=GENERATE,
-        workload_digest="w",
-        variant_digest="v0",
-        model="preset:gpt2",
-        label="baseline",
-        techniques=(),
-        backend="torch",
-        device=DeviceKind.CPU,
-        hardware="2x Test CPU",
-        metric="tokens_per_s",
-        value=BASELINE.metrics["tokens_per_s"],
-        pareto=pareto,
-        warnings=("single_replicate",),
-    )
-    return board_of(board_row)
-
-
-def board_of(*rows: LeaderboardRow, **changes: Any) -> Board:
-    fields: dict[str, Any] = {
-        "workload_digest": "w",
-        "workload": GENERATE,
-        "model": "preset:gpt2",
-        "metric": "tokens_per_s",
-        "unit": "1/s",
-        "better": "higher",
-        "row_count": len(rows),
-    }
-    return Board(rows=rows, **fields | changes)
+FIRST = a_row(
+    result_id=BASELINE.id,
+    job_id=None,
+    workload=GENERATE,
+    variant_digest="v0",
+    label="baseline",
+    techniques=(),
+    device="cpu",
+    hardware="2x Test CPU",
+    value=BASELINE.metrics["tokens_per_s"],
+    warnings=("single_replicate",),
+)
 
 
 def test_the_leaderboard_names_workload_hardware_and_warnings() -> None:
     """Values common to all rows are in the title, once."""
-    grid = leaderboard_grid(a_board(pareto=None))
+    grid = leaderboard_grid(a_board(FIRST))
     assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1 on 2x Test CPU"
     assert f"a: single_replicate: {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}." in grid.notes
     assert grid.rows == (("1", "baseline", "31.2 [30.8, 31.5]", "-", "-", "a"),)
 
 
 def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
-    board = a_board(pareto=None)
+    board = a_board(FIRST)
     assert not {"quality (%)", "J/token"} & {column.heading for column in leaderboard_grid(board).columns}
     known = board.rows[0].model_copy(update={"top1_agreement": 0.99953, "j_per_token": 0.25})
-    grid = leaderboard_grid(board_of(*board.rows, known))
+    grid = leaderboard_grid(a_board(*board.rows, known))
     names = [column.heading for column in grid.columns]
     at = names.index("quality (%)")
     assert names[at + 1] == "J/token"
@@ -208,11 +185,10 @@ def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
 
 
 def test_a_row_without_a_rank_says_why_and_the_notes_say_what_it_means() -> None:
-    (first,) = a_board(pareto=None).rows
-    old = first.model_copy(update={"superseded": True})
-    earlier = first.model_copy(update={"rank": None, "standing": Standing.EARLIER})
-    invalid = first.model_copy(update={"rank": None, "standing": Standing.INVALID, "reasons": ("drift",)})
-    grid = leaderboard_grid(board_of(first, old, earlier, invalid, row_count=9))
+    old = FIRST.model_copy(update={"superseded": True})
+    earlier = FIRST.model_copy(update={"rank": None, "standing": Standing.EARLIER})
+    invalid = FIRST.model_copy(update={"rank": None, "standing": Standing.INVALID, "reasons": ("drift",)})
+    grid = leaderboard_grid(a_board(FIRST, old, earlier, invalid, row_count=9))
     at = [column.heading for column in grid.columns].index("status")
     assert [(cells[0], cells[at]) for cells in grid.rows] == [
         ("1", ""),
@@ -224,7 +200,7 @@ def test_a_row_without_a_rank_says_why_and_the_notes_say_what_it_means() -> None
     notes = " ".join(grid.notes)
     assert "superseded: the variant was since measured with later versions on other hardware." in notes
     assert "4 of 9 rows; workload=w lists all." in notes
-    left_out = leaderboard_grid(board_of(first, not_ranked={"drift": 2, "throttled": 1})).notes
+    left_out = leaderboard_grid(a_board(FIRST, not_ranked={"drift": 2, "throttled": 1})).notes
     assert (
         "Not ranked: drift (2), throttled (1). Invalid results are listed with include_invalid=true."
         in left_out
@@ -235,7 +211,7 @@ def test_an_empty_leaderboard_says_why() -> None:
     page = LeaderboardPage(boards=(), note="There are no results yet.")
     assert [grid.notes for grid in leaderboard_grids(page)] == [("There are no results yet.",)]
     assert leaderboard_csv(page).startswith("rank,label,")
-    empty = board_of(note="2 results are not ranked: foreign_process.")
+    empty = a_board(note="2 results are not ranked: foreign_process.")
     (grid,) = leaderboard_grids(LeaderboardPage(boards=(empty,)))
     assert (grid.title, grid.notes) == (
         "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1",

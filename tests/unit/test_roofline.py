@@ -26,6 +26,7 @@ from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.train_step import TrainStep
+from tests.known import known
 from tests.unit.made_results import metric
 
 GIB = 2**30
@@ -71,22 +72,17 @@ def test_the_shares_and_the_headroom_follow_from_bytes_operations_and_time() -> 
     assert found.metrics["mbu"].value == pytest.approx(16 * step.bytes / SLOW)
     assert found.metrics["mfu"].value == pytest.approx(16 * step.flops / RATE)
     assert found.metrics["headroom"].value == pytest.approx(SLOW / step.bytes / 16)
-    assert found.step is not None
-    assert found.step.measured_s == pytest.approx(1 / 16)
-    assert found.step.attainable_s == pytest.approx(step.bytes / SLOW)
+    assert known(found.step).measured_s == pytest.approx(1 / 16)
+    assert known(found.step).attainable_s == pytest.approx(step.bytes / SLOW)
 
 
 def test_the_intervals_follow_the_rate_and_turn_round_for_the_headroom() -> None:
     found = judged(tokens_per_s=16.0).metrics
     for name in ("mbu", "mfu"):
         value, ci = found[name].value, found[name].ci
-        assert ci is not None
-        assert value is not None
-        assert ci == pytest.approx((0.9 * value, 1.2 * value))
+        assert known(ci) == pytest.approx((0.9 * known(value), 1.2 * known(value)))
     value, ci = found["headroom"].value, found["headroom"].ci
-    assert ci is not None
-    assert value is not None
-    assert ci == pytest.approx((value / 1.2, value / 0.9))
+    assert known(ci) == pytest.approx((known(value) / 1.2, known(value) / 0.9))
     assert (found["mbu"].n, found["mbu"].replicates) == (5, 1)
 
 
@@ -99,8 +95,7 @@ def test_weights_that_fit_a_cache_are_held_against_the_caches_bandwidth(
 ) -> None:
     """An array of 1 MiB was read slower than one of 64 MiB, which is the cost of starting, and no roof."""
     found = judged(16.0, model=Footprint(GPT2.facts, streamed, 0))
-    assert found.step is not None
-    assert found.step.roof.bytes_per_s == bandwidth
+    assert known(found.step).roof.bytes_per_s == bandwidth
 
 
 @pytest.mark.parametrize(("written", "rate"), [(2**20, 50e9), (2**26, CACHED), (2**28, 12e9), (2**30, 12e9)])
@@ -117,10 +112,8 @@ def test_what_writes_as_much_as_it_reads_is_held_against_copies_too(written: int
         rows=written // 8192,
     )
     found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 1.0)}, RunFacts(), both, None)
-    assert found.step is not None
-    assert found.step.roof.bytes_per_s == rate
-    reading = judged(1.0, peaks=both, model=Footprint(GPT2.facts, written, 0)).step
-    assert reading is not None
+    assert known(found.step).roof.bytes_per_s == rate
+    reading = known(judged(1.0, peaks=both, model=Footprint(GPT2.facts, written, 0)).step)
     assert reading.roof.bytes_per_s == (SLOW if written >= 2**28 else CACHED), (
         "a decode step writes next to nothing"
     )
@@ -149,9 +142,7 @@ def test_the_rate_is_that_of_the_fastest_products_that_a_variant_computes(
     metrics = {"tokens_per_s": metric("tokens_per_s", 1.0), "ttft_s": metric("ttft_s", 1.0)}
     found = roofline_of(DECODE, metrics, facts, PEAKS, None)
     assert found.dtype == dtype
-    assert found.step is not None
-    assert found.prefill is not None
-    assert {found.step.roof.flops_per_s, found.prefill.roof.flops_per_s} == {rate}
+    assert {known(found.step).roof.flops_per_s, known(found.prefill).roof.flops_per_s} == {rate}
 
 
 def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
@@ -164,18 +155,15 @@ def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
 
 def test_without_a_cache_the_step_is_the_whole_sequence() -> None:
     cached, uncached = judged(16.0), judged(16.0, kv_cache="none")
-    assert cached.step is not None
-    assert uncached.step is not None
-    assert uncached.step.flops > 32 * cached.step.flops
-    assert uncached.step.bytes < 1.01 * cached.step.bytes
+    assert known(uncached.step).flops > 32 * known(cached.step).flops
+    assert known(uncached.step).bytes < 1.01 * known(cached.step).bytes
 
 
 def test_a_matrix_product_is_counted_by_its_sides() -> None:
     product = Matmul(sizes=(1024,), dtypes=("bfloat16",))
     metrics = {"tflops": metric("tflops", 0.4, (0.3, 0.5))}
     found = roofline_of(product, metrics, RunFacts(), PEAKS, None)
-    assert found.step is not None
-    assert (found.step.flops, found.step.bytes) == (2 * 1024**3, 3 * 1024**2 * 2)
+    assert (known(found.step).flops, known(found.step).bytes) == (2 * 1024**3, 3 * 1024**2 * 2)
     assert found.metrics["mfu"].value == pytest.approx(0.4e12 / (4 * RATE))
     assert found.metrics["headroom"].value == pytest.approx(2.0)
     assert found.metrics["headroom"].ci == pytest.approx((1.6, 0.8 / 0.3))
@@ -189,11 +177,11 @@ def test_attention_is_counted_by_its_pairs_and_reads_no_scores(causal: bool) -> 
         lengths=(512,), implementations=("standard",), heads=8, kv_heads=2, causal=causal, dtype="bfloat16"
     ).expand()
     found = roofline_of(workload, {"tflops": metric("tflops", 0.2)}, RunFacts(), PEAKS, None)
-    assert found.step is not None
+    step = known(found.step)
     pairs = 512 * 513 / 2 if causal else 512**2
-    assert found.step.flops == 4 * 8 * 64 * pairs
-    assert found.step.bytes == (2 * 8 + 2 * 2) * 512 * 64 * 2
-    assert found.step.measured_s == pytest.approx(found.step.flops / 0.2e12)
+    assert step.flops == 4 * 8 * 64 * pairs
+    assert step.bytes == (2 * 8 + 2 * 2) * 512 * 64 * 2
+    assert step.measured_s == pytest.approx(step.flops / 0.2e12)
     assert found.metrics["mfu"].value == pytest.approx(0.2e12 / (4 * RATE))
 
 
@@ -208,9 +196,9 @@ def test_a_norm_moves_its_rows_and_multiplies_no_matrices(
         norms=(norm,), residuals=(residual,), implementations=("fused",), widths=(1024,), rows=4096
     )
     found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 5.0, (4.0, 6.0))}, RunFacts(), PEAKS, None)
-    assert found.step is not None
-    assert (found.step.bytes, found.step.flops) == (4 * 1024 * (matrices * 4096 + vectors), 0)
-    bandwidth = found.step.roof.bytes_per_s
+    step = known(found.step)
+    assert (step.bytes, step.flops) == (4 * 1024 * (matrices * 4096 + vectors), 0)
+    bandwidth = step.roof.bytes_per_s
     assert found.metrics["mbu"].value == pytest.approx(5e9 / bandwidth)
     assert found.metrics["mbu"].ci == pytest.approx((4e9 / bandwidth, 6e9 / bandwidth))
     assert found.metrics["headroom"].value == pytest.approx(bandwidth / 5e9)
@@ -241,9 +229,9 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     seen = RunFacts(dtype="bfloat16", footprint=model)
     metrics = {"images_per_s": metric("images_per_s", 40.0)}
     found = roofline_of(Classify(batch_size=8), metrics, seen, PEAKS, None)
-    assert found.step is not None
-    assert (found.step.bytes, found.step.flops) == (51_000_000 + 8 * 3 * 224 * 224 * 2, 64_000_000_000)
-    assert found.step.measured_s == pytest.approx(0.2)
+    step = known(found.step)
+    assert (step.bytes, step.flops) == (51_000_000 + 8 * 3 * 224 * 224 * 2, 64_000_000_000)
+    assert step.measured_s == pytest.approx(0.2)
     assert found.metrics["mfu"].value == pytest.approx(40 * 8e9 / (4 * RATE))
     assert found.dtype == "bfloat16"
     default = RunFacts(dtype="float32", footprint=model, cudnn_tf32=True)
@@ -252,17 +240,13 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
 
 
 def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
-    t4 = find("NVIDIA T4")
-    assert t4 is not None
+    t4 = known(find("NVIDIA T4"))
     metrics = {"tokens_per_s": metric("tokens_per_s", 16.0), "ttft_s": metric("ttft_s", 0.2)}
     found = roofline_of(DECODE, metrics, facts_with(), PEAKS, t4)
-    assert found.step is not None
-    assert found.published is not None
-    assert found.published.source == "NVIDIA T4"
-    assert found.step.published_s == pytest.approx(found.step.bytes / 320e9)
-    assert found.step.attainable_s == pytest.approx(found.step.bytes / SLOW), (
-        "the catalog replaced a measurement"
-    )
+    step = known(found.step)
+    assert known(found.published).source == "NVIDIA T4"
+    assert step.published_s == pytest.approx(step.bytes / 320e9)
+    assert step.attainable_s == pytest.approx(step.bytes / SLOW), "the catalog replaced a measurement"
     assert roofline_of(DECODE, metrics, facts_with(dtype="bfloat16"), PEAKS, t4).published is None, (
         "T4 has no bf16"
     )
@@ -273,8 +257,7 @@ def missing(found: Roofline) -> str:
     (reason,) = {summary.reason for summary in found.metrics.values()}
     assert [summary.value for summary in found.metrics.values()] == [None] * 3
     assert found.bound is None
-    assert reason is not None
-    return reason
+    return known(reason)
 
 
 def test_without_peaks_all_is_null_with_the_reason() -> None:
@@ -333,8 +316,7 @@ def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
 
 
 def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
-    fastest = judged(16.0).metrics["headroom"].value
-    assert fastest is not None
+    fastest = known(judged(16.0).metrics["headroom"].value)
     within, beyond = judged(16.0 * fastest * 1.04), judged(16.0 * fastest * 1.06)
     assert within.metrics["headroom"].value == pytest.approx(1 / 1.04)
     assert within.notes == ()
@@ -342,8 +324,7 @@ def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
     assert "1.06 times as fast as the measured peaks" in (beyond.metrics["headroom"].reason or "")
     assert beyond.notes == (beyond.metrics["headroom"].reason,)
     assert beyond.step is not None
-    assert beyond.step.measured_s is not None
-    assert beyond.step.attainable_s == pytest.approx(1.06 * beyond.step.measured_s)
+    assert beyond.step.attainable_s == pytest.approx(1.06 * known(beyond.step.measured_s))
 
 
 @given(
@@ -358,14 +339,11 @@ def test_the_nearer_roof_decides_the_headroom(
 ) -> None:
     workload = Generate(prompt_tokens=prompt, new_tokens=new, batch_size=batch)
     model = Footprint(GPT2.facts, streamed, 3072)
-    step = judged(1e-9, workload, model=model).step
-    assert step is not None
+    step = known(judged(1e-9, workload, model=model).step)
     found = judged(share * batch / step.attainable_s, workload, model=model).metrics
     mbu, mfu, headroom = (found[name].value for name in ("mbu", "mfu", "headroom"))
     assert headroom == pytest.approx(1 / share)
-    assert mbu is not None
-    assert mfu is not None
-    assert headroom == pytest.approx(1 / max(mbu, mfu))
+    assert headroom == pytest.approx(1 / max(known(mbu), known(mfu)))
 
 
 STEP = TrainStep(batch_size=4)
@@ -397,8 +375,7 @@ def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() ->
 
 def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token() -> None:
     """The rule of thumb 6 N D: with N without the embedding, which is looked up, attention adds little at 2,048."""
-    facts = facts_of(parse_reference("preset:llama-3.1-8b"))
-    assert facts is not None
+    facts = known(facts_of(parse_reference("preset:llama-3.1-8b")))
     weights = 8_030_261_248 - facts.vocabulary * facts.hidden_size
     flops = training_step_flops(facts, batch=2, length=2048)
     assert flops / (6 * weights * 2 * 2048) == pytest.approx(1.0, abs=0.05)

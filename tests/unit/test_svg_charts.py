@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from optigpu.documents.views import Board, History, HistoryPoint, LevelChange, Standing
+from optigpu.documents.views import LevelChange
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof, samples_data
@@ -20,10 +20,10 @@ from optigpu.report.charts.svg.picture import TWO
 from optigpu.report.charts.svg.plane import Box, Wanted, around, placed
 from optigpu.report.charts.svg.points import steps
 from optigpu.report.numbers import prefixed
-from optigpu.vocabulary import Better, DeviceKind, SpecError, utc_now
+from optigpu.vocabulary import Better, SpecError
 from tests.pages import ROOT
 from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT
-from tests.unit.made_results import a_row, metric
+from tests.unit.made_results import a_board, a_history, a_point, a_row, metric
 from tests.unit.svg_pages import (
     SVG,
     assert_apart,
@@ -143,7 +143,7 @@ def test_any_history_is_sound_markup(
     at: list[datetime], values: list[tuple[float, Interval | None]], changed: dict[int, tuple[str, bool]]
 ) -> None:
     found = tuple(
-        a_point(f"r{number}", moment, value, ci)
+        a_point(value, result_id=f"r{number}", measured_at=moment, ci=ci)
         for number, (moment, (value, ci)) in enumerate(zip(at, values, strict=False))
     )
     changes = tuple(
@@ -154,23 +154,9 @@ def test_any_history_is_sound_markup(
         for number, each in enumerate(found)
         if number in changed
     )  # fmt: skip
-    made = figure(a_history(found, changes), id_prefix="any", link=address)
+    made = figure(a_history(*found, changes=changes), id_prefix="any", link=address)
     assert_shows(made, sum(drawable(each.value) for each in found))
     assert len(made.table.rows) == len(found)
-
-
-def a_point(id_: str, at: datetime, value: float, ci: Interval | None, torch: str = "2.13") -> HistoryPoint:
-    return HistoryPoint(
-        result_id=id_, measured_at=at, standing=Standing.CURRENT, value=value, ci=ci, replicates=3,
-        versions={"torch": torch}, warnings=(),
-    )  # fmt: skip
-
-
-def a_history(points: tuple[HistoryPoint, ...], changes: tuple[LevelChange, ...]) -> History:
-    return History(
-        workload={}, model=None, label="int8", backend="torch", device=DeviceKind.CPU, hardware="2x Test CPU",
-        metric="tokens_per_s", unit="1/s", better=Better.HIGHER, points=points, changes=changes,
-    )  # fmt: skip
 
 
 some_samples = st.lists(st.floats(-1e9, 1e9) | st.floats(0, 10), min_size=1, max_size=40)
@@ -352,10 +338,7 @@ def test_a_board_is_a_front_of_what_is_ranked() -> None:
         a_row(result_id="wrong", weight_bytes=1e6, standing="invalid", value=metric("tokens_per_s", 999.0)),
         a_row(result_id="unknown", weight_bytes=None, rank=4),
     )
-    board = Board(
-        workload_digest="w", workload={"kind": "generate"}, model="preset:gpt2", metric="tokens_per_s", unit="1/s",
-        better=Better.HIGHER, row_count=len(rows), rows=rows,
-    )  # fmt: skip
+    board = a_board(*rows)
     front = front_panel(board.rows, AXES["weights"], speed_axis(board))
     assert [each.source for each in front.marks if each.on_front] == ["fast", "small"]
     assert [each.x for each in front.marks] == [400.0, 100.0, 450.0, 1.0]
@@ -373,16 +356,14 @@ def test_a_ladder_on_a_page_has_a_row_for_each_rung_that_was_measured() -> None:
 
 def test_a_history_says_what_changed() -> None:
     points = tuple(
-        a_point(
-            f"r{number}", utc_now(), 100.0 - 10 * number, (99.0 - 10 * number, 101.0 - 10 * number), torch
-        )
-        for number, torch in enumerate(("2.12", "2.13"))
+        a_point(value, result_id=f"r{number}", ci=(value - 1, value + 1), versions={"torch": torch})
+        for number, (value, torch) in enumerate(((100.0, "2.12"), (90.0, "2.13")))
     )
     change = LevelChange(
         result_id="r1", measured_at=points[1].measured_at, ratio=0.9, improved=False,
         versions={"torch": ("2.12", "2.13")},
     )  # fmt: skip
-    made = figure(a_history(points, (change,)), id_prefix="h")
+    made = figure(a_history(*points, changes=(change,)), id_prefix="h")
     assert_sound(made.svg, "h")
     assert "10.0% lower (worse): torch 2.12 → 2.13" in " ".join(said(made.svg))
     assert [row[3] for row in made.table.rows] == ["10.0% lower (worse): torch 2.12 → 2.13", ""]

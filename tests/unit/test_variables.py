@@ -31,32 +31,39 @@ def test_what_is_not_listed_is_neither_passed_on_nor_recorded(monkeypatch: pytes
     assert recorded_variables() == {}
 
 
-def test_what_may_change_a_figure_is_passed_on_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    changing = {
-        "CC": "clang",
-        "CUDA_LAUNCH_BLOCKING": "1",
-        "LD_LIBRARY_PATH": "/opt/blas",
-        "NVIDIA_TF32_OVERRIDE": "0",
-        "OPTIGPU_DECODE_CACHE_GB": "1",
-    }
-    for name, value in changing.items():
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        (
+            {
+                "CC": "clang",
+                "CUDA_LAUNCH_BLOCKING": "1",
+                "LD_LIBRARY_PATH": "/opt/blas",
+                "NVIDIA_TF32_OVERRIDE": "0",
+                "OPTIGPU_DECODE_CACHE_GB": "1",
+            },
+            True,
+        ),
+        (
+            {
+                "CUDA_VISIBLE_DEVICES": "1",
+                "HF_HOME": "/models",
+                "NVIDIA_REQUIRE_CUDA": "cuda>=13.0",
+                "LANG": "C",
+                "HTTPS_PROXY": "http://me:secret@proxy",
+            },
+            False,
+        ),
+    ],
+    ids=["may change a figure", "selects a GPU or a folder"],
+)
+def test_what_is_passed_on_is_recorded_where_it_may_change_a_figure(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], recorded: bool
+) -> None:
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert changing.items() <= child_variables(1).items()
-    assert recorded_variables() == changing
-
-
-def test_what_selects_a_gpu_or_a_folder_is_passed_on_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = {
-        "CUDA_VISIBLE_DEVICES": "1",
-        "HF_HOME": "/models",
-        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0",
-        "LANG": "C",
-        "HTTPS_PROXY": "http://me:secret@proxy",
-    }
-    for name, value in passed.items():
-        monkeypatch.setenv(name, value)
-    assert passed.items() <= child_variables(1).items()
-    assert recorded_variables() == {}
+    assert given.items() <= child_variables(1).items()
+    assert recorded_variables() == (given if recorded else {})
 
 
 def test_secrets_reach_only_a_process_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.facts import BuildFacts, WeightFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
-from optigpu.vocabulary import METRICS
 from tests.unit.made_replicates import (
     QUIET,
     REQUESTS,
@@ -25,6 +24,7 @@ from tests.unit.made_replicates import (
     spec,
     verdict,
 )
+from tests.unit.made_results import metric
 
 
 def test_a_quiet_run_is_valid_without_a_mark() -> None:
@@ -234,17 +234,16 @@ def test_the_seconds_of_a_stop_are_the_clock_s_and_never_a_ratio_of_a_warm_reque
     assert "stood still for 5.0 s" in judged.notes[0]
 
 
-def test_fresh_inputs_that_take_longer_give_a_cache_away() -> None:
-    judged = verdict(replicate(audit=Audited(samples=samples([0.5, 0.4, 0.6]))))
+@pytest.mark.parametrize(
+    ("fresh", "metric_name"),
+    [(samples([0.5, 0.4, 0.6]), "latency_s"), (samples([0.022] * 3, ttft_s=0.5), "ttft_s")],
+)
+def test_fresh_inputs_that_take_longer_give_a_cache_or_a_kept_prefill_away(
+    fresh: dict[str, tuple[float, ...]], metric_name: str
+) -> None:
+    judged = verdict(replicate(audit=Audited(samples=fresh)))
     assert judged.reasons == (VerdictReason.CACHED_RESULT,)
-    assert "latency_s" in judged.notes[0]
-
-
-def test_a_prefill_that_was_kept_shows_in_the_first_token() -> None:
-    audit = Audited(samples=samples([0.022] * 3, ttft_s=0.5))
-    judged = verdict(replicate(audit=audit))
-    assert judged.reasons == (VerdictReason.CACHED_RESULT,)
-    assert "ttft_s" in judged.notes[0]
+    assert metric_name in judged.notes[0]
 
 
 def test_one_fresh_request_as_fast_as_the_others_shows_that_nothing_is_kept() -> None:
@@ -268,16 +267,12 @@ def test_a_wrong_output_is_told_once_whenever_it_is_found() -> None:
     assert judged.notes == ("3 of 8 tokens. 2 logits are NaN.",)
 
 
-def quality(name: str, value: float | None, reason: str | None = None) -> MetricSummary:
-    return MetricSummary(unit=METRICS[name].unit, better=METRICS[name].better, value=value, reason=reason)
-
-
 @pytest.mark.parametrize(
     ("kld", "top1", "passes"), [(0.05, 0.9, True), (0.051, 0.9, False), (0.01, 0.89, False)]
 )
 def test_a_variant_that_loses_too_much_quality_is_not_ranked(kld: float, top1: float, passes: bool) -> None:
     gated = spec(max_kld=0.05, min_top1=0.9)
-    metrics = {"kld_mean": quality("kld_mean", kld), "top1_agreement": quality("top1_agreement", top1)}
+    metrics = {"kld_mean": metric("kld_mean", kld), "top1_agreement": metric("top1_agreement", top1)}
     judged = verdict(job=gated, metrics=metrics)
     assert judged.valid is passes
     assert judged.reasons == (() if passes else (VerdictReason.QUALITY_BELOW_GATE,))
@@ -285,7 +280,7 @@ def test_a_variant_that_loses_too_much_quality_is_not_ranked(kld: float, top1: f
 
 
 def test_a_gate_that_could_not_be_checked_is_not_passed() -> None:
-    metrics = {"kld_mean": quality("kld_mean", None, "The text is too short.")}
+    metrics = {"kld_mean": metric("kld_mean", None, reason="The text is too short.")}
     unread = verdict(job=spec(max_kld=0.05), metrics=metrics)
     assert unread.reasons == (VerdictReason.QUALITY_BELOW_GATE,)
     assert "The text is too short." in unread.notes[0]
@@ -309,9 +304,7 @@ WIDE = 0.5
 
 def agreed(low: float, high: float) -> dict[str, MetricSummary]:
     """A primary metric of 100 with this interval over its processes."""
-    known = METRICS["tokens_per_s"]
-    summary = MetricSummary(unit=known.unit, better=known.better, value=100.0, ci=(low, high))
-    return {"tokens_per_s": summary}
+    return {"tokens_per_s": metric("tokens_per_s", 100.0, (low, high))}
 
 
 def test_a_figure_that_its_processes_agree_on_is_known_whatever_one_of_them_is_by_itself() -> None:
