@@ -16,7 +16,7 @@ import pytest
 
 from tests.engine.processes import optigpu, wait_until
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 
 OPTIGPU = (sys.executable, "-m", "optigpu")
@@ -68,7 +68,6 @@ def read(terminal: int, shown: list[bytes]) -> None:
             shown.append(chunk)
 
 
-@pytest.mark.slow
 def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
     environment: dict[str, str],
 ) -> None:
@@ -78,7 +77,6 @@ def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
     assert "tensor cores" in ran.stdout
 
 
-@pytest.mark.slow
 def test_a_run_in_which_nothing_can_be_ranked_ends_with_status_3_and_the_reason(
     environment: dict[str, str],
 ) -> None:
@@ -96,7 +94,6 @@ def test_a_run_in_which_nothing_can_be_ranked_ends_with_status_3_and_the_reason(
     assert "quality_below_gate (1 of 1)" in said
 
 
-@pytest.mark.slow
 def test_cuda_where_there_is_none_is_said_before_anything_starts(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -113,7 +110,6 @@ def test_cuda_where_there_is_none_is_said_before_anything_starts(
     assert not (tmp_path / "locks").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "ignored", "status", "words"),
     [(signal.SIGINT, None, 130, b"Ctrl-C"), (signal.SIGTERM, signal.SIGINT, 143, b"SIGTERM")],
@@ -138,7 +134,6 @@ def test_a_signal_ends_it_with_its_status_and_leaves_no_process(
     assert b"The job was cancelled by " + words in b"".join(shown)
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str]) -> None:
     quick = ("--workload", "matmul", "--sizes", "16", *QUICK[2:], "--replicates", "50", "--format", "csv")
     with at_a_terminal(environment, "run", *quick) as (process, shown):
@@ -186,7 +181,6 @@ def measured(ran: subprocess.CompletedProcess[str], tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout(ran: subprocess.CompletedProcess[str]) -> None:
     assert ran.returncode in MEASURED, ran.stderr
     document = json.loads(ran.stdout)
@@ -204,7 +198,6 @@ def replayed(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.slow
 def test_a_replay_on_other_software_says_what_differs(environment: dict[str, str], measured: Path) -> None:
     report = json.loads(measured.read_text())
     for result in report["results"]:

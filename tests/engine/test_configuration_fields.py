@@ -14,6 +14,8 @@ from tests.breadth import cases
 from tests.engine.decoder_models import model_of
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
+
 Logits = NDArray[np.float32]
 Change = tuple[str, dict[str, Any]]
 """A field, and what is given to the configuration's class in order to change it."""
@@ -203,8 +205,6 @@ def stepped(forward: Callable[[Any], Any]) -> Logits:
     return np.concatenate([np.array(forward(part)) for part in parts])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.llama
 @pytest.mark.parametrize(("family", "bound"), cases([("llama", EXACT), ("gpt2", LOOKED_UP)], 1))
 def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, bound: float) -> None:
@@ -228,8 +228,6 @@ def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, b
     assert unlike(family, compute, bound) == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.onnxruntime
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str) -> None:
@@ -250,8 +248,6 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
     assert unlike(family, compute, EXACT) == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.openvino
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "mistral", "qwen2", "gemma3_text"], 1))
 def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
@@ -280,8 +276,6 @@ def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
     assert unlike(family, compute, EXACT) == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> None:
     """What is packed is rounded, so the logits are those of the model with the rounded weights."""
@@ -310,8 +304,6 @@ def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> N
     assert unlike(family, compute, EXACT) == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
 def test_what_no_class_declares_counts_where_transformers_reads_it() -> None:
     """Hugging Face's own files have fields that nothing reads; a new field that is read is refused unseen."""
     config = configuration(

@@ -25,6 +25,8 @@ from tests.engine.sessions import measured, quick_job
 from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
 from tests.servers.programs import llama_server, transformers_serve, vllm_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -92,7 +94,6 @@ def of(report: Report, label: str) -> Result:
     return next(result for result in report.results if result.variant.label == label)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
@@ -109,7 +110,6 @@ def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     assert good.variant.variant_digest != torch.variant.variant_digest
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_what_a_server_does_not_tell_is_null_with_the_reason(report: Report) -> None:
@@ -129,7 +129,6 @@ def ends(report: Report) -> dict[str, tuple[VariantStatus, str]]:
     return {row.label: (row.status, str(row.reason)) for row in report.attribution.rows}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
@@ -184,13 +183,11 @@ def prompts(rows: int) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_it_is_asked_in_its_own_way(started: Started) -> None:
     assert started.runtime.notes.facts["server"]["asked_in"] == started.asked_in
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_exactly_as_many_tokens_come_as_were_asked_for(started: Started, rows: int) -> None:
@@ -201,7 +198,6 @@ def test_exactly_as_many_tokens_come_as_were_asked_for(started: Started, rows: i
     assert found.gaps_s[0] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_greedy_text_is_transformers_text(started: Started) -> None:
     import torch
@@ -221,7 +217,6 @@ def test_greedy_text_is_transformers_text(started: Started) -> None:
         assert list(found.ids) == expected[0, len(ids) :].tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scenario", ["Server", "closed"])
 def test_a_load_is_served(started: Started, scenario: str) -> None:

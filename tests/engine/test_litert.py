@@ -27,6 +27,8 @@ from optigpu.workloads.classify import Classify
 from tests.engine import converted_engines
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 SIDE, CLASSES, CHANNELS = 32, 10, 8
 FLOAT32, INT32, INT8 = 0, 2, 9
 IMAGE_SCALE, HIDDEN_SCALE, SCORE_SCALE, WEIGHT_SCALE = 1 / 32, 1 / 64, 1 / 64, 1 / 256
@@ -212,7 +214,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> TinyWeights:
     return write_classifier(tmp_path_factory.mktemp("again") / "m.tflite", quantized=False)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeights, batch: int) -> None:
     given = images(batch)
@@ -223,7 +224,6 @@ def test_a_float_file_gives_the_scores_of_numpy(folder: Path, weights: TinyWeigh
     assert done.seconds > 0
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, batch: int) -> None:
     given = images(batch)
@@ -244,7 +244,6 @@ def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, ba
     assert done.chosen.tolist() == done.logits.argmax(axis=1).tolist()
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:
     content = (folder / "edge" / "int8" / "model.tflite").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -265,7 +264,6 @@ def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:
     assert facts["tflite_operators"] == ["CONV_2D", "FULLY_CONNECTED", "MEAN"]
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -287,7 +285,6 @@ def test_what_is_no_tflite_file_is_refused(folder: Path, model: str, words: str)
         prepared(model)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("kept", [0, 8, 0.5, 0.999])
 def test_a_truncated_file_is_refused_before_litert_reads_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: float
@@ -300,7 +297,6 @@ def test_a_truncated_file_is_refused_before_litert_reads_it(
         prepared("path:cut.tflite")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_file_that_is_none_or_classifies_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +309,6 @@ def test_a_file_that_is_none_or_classifies_nothing_is_refused(
         prepared("path:two.tflite")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_file_that_is_not_its_manifest_s_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +320,6 @@ def test_a_file_that_is_not_its_manifest_s_is_refused(
         prepared("path:model.tflite")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_files_are_among_the_models_of_a_worker(folder: Path) -> None:
     assert {FLOAT_FILE, INT8_FILE} <= set(held_models())
     assert "path:edge/out.tflite" not in held_models()
@@ -357,7 +351,6 @@ def result(folder: Path, own_folders: None, tmp_path: Path) -> Result:
     return outcome.result
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_job_s_result_is_whole(result: Result, folder: Path) -> None:
     digest = hashlib.sha256((folder / "edge" / "int8" / "model.tflite").read_bytes()).hexdigest()
@@ -373,7 +366,6 @@ def test_a_job_s_result_is_whole(result: Result, folder: Path) -> None:
     assert "manifest" in str(result.metrics["kld_mean"].reason)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_its_measuring_process_loads_neither_torch_nor_tensorflow(folder: Path) -> None:
     program = f"""

@@ -32,6 +32,8 @@ from tests.engine.converted_engines import (
     transformers_model,
 )
 
+pytestmark = pytest.mark.llama
+
 prepared = partial(converted_engines.prepared, "llama_cpp")
 ROUNDED = 1e-2
 """The largest difference of a logit over the largest logit, with weights and cache in float16."""
@@ -50,7 +52,6 @@ def typed(kind: GgufType | None) -> tuple[Gguf, ...]:
     return (Gguf(type=kind),) if kind else ()
 
 
-@pytest.mark.llama
 @pytest.mark.parametrize(("kind", "bound"), [(None, 1e-3), ("F16", ROUNDED)])
 def test_scored_logits_are_transformers_logits(tmp_path: Path, kind: GgufType | None, bound: float) -> None:
     tokens = prompts(2, 48)
@@ -60,7 +61,6 @@ def test_scored_logits_are_transformers_logits(tmp_path: Path, kind: GgufType | 
 
 
 @pytest.mark.slow
-@pytest.mark.llama
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
 def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(
     tmp_path: Path, kind: GgufType
@@ -75,7 +75,6 @@ def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leav
     np.testing.assert_array_equal(runtime.logits(tokens), next(runtime.score(tokens, 31)))
 
 
-@pytest.mark.llama
 @pytest.mark.parametrize("model", ["bundled:tiny", "preset:tiny-gpt2-test", "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
     from optigpu.models.loading.load import count_weights
@@ -90,7 +89,6 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
     assert whole.footprint().facts == whole.facts
 
 
-@pytest.mark.llama
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -134,7 +132,6 @@ def error_of(runtime: SteppedRuntime, exact: Logits) -> float:
     return float(error(scored_after_prompt(runtime), exact))
 
 
-@pytest.mark.llama
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", cases(["Q4_K_M", "IQ2_XS", *sorted({*get_args(LlamaCppType)} - {"Q4_K_M", "IQ2_XS"})])
@@ -147,14 +144,12 @@ def test_every_type_is_written_and_read(tmp_path: Path, exact: Logits, kind: Lla
     assert 0 < error_of(runtime, exact) < FAR.get(kind, 1.0)
 
 
-@pytest.mark.llama
 def test_what_matters_makes_few_bits_better(tmp_path: Path, exact: Logits) -> None:
     """Q2_K without, and with the importance that Q2_K_S asks for: the same type of numbers in each matrix, or fewer."""
     runtime = prepared(tmp_path, Gguf(type="IQ3_XXS"))
     assert error_of(runtime, exact) < error_of(prepared(tmp_path, Gguf(type="Q2_K")), exact)
 
 
-@pytest.mark.llama
 def test_flash_attention_computes_the_same(tmp_path: Path, exact: Logits) -> None:
     fused, plain = (prepared(tmp_path, LlamaFlashAttention(enabled=enabled)) for enabled in (True, False))
     assert (fused.notes.facts["flash_attention"], plain.notes.facts["flash_attention"]) == (True, False)
@@ -162,7 +157,6 @@ def test_flash_attention_computes_the_same(tmp_path: Path, exact: Logits) -> Non
     assert 0 < error_of(fused, exact) < 1e-3
 
 
-@pytest.mark.llama
 @pytest.mark.parametrize(
     ("kind", "bound", "width"), [("F16", 1e-2, 2.0), ("Q8_0", 0.1, 34 / 32), ("Q4_0", 0.5, 18 / 32)]
 )
@@ -175,7 +169,6 @@ def test_a_cache_of_fewer_bits_rounds_keys_and_values(
     assert 0 < error_of(runtime, exact) < bound
 
 
-@pytest.mark.llama
 def test_a_file_is_run_as_it_is(tmp_path: Path, models: Path) -> None:
     written = prepared(tmp_path, Gguf(type="Q8_0"))
     file = next(kept().glob("bundled-tiny-*-Q8_0.gguf"))
@@ -197,7 +190,6 @@ def kept() -> Path:
     return cache_dir() / "converted" / "gguf"
 
 
-@pytest.mark.llama
 def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, models: Path) -> None:
     prepared(tmp_path)
     # Files of other versions of the writer may lie beside it.
@@ -226,7 +218,6 @@ def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, mo
         prepared(tmp_path, model="path:out.gguf")
 
 
-@pytest.mark.llama
 def test_the_header_that_is_read_is_what_the_package_gguf_reads(tmp_path: Path) -> None:
     from gguf import GGUFReader
 

@@ -40,6 +40,8 @@ from tests.engine.meter_contexts import (
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
+pytestmark = pytest.mark.usefixtures("trained_model")
+
 NOT_OF_A_TEXT = {
     "accuracy", "accuracy_loss_percent", "loss_final", "loss_deviation", "gradient_norm", "alone_agreement",
 }  # fmt: skip
@@ -69,7 +71,6 @@ def loss_of(model: Any, tokens: list[int], first: int) -> tuple[float, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize("stack", [(), (NoKvCache(),), (Spy(), StaticKvCache())])
 def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     stack: tuple[Technique, ...], tmp_path: Path
@@ -81,7 +82,6 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
@@ -91,7 +91,6 @@ def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path: Path) -> None:
     reading = measured(tmp_path, Flattened())
     assert reading.values["kld_mean"] > 0.1
@@ -99,7 +98,6 @@ def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, Spoiled(noise=1.0), text="file:mine.txt")
     assert reading.values["kld_mean"] > 0.05
@@ -109,7 +107,6 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
     import torch
 
@@ -133,7 +130,6 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> None:
     import torch
 
@@ -148,7 +144,6 @@ def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize("stride", [None, 63])
 def test_perplexity_is_that_of_an_independent_evaluation(
     stride: int | None, tmp_path: Path, language_dir: Path, trained_model: Path
@@ -175,7 +170,6 @@ def test_perplexity_is_that_of_an_independent_evaluation(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, text="file:mine.txt", tokens=200, window=50, stride=20)
     facts = reading.facts.model_dump()["quality"]
@@ -196,7 +190,6 @@ def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_accuracy_is_that_of_an_independent_evaluation(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -215,7 +208,6 @@ def test_accuracy_is_that_of_an_independent_evaluation(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_what_spoils_the_answers_is_an_accuracy_lost(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -245,7 +237,6 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
     return float(np.mean(right))
 
 
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.slow
 def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Path) -> None:
     import torch
@@ -262,7 +253,6 @@ def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Pat
     assert [tuple(row.shape) for row in logits] == [(2, VOCABULARY)] * (LENGTH - 5)
 
 
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize(
     ("stack", "prefill"),
     spread(
@@ -285,7 +275,6 @@ def test_scores_are_the_logits_after_each_forced_token(stack: tuple[Technique, .
     assert not torch.is_inference_mode_enabled()
 
 
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.slow
 def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
@@ -300,20 +289,17 @@ def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -
     assert compiled.request.run()["tokens_per_s"] > 0
 
 
-@pytest.mark.usefixtures("trained_model")
 def test_a_loop_of_its_own_is_asked_for_its_logits(tmp_path: Path) -> None:
     reading = measured(tmp_path, OwnLoop(scores=True))
     assert reading.values["kld_mean"] > 1
     assert reading.values["top1_agreement"] < 0.1
 
 
-@pytest.mark.usefixtures("trained_model")
 def test_a_loop_that_gives_no_logits_has_no_quality(tmp_path: Path) -> None:
     reading = measured(tmp_path, OwnLoop(scores=False))
     assert_nothing(reading, "own_loop replaces the decode loop by one that gives no logits")
 
 
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.gpu
 def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(tmp_path: Path) -> None:
     stack = resolve((TorchCompile(mode="reduce-overhead"),), "generate")
@@ -326,7 +312,6 @@ def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_random_weights_have_no_quality(tmp_path: Path) -> None:
     name = "preset:tiny-llama-test"
     random = context_of(runtime_of(name), tmp_path, model=name)
@@ -335,7 +320,6 @@ def test_random_weights_have_no_quality(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_why_there_is_no_reference_is_what_every_variant_says(tmp_path: Path, language_dir: Path) -> None:
     reading = make_reference(context(tmp_path, text="file:missing.txt"))
     assert_nothing(reading, r"missing.txt under .* cannot be read")
@@ -345,7 +329,6 @@ def test_why_there_is_no_reference_is_what_every_variant_says(tmp_path: Path, la
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, language_dir: Path) -> None:
     make_reference(context(tmp_path, text="file:mine.txt"))
     with (language_dir / "mine.txt").open("a") as text:
@@ -354,7 +337,6 @@ def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, la
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 @pytest.mark.parametrize(
     ("change", "name"), [({"seed": 1}, "seed 0"), ({"quality": QualityOptions(tokens=64)}, "tokens 512")]
 )
@@ -365,7 +347,6 @@ def test_a_reference_for_another_setting_is_none(change: dict[str, Any], name: s
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -> None:
     make_reference(context(tmp_path))
     logits = tmp_path / QUALITY_FOLDER / "logits.f32"
@@ -377,7 +358,6 @@ def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
     tmp_path: Path, language_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +369,5 @@ def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained_model")
 def test_logits_that_are_no_numbers_are_a_reason(tmp_path: Path) -> None:
     assert_nothing(measured(tmp_path, Broken()), f"{VOCABULARY} of {VOCABULARY} logits are NaN or infinite")

@@ -17,7 +17,7 @@ from tests.engine.decoded import NEW_TOKENS, assert_same_logits
 from tests.engine.test_techniques_compilation import passing
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "recorded")
 
 
 @pytest.fixture
@@ -29,7 +29,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "others"),
     spread(FAMILIES, [((),), ((Int8KvCache(),),), ((SlidingKvCache(window=6, sinks=2),),)], by_default=3),
 )
-@pytest.mark.usefixtures("recorded")
 def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tuple[Technique, ...]) -> None:
     plain = runtime_of(f"path:{family}", StaticKvCache(), *others)
     expected = plain.generate(prompt(), NEW_TOKENS).tokens
@@ -44,7 +43,6 @@ def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tupl
     claim() if others else assert_needs_hook(CudaGraphs(), "step", claim)
 
 
-@pytest.mark.usefixtures("recorded")
 def test_recording_leaves_the_cache_as_it_was_and_runs_no_further_than_the_request() -> None:
     """A cache has no room for a token after the last: warming up at one position after the other would write there."""
     runtime, plain = runtime_of("path:gpt2", CudaGraphs()), runtime_of("path:gpt2", StaticKvCache())
@@ -52,7 +50,6 @@ def test_recording_leaves_the_cache_as_it_was_and_runs_no_further_than_the_reque
     assert_close(list(runtime.score(tokens, 8)), list(plain.score(tokens, 8)))
 
 
-@pytest.mark.usefixtures("recorded")
 def test_a_replay_reads_copies_of_its_inputs_and_writes_where_it_wrote() -> None:
     replayed = CudaGraphs().forward(lambda inputs: inputs * 2, Notes())
     inputs = torch.ones(2, 3)
@@ -64,7 +61,6 @@ def test_a_replay_reads_copies_of_its_inputs_and_writes_where_it_wrote() -> None
     assert inputs.equal(torch.ones(2, 3))
 
 
-@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("task", "model"),
     [(Task.PREFILL, "path:gpt2"), (Task.PREFILL, "path:llama"), (Task.IMAGES, "preset:tiny-vit-test")],
@@ -83,7 +79,6 @@ def test_a_whole_pass_is_recorded_too(task: Task, model: str) -> None:
     assert_needs_hook(CudaGraphs(), "forward", claim)
 
 
-@pytest.mark.usefixtures("recorded")
 def test_a_recorded_step_refuses_another_batch_and_another_cache() -> None:
     runtime = runtime_of("path:gpt2", CudaGraphs())
     runtime.generate(prompt(2), NEW_TOKENS)

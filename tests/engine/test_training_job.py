@@ -31,12 +31,14 @@ from tests.engine.measuring import in_process
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.training import GPT2, LLAMA, RESNET, trained
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 SHAPES = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16, "shortest_tokens": 4}
 OF_TEXT, OF_IMAGES = {"trained_tokens_per_s", "padded_tokens_per_s"}, {"images_per_s"}
 ENDS = [(LLAMA, OF_TEXT), (RESNET, OF_IMAGES)]
 
 
-@pytest.mark.usefixtures("one_torch_thread", "forked_children")
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "own"), ENDS)
 def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[str]) -> None:
@@ -64,7 +66,7 @@ def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[s
         assert set(metered.reasons) == {"peak_reserved_bytes", "quantized_share"}
 
 
-@pytest.mark.usefixtures("one_torch_thread", "forked_children")
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -86,7 +88,7 @@ def check_of(name: str, folder: Path) -> float:
     return run_technique(check, Setting(probe(), DeviceKind.CPU, 1, folder)).error
 
 
-@pytest.mark.usefixtures("one_torch_thread", "forked_children")
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.slow
 def test_the_self_test_finds_a_technique_that_does_nothing_or_learns_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +179,6 @@ def measured(folders: dict[str, Path], rule: dict[str, Any], *stack: Technique) 
     return QualityMeter().read(context(folders[rule["optimizer"]], *stack, **rule))
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stack",
@@ -193,7 +194,6 @@ def test_what_trains_the_same_stays_inside(folders: dict[str, Path], stack: tupl
     assert "by its losses" in reading.reasons["kld_mean"]
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "rule"), cases([("gradients", SGD), ("learning rate", ADAMW), ("samples", ADAMW)], 1)
@@ -204,7 +204,6 @@ def test_what_trains_something_else_is_outside(
     assert measured(folders, rule, Wrong(how=how)).values["loss_deviation"] > 1
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_loss_that_is_nan_is_told_with_its_step(folders: dict[str, Path]) -> None:
     reading = measured(folders, SGD, Wrong(how="nan"))
@@ -213,7 +212,6 @@ def test_a_loss_that_is_nan_is_told_with_its_step(folders: dict[str, Path]) -> N
     assert reading.facts.quality.not_finite_step == 1
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_job_compares_losses_and_counts_operations_from_random_weights(tmp_path: Path) -> None:
     spec = JobSpec(

@@ -24,6 +24,8 @@ from tests.engine import tiny_models
 from tests.engine.image_models import FAMILIES, asked_to_pass, image_runtime, prefill_runtime
 from tests.engine.rounding import in_float64, logits_of, rounding_bound, rounding_bound_of
 
+pytestmark = pytest.mark.usefixtures("squares")
+
 PREFILL = Prefill(prompt_tokens=8, batch_size=2)
 CLASSIFY = Classify(batch_size=2)
 
@@ -48,7 +50,6 @@ def runtime(models_dir: Path) -> Any:
     return asked_to_pass(prefill_runtime("path:gpt2"))
 
 
-@pytest.mark.usefixtures("models_dir")
 def test_the_metrics_follow_from_the_time_of_the_pass(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "forward", lambda inputs: Pass(inputs, inputs, 0.5))
     found = PREFILL.prepare(runtime).run()
@@ -59,7 +60,6 @@ def test_the_metrics_follow_from_the_time_of_the_pass(runtime: Any, monkeypatch:
     assert found == {"images_per_s": 6.0, "latency_s": 0.5, "requests_per_s": 6.0}
 
 
-@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),), (NoKvCache(),)], ids=["dynamic", "static", "none"])
 def test_prefill_gives_the_logits_of_the_prompts_last_token(
@@ -75,7 +75,6 @@ def test_prefill_gives_the_logits_of_the_prompts_last_token(
     assert done.seconds > 0
 
 
-@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize("make", [prefill_runtime, image_runtime], ids=["prefill", "classify"])
 def test_a_pass_goes_through_the_stacks_forward_hook(make: Any) -> None:
     model = "path:gpt2" if make is prefill_runtime else "preset:tiny-resnet-test"
@@ -88,7 +87,6 @@ def test_a_pass_goes_through_the_stacks_forward_hook(make: Any) -> None:
     assert doubled.notes.facts["passes"] == 4
 
 
-@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_over_images_gives_the_models_logits(family: str) -> None:
     import torch
@@ -107,7 +105,6 @@ def test_a_pass_over_images_gives_the_models_logits(family: str) -> None:
     assert float(exact().std()) > 0.05, "images neither fade away nor grow without bounds"
 
 
-@pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -130,8 +127,6 @@ def test_a_wrong_output_is_found(spoil: Any, words: str, kind: str, monkeypatch:
 
 class TestQuality:
     """A classifier's predictions against those of fp32, on images made from the seed."""
-
-    pytestmark = pytest.mark.usefixtures("squares")
 
     @staticmethod
     def context(folder: Path, *stack: Technique, model: str = "path:squares", seed: int = 0) -> MeterContext:
@@ -202,7 +197,6 @@ def by_hand(folder: Path, runtime: TorchPassRuntime) -> tuple[Any, Any]:
     return np.array(logits), np.array(labels)
 
 
-@pytest.mark.usefixtures("squares")
 def test_accuracy_is_the_share_of_images_that_the_model_classifies_as_labelled(
     datasets: Path, tmp_path: Path
 ) -> None:
@@ -222,7 +216,6 @@ def test_accuracy_is_the_share_of_images_that_the_model_classifies_as_labelled(
     assert quality["dataset_sha256"] == open_pictures("quarters").sha256
 
 
-@pytest.mark.usefixtures("squares")
 def test_what_is_timed_are_the_folders_images_batch_by_batch(datasets: Path, tmp_path: Path) -> None:
     made = labelled_context(tmp_path)
     request: Any = made.request
@@ -236,7 +229,6 @@ def test_what_is_timed_are_the_folders_images_batch_by_batch(datasets: Path, tmp
     assert "no processor with the model: shorter side to 37 pixels" in facts.preprocessing
 
 
-@pytest.mark.usefixtures("squares")
 def test_a_models_own_processor_is_used(
     squares: Path, datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +245,6 @@ def test_a_models_own_processor_is_used(
     assert made.runtime.notes.facts["network"].input == (48, 48, 3)
 
 
-@pytest.mark.usefixtures("squares")
 @pytest.mark.parametrize(
     ("name", "listed", "said"),
     [
