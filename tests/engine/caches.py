@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+import pytest
 
 from optigpu import programs
 from optigpu.paths import cache_dir
@@ -26,6 +27,15 @@ def cache_with(parent: Path, *shared: str) -> Path:
         (cache_dir() / name).mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(cache_dir() / name)
     return folder
+
+
+@contextmanager
+def own_folders(made: Path, *shared: str) -> Iterator[None]:
+    """Such a cache folder and an empty data folder, both in `made`; every child inherits the variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache_with(made, *shared).parent))
+        patch.setenv("OPTIGPU_DATA_DIR", str(made / "data"))
+        yield
 
 
 @cache

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
@@ -17,7 +16,7 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, resident_converter
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, own_folders, resident_converter
 from tests.engine.machines import here
 
 TINY = "bundled:tiny"
@@ -26,8 +25,7 @@ PROMPT, NEW = 24, 40
 
 def own_cache(made: Path) -> Iterator[None]:
     """A cache folder that shares converted models with this user's; they are written by the resident converter."""
-    with resident_converter(), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_with(made, BUILDS, OPERATORS, PEAKS, CONVERTED).parent))
+    with resident_converter(), own_folders(made, BUILDS, OPERATORS, PEAKS, CONVERTED):
         yield
 
 

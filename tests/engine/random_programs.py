@@ -1,8 +1,9 @@
-"""Decoder programs with random weights, packed for the CPU operator."""
+"""Decoder programs with random weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,10 +20,12 @@ from optigpu.ops.decode.program import (
     Mlp,
     Norm,
     Program,
+    RotaryTable,
     WeightKind,
 )
 
 CONTEXT = 64
+Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
 
 
 class Shape(NamedTuple):
@@ -31,6 +34,7 @@ class Shape(NamedTuple):
     `rotary` ones have RMSNorm, a gate, three matrices of queries, keys and values, and an embedding of their own;
     others have positions and the head's matrix for embedding, in which every fifth row is finer. Every second block has
     no `window` where `alternates`, and another table of angles. With `experts` the second block has a mixture of them.
+    `positions` says how large they are beside the rows of the embedding.
     """
 
     rotary: bool = False
@@ -55,6 +59,8 @@ class Shape(NamedTuple):
     caps: tuple[float | None, float | None] = (None, None)
     experts: int = 0
     shared: bool = False
+    biases: bool = True
+    positions: float = 0.3
     clamp: tuple[float, float] | None = None
 
 
@@ -70,17 +76,23 @@ LIKE_OLMO = LIKE_LLAMA._replace(inner=128, norms="after", head_norms="whole", ac
 
 
 @cache
-def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 0) -> Program:
-    """Weights whose outputs are about as large as their inputs; the same for the same arguments."""
-    generator = torch.Generator().manual_seed(seed)
+def random_program(
+    shape: Shape,
+    *kinds: WeightKind,
+    group: int = 32,
+    seed: int = 0,
+    packing: Packing = pack,
+    device: str = "cpu",
+) -> Program:
+    """Weights of `kinds` in turns, with outputs about as large as inputs; the same for the same arguments."""
+    generator, kind = torch.Generator().manual_seed(seed), cycle(kinds)
 
     def draw(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator)
+        return torch.randn(*size, generator=generator).to(device)
 
-    def matrix(outputs: int, inputs: int, biased: bool = True) -> Matrix:
-        return pack(
-            draw(outputs, inputs) * inputs**-0.5, draw(outputs) * 0.1 if biased else None, kind, group
-        )
+    def matrix(outputs: int, inputs: int, biased: bool = shape.biases) -> Matrix:
+        weight = draw(outputs, inputs) * inputs**-0.5
+        return packing(weight, draw(outputs) * 0.1 if biased else None, next(kind), group)
 
     def norm(width: int = shape.width) -> Norm:
         weight = 1 + 0.1 * draw(width)
@@ -107,7 +119,7 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
         return Expert(up, matrix(shape.width, inner))
 
     def router(outputs: int) -> Matrix:
-        return pack(draw(outputs, shape.width) * 3 * shape.width**-0.5, 0.1 * draw(outputs), "bf16", group)
+        return packing(draw(outputs, shape.width) * 3 * shape.width**-0.5, 0.1 * draw(outputs), "bf16", group)
 
     def mixture() -> Mixture:
         is_plain = shape.clamp is None
@@ -147,19 +159,21 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
         )
 
     def table(rows: int, size: float) -> Matrix:
-        return pack(size * draw(rows, shape.width), None, "bf16" if kind == "bf16" else "w8", group)
+        return packing(size * draw(rows, shape.width), None, "bf16" if kinds == ("bf16",) else "w8", group)
 
     head, turned = matrix(shape.vocabulary, shape.width, False), shape.rotary_size or shape.head_size
     if not shape.rotary:
-        rows = torch.arange(1, shape.vocabulary, 5)
+        rows = torch.arange(1, shape.vocabulary, 5, device=device)
         left = 0.1 * shape.width**-0.5 * draw(len(rows), shape.width)
-        head = replace(head, finer=FinerRows(rows, pack(left, None, kind, group)))
+        head = replace(head, finer=FinerRows(rows, packing(left, None, head.kind, group)))
     return Program(
         *(shape.width, shape.heads, shape.kv_heads, shape.head_size, shape.inner, shape.vocabulary, CONTEXT),
         shape.activation,
         table(shape.vocabulary, 1.0) if shape.rotary else head,
-        None if shape.rotary else table(CONTEXT, 0.3 * shape.width**-0.5),
-        (_rotary(turned, 10000), _rotary(turned, 100))[: 1 + shape.alternates] if shape.rotary else (),
+        None if shape.rotary else table(CONTEXT, shape.positions * shape.width**-0.5),
+        tuple(rotary(turned, base, device) for base in (10000, 100)[: 1 + shape.alternates])
+        if shape.rotary
+        else (),
         tuple(block(index) for index in range(shape.blocks)),
         norm(),
         head,
@@ -170,10 +184,10 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
     )
 
 
-def _rotary(size: int, base: float) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    def table(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(size: int, base: float, device: str = "cpu") -> Callable[[int], RotaryTable]:
+    def table(length: int) -> RotaryTable:
         angles = torch.arange(length)[:, None] / base ** (torch.arange(0, size, 2) / size)
-        return angles.cos(), angles.sin()
+        return angles.cos().to(device), angles.sin().to(device)
 
     return table
 

@@ -10,7 +10,7 @@ from optigpu.conductor.processes.memory_budget import MakeMemoryRule
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.events import Event
-from optigpu.documents.result import Environment, Result
+from optigpu.documents.result import Environment, Result, VerdictReason
 from optigpu.hardware.probe import probe
 from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
@@ -124,3 +124,17 @@ def value(result: Result, metric: str) -> float:
     found = result.metrics[metric].value
     assert found is not None, result.metrics[metric].reason
     return found
+
+
+def by_label(report: Report) -> dict[str, Result]:
+    """The results, of which none failed."""
+    assert {outcome.reason for outcome in report.outcomes} == {None}
+    return {result.variant.label: result for result in report.results}
+
+
+def assert_measured(result: Result) -> None:
+    """Of the model itself, with time and memory."""
+    wrong = {VerdictReason.OUTPUT_INVALID, VerdictReason.NOT_THE_MODEL}
+    assert wrong.isdisjoint(result.verdict.reasons)
+    assert value(result, "tokens_per_s") > 0
+    assert value(result, "host_peak_bytes") > 0

@@ -24,6 +24,7 @@ from tools.bundled_model.baselines import Trigram, Unigram
 from tools.bundled_model.text import encode, read_documents, train_tokenizer
 from tools.bundled_model.training import Recipe, train
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 LARGEST_BYTES = {"tiny": 8_000_000, "small": 12_000_000}
 EMBEDDINGS = {"tiny": "transformer.wte.weight", "small": "model.embed_tokens.weight"}
 TEXT = """The old man came down to the harbour every morning before the sun was up, and stood for some time
@@ -85,7 +86,6 @@ def windows(tokens: Any, count: int) -> list[Any]:
 # What is in the package
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_the_weights_are_small_enough_and_the_tied_head_is_there_once(name: str, folder: Path) -> None:
     weights = folder / "model.safetensors"
     assert weights.stat().st_size <= LARGEST_BYTES[name]
@@ -97,7 +97,6 @@ def test_the_weights_are_small_enough_and_the_tied_head_is_there_once(name: str,
     assert "lm_head.weight" not in names
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_it_loads_with_no_network(reference: ModelReference, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was asked")
@@ -111,7 +110,6 @@ def test_it_loads_with_no_network(reference: ModelReference, monkeypatch: pytest
 # The tokenizer
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @given(text=st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_the_same_after_encoding_and_decoding(tokenizer: Any, text: str) -> None:
@@ -123,7 +121,6 @@ def test_any_text_is_the_same_after_encoding_and_decoding(tokenizer: Any, text: 
 # What it has learned
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_it_predicts_a_text_better_than_the_text_s_own_frequencies(model: Any, tokenizer: Any) -> None:
     """No unigram model of this text can do better than the frequencies in it, which the model does not know."""
     tokens = np.array(tokenizer.encode(TEXT))
@@ -134,7 +131,6 @@ def test_it_predicts_a_text_better_than_the_text_s_own_frequencies(model: Any, t
     assert losses(model, tokens).mean() < entropy
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_it_beats_a_unigram_and_a_trigram_on_text_that_it_never_saw(
     model: Any, tokenizer: Any, datasets_dir: Path

@@ -20,21 +20,17 @@ from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import DeviceKind, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve
-from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
 from tests.engine.sessions import measured, quick_job
 from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
 from tests.servers.programs import llama_server, transformers_serve, vllm_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every child inherits the variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("endpoint"), BUILDS, OPERATORS, PEAKS)
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    with own_folders(tmp_path_factory.mktemp("endpoint"), BUILDS, OPERATORS, PEAKS):
         yield
 
 
@@ -94,7 +90,6 @@ def of(report: Report, label: str) -> Result:
     return next(result for result in report.results if result.variant.label == label)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     good, torch = of(report, "good"), of(report, "baseline")
@@ -110,7 +105,6 @@ def test_a_server_is_measured_beside_an_engine(report: Report) -> None:
     assert good.variant.variant_digest != torch.variant.variant_digest
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_what_a_server_does_not_tell_is_null_with_the_reason(report: Report) -> None:
     good = of(report, "good")
@@ -129,7 +123,6 @@ def ends(report: Report) -> dict[str, tuple[VariantStatus, str]]:
     return {row.label: (row.status, str(row.reason)) for row in report.attribution.rows}
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_servers_that_fail_leave_the_others_alone(report: Report) -> None:
     reasons = ends(report)

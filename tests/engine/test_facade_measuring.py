@@ -31,6 +31,8 @@ from optigpu.workloads.matmul import Matmul
 from tests.engine.sessions import BRIEF
 from tests.engine.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 FOUNDING = """
 from optigpu import BenchmarkEngine, QuantizationOptimizer, MemoryOptimizer
 # ── Benchmark matmul vs RTX 5090 ──────────────────────────────
@@ -66,7 +68,6 @@ def engine(own_lock: None) -> BenchmarkEngine:
     return made
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_inference_is_decoded_timed_and_weighed(engine: BenchmarkEngine) -> None:
     tiny, preset = engine.inference
     assert (tiny.name, tiny.throughput_of) == ("tiny", "tokens")
@@ -79,7 +80,6 @@ def test_inference_is_decoded_timed_and_weighed(engine: BenchmarkEngine) -> None
     assert preset.notes == ("The prompt was random: the model came without a tokenizer.",)
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_the_report_has_products_inference_and_claims(
     engine: BenchmarkEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +97,6 @@ def test_the_report_has_products_inference_and_claims(
     assert list(engine.to_frame()["name"]) == ["tiny", "inference 2"]
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_it_saves_charts_with_their_data_tables_and_everything_as_json(
     engine: BenchmarkEngine, tmp_path: Path
 ) -> None:
@@ -111,7 +110,6 @@ def test_it_saves_charts_with_their_data_tables_and_everything_as_json(
     assert engine.plot("ladder").svg.startswith("<svg")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_an_engine_without_results_says_what_to_call() -> None:
     empty = BenchmarkEngine(device="cpu")
     for call in (empty.report, empty.save):
@@ -121,7 +119,6 @@ def test_an_engine_without_results_says_what_to_call() -> None:
         BenchmarkEngine(device="tpu")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_model_keeps_its_own_decoding_settings(engine: BenchmarkEngine) -> None:
     """An end token would end requests early; it is set aside for the time that it is measured."""
     model: Any = tiny_model("llama").train()
@@ -133,7 +130,6 @@ def test_a_model_keeps_its_own_decoding_settings(engine: BenchmarkEngine) -> Non
     assert model.training
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 @pytest.mark.usefixtures("own_lock")
 def test_the_founding_code_runs_as_it_was_typed(
@@ -155,7 +151,6 @@ def report(own_lock: None) -> JobReport:
     return optigpu.run(Matmul(sizes=(32, 64)), device="cpu", **BRIEF)
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_report_has_what_was_measured(report: JobReport) -> None:
     assert [result.variant.label for result in report.results] == ["float32 32", "float32 64"]
     assert all((result.metrics["tflops"].value or 0) > 0 for result in report.results)
@@ -163,7 +158,6 @@ def test_a_report_has_what_was_measured(report: JobReport) -> None:
     assert report.stopped is None
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_its_table_is_shown_on_a_terminal_and_in_a_notebook(report: JobReport) -> None:
     console = Console(width=140, record=True, file=sys.stderr)
     console.print(report)
@@ -172,7 +166,6 @@ def test_its_table_is_shown_on_a_terminal_and_in_a_notebook(report: JobReport) -
         assert "TFLOP/s" in shown
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_its_charts_are_pictures_and_files(report: JobReport, tmp_path: Path) -> None:
     drawn = report.plot("ladder", tmp_path / "matmul.svg")
     assert drawn._repr_svg_() == drawn.svg
@@ -184,7 +177,6 @@ def test_its_charts_are_pictures_and_files(report: JobReport, tmp_path: Path) ->
         report.plot("quality")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_what_it_saves_can_be_shown_again(report: JobReport, tmp_path: Path) -> None:
     kept = runs.read(report.save(tmp_path / "run.json"))
     assert [result["id"] for result in kept.results] == [result.id for result in report.results]
@@ -192,7 +184,6 @@ def test_what_it_saves_can_be_shown_again(report: JobReport, tmp_path: Path) -> 
         report.save(tmp_path / "missing" / "run.json")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_ladder_climbs_the_stack_that_is_named_or_the_usual_one() -> None:
     named = ladder_spec("generate", "preset:tiny-llama-test", ["bf16", "fused_qkv"], {"device": "cpu"})
     usual = ladder_spec("generate", "preset:tiny-llama-test", None, {"device": "cpu"})

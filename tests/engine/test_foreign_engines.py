@@ -34,9 +34,10 @@ from optigpu.techniques.base import EXACT, Technique
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, own_folders
 from tests.engine.converted_engines import TINY, ordered, prompts, transformers_tokens
 from tests.engine.machines import here
+from tests.engine.sessions import by_label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -313,14 +314,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "beside": [{"backend": "vllm", "stack": [{"name": "vllm_bf16"}], "label": "bf16"}],
         "limits": {"wait_for_quiet_s": 0, "timeout_s": 1500},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("vllm"), BUILDS, OPERATORS, PEAKS, CONVERTED, "engines")
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-        locks = tmp_path_factory.mktemp("locks")
+    made, locks = tmp_path_factory.mktemp("vllm"), tmp_path_factory.mktemp("locks")
+    with own_folders(made, BUILDS, OPERATORS, PEAKS, CONVERTED, "engines"):
         report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=locks, threads=1)
-    assert [outcome.reason for outcome in report.outcomes] == [None] * 2
-    return {result.variant.label: result for result in report.results}
+    return by_label(report)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from optigpu.models.loading.load import MODELS_DIR
 from optigpu.vocabulary import UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
 from tests.engine import converted_engines
-from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -337,15 +337,9 @@ def job(**changes: Any) -> JobSpec:
 
 
 @pytest.fixture
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every child inherits the variables."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path / "own", BUILDS, OPERATORS, PEAKS).parent))
-    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
-
-
-@pytest.fixture
-def result(folder: Path, own_folders: None, tmp_path: Path) -> Result:
-    (outcome,) = run(job(), lambda _: None, lock_dir=tmp_path, threads=1).outcomes
+def result(folder: Path, tmp_path: Path) -> Result:
+    with own_folders(tmp_path, BUILDS, OPERATORS, PEAKS):
+        (outcome,) = run(job(), lambda _: None, lock_dir=tmp_path, threads=1).outcomes
     assert outcome.status is VariantStatus.SUCCEEDED, outcome.reason
     assert outcome.result is not None
     return outcome.result

@@ -13,7 +13,7 @@ import pytest
 from optigpu.backends.ik_llama_cpp.structures import FILE_TYPES
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.facts import TextQuality
-from optigpu.documents.result import Result, VerdictReason
+from optigpu.documents.result import Result
 from optigpu.engines.environments import environment_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
@@ -21,9 +21,11 @@ from optigpu.models.held import MODELS_DIR
 from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
-from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, own_folders
 from tests.engine.converted_engines import loaded_by_measuring, prepared
-from tests.engine.sessions import QUICK, measured, quick_job, value
+from tests.engine.sessions import QUICK, assert_measured, by_label, measured, quick_job, value
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 TYPES = ("F16", "Q8_0", "Q4_0")
 WEIGHTS = hashlib.sha256((BUNDLED["tiny"] / "model.safetensors").read_bytes()).hexdigest()
@@ -35,11 +37,7 @@ def gguf(kind: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every child inherits the variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("llama"), BUILDS, OPERATORS, PEAKS, CONVERTED)
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    with own_folders(tmp_path_factory.mktemp("llama"), BUILDS, OPERATORS, PEAKS, CONVERTED):
         yield
 
 
@@ -53,12 +51,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def results(report: Report) -> dict[str, Result]:
-    assert [outcome.reason for outcome in report.outcomes] == [None] * 5
-    return {result.variant.label: result for result in report.results}
+    return by_label(report)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_engines_are_measured_side_by_side_and_compare(report: Report, results: dict[str, Result]) -> None:
     assert list(results) == ["baseline", "llama_cpp: baseline", *TYPES]
@@ -70,14 +66,10 @@ def test_engines_are_measured_side_by_side_and_compare(report: Report, results: 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_its_results_are_whole(results: dict[str, Result]) -> None:
     for result in results.values():
-        wrong = {VerdictReason.OUTPUT_INVALID, VerdictReason.NOT_THE_MODEL}
-        assert wrong.isdisjoint(result.verdict.reasons)
-        assert value(result, "tokens_per_s") > 0
-        assert value(result, "host_peak_bytes") > 0
+        assert_measured(result)
         weights = result.facts.weights
         assert weights is not None
         assert (weights.hash, weights.hash_of) == (WEIGHTS, "files")
@@ -94,7 +86,6 @@ def test_its_results_are_whole(results: dict[str, Result]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     losses = [value(results[name], "kld_mean") for name in ("llama_cpp: baseline", *TYPES)]
@@ -109,7 +100,6 @@ def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 @pytest.mark.llama
 def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
@@ -137,7 +127,6 @@ def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.llama
 def test_its_measuring_process_loads_no_torch(report: Report, tmp_path: Path) -> None:
     """The file is kept already; writing one is another process's affair."""
@@ -191,10 +180,11 @@ class Told(TypedDict, total=False):
 
 @pytest.fixture(scope="module")
 def ik_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("ik"), CONVERTED, BUILDS, OPERATORS, PEAKS, "engines")
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    made = tmp_path_factory.mktemp("ik")
+    with (
+        own_folders(made, CONVERTED, BUILDS, OPERATORS, PEAKS, "engines"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         models = tmp_path_factory.mktemp("models")
         patch.setenv(MODELS_DIR, str(models))
         write_wide(models / "wide")

@@ -10,7 +10,7 @@ import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.documents.facts import TextQuality
-from optigpu.documents.result import Result, VerdictReason
+from optigpu.documents.result import Result
 from optigpu.measure import Report
 from optigpu.models.held import MODELS_DIR
 from optigpu.techniques.base import Technique
@@ -37,7 +37,7 @@ from tests.engine.converted_engines import (
     transformers_model,
     transformers_tokens,
 )
-from tests.engine.sessions import measured, quick_job, value
+from tests.engine.sessions import assert_measured, by_label, measured, quick_job, value
 from tests.engine.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = [pytest.mark.onnxruntime, pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
@@ -207,10 +207,7 @@ LABELS = ["baseline", "onnxruntime: baseline", "onnxruntime: onnx_int8", "onnxru
 
 @pytest.fixture(scope="module", autouse=True)
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every child inherits the variables."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-        yield from own_cache(tmp_path_factory.mktemp("onnx"))
+    yield from own_cache(tmp_path_factory.mktemp("onnx"))
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +220,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def results(report: Report) -> dict[str, Result]:
-    assert [outcome.reason for outcome in report.outcomes] == [None] * len(LABELS)
-    return {result.variant.label: result for result in report.results}
+    return by_label(report)
 
 
 @pytest.mark.long
@@ -240,10 +236,7 @@ def test_its_results_are_whole(results: dict[str, Result]) -> None:
     hashes = {result.facts.weights.hash for result in results.values() if result.facts.weights}
     assert len(hashes) == 1
     for result in results.values():
-        wrong = {VerdictReason.OUTPUT_INVALID, VerdictReason.NOT_THE_MODEL}
-        assert wrong.isdisjoint(result.verdict.reasons)
-        assert value(result, "tokens_per_s") > 0
-        assert value(result, "host_peak_bytes") > 0
+        assert_measured(result)
     four = results[LABELS[3]].facts
     assert four.versions["onnxruntime"]
     assert four.recorded["onnx_tensor_types"]

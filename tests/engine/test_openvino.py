@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.documents.result import VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.techniques.memory.openvino_kv_cache import OpenVinoKvCache
 from optigpu.techniques.quantization.openvino_int4 import OpenVinoInt4
@@ -26,7 +25,7 @@ from tests.engine.converted_engines import (
     transformers_classes,
     transformers_logits,
 )
-from tests.engine.sessions import measured, quick_job, value
+from tests.engine.sessions import assert_measured, by_label, measured, quick_job, value
 from tests.engine.tiny_models import VOCABULARY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
@@ -145,9 +144,7 @@ LARGEST_KLD = {"openvino_int8": 0.02, "openvino_int4": 0.5}
 
 @pytest.fixture(scope="module", autouse=True)
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-        yield from own_cache(tmp_path_factory.mktemp("engines"))
+    yield from own_cache(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.mark.long
@@ -155,16 +152,11 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_it_is_measured_beside_torch(tmp_path: Path) -> None:
     beside: list[dict[str, Any]] = [{"backend": "openvino", "label": "plain"}]
     beside += [{"backend": "openvino", "stack": [{"name": name}], "label": name} for name in NAMES]
-    report = measured(quick_job(beside=beside), tmp_path)
-    assert [outcome.reason for outcome in report.outcomes] == [None] * len(report.outcomes)
-    results = {result.variant.label: result for result in report.results}
+    results = by_label(measured(quick_job(beside=beside), tmp_path))
     assert list(results) == ["baseline", "plain", *NAMES]
     assert len({result.variant.workload_digest for result in results.values()}) == 1
     for result in results.values():
-        wrong = {VerdictReason.OUTPUT_INVALID, VerdictReason.NOT_THE_MODEL}
-        assert wrong.isdisjoint(result.verdict.reasons)
-        assert value(result, "tokens_per_s") > 0
-        assert value(result, "host_peak_bytes") > 0
+        assert_measured(result)
         assert result.facts.footprint is not None
     assert len({result.facts.weights.hash for result in results.values() if result.facts.weights}) == 1
     assert value(results["plain"], "kld_mean") < 1e-6

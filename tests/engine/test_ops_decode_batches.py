@@ -64,7 +64,7 @@ def batched(
 def test_sequences_of_different_lengths_are_what_each_is_alone(
     kind: WeightKind, group: int, family: str, kv: CacheKind
 ) -> None:
-    program = random_program(SHAPES[family], kind, group)
+    program = random_program(SHAPES[family], kind, group=group)
     prompts = prompts_of(program, 9)
     for name in instruction_sets():
         alone = Alone(program, kv, name)
@@ -191,8 +191,8 @@ def guessed(
 @pytest.mark.parametrize(("kind", "group", "family"), spread(KINDS, SHAPES, by_default=4), ids=str)
 def test_the_tokens_are_those_of_plain_decoding(kind: WeightKind, group: int, family: str) -> None:
     shape = SHAPES[family]
-    program = random_program(shape, kind, group)
-    draft_program = random_program(shape._replace(blocks=1), "w8", group)
+    program = random_program(shape, kind, group=group)
+    draft_program = random_program(shape._replace(blocks=1), "w8", group=group)
     for name in instruction_sets():
         decoder = CpuDecoder(program, threads=2, instruction_set=name)
         drafts = [None, *(CpuDecoder(each, beside=decoder) for each in (draft_program, program))]

@@ -91,7 +91,7 @@ def begun(program: Program, sequences: int = 1, **options: object) -> CpuDecoder
 def test_the_logits_are_those_of_the_reference(
     kind: WeightKind, group: int, family: str, kv: CacheKind
 ) -> None:
-    program = random_program(SHAPES[family], kind, group)
+    program = random_program(SHAPES[family], kind, group=group)
     given_tokens, expected = untied(program, kv, 1, PROMPT + STEPS)
     for name in instruction_sets():
         decoder = begun(program, kv=kv, threads=2, instruction_set=name)

@@ -23,12 +23,7 @@ SCENES = (
     "keys_and_values",
     "attentions",
     "prefills",
-    "w3k_steps",
-    "w4_steps",
-    "w4k_steps",
-    "w8_steps",
-    "bf16_steps",
-    "mixed_steps",
+    "steps",
     "decoding",
 )
 

@@ -35,6 +35,7 @@ from tests.engine.test_endpoint_job import closing_later
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 MODEL = "preset:tiny-llama-test"
 SMALL_SHAPES = {"kind": "serve", "queries": 6, "prompt_tokens": 4, "prompt_tokens_most": 12, "new_tokens": 3}
 MEASURE = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -53,7 +54,6 @@ def outcomes(tmp_path: Path, workload: dict[str, Any], **changes: Any) -> list[O
     return sorted(heard, key=lambda each: each.index)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",
@@ -92,7 +92,6 @@ def test_a_scenario_is_checked_timed_and_told(workload: dict[str, Any]) -> None:
             assert heard.loads[0].prompt_tokens != heard.loads[1].prompt_tokens
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_result_can_be_computed_again_from_each_query(tmp_path: Path) -> None:
     (outcome,) = outcomes(tmp_path, {"rates": [60], "ttft_s": 10, "tpot_s": 10}, replicates=2)
@@ -137,7 +136,6 @@ def sweep_on_a_machine_that_is(
     return outcomes(tmp_path, SWEEP)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_sweep_stops_at_the_rate_at_which_the_queue_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +147,6 @@ def test_a_sweep_stops_at_the_rate_at_which_the_queue_grows(
     assert "20000 requests a second already; 40000 was left out" in (left_out.reason or "")
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_on_a_crowded_machine_a_sweep_goes_on_and_saturation_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -334,7 +331,6 @@ def value(result: dict[str, Any], metric: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 def test_both_engines_have_the_load_and_the_quality_of_the_step_that_served(
     results: dict[str, dict[str, Any]],
@@ -358,7 +354,6 @@ def test_both_engines_have_the_load_and_the_quality_of_the_step_that_served(
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_children")
 def test_the_run_is_kept_shown_and_drawn(results: dict[str, dict[str, Any]], folder: Path) -> None:
     (kept,) = (folder / "runs").glob("*.json")
     outcomes = json.loads(kept.read_text())["outcomes"]

@@ -25,6 +25,7 @@ from tests.breadth import long
 from tests.engine.converted_engines import own_cache
 from tests.engine.tiny_models import asked, runtime_of, tiny_model
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 Tensors = dict[str, torch.Tensor]
 LAYER, FIRST = "model.layers.1.", "model.layers.0.self_attn.q_proj."
 BRIEF = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1}
@@ -52,7 +53,6 @@ def edited(folder: Path, made: Any, edit: Callable[[Tensors], Tensors]) -> None:
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("family", "edit", "words"),
     [
@@ -76,7 +76,6 @@ def test_what_a_checkpoint_lacks_is_named(
         load_model(parse_reference("path:cut"), device="cpu", dtype="float32")
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("family", "edit"),
     [
@@ -97,7 +96,6 @@ def test_what_may_be_absent_is_not_missed(
     assert all(loaded[name].equal(each) for name, each in expected.items())
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tmp_path: Path) -> None:
     others = {f"vision_tower.layers.{number}.weight": torch.ones(4) for number in range(4)}
     edited(models_dir / "parts", tiny_model("llama"), lambda tensors: tensors | others)
@@ -108,7 +106,6 @@ def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tm
     assert asked(runtime_of("path:llama"), tmp_path).weights().unused is None
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -129,7 +126,6 @@ def test_a_classifier_needs_its_head_and_its_statistics(
         load_image_model(parse_reference("path:headless"), device="cpu", dtype="float32")
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -157,7 +153,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield from own_cache(tmp_path_factory.mktemp("engines"))
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize(
@@ -181,7 +176,6 @@ def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Pa
         assert "path:cut lacks 9 of the 21 tensors of the model" in str(outcome.reason)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_a_technique_that_says_it_keeps_predictions_and_does_not_is_not_the_model(
     models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.tiny_models import asked, runtime_of
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 TEXT, IMAGES = "preset:tiny-llama-test", "preset:tiny-vit-test"
 TINY: dict[str, tuple[dict[str, Any], str | None]] = {
     "prefill": ({"prompt_tokens": 8}, TEXT),
@@ -48,7 +49,6 @@ METERS = ("--meters", "latency,quality")
 AT_ONCE = {"wait_for_quiet_s": 0}
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TINY)
 def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
@@ -71,7 +71,6 @@ def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
         assert ("peak_bytes" in metered.values) == (model is None)
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     measure = {
@@ -89,7 +88,6 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert "quality" in (result.metrics["mbu"].reason or "")
 
 
-@pytest.mark.usefixtures("forked_children")
 def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
     """Attribution counts every result as valid, whoever else uses this machine while the test runs."""
     measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -132,7 +130,6 @@ def as_valid(outcome: Outcome) -> Outcome:
     )
 
 
-@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_the_command_line_classifies_with_a_roofline(tmp_path: Path) -> None:
     ran = optigpu(

@@ -28,11 +28,9 @@ from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
 from optigpu.ops.decode.program import (
     Activation,
-    Block,
     CacheKind,
     FinerRows,
     Matrix,
-    Mlp,
     Norm,
     Program,
     Sampling,
@@ -41,26 +39,29 @@ from optigpu.ops.decode.program import (
 from optigpu.ops.launch import LaunchTarget
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
+from tests.engine.random_programs import Packing, Shape, random_program, rotary
 
 DIVIDED = LaunchTarget(warps=3, dp4a=False)
 """As on a GPU, several tiles for each of several programs."""
 ROUNDING = 1e-6
 """Of float32 sums, in terms of the sum of what is added without its signs."""
-VOCABULARY, CONTEXT, SEQUENCES = 150, 64, 2
+VOCABULARY, SEQUENCES = 150, 2
 KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 CACHES: tuple[CacheKind, ...] = ("bf16", "int8")
-Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
+TINY = {
+    "llama": Shape(True, 128, 4, 2, 32, 160, VOCABULARY, window=3, activation="silu", biases=False),
+    "gpt2": Shape(False, 96, 2, 2, 32, 128, VOCABULARY, positions=10.0),
+}
 
 
 class Draw:
     """Seeded random tensors."""
 
-    def __init__(self, seed: int, device: str = "cpu") -> None:
+    def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._device = device
 
     def __call__(self, *shape: int, size: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*shape, generator=self._generator) * size).to(self._device)
+        return torch.randn(*shape, generator=self._generator) * size
 
     def norm(self, kind: str, width: int) -> Norm:
         bias = self(width) if kind == "layer" else None
@@ -70,58 +71,8 @@ class Draw:
 def tiny_program(
     packing: Packing, family: str, kinds: tuple[WeightKind, ...], device: str = "cpu", blocks: int = 2
 ) -> Program:
-    """Blocks like GPT-2's, or like Llama's with a window. `kinds` are taken in turns, in groups of 32."""
-    draw, kind = Draw(1, device), itertools.cycle(kinds)
-    llama = family == "llama"
-    width, heads, kv_heads, size, inner = (128, 4, 2, 32, 160) if llama else (96, 2, 2, 32, 128)
-    norm = "rms" if llama else "layer"
-
-    def matrix(outputs: int, inputs: int, bias: bool) -> Matrix:
-        weight, added = draw(outputs, inputs, size=inputs**-0.5), draw(outputs, size=0.1)
-        return packing(weight, added if bias else None, next(kind), 32)
-
-    def block() -> Block:
-        shapes = [heads, kv_heads, kv_heads] if llama else [heads + 2 * kv_heads]
-        return Block(
-            first=draw.norm(norm, width),
-            qkv=tuple(matrix(count * size, width, index != 1) for index, count in enumerate(shapes)),
-            output=matrix(width, heads * size, not llama),
-            second=draw.norm(norm, width),
-            mlp=Mlp(
-                matrix(inner, width, False) if llama else None,
-                matrix(inner, width, not llama),
-                matrix(width, inner, not llama),
-            ),
-            rotary=0 if llama else None,
-            scale=size**-0.5,
-            window=3 if llama else None,
-        )
-
-    def table(rows: int) -> Matrix:
-        return packing(draw(rows, width), None, "w8", 32)
-
-    head = matrix(VOCABULARY, width, False)
-    if not llama:
-        rows = torch.arange(1, VOCABULARY, 5, device=device)
-        left = packing(draw(len(rows), width, size=0.1 * width**-0.5), None, head.kind, 32)
-        head = replace(head, finer=FinerRows(rows, left))
-    return Program(
-        *(width, heads, kv_heads, size, inner, VOCABULARY, CONTEXT),
-        activation="silu" if llama else "gelu_tanh",
-        embedding=table(VOCABULARY) if llama else head,
-        positions=None if llama else table(CONTEXT),
-        rotaries=(lambda length: rotary_table(length, size, device),) if llama else (),
-        rotary_size=size if llama else 0,
-        blocks=tuple(block() for _ in range(blocks)),
-        final=draw.norm(norm, width),
-        head=head,
-    )
-
-
-def rotary_table(length: int, size: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    speeds = 10000.0 ** (-torch.arange(0, size, 2) / size)
-    angles = torch.outer(torch.arange(length).float(), speeds).to(device)
-    return angles.cos(), angles.sin()
+    """Blocks like GPT-2's, or like Llama's with a window."""
+    return random_program(TINY[family]._replace(blocks=blocks), *kinds, packing=packing, device=device)
 
 
 def assert_step_as_reference(
@@ -138,32 +89,15 @@ def assert_step_as_reference(
         assert error <= 1e-3, (family, kinds, kv, decoder.length, error)
 
 
-def w4_steps() -> None:
-    assert_step_as_reference("llama", ("w4",), "bf16", blocks=1)
-    assert_step_as_reference("gpt2", ("w4",), "int8", blocks=1)
-
-
-def w4k_steps() -> None:
-    assert_step_as_reference("llama", ("w4k",), "bf16", blocks=1)
-    assert_step_as_reference("gpt2", ("w4k",), "int8", blocks=1)
-
-
-def w3k_steps() -> None:
-    assert_step_as_reference("llama", ("w3k",), "bf16", blocks=1)
-    assert_step_as_reference("gpt2", ("w3k", "w4k"), "int8", blocks=1)
-
-
-def w8_steps() -> None:
-    assert_step_as_reference("llama", ("w8",), "int8", blocks=1)
-    assert_step_as_reference("gpt2", ("w8",), "bf16", blocks=1)
-
-
-def bf16_steps() -> None:
-    assert_step_as_reference("llama", ("bf16",), "int8", blocks=1)
-    assert_step_as_reference("gpt2", ("bf16",), "bf16", blocks=1)
-
-
-def mixed_steps() -> None:
+def steps() -> None:
+    """Weights of each kind in blocks of both families, with both caches; then several kinds in one program."""
+    of_both: tuple[tuple[WeightKind, CacheKind, CacheKind], ...] = (
+        *(("w3k", "bf16", "int8"), ("w4", "bf16", "int8"), ("w4k", "bf16", "int8")),
+        *(("w8", "int8", "bf16"), ("bf16", "int8", "bf16")),
+    )
+    for kind, of_llama, of_gpt2 in of_both:
+        assert_step_as_reference("llama", (kind,), of_llama, blocks=1)
+        assert_step_as_reference("gpt2", ("w3k", "w4k") if kind == "w3k" else (kind,), of_gpt2, blocks=1)
     assert_step_as_reference("llama", ("w8", "w4", "w4", "bf16", "w4"), "bf16")
 
 
@@ -200,7 +134,7 @@ def every_weight() -> None:
 def assert_every_weight(kind: WeightKind, group: int, device: torch.device) -> None:
     """Products are bit by bit the unpacked weights, times an activation whose number is 127 and whose step is 1."""
     inputs, outputs = 96 if group == 32 else 2 * group, 37
-    weight = Draw(group, device.type)(outputs, inputs)
+    weight = Draw(group)(outputs, inputs).to(device)
     weight[3] = 0
     matrix = pack_for_cuda(weight, None, kind, group)
     y = torch.full((inputs, outputs), torch.nan, device=device)
@@ -306,7 +240,7 @@ def keys_and_values() -> None:
         counts = (heads, kv_heads, kv_heads)
         weights = [draw(count * size, 64, size=0.1) for count in counts]
         biases = [draw(count * size) for count in counts]
-        table = rotary_table(7, size) if turned else None
+        table = rotary(size, 10000)(7) if turned else None
         whole = pack_for_cuda(torch.cat(weights), torch.cat(biases), "bf16", 0)
         exact, _ = exact_linear(norm_of(x, norm), whole)
         expected = turned_heads(exact.unflatten(1, (-1, size)), heads + kv_heads, table, 5)

@@ -8,6 +8,7 @@ import numpy as np
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.coreml.package import INPUT, PACKAGE, admit, logits_in, package_of
+from optigpu.backends.engine import unknown_kernels
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.described import decoder_facts
@@ -37,10 +38,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
         decode_loop=ENGINE,
         decode_operator="MLModel.predict",
         versions={"coremltools": coremltools.__version__},
-        reasons=dict.fromkeys(
-            ("attn_implementation", "attention_kernels"),
-            "Core ML does not say which kernels of attention run.",
-        ),
+        reasons=unknown_kernels("Core ML does not say which kernels of attention run."),
     )
     weights = weights_of(order)
     return SteppedRuntime(

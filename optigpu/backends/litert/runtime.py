@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
-from optigpu.backends.engine import EngineRuntime, timed_pass, weights_of_file
+from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels, weights_of_file
 from optigpu.backends.litert import PACKAGE
 from optigpu.backends.runtime import Images, Pass
 from optigpu.documents.facts import FROM_FILE, NetworkFacts, WeightFacts
@@ -61,9 +61,7 @@ class LiteRtRuntime(EngineRuntime):
             dtype=self._given.dtype,
             threads=order.threads,
             versions={PACKAGE: version(PACKAGE)},
-            reasons=dict.fromkeys(
-                ("attn_implementation", "attention_kernels"), "LiteRT does not say which kernels run."
-            ),
+            reasons=unknown_kernels("LiteRT does not say which kernels run."),
             tflite_sha256=source.sha256,
             tflite_bytes=source.model.size,
             tflite_operators=sorted({operator.name for operator in source.model.operators}),

@@ -78,15 +78,19 @@ def _has_usual_heads(config: "PretrainedConfig") -> bool:
     return size is None or bool(size * config.num_attention_heads == config.hidden_size)
 
 
-def _scales_by_head_size(config: "PretrainedConfig") -> bool:
-    return bool(config.query_pre_attn_scalar == config.head_dim)
-
-
 _USUAL_HEADS = Condition("hidden_size / num_attention_heads", _has_usual_heads)
-_SCALED_BY_HEAD_SIZE = Condition("head_dim", _scales_by_head_size)
+_SCALED_BY_HEAD_SIZE = Condition(
+    "head_dim", lambda config: bool(config.query_pre_attn_scalar == config.head_dim)
+)
 _AS_MANY = Condition(
     "num_attention_heads", lambda config: bool(config.num_key_value_heads == config.num_attention_heads)
 )
+
+
+def _each_fourth_alone_is_not_rotated(config: "PretrainedConfig") -> bool:
+    return all(bool(each) == bool(layer % 4) for layer, each in enumerate(config.no_rope_layers, 1))
+
+
 _COMMON: Fields = {
     **SIZES,
     **ROTATION,
@@ -198,9 +202,7 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
             "smollm3",
             rotates_neighbours=True,
             expressed={
-                "no_rope_layers": Condition(
-                    "every fourth layer", lambda config: _every_fourth(config.no_rope_layers)
-                ),
+                "no_rope_layers": Condition("every fourth layer", _each_fourth_alone_is_not_rotated),
                 "no_rope_layer_interval": (4,),
             },
         ),
@@ -271,11 +273,6 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
     }
 )
 """By transformers' model_type."""
-
-
-def _every_fourth(rotated: list[int]) -> bool:
-    """Whether each fourth layer alone is not rotated."""
-    return all(bool(each) == bool((layer + 1) % 4) for layer, each in enumerate(rotated))
 
 
 def written_family(name: str) -> WrittenFamily:

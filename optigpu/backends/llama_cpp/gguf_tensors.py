@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.backends.llama_cpp.gguf_families import WrittenFamily, written_family
-from optigpu.backends.llama_cpp.gguf_metadata import Value, metadata, rope_factors
+from optigpu.backends.llama_cpp.gguf_metadata import metadata, rope_factors
 from optigpu.backends.llama_cpp.gguf_tokenizer import add_tokenizer
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.load import facts_of_config
@@ -141,8 +141,10 @@ def write(
     for a family, a field of its configuration or a tensor that cannot be written.
     """
     writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).architecture)
+    kinds = {gguf.GGUFValueType.INT32: gguf.GGUFValueType.UINT32}  # no number is negative
     for key, value in metadata(model.config, inner_size_of(model)).items():
-        _add(writer, key, value)
+        kind = gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, kinds.get(kind, kind))
     types = gguf.LlamaFileType
     writer.add_file_type(types.ALL_F32 if matrices == "float32" else types.MOSTLY_F16)
     add_tokenizer(writer, tokenizer, model.config.get_text_config().vocab_size)
@@ -155,19 +157,6 @@ def write(
     for name, tensor in tensors(model):
         writer.write_tensor_data(tensor.contiguous().numpy().astype(_dtype(name, tensor, matrices)))
     writer.close()
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_uint32(key, value)
 
 
 def _dtype(name: str, tensor: torch.Tensor, matrices: Matrices) -> "np.dtype[np.floating]":

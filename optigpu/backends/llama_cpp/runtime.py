@@ -11,7 +11,7 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.engine import weights_of_file
+from optigpu.backends.engine import unknown_kernels, weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
 from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, CacheType, asked_of, form_of
 from optigpu.backends.llama_cpp.gguf_facts import (
@@ -203,10 +203,7 @@ def _notes(engine: Engine, library: Library, source: Source, asked: Asked) -> No
     contents = source.contents
     keys, values = asked.keys or "F16", asked.values or "F16"
     dtypes = dict.fromkeys((_CACHE_DTYPES[keys], _CACHE_DTYPES[values]))
-    reasons = dict.fromkeys(
-        ("attn_implementation", "attention_kernels"),
-        f"{library.title} does not say which kernels of attention run.",
-    )
+    reasons = unknown_kernels(f"{library.title} does not say which kernels of attention run.")
     widths = cache_widths(contents.header, source.facts)
     if widths is None:
         reasons["kv_cache_bytes_per_token"] = "The file does not say what its layers keep of a token."

@@ -16,7 +16,7 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, IOBinding, Ses
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, weights_of, whole
 from optigpu.backends.converter_program import model_arguments
-from optigpu.backends.engine import EngineRuntime, timed_pass
+from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels
 from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
@@ -139,9 +139,7 @@ def _notes(order: Order, contents: Contents) -> Notes:
         dtype="float32",
         threads=order.threads,
         versions={name: version(name) for name in PACKAGES},
-        reasons=dict.fromkeys(
-            ("attn_implementation", "attention_kernels"), "ONNX Runtime does not say which kernels run."
-        ),
+        reasons=unknown_kernels("ONNX Runtime does not say which kernels run."),
         onnx_tensor_types=contents.tensor_types,
         onnx_graph_level=graph_level_of(order.stack),
         onnxruntime_build=onnxruntime.get_build_info(),

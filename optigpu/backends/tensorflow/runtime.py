@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from optigpu.backends.base import Order
-from optigpu.backends.engine import EngineRuntime, timed_pass, weights_of_file
+from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels, weights_of_file
 from optigpu.backends.runtime import Images, Pass
 from optigpu.backends.tensorflow import PACKAGES
 from optigpu.documents.facts import FROM_FILE, WeightFacts
@@ -53,9 +53,7 @@ class TensorFlowRuntime(EngineRuntime):
             dtype="float32",
             threads=order.threads,
             versions={"tensorflow": tf.__version__, "keras": _version("keras")},
-            reasons=dict.fromkeys(
-                ("attn_implementation", "attention_kernels"), "TensorFlow does not say which kernels run."
-            ),
+            reasons=unknown_kernels("TensorFlow does not say which kernels run."),
             tensorflow_package=next((name for name in PACKAGES if _version(name) != "unknown"), "unknown"),
             tensorflow_xla=xla,
             tensorflow_build=dict(sorted(tf.sysconfig.get_build_info().items())),

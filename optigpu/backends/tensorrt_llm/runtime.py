@@ -9,7 +9,7 @@ from tensorrt_llm import LLM, SamplingParams
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.engine import TokensOnly
+from optigpu.backends.engine import TokensOnly, unknown_kernels
 from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks
 from optigpu.backends.serving import Arrivals
@@ -58,10 +58,7 @@ class TensorRtLlmRuntime(TokensOnly):
             kv_cache="paged",
             decode_loop=self.engine,
             versions={"tensorrt-llm": tensorrt_llm.__version__},
-            reasons=dict.fromkeys(
-                ("attn_implementation", "attention_kernels"),
-                "TensorRT-LLM does not say which kernels of attention run.",
-            ),
+            reasons=unknown_kernels("TensorRT-LLM does not say which kernels of attention run."),
         )
         self._llm, self._weights = engine, weights_of(order)
         self._runner = asyncio.Runner()

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer, StaticSlidingWin
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.ops.layouts import KV_SCALE_BYTES
+from optigpu.ops.operands import INT8_LARGEST
 from optigpu.surgery.sameness import LONGEST, decoded, require_same, told, windows_of
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
@@ -266,10 +267,6 @@ def _require_static(model: PreTrainedModel) -> None:
 
 def _is_own(options: CacheOptions) -> bool:
     return options.int8 or options.window is not None
-
-
-INT8_LARGEST = 127
-"""Symmetric: -128 is not used."""
 
 
 def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

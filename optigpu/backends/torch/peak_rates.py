@@ -51,6 +51,10 @@ NARROW = ("bfloat16", "float16", "int8", "float8_e4m3fn")
 _log = logging.getLogger(__name__)
 
 
+Works = tuple[Callable[[], object], Callable[..., float] | None]
+"""torch's operator, and the loop that does the same in one of WAYS, if there is one."""
+
+
 def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
     """All peak rates; `threads` are torch's. Raises UnsupportedError when there is no such device."""
     clock = TorchDevice(device, seed=0).clock
@@ -60,7 +64,10 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
         array = Arena(4 * count).take((count,), torch.float32).fill_(1)
     else:
         array = torch.ones(count, dtype=torch.float32, device=torch_name(device))
-    reads, copies = read_rates(array, clock, loops), copy_rates(array, clock, loops)
+    reads, copies = (
+        _rates(array.nbytes, clock, loops, partial(works, array, loops), seconds)
+        for works, seconds in ((_reading, READ_S), (_copying, COPY_S))
+    )
     del array
     rates, ways, reasons = matmul_rates(device, loops)
     return Peaks(
@@ -77,24 +84,16 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
     )
 
 
-def read_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
-    """How fast the first bytes of a float32 array are read. torch reads it by a sum: one pass, nothing written."""
-
-    def works(size: int) -> Works:
-        part = array[: size // 4]
-        return part.sum, partial(loops.read_s, part) if loops else None
-
-    return _rates(array.nbytes, clock, loops, works, READ_S)
+def _reading(array: torch.Tensor, loops: RateLoops | None, size: int) -> Works:
+    """Of the first bytes of a float32 array. torch reads it by a sum: one pass, nothing written."""
+    part = array[: size // 4]
+    return part.sum, partial(loops.read_s, part) if loops else None
 
 
-def copy_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
-    """How fast one half of the first bytes of an array is copied to the other."""
-
-    def works(size: int) -> Works:
-        target, source = array[: size // 8], array[size // 8 : size // 4]
-        return partial(target.copy_, source), partial(loops.copy_s, target, source) if loops else None
-
-    return _rates(array.nbytes, clock, loops, works, COPY_S)
+def _copying(array: torch.Tensor, loops: RateLoops | None, size: int) -> Works:
+    """One half of the first bytes of an array to the other."""
+    target, source = array[: size // 8], array[size // 8 : size // 4]
+    return partial(target.copy_, source), partial(loops.copy_s, target, source) if loops else None
 
 
 def matmul_rates(
@@ -155,10 +154,6 @@ def _of_loop(sample: Callable[[int], float]) -> Trial:
 
 def _of_operator(work: Callable[[], object], clock: Clock) -> Trial:
     return Trial(lambda calls: calls_s(work, calls, clock), OPERATOR_SAMPLE_S)
-
-
-Works = tuple[Callable[[], object], Callable[..., float] | None]
-"""torch's operator, and the loop that does the same in one of WAYS, if there is one."""
 
 
 def _rates(

@@ -24,7 +24,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.engine import DecodingEngine
+from optigpu.backends.engine import DecodingEngine, unknown_kernels
 from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks
 from optigpu.backends.serving import Arrivals
@@ -113,10 +113,7 @@ class VllmRuntime(DecodingEngine):
             versions={"vllm": vllm.__version__, "torch": torch.__version__},
             vllm_settings={name: value for name, value in settings.keywords.items() if name != "model"},
             reasons={
-                **dict.fromkeys(
-                    ("attn_implementation", "attention_kernels"),
-                    "vLLM does not say which kernels of attention run.",
-                ),
+                **unknown_kernels("vLLM does not say which kernels of attention run."),
                 "footprint": "vLLM merges and pads matrices, and does not say what a step reads.",
             },
         )

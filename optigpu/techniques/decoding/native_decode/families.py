@@ -5,7 +5,7 @@ programs.py. Imports no torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -127,17 +127,17 @@ def joined(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent else name
 
 
-def _like_llama(prefix: str) -> Roles:
-    """Of a family whose modules have Llama's names."""
-    return Roles(f"{prefix}ForCausalLM", f"{prefix}DecoderLayer")
+def _like_llama(prefix: str, **differences: Any) -> Roles:
+    """Of a family most of whose modules have Llama's names."""
+    return Roles(f"{prefix}ForCausalLM", f"{prefix}DecoderLayer", **differences)
 
 
-def _gemma(prefix: str) -> Roles:
-    own: Fields = {"head_dim": None, "hidden_activation": None, "query_pre_attn_scalar": None}
-    return replace(_like_llama(prefix), one_plus=True, fields=own)
-
-
+_GEMMA: dict[str, Any] = {
+    "one_plus": True,
+    "fields": {"head_dim": None, "hidden_activation": None, "query_pre_attn_scalar": None},
+}
 _GEMMA2: dict[str, Any] = {
+    **_GEMMA,
     "second": "pre_feedforward_layernorm",
     "after_attention": "post_attention_layernorm",
     "after_mlp": "post_feedforward_layernorm",
@@ -190,24 +190,24 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             activation="activation_function",
         ),
         "llama": _like_llama("Llama"),
-        "mistral": replace(_like_llama("Mistral"), window="config"),
-        "ministral": replace(_like_llama("Ministral"), window="attention"),
-        "qwen2": replace(_like_llama("Qwen2"), window="attention"),
-        "qwen3": replace(_like_llama("Qwen3"), window="attention", **_QK_NORMS),
-        "gemma": replace(_gemma("Gemma"), activation="hidden_act"),
-        "gemma2": replace(_gemma("Gemma2"), score_cap="attn_logit_softcapping", **_GEMMA2),
-        "gemma3_text": replace(_gemma("Gemma3"), model="Gemma3ForCausalLM", **_QK_NORMS, **_GEMMA2),
+        "mistral": _like_llama("Mistral", window="config"),
+        "ministral": _like_llama("Ministral", window="attention"),
+        "qwen2": _like_llama("Qwen2", window="attention"),
+        "qwen3": _like_llama("Qwen3", window="attention", **_QK_NORMS),
+        "gemma": _like_llama("Gemma", **_GEMMA),
+        "gemma2": _like_llama("Gemma2", score_cap="attn_logit_softcapping", **_GEMMA2),
+        "gemma3_text": _like_llama("Gemma3", **_QK_NORMS, **_GEMMA2),
         "olmo": _like_llama("Olmo"),
-        "olmo2": replace(_like_llama("Olmo2"), **_OLMO2),
-        "olmo3": replace(_like_llama("Olmo3"), window="attention", **_OLMO2),
-        "smollm3": replace(
-            _like_llama("SmolLM3"),
+        "olmo2": _like_llama("Olmo2", **_OLMO2),
+        "olmo3": _like_llama("Olmo3", window="attention", **_OLMO2),
+        "smollm3": _like_llama(
+            "SmolLM3",
             window="attention",
             turned_if="use_rope",
             fields={"no_rope_layers": None, "no_rope_layer_interval": None},
         ),
-        "phi": replace(
-            _like_llama("Phi"),
+        "phi": _like_llama(
+            "Phi",
             final="final_layernorm",
             second=None,
             output="dense",
@@ -217,24 +217,20 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             parallel=True,
             fields=_LAYER_NORM | _PARTIAL | {"qk_layernorm": None},
         ),
-        "phi3": replace(
-            _like_llama("Phi3"),
-            qkv=("qkv_proj",),
-            gate_up="gate_up_proj",
-            window="config",
-            fields=_PARTIAL | _LONG,
+        "phi3": _like_llama(
+            "Phi3", qkv=("qkv_proj",), gate_up="gate_up_proj", window="config", fields=_PARTIAL | _LONG
         ),
-        "granite": replace(_like_llama("Granite"), **_GRANITE),
-        "starcoder2": replace(
-            _like_llama("Starcoder2"),
+        "granite": _like_llama("Granite", **_GRANITE),
+        "starcoder2": _like_llama(
+            "Starcoder2",
             gate=None,
             up="c_fc",
             down="c_proj",
             window="config",
             fields={"norm_epsilon": None, "use_bias": None},
         ),
-        "stablelm": replace(
-            _like_llama("StableLm"),
+        "stablelm": _like_llama(
+            "StableLm",
             query_norm="q_layernorm",
             key_norm="k_layernorm",
             parallel="use_parallel_residual",
@@ -266,8 +262,8 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             parallel=True,
             fields={"rotary_dim": None},
         ),
-        "cohere": replace(
-            _like_llama("Cohere"),
+        "cohere": _like_llama(
+            "Cohere",
             second=None,
             **_QK_NORMS,
             neighbours=True,
@@ -275,8 +271,8 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             logit_scale="logit_scale",
             fields=_LAYER_NORM | {"use_qk_norm": None},
         ),
-        "cohere2": replace(
-            _like_llama("Cohere2"),
+        "cohere2": _like_llama(
+            "Cohere2",
             second=None,
             neighbours=True,
             parallel=True,
@@ -285,32 +281,24 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             logit_scale="logit_scale",
             fields=_LAYER_NORM,
         ),
-        "mixtral": replace(_like_llama("Mixtral"), window="config", mixture=MixtureRoles()),
-        "qwen2_moe": replace(
-            _like_llama("Qwen2Moe"),
+        "mixtral": _like_llama("Mixtral", window="config", mixture=MixtureRoles()),
+        "qwen2_moe": _like_llama(
+            "Qwen2Moe",
             window="attention",
             mixture=MixtureRoles(
                 shared="shared_expert", shared_gate="shared_expert_gate", normalized="norm_topk_prob"
             ),
             fields={"qkv_bias": None},
         ),
-        "qwen3_moe": replace(
-            _like_llama("Qwen3Moe"),
-            window="config",
-            **_QK_NORMS,
-            mixture=MixtureRoles(normalized="norm_topk_prob"),
+        "qwen3_moe": _like_llama(
+            "Qwen3Moe", window="config", **_QK_NORMS, mixture=MixtureRoles(normalized="norm_topk_prob")
         ),
-        "olmoe": replace(
-            _like_llama("Olmoe"), **_QK_NORMS, mixture=MixtureRoles(normalized="norm_topk_prob")
+        "olmoe": _like_llama("Olmoe", **_QK_NORMS, mixture=MixtureRoles(normalized="norm_topk_prob")),
+        "granitemoe": _like_llama(
+            "GraniteMoe", mlp="block_sparse_moe", **_GRANITE, mixture=MixtureRoles(router="router")
         ),
-        "granitemoe": replace(
-            _like_llama("GraniteMoe"),
-            mlp="block_sparse_moe",
-            **_GRANITE,
-            mixture=MixtureRoles(router="router"),
-        ),
-        "glm4_moe": replace(
-            _like_llama("Glm4Moe"),
+        "glm4_moe": _like_llama(
+            "Glm4Moe",
             **_QK_NORMS,
             mixture=MixtureRoles(
                 shared="shared_experts",
@@ -321,16 +309,14 @@ ROLES: Mapping[str, Roles] = MappingProxyType(
             ),
             fields=_PARTIAL | {"use_qk_norm": None},
         ),
-        "gpt_oss": replace(
-            _like_llama("GptOss"),
+        "gpt_oss": _like_llama(
+            "GptOss",
             window="attention",
             sinks="sinks",
             angles="once",
             mixture=MixtureRoles(router="router", clamp=("swiglu_alpha", "swiglu_limit")),
         ),
-        "nemotron": replace(
-            _like_llama("Nemotron"), gate=None, one_plus=True, fields=_PARTIAL | {"norm_eps": None}
-        ),
+        "nemotron": _like_llama("Nemotron", gate=None, one_plus=True, fields=_PARTIAL | {"norm_eps": None}),
     }
 )
 """By transformers' model_type."""

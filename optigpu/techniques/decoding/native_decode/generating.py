@@ -44,11 +44,19 @@ Generated = GenerateDecoderOnlyOutput | torch.Tensor
 
 
 def generate_natively(model: PreTrainedModel, kv: CacheKind) -> None:
-    """Has the `generate` of a model that keeps a program run by a native decoder, and the model itself unpack once."""
+    """Has the `generate` of a model that keeps a program run by a native decoder.
+
+    The model unpacks its weights when it is called for the first time, as transformers' own loops do.
+    """
     name = type(model).__name__
     become(model, NativeGenerate).native = _Native(model, kv)
     type(model).__name__ = name  # by which transformers knows what a model does
-    unpack_when_called(model)
+
+    def before(*_: object) -> None:
+        if unpack(model):
+            handle.remove()
+
+    handle = model.register_forward_pre_hook(before)
 
 
 class _Native:
@@ -200,16 +208,6 @@ class FilledLater(DynamicCache):
 
 FREE_SHARE = 0.8
 """Of the free memory that the unpacked weights may take; more would leave too little for what is computed."""
-
-
-def unpack_when_called(model: PreTrainedModel) -> None:
-    """Has a model unpack its weights when it is called for the first time, as transformers' own loops do."""
-
-    def before(*_: object) -> None:
-        if unpack(model):
-            handle.remove()
-
-    handle = model.register_forward_pre_hook(before)
 
 
 def unpack(model: PreTrainedModel) -> bool:

@@ -100,7 +100,7 @@ def refusal(model: PreTrainedModel) -> str | None:
     reason = unexpressed(model.config, expressed(roles))
     if reason:
         return f"does not support {reason}; {LEAVE_OUT}"
-    blocks: list[Module] = list(getattr(model.get_submodule(roles.path), roles.blocks))
+    blocks = _blocks(model)
     changed = {type(block).__name__ for block in blocks} - {roles.block}
     paths = {place.path for place in linear_places(model)} ^ {HEAD_PATH, *_expected(roles, blocks)}
     if changed or paths:
@@ -130,14 +130,18 @@ def _expected(roles: Roles, blocks: list[Module]) -> Iterator[str]:
             yield f"{roles.path}.{roles.blocks}.{index}.{path}"
 
 
+def _blocks(model: PreTrainedModel) -> list[Module]:
+    roles = roles_of(model)
+    return list(getattr(model.get_submodule(roles.path), roles.blocks))
+
+
 def has_mixture(block: Module, roles: Roles) -> bool:
     return roles.mixture is not None and hasattr(block.get_submodule(roles.mlp), roles.mixture.experts)
 
 
 def has_mixtures(model: PreTrainedModel) -> bool:
     """Whether some block of a model that nothing refuses has experts that are chosen among."""
-    roles = roles_of(model)
-    return any(has_mixture(block, roles) for block in getattr(model.get_submodule(roles.path), roles.blocks))
+    return any(has_mixture(block, roles_of(model)) for block in _blocks(model))
 
 
 def _other_shapes(model: PreTrainedModel, roles: Roles, blocks: list[Module]) -> str | None:
@@ -197,7 +201,7 @@ def attach(model: PreTrainedModel) -> Program:
 def _routers(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
     """The weights of all routers."""
     roles = roles_of(model)
-    for block in getattr(model.get_submodule(roles.path), roles.blocks):
+    for block in _blocks(model):
         if roles.mixture and has_mixture(block, roles):
             router: Any = block.get_submodule(joined(roles.mlp, roles.mixture.router))
             yield router.weight
@@ -214,7 +218,7 @@ def program_of(model: PreTrainedModel) -> Program:
     """The program of a model that nothing refuses and whose layers and tables are packed."""
     config, roles = model.config, roles_of(model)
     decoder = model.get_submodule(roles.path)
-    stack: list[Module] = list(getattr(decoder, roles.blocks))
+    stack = _blocks(model)
     embedding = _table(decoder, roles.embedding)
     positions = None if roles.positions is None else _table(decoder, roles.positions)
     angles = angles_of(decoder, stack, roles, embedding.numbers.device)
@@ -225,6 +229,7 @@ def program_of(model: PreTrainedModel) -> Program:
     )
     head_size = head_size_of(stack[0].get_submodule(roles.attention))
     heads = blocks[0].output.inputs // head_size
+    own_scale: torch.Tensor | None = getattr(getattr(decoder, roles.embedding), "embed_scale", None)
     scale = _number(config, roles.logit_scale, 1.0) / _number(config, roles.logit_divisor, 1.0)
     return Program(
         width=embedding.inputs,
@@ -245,7 +250,9 @@ def program_of(model: PreTrainedModel) -> Program:
         neighbours=roles.neighbours,
         by_groups=roles.by_groups,
         parallel=is_parallel(config, roles),
-        embedding_scale=_embedding_scale(config, roles, getattr(decoder, roles.embedding)),
+        embedding_scale=float(own_scale)
+        if own_scale is not None
+        else _number(config, roles.embedding_scale, 1.0),
         residual_scale=_number(config, roles.residual_scale, 1.0),
         score_cap=_number(config, roles.score_cap, None),
         logit_cap=_number(config, roles.logit_cap, None),
@@ -280,12 +287,6 @@ def _number(config: PreTrainedConfig, name: str | None, otherwise: Any) -> Any:
     """A field of the configuration, or what stands for none."""
     found = None if name is None else getattr(config, name)
     return otherwise if found is None else float(found)
-
-
-def _embedding_scale(config: PreTrainedConfig, roles: Roles, embedding: Module) -> float:
-    """By the embedding itself, or by the decoder."""
-    own: torch.Tensor | None = getattr(embedding, "embed_scale", None)
-    return float(own) if own is not None else float(_number(config, roles.embedding_scale, 1.0))
 
 
 def _context(config: PreTrainedConfig) -> int:

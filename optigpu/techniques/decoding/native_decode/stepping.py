@@ -1,6 +1,6 @@
 """Requests by a native decoder: many greedy tokens of a call, or the logits of one step after the other."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -118,61 +118,33 @@ def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, object]) -> tupl
     return tuple(lengths.flatten().tolist())
 
 
+Steps = Callable[[torch.Tensor | None], torch.Tensor]
+"""Gives all next tokens' logits, float32 [batch, vocabulary]: after the prompts at first, then after chosen tokens."""
 TOKENS_A_CALL = 16
 """With end tokens the decoder stops to look for one after so many, and at most one fewer are decoded in vain."""
 
 
-def stepping(
-    decoder: ProgramDecoder, request: Request, device: torch.device
-) -> "_OneLength | _SeveralLengths":
-    """The steps of a request, in an empty cache; each gives all next tokens' logits, float32 [batch, vocabulary].
-
-    Raises NotNativeError where the decoder cannot take them.
-    """
+def stepping(decoder: ProgramDecoder, request: Request, device: torch.device) -> Steps:
+    """The steps of a request, in an empty cache. Raises NotNativeError where the decoder cannot take them."""
     if len(set(request.lengths)) == 1:
         _begin(decoder, len(request.lengths), request.lengths[0] + request.limit)
-        return _OneLength(decoder, request.prompts(device)[:, -request.lengths[0] :])
+        prompts = request.prompts(device)[:, -request.lengths[0] :]
+        return lambda chosen: decoder.extend(prompts if chosen is None else chosen.to(device).unsqueeze(1))
     if not isinstance(decoder, CpuDecoder):
         raise NotNativeError("prompts of several lengths with more than greedy decoding")
     _begin(decoder, len(request.lengths), max(request.lengths) + request.limit)
-    return _SeveralLengths(decoder, request)
+    positions = [0] * len(request.lengths)
 
+    def advance(chosen: torch.Tensor | None) -> torch.Tensor:
+        """Each sequence at a position of its own, as if it were alone."""
+        rows = request.input_ids if chosen is None else chosen[:, None]
+        counts = request.lengths if chosen is None else [1] * len(positions)
+        tokens = [row[-count:] for row, count in zip(rows.tolist(), counts, strict=True)]
+        decoder.advance([Part(row, positions[row], some, 1) for row, some in enumerate(tokens)])
+        positions[:] = [position + count for position, count in zip(positions, counts, strict=True)]
+        return decoder.logits
 
-class _OneLength:
-    """prompts: int64 [batch, length] without padding."""
-
-    def __init__(self, decoder: ProgramDecoder, prompts: torch.Tensor) -> None:
-        self._decoder = decoder
-        self._prompts = prompts
-
-    def first(self) -> torch.Tensor:
-        return self._decoder.extend(self._prompts)
-
-    def next(self, chosen: torch.Tensor) -> torch.Tensor:
-        return self._decoder.extend(chosen.to(self._prompts.device).unsqueeze(1))
-
-
-class _SeveralLengths:
-    """Each sequence at a position of its own, as if it were alone."""
-
-    def __init__(self, decoder: CpuDecoder, request: Request) -> None:
-        self._decoder = decoder
-        self._request = request
-        self._positions = [0] * len(request.lengths)
-
-    def first(self) -> torch.Tensor:
-        rows = self._request.input_ids.tolist()
-        return self._advance([row[-length:] for row, length in zip(rows, self._request.lengths, strict=True)])
-
-    def next(self, chosen: torch.Tensor) -> torch.Tensor:
-        return self._advance([[token] for token in chosen.tolist()])
-
-    def _advance(self, tokens: Sequence[list[int]]) -> torch.Tensor:
-        self._decoder.advance([Part(row, self._positions[row], some, 1) for row, some in enumerate(tokens)])
-        self._positions = [
-            position + len(some) for position, some in zip(self._positions, tokens, strict=True)
-        ]
-        return self._decoder.logits
+    return advance
 
 
 @dataclass(frozen=True)
@@ -185,7 +157,7 @@ class Done:
 
 
 def stepwise(
-    steps: _OneLength | _SeveralLengths,
+    steps: Steps,
     request: Request,
     processors: Callable[..., torch.Tensor],
     criteria: Callable[..., torch.Tensor],
@@ -196,7 +168,7 @@ def stepwise(
     running = torch.ones(ids.shape[0], dtype=torch.bool, device=ids.device)
     scores: tuple[torch.Tensor, ...] = ()
     logits: tuple[torch.Tensor, ...] = ()
-    found = steps.first()
+    found = steps(None)
     while True:
         raw = found.to(ids.device, copy=True)
         score = processors(ids, raw)
@@ -214,7 +186,7 @@ def stepwise(
         running = running & ~criteria(ids, scores if request.keeps_scores else None)
         if not bool(running.any()):
             break
-        found = steps.next(chosen)
+        found = steps(chosen)
     if streamer is not None:
         streamer.end()
     return Done(ids, scores, logits)

@@ -25,7 +25,9 @@ class ChunkedLoss:
 
     def __call__(self, micro: MicroBatch) -> torch.Tensor:
         hidden = self._body(**micro.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-        kind, (weight, bias) = hidden.device.type, _weight_and_bias(self._head)
+        kind, head = hidden.device.type, self._head
+        weight: torch.Tensor = head.weight
+        bias: torch.Tensor | None = head.bias
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -91,10 +93,6 @@ def _gradient_to_logits(logits: torch.Tensor, labels: torch.Tensor, gradient: to
     probabilities = logits.softmax(dim=-1)
     probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -is_target.to(logits.dtype))
     return probabilities.mul_(is_target * gradient)
-
-
-def _weight_and_bias(head: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return head.weight, head.bias
 
 
 def _body_and_head(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Linear]:
