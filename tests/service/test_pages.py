@@ -16,8 +16,10 @@ import pytest
 
 from examples.service import embedded_service
 from optigpu.job import bench
+from optigpu.models.held import MODELS_DIR
 from tests.engine.processes import optigpu
 from tests.engine.sessions import BRIEF
+from tests.journeys.machine import DONE, MEASURED
 from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
 from tests.service.processes import eventually
 
@@ -31,9 +33,10 @@ QUICK = (
 QUICK_ARGUMENT = QUICK.replace('"measure": ', "measure=")
 STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
 MEASURING = ("run", "ladder", "submit")
-LASTING = (*MEASURING, "bench", "replay")
+LASTING = tuple(f"optigpu {name}" for name in (*MEASURING, "bench", "replay", "models get gemma3-270m"))
 OFTEN = ("--workload matmul", "> ladder.json")
 """Of the commands that measure, those that run each time: what they keep is read by others."""
+NEEDS = {"llama_cpp": pytest.mark.llama, "smollm2-135m": pytest.mark.real_model}
 QUICK_FLAGS = (
     "--replicates 1 --min-seconds 0.05 --max-seconds 1 --rel-ci 1 --meters latency --wait-for-quiet 0"
 )
@@ -61,7 +64,7 @@ def smaller(command: str) -> str:
     if name not in MEASURING:
         return command
     measured, redirect, file = command.partition(" > ")
-    tokens = "" if "--workload" in command else FEW_TOKENS
+    tokens = "" if "--workload" in command or "--prompt" in command else FEW_TOKENS
     return f"{measured} {QUICK_FLAGS} {tokens}{redirect}{file}"
 
 
@@ -92,25 +95,28 @@ def service(folder: Path) -> Iterator[str]:
 
 
 def own_commands() -> Iterator[object]:
-    """Those of two pages; those that need llama.cpp have its mark, and those that last are marked as long."""
+    """Those of two pages; those that need something have its mark, and those that last are marked as long."""
     for command in (*commands(GETTING_STARTED), *commands(LIBRARY)):
         if command.startswith("optigpu "):
-            lasts = command.split()[1] in LASTING and not any(each in command for each in OFTEN)
-            needs = [pytest.mark.llama] if "llama_cpp" in command else []
+            lasts = command.startswith(LASTING) and not any(each in command for each in OFTEN)
+            needs = [mark for words, mark in NEEDS.items() if words in command]
             yield pytest.param(command, marks=[*needs, pytest.mark.long] if lasts else needs)
 
 
 @pytest.mark.parametrize("command", [*own_commands()])
 def test_a_documented_command_works(
-    command: str, folder: Path, service: str, monkeypatch: pytest.MonkeyPatch
+    command: str, folder: Path, service: str, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their order: later ones read what earlier ones have kept. A bench has no flags for how long it measures."""
+    """In their order: later ones read what earlier ones have kept. A bench has no flags for how long it measures. A
+    real model is there already: tests/engine/test_trained_models.py brings one."""
     monkeypatch.setattr(bench, "brief", lambda _: BRIEF)
     monkeypatch.setattr(bench, "SIZES", dict.fromkeys(bench.SIZES, SMALL))
     data = {"OPTIGPU_DATA_DIR": str(folder / "data"), "OPTIGPU_URL": service}
+    if "smollm2" in command:
+        data |= {MODELS_DIR: str(smollm2)}
     words, _, file = smaller(command).partition(" > ")
     ran = optigpu(data, *shlex.split(words)[1:], folder=folder)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode in (MEASURED if command.startswith(LASTING) else DONE), ran.stdout + ran.stderr
     assert ran.stdout
     if file:
         (folder / file).write_text(ran.stdout)
