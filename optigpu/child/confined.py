@@ -82,11 +82,8 @@ def _lower(which: int, most: int) -> None:
 
 def _rights() -> int:
     """The effective capabilities of this process, as bits."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            return int(value, 16)
-    return 0
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
 
 
 def _leave_as_user() -> bool:

@@ -1,5 +1,6 @@
 """Whether a model fits a GPU with each of several stacks, at which context and which batch."""
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -206,13 +207,9 @@ def _stack_fit(shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
     """The largest size from `least` to `most` that fits, where all smaller ones fit as well; 0 if none does."""
-    if not fits(least):
-        return 0
-    low, high = least, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    sizes = range(least, most + 1)
+    count = bisect(sizes, False, key=lambda size: not fits(size))
+    return sizes[count - 1] if count else 0
 
 
 def _advice(found: Fit) -> tuple[str, ...]:

@@ -2,8 +2,7 @@
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -78,7 +77,9 @@ def run_round(
     pauses belong to no request."""
     requests: list[Mapping[str, float]] = []
     loads: list[LoadRun] = []
-    with _no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
         marks = [time.perf_counter()]
         ends = marks[0] + seconds
         while len(requests) < min_requests or (
@@ -88,6 +89,8 @@ def run_round(
             marks.append(time.perf_counter())
             if isinstance(request, LoadRequest):
                 loads.append(request.loaded())
+    finally:
+        gc.enable()
     request_s = tuple(after - before for before, after in pairwise(marks))
     return TimedRequests(gathered(requests), request_s, tuple(loads))
 
@@ -101,16 +104,6 @@ def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, 
 def _agree(durations: list[float], window: int) -> bool:
     last = durations[-window:]
     return len(last) == window and max(last) <= min(last) * (1 + WARMUP_AGREEMENT)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def self_test(context: MeterContext) -> Comparison:

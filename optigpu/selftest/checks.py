@@ -1,32 +1,49 @@
 """The list of all checks, and what runs one of them: models, kernels, engines, meters, and techniques. A `selftest.py`
 in a folder of optigpu.ops holds functions in its `KERNELS`, by name, which bring their references, operands and bounds
-with them. They load torch, so they are imported when the checks are listed, in the measuring process."""
+with them. They load torch, so they are imported when the checks are listed, in the measuring process. Of techniques,
+the logits and tokens of a model with each, or the losses of its steps, are held beside those of the plain model."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from optigpu import ops
 from optigpu.backends import BACKENDS
-from optigpu.backends.runtime import DecodingRuntime, ReferenceRuntime
+from optigpu.backends.runtime import DecodingRuntime, PassRuntime, ReferenceRuntime, Runtime
+from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.endpoints import ENDPOINT
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
+from optigpu.documents.shapes import ModelFacts
 from optigpu.engines.recipes import RECIPES
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import self_test as latency_self_test
-from optigpu.selftest.outputs import Decoded
-from optigpu.selftest.setting import PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
-from optigpu.selftest.techniques import BATCH, NEW_TOKENS, OF, PROMPT_TOKENS, run_technique, technique_checks
-from optigpu.techniques.base import EXACT
-from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
+from optigpu.models.facts import known_facts
+from optigpu.models.reference import parse_reference
+from optigpu.selftest.outputs import Decoded, Learned, Passed
+from optigpu.selftest.setting import MODELS, PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import EXACT, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, ReplicateError, Task, UnsupportedError
+from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+from optigpu.workloads.prefill import Prefill
+from optigpu.workloads.train_step import TrainStep
 
 if TYPE_CHECKING:
     from optigpu.ops.kernel_check import KernelCheck
+
+
+PROMPT_TOKENS, NEW_TOKENS, BATCH = 12, 16, 2
+OF = "the largest logit"
+OF_A_LOSS = "the loss of a plain step"
+_SAYS_NOTHING = "decode_loop"
+"""A fact that follows from a hook's being there, whatever the hook does."""
+
+TrialWorkload = Generate | Prefill | Classify | TrainStep
 
 
 def engine_checks() -> Iterator[SelfCheck]:
@@ -72,6 +89,95 @@ def run_model(_check: SelfCheck, setting: Setting) -> Comparison:
     on_cpu = cast(ReferenceRuntime, setting.prepared(WORKLOAD, TRAINED_MODEL, device=DeviceKind.CPU))
     error = Decoded(there, WORKLOAD).error_of_whole_passes(on_cpu)
     return Comparison(error, EXACT, OF, how=TRAINED_MODEL)
+
+
+def technique_checks() -> Iterator[SelfCheck]:
+    for name, kind in TECHNIQUES.items():
+        for trial in kind.trials:
+            for device in kind.devices:
+                if device in trial.devices:
+                    yield SelfCheck(
+                        subject=Subject.TECHNIQUE,
+                        name=name,
+                        case=case_of(trial),
+                        device=device,
+                        alone=kind.process_wide
+                        or kind.phase in (Phase.COMPILATION, Phase.CAPTURE)
+                        or kind.backends[0] in RECIPES,
+                        backend=kind.backends[0],
+                    )
+
+
+def case_of(trial: Trial) -> str:
+    """For example "weights=w8, beside bf16"; empty for the defaults alone."""
+    parameters = [f"{name}={value}" for name, value in trial.parameters.items()]
+    return ", ".join(parameters + [f"beside {name}" for name in trial.beside])
+
+
+def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
+    """The largest error of a logit, or of the loss of a step. Raises UnsupportedError where the technique says that it
+    cannot run, and ReplicateError where it changes nothing."""
+    kind = TECHNIQUES[check.name]
+    trial = next(trial for trial in kind.trials if case_of(trial) == check.case)
+    technique = kind.model_validate({"name": check.name, **trial.parameters})
+    backend = technique.backends[0]
+    beside, workload = _named(trial.beside), workload_for(technique)
+    compared_with = _named(technique.compared_with or technique.requires)
+    model = _model_for((technique, *compared_with, *beside), workload, setting)
+    plain = setting.prepared(workload, model, (*compared_with, *beside))
+    error_of: Callable[[Any], float]
+    if isinstance(workload, Generate):
+        own_loop = type(technique).loop is not Technique.loop
+        error_of = partial(Decoded(cast(DecodingRuntime, plain), workload).error_of, own_loop=own_loop)
+    elif isinstance(workload, TrainStep):
+        error_of = Learned(cast(TrainingRuntime, plain), workload).error_of
+    else:
+        error_of = Passed(cast(PassRuntime, plain), workload).error_of
+    changed = setting.prepared(workload, model, (technique, *beside), backend=backend)
+    error = error_of(cast(Any, changed))
+    bound = technique.error_bound if trial.error_bound is None else trial.error_bound
+    if backend == PLAIN_BACKEND and _facts(plain) == _facts(changed):
+        raise ReplicateError("It changed nothing: a run with it records the same facts as one without it.")
+    if bound > EXACT and error == 0:
+        raise ReplicateError(
+            "It rounds, and yet every logit or loss is exactly the unmodified model's: it had no effect."
+        )
+    return Comparison(error, bound, OF_A_LOSS if isinstance(workload, TrainStep) else OF, how=model)
+
+
+def workload_for(technique: Technique) -> TrialWorkload:
+    """Decoding if the technique matters to it, else a pass or a step; decoding of one sequence if it takes no more."""
+    if Task.DECODING in technique.tasks:
+        several = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_size=BATCH)
+        return several.model_copy(update={"batch_size": 1}) if technique.fits(several) else several
+    if Task.PREFILL in technique.tasks:
+        return Prefill(prompt_tokens=PROMPT_TOKENS + NEW_TOKENS, batch_size=BATCH)
+    if Task.TRAINING in technique.tasks:
+        return TrainStep(
+            batch_size=2 * BATCH, sequence_tokens=PROMPT_TOKENS + NEW_TOKENS, shortest_tokens=PROMPT_TOKENS
+        )
+    return Classify(batch_size=BATCH)
+
+
+def _named(names: tuple[str, ...]) -> tuple[Technique, ...]:
+    return tuple(TECHNIQUES[name](name=name) for name in names)
+
+
+def _model_for(stack: tuple[Technique, ...], workload: TrialWorkload, setting: Setting) -> str:
+    """The first small model that nothing in the stack refuses. Raises UnsupportedError with the last reason."""
+    reason: str | None = None
+    for model in MODELS[workload.task]:
+        facts = known_facts(parse_reference(model))
+        decoder = facts if isinstance(facts, ModelFacts) else None
+        checks = (each.check(setting.environment, setting.device, decoder) for each in stack)
+        reason = next((found for found in checks if found), None)
+        if reason is None:
+            return model
+    raise UnsupportedError(reason or f"There is no small model for {workload.kind}.")
+
+
+def _facts(runtime: Runtime) -> Mapping[str, object]:
+    return {name: value for name, value in runtime.notes.facts.items() if name != _SAYS_NOTHING}
 
 
 QUALITY_TOKENS = 48

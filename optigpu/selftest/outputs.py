@@ -1,4 +1,4 @@
-"""Compares the outputs of two prepared models: logits, and the tokens that a decode loop chose."""
+"""Compares the outputs of two prepared models: logits, the tokens that a decode loop chose, and losses of training."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.backends.runtime import DecodingRuntime, Ids, Images, Logits, PassRuntime, ReferenceRuntime
+from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.selftest.setting import SEED
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -14,6 +15,7 @@ from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.requests.decoding import drawn_ids
+from optigpu.workloads.train_step import DrawnTexts, TrainStep
 
 Steps = NDArray[np.float32]
 """Logits of several decode steps, [steps, batch, vocabulary]."""
@@ -101,6 +103,39 @@ class Passed:
         if found.shape != self._logits.shape:
             raise ReplicateError(f"It gave logits of shape {found.shape} instead of {self._logits.shape}.")
         return float(np.abs(found - self._logits).max() / np.abs(self._logits).max())
+
+
+STEPS = 3
+
+
+class Learned:
+    """The losses of the plain model over STEPS steps with drawn documents, some of them shorter than a row."""
+
+    def __init__(self, plain: TrainingRuntime, workload: TrainStep) -> None:
+        texts, shortest = DrawnTexts(cast(ModelFacts, plain.facts), SEED), workload.sequence_tokens // 2
+        self._batches = [
+            texts.batch(workload.batch_size, workload.sequence_tokens, shortest) for _ in range(STEPS)
+        ]
+        self._trained = _trained(plain)
+        self._norm = plain.gradient_norm(self._batches[0])
+        self._losses = self._losses_of(plain)
+
+    def error_of(self, changed: TrainingRuntime) -> float:
+        """The largest error of a loss, as a share of it; NaN if there is one. Where the same number of weights is
+        trained, the error of the gradient's norm counts too."""
+        errors = []
+        if _trained(changed) == self._trained:
+            errors.append(abs(changed.gradient_norm(self._batches[0]) / self._norm - 1))
+        losses = self._losses_of(changed)
+        return float(np.max([*errors, *np.abs(losses / self._losses - 1)]))
+
+    def _losses_of(self, runtime: TrainingRuntime) -> NDArray[np.float64]:
+        return np.array([runtime.step(batch).loss for batch in self._batches])
+
+
+def _trained(runtime: TrainingRuntime) -> int | None:
+    weights = runtime.weights()
+    return weights.trainable if weights else None
 
 
 def _stacked(logits: Iterable[Logits]) -> Steps:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import Field
 
 from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
 from optigpu.documents.shapes import ImageFacts
@@ -246,6 +248,16 @@ class Workload(Frozen):
         UnsupportedError when the inputs do not fit this machine.
         """
         raise NotImplementedError
+
+
+ImageSize = Annotated[
+    int | None,
+    Field(
+        ge=32,
+        le=4096,
+        description="Side of the images in pixels; by default the one that the model was trained with.",
+    ),
+]
 
 
 def wrong_size(model: ImageFacts, image_size: int | None) -> str | None:

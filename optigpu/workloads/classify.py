@@ -11,7 +11,7 @@ from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.shapes import ImageFacts
 from optigpu.quality.pictures import check_folder, read_pictures
 from optigpu.vocabulary import Task
-from optigpu.workloads.base import ImageShape, Workload, wrong_size
+from optigpu.workloads.base import ImageShape, ImageSize, Workload, wrong_size
 from optigpu.workloads.requests.decoding import PassRequest
 
 
@@ -38,12 +38,7 @@ class Classify(Workload):
 
     kind: Literal["classify"] = "classify"
     batch_size: int = Field(1, ge=1, le=1024, description="How many images at once.")
-    image_size: int | None = Field(
-        None,
-        ge=32,
-        le=4096,
-        description="Side of the images in pixels; by default the one that the model was trained with.",
-    )
+    image_size: ImageSize = None
     images: str | None = Field(
         None,
         max_length=200,

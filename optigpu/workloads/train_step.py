@@ -18,7 +18,7 @@ from optigpu.backends.training import (
 from optigpu.documents.facts import TrainingFacts
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.vocabulary import Task, UnsupportedError
-from optigpu.workloads.base import Check, Request, TrainingShape, Workload, wrong_size
+from optigpu.workloads.base import Check, ImageSize, Request, TrainingShape, Workload, wrong_size
 from optigpu.workloads.requests.decoding import exceeds_context
 
 Draw = Callable[[], TrainingBatch]
@@ -149,12 +149,7 @@ class TrainStep(Workload):
         le=131072,
         description="Tokens of the shortest document: lengths are drawn evenly; null makes all as long as a row.",
     )
-    image_size: int | None = Field(
-        None,
-        ge=32,
-        le=4096,
-        description="Side of the images in pixels; by default the one that the model was trained with.",
-    )
+    image_size: ImageSize = None
     optimizer: Optimizer = Field("adamw", description="The optimizer.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Its learning rate, the same for all steps.")
 

@@ -8,8 +8,7 @@ from optigpu.backends import BACKENDS
 from optigpu.engines.recipes import RECIPES
 from optigpu.job.spec import resolve
 from optigpu.meters import METER_NAMES
-from optigpu.selftest.checks import SELF_TESTS, engine_checks
-from optigpu.selftest.techniques import case_of, technique_checks, workload_for
+from optigpu.selftest.checks import SELF_TESTS, case_of, engine_checks, technique_checks, workload_for
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT
 from optigpu.workloads import WORKLOADS

@@ -18,8 +18,8 @@ from optigpu.job.spec import JobSpec, resolve
 from optigpu.measure import run
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
+from optigpu.selftest.checks import case_of, run_technique
 from optigpu.selftest.setting import Setting
-from optigpu.selftest.techniques import case_of, run_technique
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import TRAINING, Notes, Phase, Technique
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation

@@ -10,7 +10,7 @@ from optigpu.job.bench import bench_specs
 from optigpu.job.plan import default_beside, default_stack, variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.report.tables import bench_line
-from optigpu.selftest.techniques import workload_for
+from optigpu.selftest.checks import workload_for
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import BenchMode, DeviceKind, Precision, Role, SpecError, Task, VariantStatus
 from optigpu.workloads.generate import Generate

@@ -171,9 +171,8 @@ class TimedRounds:
             self._end_pause()
             began = time.monotonic()
             found = ask(self._child, order, Round, progress)
-            _require_bounded(found, order)
             turn.outside_s += time.monotonic() - began
-            self._collect(found)
+            self._collect(found, max(room, turn.fewest))
             if not turn.alone:  # others have their turn now
                 self._rest_s = rest_of(self._child.pid)
             turn.rested &= not turn.alone and self._rest_s < LONGEST_REST_S
@@ -257,8 +256,13 @@ class TimedRounds:
             self._width = relative_width(counted) if len(counted) >= self._goal.requests else math.inf
             self._checked_at_s = CHECKED_AGAIN * basis_s
 
-    def _collect(self, found: Round) -> None:
+    def _collect(self, found: Round, most: int) -> None:
         lengths = {len(values) for values in found.samples.values()}
+        if max(lengths, default=0) > most:
+            raise ReplicateError(
+                f"A round gave {max(lengths)} requests, and at most {most} were asked for; the measuring process does "
+                "not keep to its orders."
+            )
         if not self._primary:
             some = [name for name in self._workload.for_some if name in found.samples]
             self._collected |= {name: [] for name in some}
@@ -274,15 +278,6 @@ class TimedRounds:
         self._open.turns.append(lengths.pop())
         self._request_s.extend(found.request_s)
         self._loads.extend(found.loads)
-
-
-def _require_bounded(found: Round, order: RunRound) -> None:
-    count = max((len(values) for values in found.samples.values()), default=0)
-    if order.max_requests is not None and count > order.max_requests:
-        raise ReplicateError(
-            f"A round gave {count} requests, and at most {order.max_requests} were asked for; the measuring process "
-            "does not keep to its orders."
-        )
 
 
 def audit(

@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -187,15 +188,11 @@ class HostMonitor:
         )
 
     def _open_gpu(self, gpus: Sequence[Accelerator]) -> Gpu | None:
-        try:
+        with suppress(SensorError, IndexError):
             driver = Driver()
-        except SensorError:
-            return None
-        weakref.finalize(self, driver.close)
-        try:
+            weakref.finalize(self, driver.close)
             return driver.gpu(gpus[0].uuid)
-        except (SensorError, IndexError):
-            return None
+        return None
 
     def _gpu_now(self) -> GpuCounters:
         return gpu_counters(self._gpu) if self._gpu else GpuCounters()
