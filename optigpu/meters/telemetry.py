@@ -5,7 +5,6 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from optigpu.documents.facts import MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.counters import clock_files, heat_files, numbers
+from optigpu.hardware.cpu import allowed_cpus
 from optigpu.hardware.energy import EnergySensor, cpu_energy
 from optigpu.hardware.gpu import job_gpu, require_sensors
 from optigpu.hardware.nvml import SLOWDOWNS, Gpu
@@ -62,7 +62,7 @@ def gpu_probes(gpu: Gpu) -> Probes:
 
 def cpu_probes(root: Path = ROOT) -> Probes:
     """The mean clock of the CPUs that this process may use, thermal zones, power, throttling for heat, and load."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cpus = allowed_cpus()
     return (
         _files("cpu_clock_hz", "clocks (cpufreq)", clock_files(cpus, root), lambda khz: mean(khz) * 1e3)
         | _temperatures(root)

@@ -8,10 +8,10 @@ from optigpu.documents.shapes import Footprint
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Report
 from optigpu.roofline import roofline_of
-from optigpu.vocabulary import Role, VariantStatus
+from optigpu.vocabulary import Role
 from optigpu.workloads.generate import Generate
 from tests.unit.made_results import ATTRIBUTION as BROKEN_ATTRIBUTION
-from tests.unit.made_results import GENERATE, metric, result
+from tests.unit.made_results import GENERATE, a_rung, metric, result
 from tests.unit.test_roofline import GPT2, PEAKS
 
 VALID = Verdict(valid=True)
@@ -74,11 +74,10 @@ def gain(ratio: float, *reasons: VerdictReason) -> Gain:
 
 def _row(place: int) -> AttributionRow:
     label, role, rate = LADDER[place][:3]
-    return AttributionRow(
-        index=place,
-        role=role,
-        label=label,
-        status=VariantStatus.SUCCEEDED,
+    return a_rung(
+        place,
+        label,
+        role,
         technique="static_kv_cache" if place == 4 else label.rsplit(" + ", 1)[-1],
         speedup=None if role is Role.BASELINE else gain(rate / 15.1),
         added=gain(1.62) if role is Role.CUMULATIVE or place == 1 else None,

@@ -143,35 +143,34 @@ WRONG = result(
 )
 NO_COMPILER = "TorchInductor needs a C++ compiler."
 RESULTS: list[dict[str, Any]] = [each.model_dump(mode="json") for each in (BASELINE, INT8, WRONG)]
+
+
+def a_rung(index: int, label: str, role: Role = Role.ALONE, **fields: Any) -> AttributionRow:
+    usual = {"index": index, "label": label, "role": role, "status": VariantStatus.SUCCEEDED}
+    return AttributionRow.model_validate(usual | fields)
+
+
+THREE_TIMES = Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0)
+WRONG_OUTPUT = (VerdictReason.OUTPUT_INVALID,)
 ATTRIBUTION = Attribution(
     metric="tokens_per_s",
     rows=(
-        AttributionRow(index=0, role=Role.BASELINE, label="baseline", status=VariantStatus.SUCCEEDED),
-        AttributionRow(
-            index=1,
-            role=Role.ALONE,
-            label="int8_weight_only",
-            status=VariantStatus.SUCCEEDED,
-            technique="int8_weight_only",
-            speedup=Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0),
-            alone=Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0),
-        ),
-        AttributionRow(
-            index=2,
-            role=Role.ALONE,
-            label="torch_compile",
+        a_rung(0, "baseline", Role.BASELINE),
+        a_rung(1, "int8_weight_only", technique="int8_weight_only", speedup=THREE_TIMES, alone=THREE_TIMES),
+        a_rung(
+            2,
+            "torch_compile",
             status=VariantStatus.UNSUPPORTED,
             reason=NO_COMPILER,
             technique="torch_compile",
         ),
-        AttributionRow(
-            index=3,
-            role=Role.CUMULATIVE,
-            label="int8_weight_only + static_kv_cache",
-            status=VariantStatus.SUCCEEDED,
+        a_rung(
+            3,
+            "int8_weight_only + static_kv_cache",
+            Role.CUMULATIVE,
             technique="static_kv_cache",
-            speedup=Gain(ratio=3.2, ci=None, compared_with=0, reasons=(VerdictReason.OUTPUT_INVALID,)),
-            added=Gain(ratio=1.07, ci=None, compared_with=1, reasons=(VerdictReason.OUTPUT_INVALID,)),
+            speedup=Gain(ratio=3.2, ci=None, compared_with=0, reasons=WRONG_OUTPUT),
+            added=Gain(ratio=1.07, ci=None, compared_with=1, reasons=WRONG_OUTPUT),
         ),
     ),
     best=1,

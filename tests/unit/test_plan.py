@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.documents.result import Accelerator, Attribution, AttributionRow, Environment, Gain, Verdict
+from optigpu.documents.result import Accelerator, Attribution, Gain, Verdict
 from optigpu.hardware import probe
 from optigpu.job.bench import bench_specs
 from optigpu.job.plan import default_beside, default_stack, variants_of
@@ -12,12 +12,12 @@ from optigpu.job.spec import JobSpec, Variant
 from optigpu.report.tables import bench_line
 from optigpu.selftest.checks import workload_for
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import BenchMode, DeviceKind, Precision, Role, SpecError, Task, VariantStatus
+from optigpu.vocabulary import BenchMode, DeviceKind, Precision, Role, SpecError, Task
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
-from tests.unit.made_results import metric, result
+from tests.unit.made_results import a_rung, metric, result
+from tests.unit.test_attribution import HERE as CPU
 
-CPU = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 GPU = Accelerator(name="g", memory_bytes=1, uuid="u")
 
 
@@ -207,15 +207,10 @@ def decoded(index: int, label: str, rate: float) -> dict[str, Any]:
 
 
 def test_the_line_has_the_best_figure_with_its_gain_and_its_origin() -> None:
+    gain = Gain(ratio=20.04, ci=(18.0, 22.0), compared_with=0)
     rows = (
-        AttributionRow(index=0, role=Role.BASELINE, label="baseline", status=VariantStatus.SUCCEEDED),
-        AttributionRow(
-            index=1,
-            role=Role.SINGLE,
-            label="native_decode",
-            status=VariantStatus.SUCCEEDED,
-            speedup=Gain(ratio=20.04, ci=(18.0, 22.0), compared_with=0),
-        ),
+        a_rung(0, "baseline", Role.BASELINE),
+        a_rung(1, "native_decode", Role.SINGLE, speedup=gain),
     )
     results = [decoded(0, "baseline", 30.0), decoded(1, "native_decode", 601.0)]
     nothing = Attribution(metric="tflops", rows=())

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import Attribution, AttributionRow, CpuSetup, Environment
+from optigpu.documents.result import Attribution, CpuSetup, Environment
 from optigpu.report import comparison_grid, environment_grid, ladder_grid
 from optigpu.report.formats import Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.statistics.compare import compare
-from optigpu.vocabulary import Role, VariantStatus
+from optigpu.vocabulary import Role
 from optigpu.workloads import WORKLOADS
-from tests.unit.made_results import BASELINE, ENVIRONMENT, ONE_PROCESS, metric, result
+from tests.unit.made_results import BASELINE, ENVIRONMENT, ONE_PROCESS, a_rung, metric, result
 
 
 def grid_of(kind: str, primary: str, *metrics: dict[str, Any], **facts: Any) -> Grid:
@@ -24,9 +24,7 @@ def grid_of(kind: str, primary: str, *metrics: dict[str, Any], **facts: Any) -> 
         changes = {"workload": {"kind": kind}, "primary_metric": primary}
         update = {"variant": whole.variant.model_copy(update=changes), "facts": RunFacts(**facts)}
         documents.append(whole.model_copy(update=update).model_dump(mode="json"))
-        rows.append(
-            AttributionRow(index=index, role=Role.SINGLE, label=label, status=VariantStatus.SUCCEEDED)
-        )
+        rows.append(a_rung(index, label, Role.SINGLE))
     return ladder_grid("t", Attribution(metric=primary, rows=tuple(rows)), documents)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optigpu.documents.facts import RunFacts, TrainingFacts, WeightFacts
 from optigpu.documents.peaks import Bound, Peaks, ReadRate
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
-from optigpu.hardware.catalog import find
+from optigpu.hardware.catalog import Device, find
 from optigpu.models.facts import facts_of, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
@@ -56,14 +56,23 @@ def facts_with(
     return RunFacts(dtype=dtype, kv_cache=kv_cache, footprint=model)
 
 
+def held(
+    workload: Workload,
+    facts: RunFacts,
+    peaks: Peaks | None = PEAKS,
+    published: Device | None = None,
+    **figures: tuple[Any, ...],
+) -> Roofline:
+    """A variant of these figures, each a value that may have an interval, against the peaks."""
+    metrics = {name: metric(name, *figure) for name, figure in figures.items()}
+    return roofline_of(workload, metrics, facts, peaks, published)
+
+
 def judged(
     tokens_per_s: float, workload: Workload = DECODE, peaks: Peaks | None = PEAKS, **changes: Any
 ) -> Roofline:
-    metrics = {
-        "tokens_per_s": metric("tokens_per_s", tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.2)),
-        "ttft_s": metric("ttft_s", 0.2),
-    }
-    return roofline_of(workload, metrics, facts_with(**changes), peaks, None)
+    rate = (tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.2))
+    return held(workload, facts_with(**changes), peaks, tokens_per_s=rate, ttft_s=(0.2,))
 
 
 def test_the_shares_and_the_headroom_follow_from_bytes_operations_and_time() -> None:
@@ -111,7 +120,7 @@ def test_what_writes_as_much_as_it_reads_is_held_against_copies_too(written: int
         widths=(1024,),
         rows=written // 8192,
     )
-    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 1.0)}, RunFacts(), both, None)
+    found = held(workload, RunFacts(), both, gb_per_s=(1.0,))
     assert known(found.step).roof.bytes_per_s == rate
     reading = known(judged(1.0, peaks=both, model=Footprint(GPT2.facts, written, 0)).step)
     assert reading.roof.bytes_per_s == (SLOW if written >= 2**28 else CACHED), (
@@ -139,8 +148,7 @@ def test_the_rate_is_that_of_the_fastest_products_that_a_variant_computes(
     changes: dict[str, Any], dtype: str, rate: float
 ) -> None:
     facts = facts_with().model_copy(update=changes)
-    metrics = {"tokens_per_s": metric("tokens_per_s", 1.0), "ttft_s": metric("ttft_s", 1.0)}
-    found = roofline_of(DECODE, metrics, facts, PEAKS, None)
+    found = held(DECODE, facts, tokens_per_s=(1.0,), ttft_s=(1.0,))
     assert found.dtype == dtype
     assert {known(found.step).roof.flops_per_s, known(found.prefill).roof.flops_per_s} == {rate}
 
@@ -161,8 +169,7 @@ def test_without_a_cache_the_step_is_the_whole_sequence() -> None:
 
 def test_a_matrix_product_is_counted_by_its_sides() -> None:
     product = Matmul(sizes=(1024,), dtypes=("bfloat16",))
-    metrics = {"tflops": metric("tflops", 0.4, (0.3, 0.5))}
-    found = roofline_of(product, metrics, RunFacts(), PEAKS, None)
+    found = held(product, RunFacts(), tflops=(0.4, (0.3, 0.5)))
     assert (known(found.step).flops, known(found.step).bytes) == (2 * 1024**3, 3 * 1024**2 * 2)
     assert found.metrics["mfu"].value == pytest.approx(0.4e12 / (4 * RATE))
     assert found.metrics["headroom"].value == pytest.approx(2.0)
@@ -176,7 +183,7 @@ def test_attention_is_counted_by_its_pairs_and_reads_no_scores(causal: bool) -> 
     (workload,) = Attention(
         lengths=(512,), implementations=("standard",), heads=8, kv_heads=2, causal=causal, dtype="bfloat16"
     ).expand()
-    found = roofline_of(workload, {"tflops": metric("tflops", 0.2)}, RunFacts(), PEAKS, None)
+    found = held(workload, RunFacts(), tflops=(0.2,))
     step = known(found.step)
     pairs = 512 * 513 / 2 if causal else 512**2
     assert step.flops == 4 * 8 * 64 * pairs
@@ -195,7 +202,7 @@ def test_a_norm_moves_its_rows_and_multiplies_no_matrices(
     workload = Normalization(
         norms=(norm,), residuals=(residual,), implementations=("fused",), widths=(1024,), rows=4096
     )
-    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 5.0, (4.0, 6.0))}, RunFacts(), PEAKS, None)
+    found = held(workload, RunFacts(), gb_per_s=(5.0, (4.0, 6.0)))
     step = known(found.step)
     assert (step.bytes, step.flops) == (4 * 1024 * (matrices * 4096 + vectors), 0)
     bandwidth = step.roof.bytes_per_s
@@ -227,29 +234,26 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     assert isinstance(facts, ImageFacts)
     model = ImageFootprint(facts, streamed_bytes=51_000_000, flops=8_000_000_000, pixels=3 * 224 * 224)
     seen = RunFacts(dtype="bfloat16", footprint=model)
-    metrics = {"images_per_s": metric("images_per_s", 40.0)}
-    found = roofline_of(Classify(batch_size=8), metrics, seen, PEAKS, None)
+    found = held(Classify(batch_size=8), seen, images_per_s=(40.0,))
     step = known(found.step)
     assert (step.bytes, step.flops) == (51_000_000 + 8 * 3 * 224 * 224 * 2, 64_000_000_000)
     assert step.measured_s == pytest.approx(0.2)
     assert found.metrics["mfu"].value == pytest.approx(40 * 8e9 / (4 * RATE))
     assert found.dtype == "bfloat16"
     default = RunFacts(dtype="float32", footprint=model, cudnn_tf32=True)
-    found = roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None)
+    found = held(Classify(batch_size=8), default, images_per_s=(40.0,))
     assert found.dtype == "tf32", "what cuDNN computes with by default"
 
 
 def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
     t4 = known(find("NVIDIA T4"))
-    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0), "ttft_s": metric("ttft_s", 0.2)}
-    found = roofline_of(DECODE, metrics, facts_with(), PEAKS, t4)
+    found = held(DECODE, facts_with(), published=t4, tokens_per_s=(16.0,), ttft_s=(0.2,))
     step = known(found.step)
     assert known(found.published).source == "NVIDIA T4"
     assert step.published_s == pytest.approx(step.bytes / 320e9)
     assert step.attainable_s == pytest.approx(step.bytes / SLOW), "the catalog replaced a measurement"
-    assert roofline_of(DECODE, metrics, facts_with(dtype="bfloat16"), PEAKS, t4).published is None, (
-        "T4 has no bf16"
-    )
+    half = held(DECODE, facts_with(dtype="bfloat16"), published=t4, tokens_per_s=(16.0,), ttft_s=(0.2,))
+    assert half.published is None, "T4 has no bf16"
 
 
 def missing(found: Roofline) -> str:
@@ -287,13 +291,13 @@ def test_a_fact_that_is_missing_is_a_reason_and_no_error(
 ) -> None:
     reasons = dict.fromkeys(changes, "The engine does not say.")
     facts = facts_with().model_copy(update=changes | {"reasons": reasons})
-    metrics = {workload.primary: metric(workload.primary, 16.0)}
-    assert said in missing(roofline_of(workload, metrics, facts, PEAKS, None))
+    figures: dict[str, Any] = {workload.primary: (16.0,)}
+    assert said in missing(held(workload, facts, **figures))
 
 
 def test_what_was_not_measured_is_a_reason_and_no_error() -> None:
-    assert "tokens_per_s was not measured" in missing(roofline_of(DECODE, {}, facts_with(), PEAKS, None))
-    alone = roofline_of(DECODE, {"tokens_per_s": metric("tokens_per_s", 16.0)}, facts_with(), PEAKS, None)
+    assert "tokens_per_s was not measured" in missing(held(DECODE, facts_with()))
+    alone = held(DECODE, facts_with(), tokens_per_s=(16.0,))
     assert alone.step is not None
     assert alone.prefill is None
 
@@ -302,7 +306,7 @@ def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
     class Dance(Workload):
         kind: str = "dance"
 
-    assert "dance" in missing(roofline_of(Dance(), {}, RunFacts(), PEAKS, None))
+    assert "dance" in missing(held(Dance(), RunFacts()))
 
 
 def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
@@ -311,8 +315,7 @@ def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
         def work_shape(self) -> Any:
             return OperatorShape("nothing", "float32", bytes=0.0, units=1.0)
 
-    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
-    assert "ZeroDivisionError" in missing(roofline_of(Empty(), metrics, facts_with(), PEAKS, None))
+    assert "ZeroDivisionError" in missing(held(Empty(), facts_with(), tokens_per_s=(16.0,)))
 
 
 def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
@@ -355,10 +358,8 @@ TRAINED = RunFacts(
 
 
 def of_training(samples_per_s: float, **changes: Any) -> Roofline:
-    metrics = {
-        "samples_per_s": metric("samples_per_s", samples_per_s, (0.9 * samples_per_s, 1.1 * samples_per_s))
-    }
-    return roofline_of(STEP, metrics, TRAINED.model_copy(update=changes), PEAKS, None)
+    rate = (samples_per_s, (0.9 * samples_per_s, 1.1 * samples_per_s))
+    return held(STEP, TRAINED.model_copy(update=changes), samples_per_s=rate)
 
 
 def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() -> None:
