@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
@@ -36,8 +38,6 @@ def biased_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def biased_model(name: str) -> Any:
     """The model in float32, its weights larger than usual, so that its tokens depend on its inputs."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     family = name.partition("-")[0]
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     shapes = FAMILIES.get(family, {}) | BIASED[name]
@@ -50,8 +50,6 @@ def biased_model(name: str) -> Any:
 
 def with_biases(model: Any) -> Any:
     """The model with new weights, in evaluation mode."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from tests.engine.tiny_models import VOCABULARY
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width")
@@ -135,18 +140,12 @@ _OTHERS = frozenset(
 
 def causal_families() -> list[str]:
     """transformers' model types, by name."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     return sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - _OTHERS)
 
 
 def causal_model(family: str, number: int = 0) -> Any:
     """A model of at most a few million weights, always the same; of an odd `number` with odd sizes, of every third one
     with its head tied or untied as its family does not have it."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     torch.manual_seed(0)
     number = 0 if family in _EVEN else number
     config = _config(CONFIG_MAPPING[family], _ODD if number % 2 else _SIZES, number % 3 == 2)

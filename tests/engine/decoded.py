@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from optigpu.backends.torch.applied import DecodingModel
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
@@ -55,15 +58,11 @@ def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str
 
 def sequence_of(tokens: Any, prompts: Any | None = None) -> Any:
     """The prompts and all tokens but the last, whose logits come after them."""
-    import torch
-
     return torch.cat([prompt() if prompts is None else prompts, tokens[:, :-1]], dim=1)
 
 
 def operators_run(runtime: DecodingModel) -> Counter[str]:
     """How often each operator runs in one request: a prompt and NEW_TOKENS - 1 single tokens, so NEW_TOKENS passes."""
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         runtime.generate(prompt(), NEW_TOKENS)
     return Counter({event.key: event.count for event in profiler.key_averages()})

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import CacheKind
@@ -133,9 +136,6 @@ def decoder_model(name: str) -> Any:
 
 def model_of(config: Any) -> Any:
     """A model with larger random weights than usual, and biases and norms that make a difference."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     # Faster attentions leave soft caps out.
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
@@ -149,8 +149,6 @@ def model_of(config: Any) -> Any:
 
 def configured(family: str, **changes: Any) -> Any:
     """Such a model of a family."""
-    from transformers import AutoConfig
-
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     shapes = FAMILIES.get(family, FAMILIES["llama"])
     return model_of(AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **(shapes | changes)))
@@ -165,8 +163,6 @@ def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Note
 
 def twin(plain: Any, model: Any) -> Any:
     """The plain model with the unpacked weights and tables."""
-    import torch
-
     head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
     if head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(embedding.weight.clone(), requires_grad=False)
@@ -189,8 +185,6 @@ def decoder_of(model: Any, kv: CacheKind = "bf16") -> CpuDecoder:
 
 def divergence_of(model: Any, plain: Any, tokens: Any) -> float:
     """The mean divergence of a model's next tokens from those of the plain one, in nats."""
-    import torch
-
     with torch.no_grad():
         expected, found = (each(tokens).logits.double().log_softmax(-1) for each in (plain, model))
     return float((expected.exp() * (expected - found)).sum(-1).mean())

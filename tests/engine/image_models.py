@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optigpu.backends.torch.passes import PassModel
 from optigpu.backends.torch.runtime import TorchPassRuntime
@@ -43,8 +44,6 @@ def squares(models_dir: Path) -> Path:
 
 def _trained() -> Any:
     """A ResNet that tells, at least in part, which quarter of an image is brighter; six of its classes are unused."""
-    import torch
-
     model = load_image_model(parse_reference("preset:tiny-resnet-test"), device="cpu", dtype="float32")
     model.train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import pytest
+import torch
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.operators import TorchOperatorRuntime
@@ -110,8 +111,6 @@ class Spoiled(Technique):
     noise: float
 
     def modules(self, model: Any, notes: Notes) -> None:
-        import torch
-
         torch.manual_seed(3)
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * self.noise * weight.std())
@@ -164,8 +163,6 @@ class ScoringLoop:
         return self._loop(prompt, new_tokens, clock)
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
-        import torch
-
         for _ in range(prefill, tokens.shape[1]):
             yield torch.zeros(tokens.shape[0], VOCABULARY)
 

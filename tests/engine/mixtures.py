@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from tests.engine.tiny_models import VOCABULARY
 
 _SHAPES = {
@@ -44,9 +47,6 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 def mixture(family: str) -> Any:
     """A model with larger random weights and biases than usual."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **MIXTURES[family])
     torch.manual_seed(0)

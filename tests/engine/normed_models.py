@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.models.loading.load import MODELS_DIR
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
@@ -27,9 +29,6 @@ def normed_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def normed_model(family: str, **changes: Any) -> Any:
     """A tiny model whose norms have weights of their own, and biases where they can have them."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shapes = FAMILIES.get(family, FAMILIES["llama"] | {"head_dim": 16})
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **shapes | changes)

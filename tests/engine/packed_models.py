@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn import Linear
+from transformers.pytorch_utils import Conv1D
 
 from tests.engine.tiny_models import tiny_model
 
@@ -36,8 +39,6 @@ class Layout:
 
 def write_packed_tiny(folder: Path, family: str, layout: Layout) -> Any:
     """As `write_packed`, a tiny model whose biases float16 can hold."""
-    import torch
-
     torch.manual_seed(1)
     model = tiny_model(family)
     for layer in linear_layers(model).values():
@@ -51,7 +52,6 @@ def write_packed(folder: Path, model: Any, layout: Layout) -> Any:
 
     Returns it in float64 with exactly the unpacked weights.
     """
-    import torch
     from safetensors.torch import save_file
 
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -76,9 +76,6 @@ def write_packed(folder: Path, model: Any, layout: Layout) -> Any:
 
 def linear_layers(model: Any) -> dict[str, Any]:
     """The linear layers of a model that may be packed, by their paths: all but the head."""
-    from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
-
     head = model.get_output_embeddings()
     kinds = (Linear, Conv1D)
     return {name: one for name, one in model.named_modules() if isinstance(one, kinds) and one is not head}

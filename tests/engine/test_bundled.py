@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -71,8 +72,6 @@ def tokenizer(reference: ModelReference) -> Any:
 
 def losses(model: Any, tokens: Any) -> Any:
     """Nats for each token but the first, from one pass over at most a context of tokens [n]."""
-    import torch
-
     row = torch.as_tensor(tokens)[None]
     with torch.inference_mode():
         log_probabilities = model(row).logits[0, :-1].double().log_softmax(-1)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from optigpu.backends.torch.decoding import DecodeStep
 from optigpu.backends.torch.kv_caches import (
@@ -36,8 +38,6 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_int8_states_are_the_nearest_multiples_of_their_scale(shape: tuple[int, ...]) -> None:
-    import torch
-
     states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     q, scale = quantize_tokens(states)
     assert (q.dtype, q.shape, scale.dtype, scale.shape) == (
@@ -99,8 +99,6 @@ def tokens_of(length: int) -> Any:
 
 def decoded(model: Any, cache: Any, chunks: tuple[int, ...] = (8,)) -> Any:
     """Logits [batch, ..., vocabulary] after each chunk and after each token behind them, 8 + STEPS tokens in all."""
-    import torch
-
     step, begin, found = DecodeStep(model), 0, []
     with torch.no_grad():
         for length in chunks:
@@ -111,8 +109,6 @@ def decoded(model: Any, cache: Any, chunks: tuple[int, ...] = (8,)) -> Any:
 
 
 def step_through(step: DecodeStep, cache: Any, begin: int) -> Any:
-    import torch
-
     with torch.no_grad():
         logits = [
             step(tokens_of(index + 1)[:, index:], torch.tensor([[index]]), cache)[1]
@@ -123,8 +119,6 @@ def step_through(step: DecodeStep, cache: Any, begin: int) -> Any:
 
 def attended(chunks: tuple[int, ...], window: int, sinks: int) -> Any:
     """Which tokens each one attends to, [length, length], worked out token by token."""
-    import torch
-
     length = 8 + STEPS
     mask = torch.zeros(length, length, dtype=torch.bool)
     kept: list[int] = []
@@ -141,8 +135,6 @@ def attended(chunks: tuple[int, ...], window: int, sinks: int) -> Any:
 
 def masked(model: Any, mask: Any, first: int, cache: Any = None) -> Any:
     """Logits from the last of `first` tokens on, by one pass with an explicit mask."""
-    import torch
-
     length = mask.shape[0]
     with torch.no_grad():
         logits = model(
@@ -157,8 +149,6 @@ def masked(model: Any, mask: Any, first: int, cache: Any = None) -> Any:
 
 def rounding_cache(model: Any) -> Any:
     """The library's cache, but that what comes in is rounded before."""
-    from transformers import DynamicCache
-
     cache: Any = DynamicCache(config=model.config)
     for layer in cache.layers:
         layer.update = rounded_first(layer.update)
@@ -166,8 +156,6 @@ def rounding_cache(model: Any) -> Any:
 
 
 def rounded_first(update: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-
     def rounding(keys: Any, values: Any, *args: Any) -> Any:
         return update(*(torch.from_numpy(rounded(states.numpy())) for states in (keys, values)))
 
@@ -219,9 +207,6 @@ def test_a_static_cache_is_refused_where_it_would_change_the_model(
 
 def of_family(family: str, shapes: dict[str, Any], attention: str | None = None) -> Any:
     """A model with larger random weights than usual, so that its attention matters."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, hidden_size=64, **shapes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import AutoConfig
 
 from optigpu.models.loading.expressed import HARMLESS, SIZES, unexpressed
+from optigpu.models.loading.load import loaded_facts
 from optigpu.vocabulary import UnsupportedError
 from tests.breadth import cases
 from tests.engine.decoder_models import model_of
@@ -109,8 +112,6 @@ _RETURNED = ("return_dict", "output_attentions", "is_encoder_decoder")
 
 def configuration(family: str, **changes: Any) -> Any:
     """The plain configuration of a family with some changes."""
-    from transformers import AutoConfig
-
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "vocab_size": VOCABULARY}
     return AutoConfig.for_model(family, **(special | SHAPES[family] | changes))
 
@@ -154,8 +155,6 @@ def text() -> NDArray[np.int64]:
 
 def expected_logits(model: Any) -> Logits:
     """After each token, [TOKENS, vocabulary]."""
-    import torch
-
     found: Logits = model(input_ids=torch.from_numpy(text()), use_cache=False).logits[0].numpy()
     return found
 
@@ -235,7 +234,6 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
     from optigpu.backends.onnxruntime.formats import DATA, MODEL, format_of
     from optigpu.backends.onnxruntime.graph import GraphWriter
     from optigpu.backends.onnxruntime.runtime import DecodingSteps, opened
-    from optigpu.models.loading.load import loaded_facts
 
     def compute(model: Any) -> Logits:
         with (tmp_path / DATA).open("wb") as data:
@@ -252,10 +250,7 @@ def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str)
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "mistral", "qwen2", "gemma3_text"], 1))
 def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
     """The trace, which OpenVINO converts as it is."""
-    import torch
-
     from optigpu.backends.openvino.exported import traced_decoder
-    from optigpu.models.loading.load import loaded_facts
 
     def compute(model: Any) -> Logits:
         facts = loaded_facts(model)
@@ -279,8 +274,6 @@ def test_a_trace_for_openvino_has_each_field_or_refuses_it(family: str) -> None:
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_a_program_of_the_decoder_has_each_field_or_refuses_it(family: str) -> None:
     """What is packed is rounded, so the logits are those of the model with the rounded weights."""
-    import torch
-
     from optigpu.techniques.decoding.native_decode.programs import attached, refusal
     from optigpu.vocabulary import UnsupportedError
     from tests.engine.decode_reference import ReferenceDecoder

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends import BACKENDS, llama_cpp, onnxruntime, openvino
 from optigpu.backends.converted import weights_of
@@ -144,16 +146,12 @@ class Predictor:
         self._pass = traced(WholePass(loaded, length, window_of(loaded, "coreml")), rows, length)
 
     def predict(self, inputs: Mapping[str, NDArray[np.int32]]) -> Mapping[str, object]:
-        import torch
-
         with torch.no_grad():
             return {OUTPUT: self._pass(torch.from_numpy(inputs[INPUT]).long()).numpy()}
 
 
 def windowed(models_dir: Path) -> str:
     """A Mistral whose attention reaches back 8 tokens."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     settings = AutoConfig.from_pretrained(models_dir / "llama").to_dict() | {"sliding_window": 8}
     settings.pop("model_type")
     config = AutoConfig.for_model("mistral", **settings)
@@ -171,8 +169,6 @@ def test_the_pass_that_is_converted_has_the_logits_of_transformers(models_dir: P
 
 
 def test_layers_of_different_attention_are_refused(models_dir: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     window = {
         "use_sliding_window": True,
         "sliding_window": 8,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
@@ -20,6 +21,7 @@ from optigpu.hardware.catalog import gpu_of
 from optigpu.job.spec import resolve
 from optigpu.models.described import decoder_shape
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
@@ -78,8 +80,6 @@ def memory_of(model: str, *names: str) -> DecoderMemory:
 
 def measured_peak(model: str, load: Load, *stack: Technique) -> int:
     """Of a new model each time: transformers keeps a static cache as long as the longest so far."""
-    import torch
-
     from optigpu.backends.torch.memory import operator_peaks_of
 
     loaded = runtime_of(model, *stack)
@@ -100,8 +100,6 @@ def test_bytes_of_weights_are_counted_exactly(model: str, names: tuple[str, ...]
 
 @pytest.mark.parametrize("name", ["gpt-j-6b", "opt-125m", "mistral-7b-v0.1", "llama-3.1-405b"])
 def test_bytes_of_published_models_are_those_of_their_weights(name: str) -> None:
-    from optigpu.models.loading.load import load_model
-
     reference = parse_reference(f"preset:{name}")
     model = load_model(reference, device="meta", dtype="bfloat16")
     held = {id(tensor): tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]}

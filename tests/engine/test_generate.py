@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from optigpu.backends.runtime import Generation, Sampling
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
@@ -89,9 +91,6 @@ def tiny() -> Any:
 
 
 def test_a_text_is_continued_as_the_library_continues_it(tiny: Any) -> None:
-    import torch
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(tiny.decoding.model.name_or_path)
     ids = torch.tensor([tokenizer.encode(TEXT)])
     whole = tiny.decoding.model.generate(ids, max_new_tokens=12, do_sample=False)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.models.facts import facts_of, known_facts, packaged
@@ -54,9 +56,6 @@ def test_an_image_preset_has_the_published_number_of_weights_and_facts(name: str
 
 
 def test_weights_are_made_on_the_device_in_the_dtype_and_nowhere_else() -> None:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     made: set[tuple[str, torch.dtype]] = set()
 
     class Watch(TorchDispatchMode):
@@ -82,8 +81,6 @@ def test_a_seed_gives_the_same_weights_again_and_another_seed_others() -> None:
 
 
 def test_a_path_model_is_the_one_that_was_saved(models_dir: Path) -> None:
-    import torch
-
     saved = tiny_model("gpt2")
     loaded = load_model(parse_reference("path:gpt2"), device="cpu", dtype="float32")
     tokens = torch.arange(VOCABULARY)[None, :20]
@@ -100,8 +97,6 @@ def test_a_path_must_lie_under_the_model_directory(
 
 
 def test_pickled_weights_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     model = tiny_model("gpt2")
     model.config.save_pretrained(tmp_path / "pickled")
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends import BACKENDS
 from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Result
 from optigpu.measure import Report
 from optigpu.models.held import MODELS_DIR
+from optigpu.models.loading.load import count_weights
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.onnx_graph import OnnxGraph
 from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
@@ -72,9 +75,6 @@ def test_each_family_has_the_logits_of_transformers(
 
 
 def tiny_mistral() -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(
         "mistral", vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=64, sliding_window=8,
@@ -120,8 +120,6 @@ def test_a_prompt_is_passed_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [TINY, "preset:tiny-gpt2-test", "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
-    from optigpu.models.loading.load import count_weights
-
     whole, small = prepared(tmp_path, model=model), prepared(tmp_path, OnnxInt4(), model=model)
     weights, quantized = whole.weights(), small.weights()
     assert weights.parameters == quantized.parameters == count_weights(transformers_model(model))

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.job.spec import JobSpec
+from optigpu.models.loading.load import count_weights, load_model
+from optigpu.models.reference import parse_reference
 from optigpu.techniques.memory.openvino_kv_cache import OpenVinoKvCache
 from optigpu.techniques.quantization.openvino_int4 import OpenVinoInt4
 from optigpu.techniques.quantization.openvino_int8 import OpenVinoInt8
@@ -66,9 +69,6 @@ def test_a_mixture_computes_what_transformers_does_and_is_quantized_with_its_exp
 @pytest.mark.openvino
 @pytest.mark.parametrize("model", [TINY, "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
-    from optigpu.models.loading.load import count_weights, load_model
-    from optigpu.models.reference import parse_reference
-
     whole = prepared("openvino", tmp_path, model=model)
     small = prepared("openvino", tmp_path, OpenVinoInt4(), model=model)
     weights, quantized = whole.weights(), small.weights()
@@ -86,8 +86,6 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
 
 @pytest.mark.openvino
 def test_a_window_of_all_layers_is_kept(models_dir: Path, tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     settings = AutoConfig.from_pretrained(models_dir / "llama").to_dict() | {"sliding_window": 8}
     settings.pop("model_type")
     config = AutoConfig.for_model("mistral", **settings)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
@@ -60,8 +62,6 @@ def passages_in(folder: Path) -> list[tuple[list[int], int]]:
 
 def loss_of(model: Any, tokens: list[int], first: int) -> tuple[float, int]:
     """Sum and count of transformers' own loss over the tokens from `first` on."""
-    import torch
-
     ids = torch.tensor([tokens])
     labels = ids.clone()
     labels[:, :first] = -100
@@ -108,8 +108,6 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
 
 @pytest.mark.slow
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
-    import torch
-
     reading = measured(tmp_path, Int8WeightOnly(), StaticKvCache())
     reference = torch.from_numpy(np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32)).view(
         512, VOCABULARY
@@ -131,8 +129,6 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
 
 @pytest.mark.slow
 def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> None:
-    import torch
-
     make_reference(context(tmp_path))
     stored = np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32).reshape(512, VOCABULARY)
     model, expected = exact_model(), []
@@ -148,8 +144,6 @@ def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> Non
 def test_perplexity_is_that_of_an_independent_evaluation(
     stride: int | None, tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
-    from transformers import AutoTokenizer
-
     options = {"text": "file:mine.txt", "tokens": 400, "stride": stride}
     reading = measured(tmp_path, StaticKvCache(), **options)
     tokenizer = AutoTokenizer.from_pretrained(trained_model, local_files_only=True)
@@ -221,8 +215,6 @@ def test_what_spoils_the_answers_is_an_accuracy_lost(
 
 def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) -> float:
     """By whole texts, one after the other, as the usual harness does."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(trained_model, local_files_only=True)
     content = bz2.decompress((language_dir / "hellaswag" / "hellaswag_val_full.txt.bz2").read_bytes())
     lines = content.decode().split("\n")
@@ -239,8 +231,6 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
 
 @pytest.mark.slow
 def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Path) -> None:
-    import torch
-
     runtime = runtime_of(MODEL, Spy(), StaticKvCache())
     runtime.generate(torch.zeros((2, 24), dtype=torch.int64), 40)
     cache = runtime.notes.facts["seen"][0][2]
@@ -262,8 +252,6 @@ def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Pat
     ),
 )
 def test_scores_are_the_logits_after_each_forced_token(stack: tuple[Technique, ...], prefill: int) -> None:
-    import torch
-
     tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = exact_model()(input_ids=tokens).logits

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.conductor.tasks import make_smaller
 from optigpu.recipes.making.make import kept_neurons, make
@@ -188,8 +189,6 @@ def test_calibration_ids_that_do_not_fit_are_refused_before_anything_is_changed(
 
 
 def test_a_model_that_adds_what_its_norms_give_cannot_be_smoothed_and_is_left_as_it_was() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shape = FAMILIES["opt"] | {"do_layer_norm_before": False, "vocab_size": 96, "pad_token_id": 1}
     model = (
         AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **shape)).eval().requires_grad_(False)

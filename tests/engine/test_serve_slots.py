@@ -1,9 +1,11 @@
 """serve by transformers and by native_decode: sequences that join and leave have the tokens that each has alone."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends.serving import ServingRuntime
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
@@ -91,8 +93,6 @@ def test_the_check_of_a_load_finds_tokens_that_others_have_changed(monkeypatch: 
 
 @pytest.mark.usefixtures("models_dir")
 def test_layers_with_a_window_are_refused() -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(
         "mistral", vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, sliding_window=8, max_position_embeddings=64,
@@ -103,8 +103,6 @@ def test_layers_with_a_window_are_refused() -> None:
 
 
 def _no_mode() -> Any:
-    from contextlib import nullcontext
-
     return nullcontext()
 
 

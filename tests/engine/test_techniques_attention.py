@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.backends import cuda
 
 from optigpu.backends.torch.attention import attention_kernels, only_kernel, require_kernel
 from optigpu.documents.result import Accelerator, Environment
@@ -147,8 +148,6 @@ def reason_for(kernel: AttentionKernel, device: str, capability: str | None, hea
 
 
 def allowed() -> list[bool]:
-    from torch.backends import cuda
-
     return [
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),

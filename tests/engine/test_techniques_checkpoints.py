@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
@@ -315,8 +316,6 @@ def test_calibration_text_that_does_not_fit_is_refused(
 def test_calibration_text_is_drawn_with_the_seed_or_spread_over_the_file(
     trained_model: Path, language_dir: Path
 ) -> None:
-    from transformers import AutoTokenizer
-
     model = runtime_of("path:trained").model
     drawn = [calibration_ids(model, Calibration("self", 3, 16, seed), "gptq") for seed in (0, 0, 1)]
     assert [len(row) for row in drawn[0]] == [16, 16, 16]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs, recording
@@ -89,8 +91,6 @@ def test_a_recorded_step_refuses_another_batch_and_another_cache() -> None:
 
 def record_by_hand(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
     """As a CUDA graph is recorded: after warming up, without an effect, and by nothing that waits for the device."""
-    from torch.utils._pytree import tree_leaves
-
     for _ in range(3):
         run()
         undo()
@@ -108,8 +108,6 @@ def record_by_hand(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Ca
 
 def nothing_that_waits() -> Any:
     """Fails where an operator asks the device for a value, or brings one from the host: neither can be recorded."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     waiting = {"_local_scalar_dense", "is_nonzero", "nonzero", "lift_fresh", "equal"}
 
     class NothingThatWaits(TorchDispatchMode):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu import quantize
 from optigpu.backends.torch.applied import DecodingModel
@@ -138,8 +139,6 @@ def test_a_gpt2_of_some_size_meets_the_target_without_being_told(bits: Any, targ
 
 def gpt2_of_some_size() -> Any:
     """10 million weights with the proportions of GPT-2, for which biases and norms count for as little."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shape = {"n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 128, "vocab_size": 8003}
     torch.manual_seed(0)
     config = AutoConfig.for_model("gpt2", bos_token_id=0, eos_token_id=1, **shape)

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from torch.nn import Linear
+from transformers import DynamicCache
+from transformers.pytorch_utils import Conv1D
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.kv_caches import new_cache
@@ -243,8 +246,6 @@ def cache_bound(reference: Any, tokens: Any) -> float:
 
 
 def disturbed_cache(reference: Any) -> Any:
-    from transformers import DynamicCache
-
     def disturbed(states: Any) -> Any:
         scale = states.abs().amax(dim=-1, keepdim=True) / 127
         return states + scale * (torch.rand_like(states) - 0.5)
@@ -350,9 +351,6 @@ def test_a_compiled_step_computes_under_autocast() -> None:
 
 def products(runtime: DecodingModel) -> tuple[set[Any], Any]:
     """The dtypes that come out of the linear layers during a request, and its tokens."""
-    from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
-
     dtypes = set()
 
     def see(module: Any, inputs: Any, output: Any) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2ForSequenceClassification
 
+from optigpu.backends.torch.clock import CpuClock
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import CacheKind, WeightKind
@@ -89,8 +91,6 @@ def with_modules(family: str, technique: Technique) -> Any:
 
 
 def classifier() -> Any:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
     return GPT2ForSequenceClassification(GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=96))
 
 
@@ -137,8 +137,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 def bloom() -> Any:
-    from transformers import BloomConfig, BloomForCausalLM
-
     return BloomForCausalLM(BloomConfig(hidden_size=64, n_layer=1, n_head=4, vocab_size=96))
 
 
@@ -166,8 +164,6 @@ def serving_loop(family: str, **options: Any) -> tuple[Any, Notes]:
 
 def alone(loop: Any, ids: list[int], new_tokens: int) -> list[int]:
     """What the loop decodes for one sequence."""
-    from optigpu.backends.torch.clock import CpuClock
-
     tokens: list[int] = loop(torch.tensor([ids]), new_tokens, CpuClock())[0][0].tolist()
     return tokens
 

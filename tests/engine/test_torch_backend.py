@@ -1,10 +1,13 @@
 """The torch backend: which loop decodes, what is recorded, how it warms up, and the boundary to numpy."""
 
+import gc
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from optigpu.backends.torch.applied import DecodingModel, computed_there
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
@@ -98,9 +101,6 @@ def test_logits_come_from_the_step_that_is_timed() -> None:
 
 
 def test_what_the_baseline_really_used_is_recorded() -> None:
-    import torch
-    import transformers
-
     runtime = runtime_of("path:gpt2")
     runtime.observe(prompt())
     assert runtime.notes.facts == {
@@ -159,8 +159,6 @@ class Fixed:
 
 @pytest.mark.slow
 def test_the_garbage_collector_rests_within_a_round_and_works_after_it() -> None:
-    import gc
-
     class Watching(Fixed):
         def run(self) -> dict[str, float]:
             return {"latency_s": float(gc.isenabled())}

@@ -241,8 +241,6 @@ def test_several_files_have_the_hash_of_what_sha256sum_says(models: Path, tmp_pa
 
 
 def test_other_weights_in_the_same_directory_have_another_hash(models: Path, tmp_path: Path) -> None:
-    import torch
-
     model = tiny_model("gpt2")
     model.save_pretrained(models / "same")
     before, again = provenance("path:same", tmp_path), provenance("path:same", tmp_path)

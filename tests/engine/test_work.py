@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import ops
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache, StaticCache
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.operators import TorchOperatorRuntime
@@ -39,9 +43,6 @@ class Counted:
     """Operations that torch counts while `work` runs: those of linear layers, and those of attention."""
 
     def __init__(self, model: Any, work: Any) -> None:
-        from torch import ops
-        from torch.utils.flop_counter import FlopCounterMode
-
         with FlopCounterMode(display=False) as counter:
             work()
         counts = counter.get_flop_counts()
@@ -63,8 +64,6 @@ def eager(family: str) -> Any:
 
 
 def tokens(length: int) -> Any:
-    import torch
-
     return torch.randint(VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(0))
 
 
@@ -84,8 +83,6 @@ def test_prefill_has_the_operations_that_torch_counts(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decode_step_has_the_operations_that_torch_counts_on_average(family: str) -> None:
-    from transformers import DynamicCache
-
     model = eager(family)
     cache = DynamicCache(config=model.config)
     model(input_ids=tokens(PROMPT), past_key_values=cache, use_cache=True)
@@ -117,9 +114,6 @@ def test_a_training_step_has_three_times_the_operations_of_its_forward_pass(fami
 def test_an_image_has_the_operations_that_torch_counts_and_reads_the_weights_as_they_are(
     family: str, stack: tuple[Technique, ...]
 ) -> None:
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     runtime = image_runtime(f"preset:tiny-{family}-test", *stack)
     assert isinstance(runtime.facts, ImageFacts)
     found = image_footprint_of(runtime.model, runtime.facts, (3, 64, 64) if family != "vit" else (3, 32, 32))
@@ -189,8 +183,6 @@ class TestBytes:
     def test_the_cache_grows_by_the_bytes_that_are_counted_for_a_token(self, family: str) -> None:
         runtime = self.runtime(family, StaticKvCache())
         model = footprint_of(runtime.model, runtime.facts)
-        from transformers import StaticCache
-
         cache = StaticCache(config=runtime.model.config, max_cache_len=PROMPT)
         runtime.model(input_ids=tokens(PROMPT), past_key_values=cache, use_cache=True)
         layers: list[Any] = cache.layers

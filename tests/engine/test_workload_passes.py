@@ -5,7 +5,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers import AutoModelForImageClassification, ViTImageProcessor
 
 from optigpu.backends.runtime import Pass
 from optigpu.backends.torch.runtime import TorchPassRuntime
@@ -89,8 +91,6 @@ def test_a_pass_goes_through_the_stacks_forward_hook(make: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_over_images_gives_the_models_logits(family: str) -> None:
-    import torch
-
     runtime = image_runtime(f"preset:tiny-{family}-test")
     images = torch.from_numpy(CLASSIFY.prepare(asked_to_pass(runtime))._inputs)
     reference = in_float64(runtime.model)
@@ -185,8 +185,6 @@ def labelled_context(folder: Path, *stack: Technique, model: str = "path:squares
 
 def by_hand(folder: Path, runtime: TorchPassRuntime) -> tuple[Any, Any]:
     """The model's logits and the labels, image by image, by torch's own operations."""
-    import torch
-
     logits, labels = [], []
     for path in sorted(folder.glob("*/*.png")):
         pixels = np.asarray(Image.open(path), np.float32)[2:34, 2:34] / 255
@@ -232,8 +230,6 @@ def test_what_is_timed_are_the_folders_images_batch_by_batch(datasets: Path, tmp
 def test_a_models_own_processor_is_used(
     squares: Path, datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import AutoModelForImageClassification, ViTImageProcessor
-
     AutoModelForImageClassification.from_pretrained(squares).save_pretrained(tmp_path / "own")
     ViTImageProcessor(
         size={"height": 48, "width": 48}, image_mean=[0.5] * 3, image_std=[0.25] * 3

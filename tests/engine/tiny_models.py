@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
@@ -50,9 +52,6 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def tiny_model(family: str) -> Any:
     """A model with larger random weights than usual, so that its tokens depend on its inputs."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **FAMILIES[family])
     torch.manual_seed(0)
@@ -80,8 +79,6 @@ def ignore(doing: str) -> None:
 
 def prompt(batch: int = 2, length: int = 8) -> Any:
     """Ids [batch, length], always the same."""
-    import torch
-
     return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1))
 
 

@@ -8,7 +8,7 @@ rest: which numbers of the configuration a file holds, what lies otherwise there
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optigpu.models.loading.expressed import ROTATION, SIZES, Condition, Fields
 from optigpu.vocabulary import UnsupportedError
@@ -115,16 +115,17 @@ _NORMED_EXPERTS: Fields = {
     "mlp_only_layers": Condition("[]", lambda config: not config.mlp_only_layers),
     "decoder_sparse_step": (1,),
 }
-_GEMMA: Fields = {"query_pre_attn_scalar": _SCALED_BY_HEAD_SIZE, "attention_bias": (False,)}
 _NO_BIAS: Fields = {"attention_bias": (False,)}
+_LLAMA: dict[str, Any] = {"rotates_neighbours": True, "long_factors": True}
+_GEMMA: dict[str, Any] = {"activations": GELU, "one_less": True, "wide_heads": True}
+_GEMMA2 = {"query_pre_attn_scalar": _SCALED_BY_HEAD_SIZE} | _NO_BIAS
+_LAYER_NORM = LAYER_NORM, "layer_norm_eps"
 
 WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
     {
-        "llama": WrittenFamily("llama", rotates_neighbours=True, long_factors=True, wide_heads=True),
-        "mistral": WrittenFamily("llama", rotates_neighbours=True, long_factors=True, wide_heads=True),
-        "mixtral": WrittenFamily(
-            "llama", rotates_neighbours=True, long_factors=True, wide_heads=True, numbers=_EXPERTS
-        ),
+        "llama": WrittenFamily("llama", **_LLAMA, wide_heads=True),
+        "mistral": WrittenFamily("llama", **_LLAMA, wide_heads=True),
+        "mixtral": WrittenFamily("llama", **_LLAMA, wide_heads=True, numbers=_EXPERTS),
         "qwen2": WrittenFamily("qwen2"),
         "qwen3": WrittenFamily("qwen3", wide_heads=True),
         "qwen3_moe": WrittenFamily(
@@ -133,38 +134,31 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
             numbers=_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"},
             expressed=_NORMED_EXPERTS | _NO_BIAS,
         ),
-        "gemma": WrittenFamily(
-            "gemma", activations=GELU, one_less=True, head="never", wide_heads=True, expressed=_NO_BIAS
-        ),
+        "gemma": WrittenFamily("gemma", **_GEMMA, head="never", expressed=_NO_BIAS),
         "gemma2": WrittenFamily(
             "gemma2",
-            activations=GELU,
-            one_less=True,
+            **_GEMMA,
             head="never",
             windows=True,
-            wide_heads=True,
             numbers={
                 "attn_logit_softcapping": "attn_logit_softcapping",
                 "final_logit_softcapping": "final_logit_softcapping",
             },
-            expressed=_GEMMA,
+            expressed=_GEMMA2,
         ),
         "gemma3_text": WrittenFamily(
             "gemma3",
-            activations=GELU,
-            one_less=True,
+            **_GEMMA,
             windows=True,
-            wide_heads=True,
             numbers={"final_logit_softcapping": "final_logit_softcapping"},
-            expressed=_GEMMA | {"attn_logit_softcapping": (None,), "_sliding_window_pattern": None},
+            expressed=_GEMMA2 | {"attn_logit_softcapping": (None,), "_sliding_window_pattern": None},
         ),
         "phi3": WrittenFamily(
             "phi3", rotates_part=True, expressed={"original_max_position_embeddings": None}
         ),
         "phi": WrittenFamily(
             "phi2",
-            LAYER_NORM,
-            "layer_norm_eps",
+            *_LAYER_NORM,
             activations=GELU,
             head="needed",
             rotates_part=True,
@@ -189,8 +183,7 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
         ),
         "granite": WrittenFamily(
             "granite",
-            rotates_neighbours=True,
-            long_factors=True,
+            **_LLAMA,
             numbers={
                 "logit_scale": "logits_scaling",
                 "residual_scale": "residual_multiplier",
@@ -209,16 +202,14 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
         "ernie4_5": WrittenFamily("ernie4_5", wide_heads=True, expressed={"use_bias": (False,)}),
         "cohere": WrittenFamily(
             "command-r",
-            LAYER_NORM,
-            "layer_norm_eps",
+            *_LAYER_NORM,
             head="never",
             numbers={"logit_scale": "logit_scale"},
             expressed=_NO_BIAS | {"use_qk_norm": (False,)},
         ),
         "cohere2": WrittenFamily(
             "cohere2",
-            LAYER_NORM,
-            "layer_norm_eps",
+            *_LAYER_NORM,
             head="never",
             windows=True,
             numbers={"logit_scale": "logit_scale"},
@@ -238,16 +229,14 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
         ),
         "stablelm": WrittenFamily(
             "stablelm",
-            LAYER_NORM,
-            "layer_norm_eps",
+            *_LAYER_NORM,
             head="needed",
             rotates_part=True,
             expressed={"use_qkv_bias": None, "use_parallel_residual": None, "qk_layernorm": (False,)},
         ),
         "gpt_neox": WrittenFamily(
             "gptneox",
-            LAYER_NORM,
-            "layer_norm_eps",
+            *_LAYER_NORM,
             activations=(*GELU, "gelu"),
             joined_by_head=True,
             rotates_part=True,
