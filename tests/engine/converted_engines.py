@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.job.spec import resolve
+from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
@@ -56,22 +58,16 @@ def prompts(rows: int, length: int = PROMPT, vocabulary: int = 2048) -> Any:
 
 def transformers_model(reference: str) -> Any:
     """A model that generates text, as it is without an engine."""
-    from optigpu.models.loading.load import load_model
-
     return load_model(parse_reference(reference), device="cpu", dtype="float32")
 
 
 def transformers_classifier(reference: str) -> Any:
     """A model that classifies images, as it is without an engine."""
-    from optigpu.models.loading.load import load_image_model
-
     return load_image_model(parse_reference(reference), device="cpu", dtype="float32")
 
 
 def transformers_tokens(model: str, prompt: Any, new: int) -> list[list[int]]:
     """What transformers decodes greedily after a prompt."""
-    import torch
-
     given, count = torch.from_numpy(prompt), {"max_new_tokens": new, "min_new_tokens": new}
     made = transformers_model(model).generate(given, do_sample=False, **count)
     tokens: list[list[int]] = made[:, prompt.shape[1] :].tolist()
@@ -80,16 +76,12 @@ def transformers_tokens(model: str, prompt: Any, new: int) -> list[list[int]]:
 
 def transformers_logits(model: str, tokens: Any) -> Any:
     """After each token, [rows, length, vocabulary]."""
-    import torch
-
     with torch.no_grad():
         return transformers_model(model)(input_ids=torch.from_numpy(tokens)).logits.numpy()
 
 
 def transformers_classes(model: str, images: Any) -> Any:
     """Logits of images, [batch, classes]."""
-    import torch
-
     with torch.no_grad():
         return transformers_classifier(model)(pixel_values=torch.from_numpy(images)).logits.numpy()
 

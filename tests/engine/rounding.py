@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of each dtype."""
 DRAWS = 8
@@ -19,8 +21,6 @@ def in_float64(model: Any) -> Any:
 
 def logits_of(model: Any, tokens: Any) -> Any:
     """The plain model's logits after `tokens`, [batch, vocabulary], without a cache."""
-    import torch
-
     with torch.no_grad():
         return model(input_ids=tokens, use_cache=False).logits[:, -1]
 
@@ -35,8 +35,6 @@ def rounding_bound(reference: Any, tokens: Any, dtype: str) -> float:
 
 def rounding_bound_of(reference: Any, run: Callable[[], Any], dtype: str) -> float:
     """The same for what `run` makes of the model."""
-    import torch
-
     exact = run()
     torch.manual_seed(0)
     with _disturbed(reference, UNIT[dtype]):
@@ -46,8 +44,6 @@ def rounding_bound_of(reference: Any, run: Callable[[], Any], dtype: str) -> flo
 
 def assert_greedy_as_far_as_it_can_be_told(reference: Any, prompt: Any, tokens: Any, bound: float) -> None:
     """Every token is the reference's most likely one, unless two are closer than the bound lets one tell."""
-    import torch
-
     sequence = torch.cat([prompt, tokens], dim=1)
     for index in range(prompt.shape[1], sequence.shape[1]):
         logits = logits_of(reference, sequence[:, :index])
@@ -58,8 +54,6 @@ def assert_greedy_as_far_as_it_can_be_told(reference: Any, prompt: Any, tokens: 
 
 @contextmanager
 def _disturbed(model: Any, unit: float) -> Iterator[None]:
-    import torch
-
     def disturb(module: Any, inputs: Any, output: Any) -> Any:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from optigpu.backends.base import Order
 from optigpu.backends.endpoint.client import Completions
@@ -16,6 +17,7 @@ from optigpu.backends.serving import Streamed
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.hardware import probe
 from optigpu.measure import Report
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import DeviceKind, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
@@ -193,10 +195,6 @@ def test_exactly_as_many_tokens_come_as_were_asked_for(started: Started, rows: i
 
 @pytest.mark.timeout(1800)
 def test_greedy_text_is_transformers_text(started: Started) -> None:
-    import torch
-
-    from optigpu.models.loading.load import load_model
-
     reference = parse_reference(TINY)
     tokenizer = tokenizer_of(reference)
     assert tokenizer is not None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from optigpu.backends import BACKENDS
@@ -27,6 +28,7 @@ from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
 from optigpu.models.facts import facts_of
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.selftest.checks import engine_checks, run_engine
 from optigpu.selftest.setting import Setting
@@ -91,8 +93,6 @@ def answers_of(backend: str, model: str, folder: Path) -> Answers:
 
 def expected_tokens(model: str) -> list[list[int]]:
     """What transformers decodes greedily."""
-    import torch
-
     found = _loaded(model).generate(torch.from_numpy(PROMPTS), max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
     tokens: list[list[int]] = found[:, PROMPTS.shape[1] :].tolist()
     return tokens
@@ -100,17 +100,12 @@ def expected_tokens(model: str) -> list[list[int]]:
 
 def expected_logits(model: str) -> NDArray[np.float32]:
     """What transformers has after each token of SCORED."""
-    import torch
-
     with torch.no_grad():
         found: NDArray[np.float32] = _loaded(model)(input_ids=torch.from_numpy(SCORED)).logits.numpy()
     return found
 
 
 def _loaded(model: str) -> "PreTrainedModel":
-    from optigpu.models.loading.load import load_model
-    from optigpu.models.reference import parse_reference
-
     return load_model(parse_reference(model), device="cpu", dtype="float32")
 
 

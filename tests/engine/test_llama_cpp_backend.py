@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.gguf_header import read_header
 from optigpu.models.held import MODELS_DIR, held_models
+from optigpu.models.loading.load import count_weights
 from optigpu.models.reference import BUNDLED
+from optigpu.paths import cache_dir
 from optigpu.techniques.base import GgufType, LlamaCppType
 from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
 from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
@@ -77,8 +79,6 @@ def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leav
 
 @pytest.mark.parametrize("model", ["bundled:tiny", "preset:tiny-gpt2-test", "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
-    from optigpu.models.loading.load import count_weights
-
     whole, small = prepared(tmp_path, model=model), prepared(tmp_path, Gguf(type="Q4_0"), model=model)
     weights, quantized = whole.weights(), small.weights()
     assert weights.parameters == quantized.parameters == count_weights(transformers_model(model))
@@ -185,8 +185,6 @@ def test_a_file_is_run_as_it_is(tmp_path: Path, models: Path) -> None:
 
 
 def kept() -> Path:
-    from optigpu.paths import cache_dir
-
     return cache_dir() / "converted" / "gguf"
 
 

@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends.ik_llama_cpp.structures import FILE_TYPES
 from optigpu.conductor.processes.variables import child_variables
@@ -18,7 +20,8 @@ from optigpu.engines.environments import environment_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.models.held import MODELS_DIR
-from optigpu.models.reference import BUNDLED
+from optigpu.models.loading.load import load_model
+from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, own_folders
@@ -193,9 +196,6 @@ def ik_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def write_wide(folder: Path) -> None:
     """A Llama whose rows are whole blocks of every type."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(
         "llama", vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True,
@@ -239,11 +239,6 @@ def exact() -> Told:
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_greedy_tokens_are_torch_s() -> None:
-    import torch
-
-    from optigpu.models.loading.load import load_model
-    from optigpu.models.reference import parse_reference
-
     model: Any = load_model(parse_reference(WIDE), device="cpu", dtype="float32")
     prompt = torch.from_numpy(np.random.default_rng(5).integers(512, size=(2, PROMPT)))
     expected = model.generate(prompt, max_new_tokens=NEW, do_sample=False)[:, PROMPT:]

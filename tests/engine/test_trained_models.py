@@ -18,11 +18,14 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
+from transformers import AutoTokenizer
 
 from optigpu.cli import main
 from optigpu.models.bring import ORIGIN, Watch, bring, is_brought
 from optigpu.models.held import MODELS_DIR, held_models
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.models.trained import TRAINED, TrainedModel
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError
@@ -53,7 +56,6 @@ class Sources:
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bundled:small as GGUF, with its tokenizer."""
     from optigpu.backends.llama_cpp.gguf_tensors import write
-    from optigpu.models.loading.load import load_model
     from tests.engine.llama_server import with_tokenizer
 
     folder = tmp_path_factory.mktemp("gguf")
@@ -128,10 +130,6 @@ def sources(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_hub_s_file_becomes_a_folder_with_its_weights_tokenizer_and_origin(sources: Sources) -> None:
-    import torch
-
-    from optigpu.models.loading.load import load_model
-
     said: list[tuple[str, float | None]] = []
     folder = bring(sources.model, Watch(lambda *each: said.append(each), lambda: None))
     assert said[0][1] is not None
@@ -315,10 +313,6 @@ def test_an_unknown_name_a_folder_of_others_and_a_folder_that_cannot_be_written(
 
 @pytest.mark.real_model
 def test_smollm2_is_whole_and_speaks(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    from optigpu.models.loading.load import load_model
-
     monkeypatch.setenv(MODELS_DIR, str(smollm2))
     folder, known = smollm2 / "smollm2-135m", TRAINED["smollm2-135m"]
     assert hashlib.sha256((folder / known.file).read_bytes()).hexdigest() == known.sha256
