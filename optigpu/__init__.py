@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     )
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
+    from optigpu.facade.kernel_optimizer import simulate_matmul as simulate_matmul
+    from optigpu.facade.kernel_optimizer import simulate_matmul_devices as simulate_matmul_devices
     from optigpu.facade.measuring import JobReport as JobReport
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from optigpu.facade.optimizers import CompileOptimizer as CompileOptimizer
     from optigpu.facade.optimizers import KernelOptimizer as KernelOptimizer
     from optigpu.facade.optimizers import MemoryOptimizer as MemoryOptimizer
-    from optigpu.facade.predictions import simulate_matmul as simulate_matmul
-    from optigpu.facade.predictions import simulate_matmul_devices as simulate_matmul_devices
     from optigpu.facade.quantized import QuantizationOptimizer as QuantizationOptimizer
     from optigpu.facade.quantized import accelerate as accelerate
     from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid

@@ -14,10 +14,9 @@ _BY_MODULE = {
     "functions.precisions": "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 "
     "train_with_gradient_accumulation",
     "gpu_profiler": "GPUProfiler",
-    "kernel_optimizer": "CUDAKernelOptimizer",
+    "kernel_optimizer": "CUDAKernelOptimizer simulate_matmul simulate_matmul_devices",
     "measuring": "JobReport ladder leaderboard run",
     "optimizers": "CompileOptimizer KernelOptimizer MemoryOptimizer",
-    "predictions": "simulate_matmul simulate_matmul_devices",
     "quantized": "QuantizationOptimizer accelerate make_it_work_hybrid quantize",
     "quantized_linear": "QuantizedLinear",
     "recommendations": "recommend_optimization",

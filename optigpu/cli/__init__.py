@@ -9,7 +9,6 @@ import typer
 from optigpu import __version__
 from optigpu.cli import (
     advise,
-    claims,
     compare,
     convert,
     fit,
@@ -18,7 +17,6 @@ from optigpu.cli import (
     models,
     remote,
     runs,
-    tiny,
 )
 from optigpu.cli.options import add_flagged, job_panels, ladder_panels, replay_panels
 from optigpu.cli.output import checked_stderr, checked_stdout, echo
@@ -38,8 +36,8 @@ app = typer.Typer(
 COMMANDS: tuple[Callable[..., None], ...] = (
     local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
     local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
-    remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, claims.claims,
-    runs.chart, runs.charts, tiny.tiny, convert.convert, models.recipe, fit.fit, advise.advise,
+    remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, advise.claims,
+    runs.chart, runs.charts, convert.tiny, convert.convert, models.recipe, fit.fit, advise.advise,
     local.batch_scaling,
 )  # fmt: skip
 FLAGGED = {

@@ -1,13 +1,173 @@
-"""Whether a model fits a board, before it is flashed: flash, SRAM, PSRAM, and the latency to expect."""
+"""Whether a model fits a board, before it is flashed: flash, SRAM, PSRAM, and the latency to expect on an ESP32-S3,
+from published figures, which published.toml holds. Pure functions of numbers. A prediction is never a measurement and
+is shown with its sources."""
 
+import tomllib
+from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.prediction import ClaimCheck, Prediction, check_claim, predict
 from optigpu.edge.tflite import operators
 from optigpu.hardware.boards import Board, board, boards
 from optigpu.vocabulary import Frozen, SpecError
+
+CLOCK_HZ = 240_000_000
+"""The clock of all published figures."""
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Engine(StrEnum):
+    """What ran the network: TFLite Micro with ESP-NN, TFLite Micro with its own kernels, or ESP-DL."""
+
+    ESP_NN = "esp_nn"
+    REFERENCE = "reference"
+    ESP_DL = "esp_dl"
+
+
+class PublishedFigure(Frozen):
+    """One latency that others published. `macs` are null where they are not known, and so is the rate."""
+
+    name: str
+    engine: Engine
+    shape: Literal["separable", "other"]
+    cores: int = Field(1, ge=1, le=2)
+    input: tuple[int, ...]
+    macs: int | None = Field(None, gt=0)
+    macs_source: str | None = None
+    latency_s: Positive
+    arena: Literal["sram", "psram"] | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def _sourced(self) -> Self:
+        if (self.macs is None) != (self.macs_source is None):
+            raise ValueError("macs need their source")
+        return self
+
+    @property
+    def macs_per_s(self) -> float | None:
+        return None if self.macs is None else self.macs / self.latency_s
+
+    @property
+    def sentence(self) -> str:
+        size = "x".join(map(str, self.input))
+        rate = "" if self.macs_per_s is None else f", {self.macs_per_s / 1e6:.0f} million MACs/s"
+        return f"{self.name} {size}: {self.latency_s * 1e3:,.4g} ms{rate} ({self.source})"
+
+
+@lru_cache(maxsize=1)
+def published_figures() -> tuple[PublishedFigure, ...]:
+    text = files("optigpu.edge").joinpath("published.toml").read_text(encoding="utf-8")
+    return tuple(PublishedFigure.model_validate(entry) for entry in tomllib.loads(text)["figure"])
+
+
+FAR_SLOWER = 2.0
+"""A device is far slower than published where it takes so many times the upper end of the prediction."""
+CLAIMED_FPS = 50
+CLAIMED_W = 0.5
+"""The founding claim for MobileNetV2 on an ESP32-S3."""
+
+Shape = Literal["separable", "other"]
+
+
+class Prediction(Frozen):
+    """A range of latencies that published rates give for a model, with the figures that it rests on.
+
+    `low_s` takes the highest of their rates and `high_s` the lowest, both at `clock_hz`.
+    """
+
+    kind: Literal["prediction"] = "prediction"
+    engine: Engine
+    macs: int
+    clock_hz: int
+    low_s: float
+    high_s: float
+    max_fps: float
+    figures: tuple[PublishedFigure, ...]
+
+
+class ClaimCheck(Frozen):
+    """Whether 50 inferences in a second are plausible: the rate that it takes, beside the highest published one.
+
+    It is not even `possible` above the peak of the chip's vector units, `peak_macs_per_s`.
+    """
+
+    macs: int
+    needed_macs_per_s: float
+    published_macs_per_s: float
+    peak_macs_per_s: float
+    published: PublishedFigure
+    plausible: bool
+    possible: bool
+    sentence: str
+
+
+def predict(macs: int, *, engine: Engine = Engine.ESP_NN, clock_hz: int = CLOCK_HZ) -> Prediction:
+    """The latencies that the published figures of an engine give for a model of so many MACs (at least 1). Without
+    ESP-NN the engine is `reference`. Rates scale with the clock."""
+    figures = tuple(each for each in published_figures() if each.engine is engine and each.macs_per_s)
+    rates = sorted(_rate(each) * clock_hz / CLOCK_HZ for each in figures)
+    low, high = macs / rates[-1], macs / rates[0]
+    return Prediction(
+        engine=engine, macs=macs, clock_hz=clock_hz, low_s=low, high_s=high, max_fps=1 / low, figures=figures
+    )
+
+
+def fastest_published(shape: Shape = "separable") -> PublishedFigure:
+    """The figure with the highest rate, of any engine and any number of cores, for networks of that shape."""
+    return max((each for each in published_figures() if each.shape == shape and each.macs), key=_rate)
+
+
+def check_claim(macs: int) -> ClaimCheck:
+    """The founding claim, 50 FPS at 0.5 W for MobileNetV2, for one of so many MACs."""
+    best = fastest_published("separable")
+    needed, rate, peak = macs * CLAIMED_FPS, _rate(best), boards()[0].peak_macs_per_s()
+    if needed <= rate:
+        word, why = "plausible", "so the rate is plausible and has to be measured"
+    elif needed <= peak:
+        word = "implausible"
+        why = (
+            f"so at most {rate / macs:.1f} FPS are plausible, and {CLAIMED_FPS} FPS at {CLAIMED_W} W are not"
+        )
+    else:
+        word, why = "impossible", f"and the peak of its vector units {peak / 1e6:,.0f} million"
+    return ClaimCheck(
+        macs=macs,
+        needed_macs_per_s=needed,
+        published_macs_per_s=rate,
+        peak_macs_per_s=peak,
+        published=best,
+        plausible=needed <= rate,
+        possible=needed <= peak,
+        sentence=(
+            f"The founding claim is {word} here: {CLAIMED_FPS} FPS of {macs / 1e6:.1f} million MACs take "
+            f"{needed / 1e6:,.0f} million MACs/s; the fastest published for a MobileNet on this chip is "
+            f"{rate / 1e6:,.0f} million ({best.name} by ESP-DL, {best.cores} cores), {why}."
+        ),
+    )
+
+
+def fastest_possible_s(macs: int, board: Board, clock_hz: int | None = None) -> float:
+    """The roofline: no latency below it can be true, whatever runs the model."""
+    return macs / board.peak_macs_per_s(clock_hz)
+
+
+def _rate(figure: PublishedFigure) -> float:
+    rate = figure.macs_per_s
+    assert rate is not None
+    return rate
+
+
+def sources(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    """A sentence for each figure that they rest on, each once."""
+    return tuple(dict.fromkeys(figure.sentence for each in predictions for figure in each.figures))
 
 
 class Place(StrEnum):

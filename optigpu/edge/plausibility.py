@@ -12,7 +12,7 @@ from statistics import median
 
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState, RunnerName
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.prediction import FAR_SLOWER, fastest_possible_s, predict
+from optigpu.edge.fit import FAR_SLOWER, fastest_possible_s, predict
 from optigpu.hardware.boards import Board
 
 LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000

@@ -10,8 +10,7 @@ from optigpu.claims import Claim, Measured, baselines, beside, from_results
 from optigpu.claims.model import UNITS, plain
 from optigpu.documents.result import Result
 from optigpu.facade.benchmark_result import BenchmarkResult
-from optigpu.facade.decoded import Decoded, decode
-from optigpu.facade.in_process import device_of
+from optigpu.facade.in_process import Decoded, decode, device_of
 from optigpu.facade.measuring import JobReport, job_spec, measured
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from optigpu.documents.fields import closest, did_you_mean, refusing
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.facade.decoded import ORIGINS, Origin
-from optigpu.facade.in_process import device_of
+from optigpu.facade.in_process import ORIGINS, Origin, device_of
 from optigpu.hardware import best_device, probe
 from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.job.spec import resolve

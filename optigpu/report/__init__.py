@@ -20,8 +20,7 @@ from optigpu.report.leaderboard import (
     leaderboard_grids,
     leaderboard_records,
 )
-from optigpu.report.progress import RunProgress
-from optigpu.report.selftest import SelfTestProgress, selftest_csv, selftest_grid
+from optigpu.report.progress import RunProgress, SelfTestProgress, selftest_csv, selftest_grid
 
 __all__ = [
     "Column", "Grid", "RunProgress", "SelfTestProgress", "comparison_grid", "console", "csv_text", "edge_csv",

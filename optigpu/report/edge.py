@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.fit import BoardFit, Fit
-from optigpu.edge.prediction import Prediction, sources
+from optigpu.edge.fit import BoardFit, Fit, Prediction, sources
 from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
 from optigpu.documents.manifest import ModelManifest
+from optigpu.edge.fit import FAR_SLOWER, predict
 from optigpu.edge.plausibility import (
     FEWEST,
     Evidence,
     Run,
     judge,
 )
-from optigpu.edge.prediction import FAR_SLOWER, predict
 from optigpu.hardware.boards import board
 from optigpu.statistics.intervals import fewest_for
 

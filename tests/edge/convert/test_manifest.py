@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from optigpu.documents.manifest import ModelManifest, read_manifest
-from optigpu.edge.fit import Place, fit, fit_board
-from optigpu.edge.prediction import (
+from optigpu.edge.fit import (
+    Place,
     check_claim,
     fastest_published,
+    fit,
+    fit_board,
     predict,
     sources,
 )
