@@ -31,8 +31,7 @@ from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
-from tests.service.filled import fill_devices
-from tests.service.records import a_metric, a_worker, an_outcome
+from tests.service.records import a_metric, a_worker, an_outcome, fill_devices
 
 EPYC, XEON = "1x AMD EPYC 9654 96-Core Processor", "1x Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz"
 H100, RTX = "1x NVIDIA H100 80GB HBM3", "1x NVIDIA GeForce RTX 5090"

@@ -15,7 +15,7 @@ from optigpu.store import devices, edge_leaderboard
 from optigpu.store.edge_figures import SECONDS_PER_YEAR
 from optigpu.vocabulary import DeviceKind
 from tests.service import device_client
-from tests.service.edge_records import (
+from tests.service.records import (
     BOARD,
     MODEL,
     OTHER_MODEL,

@@ -31,7 +31,7 @@ from tests.service.processes import (
     stop,
     watched_processes,
 )
-from tests.service.workers import matmul, migrated
+from tests.service.serving import matmul, migrated
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from optigpu.vocabulary import DeviceKind, JobState, new_id
 from tests.servers.postgres import fresh_database
 from tests.service.gate import gate_to
 from tests.service.processes import Processes, eventually, stop, watched_processes
-from tests.service.workers import ENDLESS, look, matmul, measuring_processes, migrated, submit
+from tests.service.serving import ENDLESS, look, matmul, measuring_processes, migrated, submit
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from optigpu.store.tables import Job, LauncherRow
 from optigpu.vocabulary import FailureKind, JobState, Scheduler, utc_now
 from tests.service.conftest import empty
 from tests.service.records import a_spec, a_worker
-from tests.service.workers import look
+from tests.service.serving import look
 from worker import __main__ as program
 from worker.context import LauncherSettings
 from worker.launch import LaunchLoop

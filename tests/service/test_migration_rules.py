@@ -19,7 +19,7 @@ from optigpu.store import leaderboard
 from optigpu.store.database import Database, engine_for
 from optigpu.store.filters import LeaderboardQuery
 from tests.breadth import cases
-from tests.service.filled import fill, fill_devices
+from tests.service.records import fill, fill_devices
 from tests.service.serving import MATMUL, serving
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(migrations.FOLDER)).walk_revisions()]

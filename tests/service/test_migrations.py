@@ -23,18 +23,20 @@ from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, EdgeStanding, JobEvent, ResultRow
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Scheduler, StoreError
 from tests.breadth import cases
-from tests.service.edge_records import a_device, a_report, stored
-from tests.service.filled import fill
 from tests.service.records import (
     NOON,
+    a_device,
     a_metric,
+    a_report,
     a_result,
     a_spec,
     a_worker,
     an_outcome,
     claimed,
     enter,
+    fill,
     planned,
+    stored,
 )
 
 ROOT = Path(migrations.__file__).parents[1]

@@ -30,8 +30,7 @@ from optigpu.tracing import Tracing, tracing
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.process import free_port
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome, claimed
-from tests.service.serving import MATMUL, Served, serving
-from tests.service.workers import worker_context
+from tests.service.serving import MATMUL, Served, serving, worker_context
 from worker.heartbeat import Heartbeat, StoredJob
 from worker.recorder import AttemptTrace, Recorder, parent_of
 

@@ -33,8 +33,7 @@ from optigpu.store.tables import (
 from optigpu.vocabulary import JobState, LeaseLostError, NotFoundError, VariantStatus
 from tests.service.pages import Browser
 from tests.service.records import a_failure, a_plan, a_result, an_outcome, planned
-from tests.service.serving import Served, serving
-from tests.service.workers import look, matmul, migrated, submit, tiny_ladder, worker_context
+from tests.service.serving import Served, look, matmul, migrated, serving, submit, tiny_ladder, worker_context
 from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, StoredJob
 from worker.recorder import AttemptTrace, Recorder

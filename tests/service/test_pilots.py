@@ -39,8 +39,7 @@ from optigpu.store.tables import LaunchRow, ResultRow
 from optigpu.vocabulary import JobState, LeaseLostError, OptiGPUError, Scheduler, utc_now
 from tests.service.processes import Processes, eventually, watched_processes
 from tests.service.records import a_plan, a_result, a_worker, an_outcome
-from tests.service.serving import MATMUL, Served, serving
-from tests.service.workers import ENDLESS, look, matmul, measuring_processes
+from tests.service.serving import ENDLESS, MATMUL, Served, look, matmul, measuring_processes, serving
 from worker.pilot import ServiceCalls
 
 JOB = MATMUL | {"via": "slurm"}

@@ -21,7 +21,7 @@ from optigpu.store.database import Database, default_url
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
 from tests.service.processes import eventually
-from tests.service.workers import (
+from tests.service.serving import (
     AT_ONCE,
     ENDLESS,
     QUICK,

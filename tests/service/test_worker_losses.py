@@ -25,7 +25,7 @@ from tests.engine.processes import children, program
 from tests.servers.postgres import fresh_database
 from tests.service.gate import Gate, gate_to
 from tests.service.processes import eventually, watched_processes
-from tests.service.workers import look, matmul, migrated, submit, worker_context, working
+from tests.service.serving import look, matmul, migrated, submit, worker_context, working
 from worker.capabilities import serving
 from worker.context import WorkerContext
 from worker.execute import execute_next

@@ -20,7 +20,7 @@ from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from tests.deploy.compose import read_compose
 from tests.drivers.nvml import ROOT, build
 from tests.service.processes import Processes, eventually, stop, watched_processes
-from tests.service.workers import migrated
+from tests.service.serving import migrated
 from worker import heartbeat
 from worker.capabilities import serving
 
