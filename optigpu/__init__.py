@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
     from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
+    from optigpu.facade.functions.attention import CachedMultiHeadAttention as CachedMultiHeadAttention
+    from optigpu.facade.functions.attention import CachedTransformerDecoder as CachedTransformerDecoder
     from optigpu.facade.functions.attention import (
         benchmark_attention_implementations as benchmark_attention_implementations,
     )
+    from optigpu.facade.functions.attention import benchmark_generation as benchmark_generation
     from optigpu.facade.functions.attention import flash_attention_native as flash_attention_native
     from optigpu.facade.functions.attention import standard_attention as standard_attention
-    from optigpu.facade.functions.cached_decoder import CachedMultiHeadAttention as CachedMultiHeadAttention
-    from optigpu.facade.functions.cached_decoder import CachedTransformerDecoder as CachedTransformerDecoder
-    from optigpu.facade.functions.cached_decoder import benchmark_generation as benchmark_generation
     from optigpu.facade.functions.checkpointing import (
         CheckpointedTransformerBlock as CheckpointedTransformerBlock,
     )

@@ -7,8 +7,8 @@ _BY_MODULE = {
     "benchmark_result": "BenchmarkResult",
     "deep_learning": "DeepLearningBenchmark",
     "engine": "BenchmarkEngine",
-    "functions.attention": "benchmark_attention_implementations flash_attention_native standard_attention",
-    "functions.cached_decoder": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_generation",
+    "functions.attention": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_attention_implementations "
+    "benchmark_generation flash_attention_native standard_attention",
     "functions.checkpointing": "CheckpointedTransformerBlock compare_checkpointing enable_gradient_checkpointing_hf",
     "functions.compiled": "benchmark_torch_compile",
     "functions.precisions": "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 "

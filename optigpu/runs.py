@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.files import is_report, read_json
+from optigpu.documents.older import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.documents.result import Attribution
-from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.measure import Report
 from optigpu.paths import data_dir
 from optigpu.report.leaderboard import models_text

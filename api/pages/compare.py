@@ -12,7 +12,7 @@ from api.parameters import Uuid
 from api.problems import ProblemError
 from optigpu.documents.older import current
 from optigpu.documents.views import Comparison, Decision
-from optigpu.report.comparison import change_text
+from optigpu.report.leaderboard import change_text
 from optigpu.report.numbers import short
 from optigpu.store import results
 from optigpu.vocabulary import Document

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.hardware.intensity import Kernel
 from optigpu.models.facts import Facts
 from optigpu.techniques.base import Notes

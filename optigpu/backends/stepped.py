@@ -9,8 +9,7 @@ import numpy as np
 from optigpu.backends.base import Order
 from optigpu.backends.engine import DecodingEngine
 from optigpu.backends.runtime import Generation, Ids, Logits
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import Footprint, ModelFacts
+from optigpu.documents.facts import Footprint, ModelFacts, WeightFacts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError
 

@@ -41,8 +41,7 @@ from optigpu.child.messages import (
     RunRound,
     Started,
 )
-from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, ModelFacts, RunFacts
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.hardware.device_kinds import no_device
 from optigpu.job.spec import Variant

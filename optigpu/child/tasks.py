@@ -33,7 +33,7 @@ from optigpu.child.messages import (
     RunRecipe,
     TrainingPredicted,
 )
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.fit.training import StackNeeds
 from optigpu.job.spec import resolve
 from optigpu.programs import ResidentProgram, programs_run_by

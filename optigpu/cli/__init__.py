@@ -11,8 +11,6 @@ from optigpu.cli import (
     advise,
     compare,
     convert,
-    fit,
-    leaderboard,
     local,
     models,
     remote,
@@ -36,8 +34,8 @@ app = typer.Typer(
 COMMANDS: tuple[Callable[..., None], ...] = (
     local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
     local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
-    remote.cancel, remote.withdraw, leaderboard.leaderboard, compare.compare, compare.replay, advise.claims,
-    runs.chart, runs.charts, convert.tiny, convert.convert, models.recipe, fit.fit, advise.advise,
+    remote.cancel, remote.withdraw, remote.leaderboard, compare.compare, compare.replay, advise.claims,
+    runs.chart, runs.charts, convert.tiny, convert.convert, models.recipe, advise.fit, advise.advise,
     local.batch_scaling,
 )  # fmt: skip
 FLAGGED = {

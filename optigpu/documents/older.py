@@ -1,11 +1,16 @@
-"""Reads stored results of any schema version by the current field names, and says whether a leaderboard ranks them."""
+"""Reads stored results of any schema version by the current field names, and says whether a leaderboard ranks them. And
+a run as it is kept in a file, and sent to a service."""
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+from pydantic import Field, field_validator
+
 from optigpu.documents.facts import RunFacts
-from optigpu.vocabulary import SCHEMA_VERSION, Document
+from optigpu.documents.result import Attribution, Result, Samples
+from optigpu.vocabulary import SCHEMA_VERSION, Document, Frozen, VariantStatus
 
 _WEIGHT_REASONS = {"model_revision": "revision", "weight_hash": "hash"}
 """What version 1 called the fields of `weights` in their reasons."""
@@ -60,3 +65,37 @@ def _problems(result: Document) -> list[str]:
         return list(verdict["reasons"])
     figure = result["metrics"].get(result["variant"]["primary_metric"]) or {}
     return [] if figure.get("value") is not None else [NO_FIGURE]
+
+
+RUN_FORMAT = 1
+"""Of the document. A program refuses one of a later format, and reads all earlier ones."""
+
+
+class KeptOutcome(Frozen):
+    """How one variant of a run ended: the reason why it has no result, or the raw samples of its result."""
+
+    index: int
+    status: VariantStatus
+    reason: str | None = None
+    samples: dict[str, Samples] = Field(default_factory=dict)
+
+
+class RunDocument(Frozen):
+    """A report with its raw samples. `stopped` says why the run ended before everything was measured."""
+
+    format: int = RUN_FORMAT
+    id: str
+    created_at: datetime
+    spec: dict[str, Any]
+    results: tuple[Result, ...]
+    attribution: Attribution
+    outcomes: tuple[KeptOutcome, ...]
+    stopped: str | None = None
+
+    @field_validator("results", mode="before")
+    @classmethod
+    def _of_today(cls, results: object) -> object:
+        """Those of older schema versions by today's names."""
+        if not isinstance(results, list):
+            return results
+        return [current(each) if isinstance(each, dict) else each for each in results]

@@ -12,9 +12,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from optigpu.backends.runtime import Ids, Runtime
-from optigpu.documents.facts import NOT_RECORDED, RunFacts
+from optigpu.documents.facts import NOT_RECORDED, ModelFacts, RunFacts
 from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict, VerdictWarning
-from optigpu.documents.shapes import ModelFacts
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, Ability

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+from optigpu.documents.facts import ImageFacts
 from optigpu.documents.fields import refusing
-from optigpu.documents.shapes import ImageFacts
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of
 from optigpu.facade.measuring import AskedWorkload, JobReport, job_spec, printed

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.fields import closest, did_you_mean, refusing
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.facade.in_process import ORIGINS, Origin, device_of
 from optigpu.hardware import best_device, probe
 from optigpu.hardware.cpu import last_level_cache_bytes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.fit.memory import DecoderMemory, Load, MemoryNeed
 from optigpu.hardware.catalog import Device, HardwareKind, devices
 from optigpu.job.plan import MEMORY_LADDER

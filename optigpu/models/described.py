@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.bounded_folder import BoundedFolder
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models import families
 from optigpu.models.facts import packaged
 from optigpu.models.files import read_configuration

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.families import Passes
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import Frozen

@@ -10,11 +10,11 @@ from optigpu.report.catalog import (
     technique_facts,
     techniques_grid,
 )
-from optigpu.report.comparison import comparison_grid
 from optigpu.report.edge_leaderboard import edge_csv, edge_grids
 from optigpu.report.formats import Column, Grid, console, csv_text, html, latex, markdown, terminal
 from optigpu.report.ladder import ladder_csv, ladder_grid, ladder_records
 from optigpu.report.leaderboard import (
+    comparison_grid,
     leaderboard_csv,
     leaderboard_grid,
     leaderboard_grids,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import assert_never
 
-from optigpu.documents.facts import RunFacts
-from optigpu.documents.shapes import Footprint, ImageFootprint, ModelFacts
+from optigpu.documents.facts import Footprint, ImageFootprint, ModelFacts, RunFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads import base as shapes
 from optigpu.workloads.base import Workload

@@ -14,8 +14,8 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.runtime import DecodingRuntime, PassRuntime, ReferenceRuntime, Runtime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.endpoints import ENDPOINT
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
-from optigpu.documents.shapes import ModelFacts
 from optigpu.engines.recipes import RECIPES
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from optigpu.backends.runtime import DecodingRuntime, Ids, Images, Logits, PassRuntime, ReferenceRuntime
 from optigpu.backends.training import TrainingRuntime
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.selftest.setting import SEED
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from optigpu.workloads.classify import Classify

@@ -17,9 +17,8 @@ from optigpu.documents.events import (
     Waiting,
     as_document,
 )
-from optigpu.documents.older import current, why_none_ranks
+from optigpu.documents.older import RunDocument, current, why_none_ranks
 from optigpu.documents.result import Attribution, Outcome, Result
-from optigpu.documents.runs import RunDocument
 from optigpu.documents.views import JobView, Withdrawn
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

@@ -11,8 +11,8 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import KINDS, Ability, devices_with
 from optigpu.models.tensors import StoredWeights
 from optigpu.surgery.extras import Package, missing

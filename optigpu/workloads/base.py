@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_ch
 
 from pydantic import Field
 
+from optigpu.documents.facts import ImageFacts
 from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
-from optigpu.documents.shapes import ImageFacts
 from optigpu.vocabulary import Frozen, Task
 
 if TYPE_CHECKING:

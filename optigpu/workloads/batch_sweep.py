@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import DecodeShape, Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
 

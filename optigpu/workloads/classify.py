@@ -7,8 +7,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from optigpu.backends.runtime import ImageRuntime, Images
-from optigpu.documents.facts import NetworkFacts
-from optigpu.documents.shapes import ImageFacts
+from optigpu.documents.facts import ImageFacts, NetworkFacts
 from optigpu.quality.pictures import check_folder, read_pictures
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import ImageShape, ImageSize, Workload, wrong_size

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.backends.runtime import DecodingRuntime, Sampling
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import DecodeShape, Workload, WorkShape
 from optigpu.workloads.requests.decoding import (
     METRICS,

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from optigpu.backends.runtime import PromptRuntime
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import PrefillShape, Workload
 from optigpu.workloads.requests.decoding import PassRequest, drawn_ids, exceeds_context

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import Check, Request, Workload
 from optigpu.workloads.requests.decoding import Untouched, drawn_ids, exceeds_context
 

@@ -15,8 +15,7 @@ from optigpu.backends.training import (
     TrainingRuntime,
     UpdateRule,
 )
-from optigpu.documents.facts import TrainingFacts
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts, TrainingFacts
 from optigpu.vocabulary import Task, UnsupportedError
 from optigpu.workloads.base import Check, ImageSize, Request, TrainingShape, Workload, wrong_size
 from optigpu.workloads.requests.decoding import exceeds_context

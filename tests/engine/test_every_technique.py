@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS

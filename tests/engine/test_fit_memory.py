@@ -14,7 +14,7 @@ import torch
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
 from optigpu.conductor.tasks import fit_training
-from optigpu.documents.shapes import ImageFacts
+from optigpu.documents.facts import ImageFacts
 from optigpu.fit.memory import DecoderMemory, Load
 from optigpu.fit.training import TrainingAsked
 from optigpu.hardware.catalog import gpu_of

@@ -20,9 +20,8 @@ from optigpu.backends.base import Order
 from optigpu.backends.coreml.package import logits_in
 from optigpu.backends.export import folder_of
 from optigpu.backends.vllm.settings import EngineSettings, settings_of
-from optigpu.documents.facts import RunFacts
+from optigpu.documents.facts import ModelFacts, RunFacts
 from optigpu.documents.result import Accelerator, Environment, Result, VerdictReason
-from optigpu.documents.shapes import ModelFacts
 from optigpu.engines.environments import environment_of, variables_of
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec

@@ -13,7 +13,7 @@ from optigpu.backends.onnxruntime.formats import Format, format_of, graph_level_
 from optigpu.backends.openvino.settings import form_of as openvino_form_of
 from optigpu.backends.openvino.settings import properties_of
 from optigpu.backends.vllm.settings import settings_of
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.hardware import probe
 from optigpu.hardware.cpu import has_vnni
 from optigpu.job.spec import JobSpec

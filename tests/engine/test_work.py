@@ -11,7 +11,7 @@ from transformers import DynamicCache, StaticCache
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.documents.shapes import Footprint, ImageFacts
+from optigpu.documents.facts import Footprint, ImageFacts
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.memory import MemoryMeter
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of

@@ -10,7 +10,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.torch import TorchBackend
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
-from optigpu.documents.shapes import ImageFacts
+from optigpu.documents.facts import ImageFacts
 from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind

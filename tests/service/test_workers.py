@@ -18,8 +18,7 @@ from optigpu.store import jobs, leases, workers
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, utc_now
 from tests.service.records import NOON, a_gpu_worker, a_spec, a_worker
-from tests.service.serving import Served
-from tests.service.workers import look, migrated, submit, worker_context
+from tests.service.serving import Served, look, migrated, submit, worker_context
 from worker.capabilities import info
 from worker.context import WorkerContext
 from worker.sweeper import Sweeper

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from optigpu.documents.facts import RunFacts
+from optigpu.documents.facts import Footprint, RunFacts
 from optigpu.documents.result import Attribution, AttributionRow, Gain, MetricSummary, Verdict, VerdictReason
-from optigpu.documents.shapes import Footprint
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Report
 from optigpu.roofline import roofline_of

@@ -39,13 +39,16 @@ from optigpu.documents.facts import (
     EXPLAINED,
     NO_MODEL,
     NOT_RECORDED,
+    Footprint,
+    ImageFacts,
+    ImageFootprint,
     MeterFacts,
+    ModelFacts,
     RunFacts,
     WeightFacts,
 )
 from optigpu.documents.peaks import Bound
 from optigpu.documents.result import Attribution, Measurement, Outcome, Verdict, VerdictReason
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.vocabulary import (
     DocumentError,
     Frozen,

@@ -13,11 +13,10 @@ from optigpu.conductor.outcome import load_measurements, raw_queries
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.saturation import Saturation, Watched
 from optigpu.conductor.verdicts.judge import counted_queries
-from optigpu.documents.facts import RunFacts
+from optigpu.documents.facts import ModelFacts, RunFacts
 from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
 from optigpu.documents.rounds import RoundMark
-from optigpu.documents.shapes import ModelFacts
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure, Variant
 from optigpu.load.queries import Schedule

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.documents.facts import RunFacts, TrainingFacts, WeightFacts
+from optigpu.documents.facts import (
+    Footprint,
+    ImageFacts,
+    ImageFootprint,
+    RunFacts,
+    TrainingFacts,
+    WeightFacts,
+)
 from optigpu.documents.peaks import Bound, Peaks, ReadRate
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.catalog import Device, find
 from optigpu.models.facts import facts_of, known_facts
 from optigpu.models.reference import parse_reference

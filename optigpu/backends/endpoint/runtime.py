@@ -25,8 +25,7 @@ from optigpu.backends.engine import TokensOnly
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks, Profile
 from optigpu.backends.serving import Streamed
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts, WeightFacts
 from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes

@@ -18,9 +18,8 @@ from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels, weights_of_file
 from optigpu.backends.litert import PACKAGE
 from optigpu.backends.runtime import Images, Pass
-from optigpu.documents.facts import FROM_FILE, NetworkFacts, WeightFacts
+from optigpu.documents.facts import FROM_FILE, ImageFacts, ImageFootprint, NetworkFacts, WeightFacts
 from optigpu.documents.manifest import read_manifest
-from optigpu.documents.shapes import ImageFacts, ImageFootprint
 from optigpu.edge.tflite import Model, Tensor, operator_counts, read_tflite
 from optigpu.models.held import TFLITE, model_file
 from optigpu.models.reference import ModelReference

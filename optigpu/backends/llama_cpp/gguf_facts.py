@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optigpu.backends.llama_cpp.file_types import FLOATS
 from optigpu.backends.llama_cpp.gguf_families import family_of_architecture
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.gguf_header import EMBEDDING, Header, Placed, read_header
 
 _HEAD = "output.weight"

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from optigpu.backends.llama_cpp.gguf_families import WrittenFamily, written_family
 from optigpu.backends.llama_cpp.gguf_metadata import metadata, rope_factors
 from optigpu.backends.llama_cpp.gguf_tokenizer import add_tokenizer
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.loading.load import facts_of_config
 from optigpu.models.loading.self_written import sampled
 from optigpu.vocabulary import UnsupportedError

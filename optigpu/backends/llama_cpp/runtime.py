@@ -26,8 +26,7 @@ from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.backends.llama_cpp.library import Batch, Library
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import SteppedRuntime
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import Footprint, ModelFacts
+from optigpu.documents.facts import Footprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts
 from optigpu.models.gguf_header import Header
 from optigpu.models.held import GGUF, model_file

@@ -11,7 +11,7 @@ from optigpu.backends.onnxruntime.classifier_graph import constants_of, quantize
 from optigpu.backends.onnxruntime.decoder_graph import write_decoder
 from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
 from optigpu.backends.onnxruntime.graph import GraphWriter
-from optigpu.documents.shapes import Footprint
+from optigpu.documents.facts import Footprint
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
     count_weights,

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from optigpu.backends.onnxruntime.formats import Format, Parts, parts_of
 from optigpu.backends.onnxruntime.graph import MICROSOFT, GraphWriter
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.families import NormKind
 from optigpu.models.loading.expressed import DECODER, Fields, require_expressed
 from optigpu.models.loading.load import loaded_facts

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from optigpu.documents.shapes import Footprint, ImageFootprint
+from optigpu.documents.facts import Footprint, ImageFootprint
 from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, family_of
 from optigpu.techniques.base import Technique, engine_options
 from optigpu.vocabulary import Frozen, UnsupportedError

@@ -21,8 +21,7 @@ from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import SteppedRuntime
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts, image_facts
 from optigpu.models.facts import known_facts
 from optigpu.techniques.base import Notes, engine_options

@@ -23,8 +23,7 @@ from optigpu.backends.openvino.settings import (
 )
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import SteppedRuntime
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
+from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, WeightFacts
 from optigpu.hardware.cpu import has_vnni
 from optigpu.models.described import decoder_facts
 from optigpu.models.facts import known_facts

@@ -13,8 +13,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels, weights_of_file
 from optigpu.backends.runtime import Images, Pass
 from optigpu.backends.tensorflow import PACKAGES
-from optigpu.documents.facts import FROM_FILE, WeightFacts
-from optigpu.documents.shapes import ImageFacts, ImageFootprint
+from optigpu.documents.facts import FROM_FILE, ImageFacts, ImageFootprint, WeightFacts
 from optigpu.models.held import KERAS, model_file
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import UnsupportedError

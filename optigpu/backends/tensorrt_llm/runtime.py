@@ -13,8 +13,7 @@ from optigpu.backends.engine import TokensOnly, unknown_kernels
 from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks
 from optigpu.backends.serving import Arrivals
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import UnsupportedError

@@ -18,7 +18,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer, StaticSlidingWindowLayer
 
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.ops.operands import INT8_LARGEST

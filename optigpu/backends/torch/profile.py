@@ -17,9 +17,8 @@ from optigpu.backends.torch.attention import activities_of
 from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.device import TorchDevice, module_of
 from optigpu.backends.torch.memory import peaks_of
-from optigpu.documents.facts import WeightFacts
+from optigpu.documents.facts import Footprint, ImageFootprint, WeightFacts
 from optigpu.documents.peaks import Bound
-from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.intensity import GLUE, Kernel, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -29,8 +29,7 @@ from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks
 from optigpu.backends.serving import Arrivals
 from optigpu.backends.vllm.settings import EngineSettings, cache_gib, settings_of
-from optigpu.documents.facts import WeightFacts
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError

@@ -6,7 +6,7 @@ from typing import Literal
 
 from optigpu.backends.base import Order
 from optigpu.backends.export import room_of
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.techniques.base import engine_options
 
 GIB = 2**30

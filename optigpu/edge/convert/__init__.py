@@ -29,8 +29,7 @@ from optigpu.edge.convert.process import (
     run_program,
     work_folder,
 )
-from optigpu.edge.gate import check_model, format_of
-from optigpu.edge.golden import agreement, golden_of, read_golden
+from optigpu.edge.gate import agreement, check_model, format_of, golden_of, read_golden
 from optigpu.edge.tflite import Model, operator_counts, read_tflite
 from optigpu.vocabulary import Document, Frozen, SpecError
 

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from optigpu.documents.endpoints import engine_name
+from optigpu.documents.facts import ImageFacts
 from optigpu.documents.fields import refusing
-from optigpu.documents.shapes import ImageFacts
 from optigpu.job.spec.conditions import JobTarget, Limits, Measure
 from optigpu.job.spec.stack import (
     BackendName,

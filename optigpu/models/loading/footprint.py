@@ -8,7 +8,7 @@ from torch.nn import Embedding, Module
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
-from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.models.loading.storages import storage_of, storages
 

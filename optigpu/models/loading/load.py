@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
-from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.described import configuration_file
 from optigpu.models.facts import image_facts_from_config
 from optigpu.models.families import family_of

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int4_bytes

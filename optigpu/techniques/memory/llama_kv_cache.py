@@ -1,7 +1,7 @@
 from typing import Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import CacheTechnique, EngineOptions, Expected, OnCpuEngine, Trial
 from optigpu.vocabulary import DeviceKind
 

@@ -1,8 +1,8 @@
 from functools import partial
 from typing import Literal, get_args
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes

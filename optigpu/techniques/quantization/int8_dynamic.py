@@ -3,8 +3,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int8_dynamic_bytes

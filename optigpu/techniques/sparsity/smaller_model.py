@@ -2,8 +2,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Expected, LoadOptions, Phase, Technique, Trial

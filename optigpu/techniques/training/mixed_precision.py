@@ -3,8 +3,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique, Trial
 from optigpu.vocabulary import DeviceKind

@@ -3,8 +3,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, TrainingTechnique
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -2,8 +2,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.surgery.extras import AdapterParameters, Package
 from optigpu.techniques.base import Choice, Expected, Model, Notes, Phase, TrainingTechnique, Trial

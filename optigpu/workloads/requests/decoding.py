@@ -20,7 +20,7 @@ from optigpu.backends.runtime import (
     RemoteRuntime,
     TextRuntime,
 )
-from optigpu.documents.shapes import ModelFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check, Request
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.documents.manifest import ModelManifest, read_manifest
-from optigpu.edge.golden import read_golden
+from optigpu.edge.gate import read_golden
 from optigpu.edge.tflite import operator_counts, read_tflite
 from tests.edge.convert.conftest import Convert, Ran, document_of, run_edge
 

@@ -27,7 +27,7 @@ from optigpu.edge.fit import (
     predict,
     sources,
 )
-from optigpu.edge.golden import GoldenPair, agreement, golden_of, parse_golden, read_golden
+from optigpu.edge.gate import GoldenPair, agreement, golden_of, parse_golden, read_golden
 from optigpu.hardware.boards import Board, board, boards
 from optigpu.vocabulary import SpecError
 

@@ -46,7 +46,7 @@ def evaluate(request: Request, answers: Answers) -> Request:
             f"The model answers the same to {len(pairs)} different inputs, so golden vectors would prove nothing; "
             "check its weights, and that the data is scaled as in training."
         )
-    # the form that optigpu.edge.golden reads
+    # the form that optigpu.edge.gate reads
     head = struct.pack("<4sIII", b"OGLD", len(pairs), pairs[0][0].nbytes, pairs[0][1].nbytes)
     content = b"".join(each.tobytes() + output.tobytes() for each, output in pairs)
     (folder / "golden.bin").write_bytes(head + content)

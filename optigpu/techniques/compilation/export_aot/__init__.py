@@ -1,8 +1,8 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Choice, Expected, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer

@@ -3,8 +3,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import ON_MODELS, Choice, Expected, Forward, Notes, Phase, Step, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer

@@ -3,8 +3,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind

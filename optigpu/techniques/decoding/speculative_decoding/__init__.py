@@ -3,8 +3,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.models.described import decoder_shape
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference

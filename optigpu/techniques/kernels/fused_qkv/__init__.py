@@ -1,7 +1,7 @@
 from typing import Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, family_of
 from optigpu.techniques.base import ON_MODELS, Expected, KernelTechnique, Model, Notes
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -1,7 +1,7 @@
 from typing import Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.extras import FUSED_ACTIVATIONS
 from optigpu.techniques.base import ON_TEXT, Expected, KernelTechnique, Model, Notes

@@ -1,7 +1,7 @@
 from typing import Literal
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability, needs_capability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import fp8_bytes

@@ -2,8 +2,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Choice, Expected, Model, Notes, Parts, Phase, TrainingTechnique
 from optigpu.vocabulary import DeviceKind
