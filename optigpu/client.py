@@ -49,6 +49,7 @@ RECONNECT_S = 1.0
 _AGAIN_STATUS = {429, 502, 503, 504}
 
 View = TypeVar("View", bound=BaseModel)
+Page = TypeVar("Page", EdgePage, DeviceReportPage)
 
 
 class _Workers(Frozen):
@@ -195,13 +196,8 @@ class Client:
 
     def edge_boards(self, **query: str | float | bool | None) -> Iterator[EdgeBoard]:
         """Every board, page by page, each with its first rows; `query` as for `edge_leaderboard`, without cursor."""
-        cursor = None
-        while True:
-            page = self.edge_leaderboard(**query, cursor=cursor)
+        for page in _pages(lambda cursor: self.edge_leaderboard(**query, cursor=cursor)):
             yield from page.boards
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     def withdraw_result(self, result_id: str, reason: str) -> WithdrawalView:
         """Removes a result; the next best one takes its place on the leaderboard. Needs the scope admin."""
@@ -221,14 +217,9 @@ class Client:
 
     def device_reports(self, device_id: str) -> Iterator[DeviceReportView]:
         """Every stored report of an edge device, the newest first."""
-        cursor: str | None = None
-        while True:
-            path = ("devices", device_id, "reports")
-            page = self._get(DeviceReportPage, *path, limit=LARGEST_PAGE, cursor=cursor)
+        path = ("devices", device_id, "reports")
+        for page in _pages(lambda at: self._get(DeviceReportPage, *path, limit=LARGEST_PAGE, cursor=at)):
             yield from page.reports
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     def _withdraw(self, path: str, reason: str) -> WithdrawalView:
         return _view(WithdrawalView, self._call("DELETE", path, params={"reason": reason}))
@@ -277,8 +268,7 @@ _RETRY = stamina.RetryingCaller(attempts=ATTEMPTS).on(_worth_another_try)
 
 
 def _as_ours(error: httpx.HTTPStatusError | httpx.TransportError, base_url: str) -> OptiGPUError:
-    at_fault = proxy_at_fault(base_url, error)
-    if at_fault:
+    if at_fault := proxy_at_fault(base_url, error):
         return UnreachableError(f"The service at {base_url} cannot be reached: {at_fault}.")
     if isinstance(error, httpx.HTTPStatusError):
         return _service_error(error.response)
@@ -290,11 +280,10 @@ def _as_ours(error: httpx.HTTPStatusError | httpx.TransportError, base_url: str)
 def _service_error(response: httpx.Response) -> ServiceError:
     """The problem document as an error; its text names each field that is wrong."""
     try:
-        problem = response.json()
+        found = response.json()
     except ValueError:
-        problem = {}
-    if not isinstance(problem, dict):
-        problem = {}
+        found = None
+    problem = found if isinstance(found, dict) else {}
     errors = problem.get("errors")
     entries = errors if isinstance(errors, list) else []
     fields = "\n".join(
@@ -312,6 +301,15 @@ def _view(kind: type[View], response: httpx.Response) -> View:
             f"{response.url} does not look like an OptiGPU service; check the address.",
             response.status_code,
         ) from error
+
+
+def _pages(read: Callable[[str | None], Page]) -> Iterator[Page]:
+    """Every page, from the first on."""
+    cursor = None
+    while True:
+        yield (page := read(cursor))
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def _path(*parts: str) -> str:

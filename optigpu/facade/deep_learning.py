@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
 from optigpu.facade.in_process import device_of, timed
 from optigpu.facade.shown import Shown, frame
-from optigpu.report import Column, Grid
+from optigpu.report import Grid
+from optigpu.report.formats import columns
 from optigpu.report.numbers import MISSING, short
 from optigpu.statistics.intervals import ratio
 from optigpu.vocabulary import OptiGPUError, SpecError
@@ -155,8 +156,7 @@ def _kept(result: BenchmarkResult, results: list[BenchmarkResult], show: bool) -
 
 def _grid(title: str, results: Sequence[BenchmarkResult]) -> Grid:
     first = results[0]
-    rate = f"{first.throughput_of}/s"
-    headings = ("latency (ms)", "p95 (ms)", rate, "VRAM peak (MB)", "size (MB)", "speedup")
+    rate = f"{first.throughput_of}/s:"
     rows = []
     for each in results:
         rates = each.latency_ms_mean, each.latency_ms_p95, each.throughput_per_sec
@@ -164,7 +164,9 @@ def _grid(title: str, results: Sequence[BenchmarkResult]) -> Grid:
         rows.append((each.name, *map(short, figures), _speedup(first, each)))
     return Grid(
         title=title,
-        columns=(Column("config"), *(Column(heading, right=True) for heading in headings)),
+        columns=columns(
+            "config", "latency (ms):", "p95 (ms):", rate, "VRAM peak (MB):", "size (MB):", "speedup:"
+        ),
         rows=tuple(rows),
         notes=(f"Speedup over {first.name}, by the medians, with its 95% interval. {ORDER}",),
     )

@@ -15,11 +15,12 @@ from optigpu.facade.measuring import JobReport, job_spec, measured
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
-from optigpu.report import Column, Grid, markdown
+from optigpu.report import Grid, markdown
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.summaries import CARD
 from optigpu.report.charts.summaries import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
+from optigpu.report.formats import columns
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
@@ -171,7 +172,7 @@ class BenchmarkEngine(Shown):
 
 
 def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
-    headings = ("tokens/s", "first token (ms)", "p95 of a request (ms)", "weights (MB)", "peak (MB)")
+    headings = ("tokens/s:", "first token (ms):", "p95 of a request (ms):", "weights (MB):", "peak (MB):")
     rows = []
     for each in decoded:
         found, rate = each.benchmark, with_interval(each.result.metrics["tokens_per_s"].model_dump())
@@ -179,7 +180,7 @@ def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
         rows.append((found.name, rate, *map(short, figures)))
     return Grid(
         title=f"Inference on {decoded[0].result.environment.hardware_class}",
-        columns=(Column("model"), *(Column(heading, right=True) for heading in headings)),
+        columns=columns("model", *headings),
         rows=tuple(rows),
         notes=(
             "Decoded one after the other in one process, whose 95% intervals do not speak of others: `optigpu.ladder` "
@@ -210,7 +211,6 @@ def _beside_document(claim: Claim, measured: Sequence[Measured]) -> dict[str, ob
 
 
 def _beside_grid(results: Sequence[Document]) -> Grid:
-    headings = ("claim", "claimed", "measured", "figure", "of the claim")
     rows = []
     for claim, found in _beside_card(results):
         about = f"{claim.what}, {claim.precision}", figure(claim)
@@ -221,7 +221,7 @@ def _beside_grid(results: Sequence[Document]) -> Grid:
             rows.append((*about, NOT_MEASURED, "", ""))
     return Grid(
         title=f"Beside what is claimed for an {CARD}",
-        columns=tuple(Column(each, right=each not in ("claim", "measured")) for each in headings),
+        columns=columns("claim", "claimed:", "measured", "figure:", "of the claim:"),
         rows=tuple(rows),
         notes=(
             "Claims are published figures that OptiGPU has not measured.",

@@ -13,7 +13,7 @@ from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Device, Dtype, find, gpu_of
 from optigpu.hardware.intensity import Kernel
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
@@ -315,8 +315,8 @@ class GPUProfiler(Shown):
 
 
 def _grid(found: RooflineAnalysis) -> Grid:
-    figures = ("calls", "ms", "share", "GB/s read", "FLOP/byte")
-    headings = ("kernel", *figures, "bound", "of its roof", "on the card")
+    figures = ("calls:", "ms:", "share:", "GB/s read:", "FLOP/byte:")
+    headings = columns("kernel", *figures, "bound", "of its roof:", "on the card")
     rows = tuple(_row(kernel) for kernel in found.kernels[:ROWS])
     profile = found.profile
     notes = [f"{short(1e3 * profile.latency_s)} ms a pass without the profiler, on {profile.ran_on}."]
@@ -330,10 +330,7 @@ def _grid(found: RooflineAnalysis) -> Grid:
     if found.card_least_s is not None and found.predicted and found.card:
         least_ms = short(1e3 * found.card_least_s)
         notes.append(f"Prediction: {found.card.device} takes at least {least_ms} ms for these kernels.")
-    columns = tuple(
-        Column(heading, right=heading not in ("kernel", "bound", "on the card")) for heading in headings
-    )
-    return Grid(f"{profile.precision} forward pass, {profile.dtype} weights", columns, rows, tuple(notes))
+    return Grid(f"{profile.precision} forward pass, {profile.dtype} weights", headings, rows, tuple(notes))
 
 
 def _row(kernel: KernelRoof) -> tuple[str, ...]:

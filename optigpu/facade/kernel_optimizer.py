@@ -10,7 +10,7 @@ from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Dtype, HardwareKind, card_of, devices, find
 from optigpu.hardware.kernel_plans import KernelPlan, Problem, planned, streamed_s
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import short
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
@@ -183,8 +183,8 @@ class CUDAKernelOptimizer(Shown):
 
 
 def _products(optimizer: CUDAKernelOptimizer) -> Grid:
-    shape = ("rows", "tile", "warps", "stages", "split", "shared KiB")
-    headings = (*shape, "blocks/SM", "occupancy", "bound", "us", "gain")
+    shape = ("rows:", "tile", "warps:", "stages:", "split:", "shared KiB:")
+    headings = columns(*shape, "blocks/SM:", "occupancy:", "bound", "us:", "gain:")
     gains = [optimizer.estimate_kernel_speedup(rows=rows) for rows in SUMMARY_ROWS]
     plans = map(optimizer.get_fused_int4_gemm_config, SUMMARY_ROWS)
     rows = tuple(_row(plan, gain) for plan, gain in zip(plans, gains, strict=True))
@@ -195,8 +195,7 @@ def _products(optimizer: CUDAKernelOptimizer) -> Grid:
         f"us: predicted, for {INPUTS} inputs and {OUTPUTS} outputs in groups of {GROUP}; registers are estimated.",
         f"gain: over {gains[0].replaces}, {gains[0].basis}.",
     )
-    columns = tuple(Column(heading, right=heading not in ("tile", "bound")) for heading in headings)
-    return Grid("Fused int4 products", columns, rows, notes)
+    return Grid("Fused int4 products", headings, rows, notes)
 
 
 def _row(plan: KernelPlan, gain: KernelSpeedup) -> tuple[str, ...]:
@@ -215,7 +214,7 @@ def _row(plan: KernelPlan, gain: KernelSpeedup) -> tuple[str, ...]:
 
 
 def _verifications(found: SpeculativeVerifyConfig) -> Grid:
-    headings = ("draft tokens", "tokens a pass", "speedup", "tile", "bound")
+    headings = columns("draft tokens", "tokens a pass", "speedup", "tile", "bound")
     tiling = found.verify.tiling
     row = (
         str(found.draft_tokens),
@@ -228,7 +227,7 @@ def _verifications(found: SpeculativeVerifyConfig) -> Grid:
         f"Predicted for tokens that are accepted with probability {found.acceptance} and cost {found.draft_cost} of a "
         "step each."
     )
-    return Grid("Verification of draft tokens", tuple(Column(each) for each in headings), (row,), (note,))
+    return Grid("Verification of draft tokens", headings, (row,), (note,))
 
 
 KINDS = (HardwareKind.CPU, HardwareKind.GPU, HardwareKind.TPU)

@@ -11,9 +11,9 @@ from optigpu.documents.result import Result
 from optigpu.documents.views import Decision, RowFacts, Standing, Withdrawn
 from optigpu.store import history, results, webhooks
 from optigpu.store.database import moment
-from optigpu.store.errors import absent
+from optigpu.store.errors import row_of
 from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
-from optigpu.vocabulary import METRICS, Better, ConflictError, Document, NotFoundError, new_id
+from optigpu.vocabulary import METRICS, Better, ConflictError, Document, new_id
 
 MOST_RULES = 1000
 RESULTS = 200
@@ -23,9 +23,7 @@ RESULTS = 200
 def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
     """Adds a rule for the place of a result. What happened before does not fire it. Raises NotFoundError,
     ConflictError."""
-    entry = session.get(LeaderboardEntry, asked.result_id)
-    if entry is None:
-        raise absent(session, Withdrawn.RESULT, asked.result_id)
+    entry = row_of(session, LeaderboardEntry, Withdrawn.RESULT, asked.result_id)
     if session.execute(select(func.count()).select_from(AlertRule)).scalar_one() >= MOST_RULES:
         raise ConflictError(f"There are {MOST_RULES} alert rules, the most that may be; delete one first.")
     row = AlertRule(
@@ -56,9 +54,7 @@ def list_(session: Session) -> list[AlertView]:
 
 def remove(session: Session, rule_id: str) -> AlertView:
     """Deletes the rule and returns what it was. Raises NotFoundError."""
-    row = session.get(AlertRule, rule_id)
-    if row is None:
-        raise NotFoundError(f"There is no alert rule {rule_id}.")
+    row = row_of(session, AlertRule, "alert rule", rule_id)
     session.delete(row)
     return row.as_view(AlertView)
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, defer
 
 from optigpu.documents.views import ArtifactsView, ArtifactView, Withdrawn
 from optigpu.store.database import Database
-from optigpu.store.errors import absent
+from optigpu.store.errors import row_of
 from optigpu.store.tables import ArtifactRow, ResultRow
 from optigpu.vocabulary import NotFoundError
 
@@ -77,8 +77,7 @@ def add(session: Session, result_id: str, artifacts: Iterable[Artifact]) -> None
 
 def list_(session: Session, result_id: str) -> ArtifactsView:
     """The files of a result, by name. Raises NotFoundError when there is no such result."""
-    if session.get(ResultRow, result_id) is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
+    row_of(session, ResultRow, Withdrawn.RESULT, result_id)
     query = select(ArtifactRow).options(defer(ArtifactRow.data)).where(ArtifactRow.result_id == result_id)
     rows = session.scalars(query.order_by(ArtifactRow.name))
     return ArtifactsView(result_id=result_id, artifacts=tuple(row.as_view(ArtifactView) for row in rows))

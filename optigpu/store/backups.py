@@ -75,7 +75,7 @@ def is_empty(url: str) -> bool:
 
 def _write(address: URL, file: Path) -> None:
     if address.get_backend_name() == "postgresql":
-        _dump(address, file)
+        _run("pg_dump", ["--format=custom", *PLAIN, f"--file={file}", _database(address)], _secrets(address))
         return
     source = Path(address.database or "")
     if not source.is_file():
@@ -83,11 +83,6 @@ def _write(address: URL, file: Path) -> None:
     _copy(source, file)
     with _sqlite(file) as written:
         written.execute("PRAGMA journal_mode = DELETE")  # one file, without the two that WAL has beside it
-
-
-def _dump(address: URL, file: Path) -> None:
-    """Writes the database to a file in PostgreSQL's custom format. Raises StoreError."""
-    _run("pg_dump", ["--format=custom", *PLAIN, f"--file={file}", _database(address)], _secrets(address))
 
 
 def _load(address: URL, file: Path) -> None:

@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import DevicePage, DeviceSource, DeviceStatus, DeviceView
 from optigpu.store.database import moment
-from optigpu.store.errors import KeyRefusedError
+from optigpu.store.errors import KeyRefusedError, absent, row_of
 from optigpu.store.statements import insert_into, newest_first
 from optigpu.store.tables import Device, DeviceBoot, DeviceInvite, DeviceKey
-from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, new_id
+from optigpu.vocabulary import ConflictError, Frozen, new_id
 
 REORDERED = 1024
 """How far a request's sequence may lie below the highest of its boot."""
@@ -122,10 +122,7 @@ def put_key(session: Session, request: DeviceRequest, secret: bytes, *, newest: 
 
 def get(session: Session, device_id: str) -> DeviceView:
     """The device. Raises NotFoundError."""
-    row = session.get(Device, device_id)
-    if row is None:
-        raise _absent(device_id)
-    return _views(session, [row])[0]
+    return _views(session, [row_of(session, Device, "device", device_id)])[0]
 
 
 def list_(session: Session, *, limit: int = 50, cursor: str | None = None) -> DevicePage:
@@ -154,7 +151,7 @@ def _locked(session: Session, device_id: str) -> Device:
     query = select(Device).where(Device.id == device_id).with_for_update()
     row = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
     if row is None:
-        raise _absent(device_id)
+        raise absent(session, "device", device_id)
     return row
 
 
@@ -172,10 +169,6 @@ def _note_boot(session: Session, device: Device, request: DeviceRequest) -> bool
     is_later = request.sequence > boot.sequence
     boot.sequence = max(boot.sequence, request.sequence)
     return is_later and device.boot_id == request.boot_id
-
-
-def _absent(device_id: str) -> NotFoundError:
-    return NotFoundError(f"There is no device {device_id}.")
 
 
 def _views(session: Session, rows: Sequence[Device]) -> tuple[DeviceView, ...]:

@@ -7,7 +7,7 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import History, HistoryPoint, RowFacts, Standing, Withdrawn
-from optigpu.store.errors import absent
+from optigpu.store.errors import row_of
 from optigpu.store.statements import before, encode_cursor
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, NotFoundError
@@ -25,9 +25,7 @@ def of_result(
 ) -> History:
     """The newest results of this one's place, without changes of their level, by its workload's primary metric if none
     is given. Raises NotFoundError, for an unknown metric too, and CursorError."""
-    entry = session.get(LeaderboardEntry, result_id)
-    if entry is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
+    entry = row_of(session, LeaderboardEntry, Withdrawn.RESULT, result_id)
     name = metric or session.get_one(BoardRow, entry.board).primary_metric
     if name not in METRICS:
         raise NotFoundError(f"There is no metric {name!r}; the metrics are {', '.join(METRICS)}.")

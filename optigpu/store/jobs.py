@@ -21,7 +21,7 @@ from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import launches, queue, reuse, transitions, unserved
 from optigpu.store.database import moment
-from optigpu.store.errors import absent
+from optigpu.store.errors import row_of
 from optigpu.store.events import locked, record
 from optigpu.store.statements import before, clock, encode_cursor, insert_into, like_part
 from optigpu.store.tables import Attempt, Base, Job, JobEvent, JobNeed, ResultRow, VariantRow
@@ -78,10 +78,7 @@ def submit(
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
     """The job; a worker that is silent for `lease_s` is not alive. Raises NotFoundError."""
-    job = session.get(Job, job_id)
-    if job is None:
-        raise absent(session, Withdrawn.JOB, job_id)
-    return _view(session, job, lease_s)
+    return _view(session, row_of(session, Job, Withdrawn.JOB, job_id), lease_s)
 
 
 def list_(

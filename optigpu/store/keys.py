@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 
 from optigpu.store import revisions
 from optigpu.store.database import moment
+from optigpu.store.errors import row_of
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import ApiKey, SignIn
-from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, StoreError, new_id, utc_now
+from optigpu.vocabulary import ConflictError, Frozen, StoreError, new_id, utc_now
 
 KEY_PREFIX = "og_"
 SHOWN_CHARACTERS = 7
@@ -67,7 +68,7 @@ def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta 
     """Creates a successor with the same name and scopes; the old key is valid for `grace` longer. Without `lasts` the
     successor lives as long as the old key was meant to. Raises NotFoundError, and ConflictError for a key that is no
     longer valid."""
-    row = _row(session, key_id)
+    row = row_of(session, ApiKey, "key", key_id)
     at = moment(session)
     if row.revoked_at is not None or row.as_view(KeyInfo).has_expired(at):
         raise ConflictError(f"The key {key_id} is no longer valid; create a new one.")
@@ -99,7 +100,7 @@ def note_uses(session: Session, uses: Mapping[str, datetime]) -> None:
 
 def revoke(session: Session, key_id: str) -> None:
     """Makes the key invalid. Raises NotFoundError."""
-    row = _row(session, key_id)
+    row = row_of(session, ApiKey, "key", key_id)
     row.revoked_at = row.revoked_at or moment(session)
     revisions.changed(session, Part.KEYS)
 
@@ -113,13 +114,6 @@ def list_(session: Session) -> list[KeyInfo]:
 def any(session: Session) -> bool:
     """Whether a key exists that was not revoked. One that has expired counts: its end must not open the service."""
     return session.scalars(select(ApiKey.id).where(ApiKey.revoked_at.is_(None)).limit(1)).first() is not None
-
-
-def _row(session: Session, key_id: str) -> ApiKey:
-    row = session.get(ApiKey, key_id)
-    if row is None:
-        raise NotFoundError(f"There is no key {key_id}.")
-    return row
 
 
 def hash_of(secret: str) -> str:

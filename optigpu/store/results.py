@@ -11,7 +11,7 @@ from optigpu.documents.result import MetricSummary, Result, Samples
 from optigpu.documents.views import SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.entries import metric_row
-from optigpu.store.errors import absent
+from optigpu.store.errors import absent, row_of
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import (
     BoardRow,
@@ -91,7 +91,7 @@ def of_workload(session: Session, workload: str, model: str | None) -> list[dict
 
 def samples(session: Session, result_id: str) -> SamplesView:
     """The raw samples of a result, bit for bit. Raises NotFoundError."""
-    _require(session, result_id)
+    row_of(session, ResultRow, Withdrawn.RESULT, result_id)
     query = select(SamplesRow).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
     found = {row.name: unpack(row.lengths, row.data) for row in session.scalars(query)}
     return SamplesView(result_id=result_id, samples=found)
@@ -99,7 +99,7 @@ def samples(session: Session, result_id: str) -> SamplesView:
 
 def sample_names(session: Session, result_id: str) -> tuple[str, ...]:
     """The metrics of which a result has raw samples, in order. Raises NotFoundError."""
-    _require(session, result_id)
+    row_of(session, ResultRow, Withdrawn.RESULT, result_id)
     query = select(SamplesRow.name).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
     return tuple(session.scalars(query))
 
@@ -157,11 +157,6 @@ def unpack(lengths: list[int], data: bytes) -> Samples:
     flat = np.frombuffer(zlib.decompress(data), dtype="<f8")
     ends = np.cumsum(lengths, dtype=int)
     return tuple(tuple(flat[end - length : end].tolist()) for length, end in zip(lengths, ends, strict=True))
-
-
-def _require(session: Session, result_id: str) -> None:
-    if session.get(ResultRow, result_id) is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
 
 
 def _with_environment() -> Select[ResultRow, EnvironmentRow]:

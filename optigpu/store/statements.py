@@ -48,14 +48,11 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
         raise bad_cursor() from None
     if not isinstance(position, list) or len(position) != len(kinds):
         raise bad_cursor()
-    if not all(_is_a(part, kind) for part, kind in zip(position, kinds, strict=True)):
-        raise bad_cursor()
+    for part, kind in zip(position, kinds, strict=True):
+        too_large = isinstance(part, int) and abs(part) >= LARGEST_INTEGER
+        if too_large or isinstance(part, bool) or not isinstance(part, kind):
+            raise bad_cursor()
     return position
-
-
-def _is_a(part: object, kind: type | tuple[type, ...]) -> bool:
-    fits = not isinstance(part, int) or abs(part) < LARGEST_INTEGER
-    return fits and isinstance(part, kind) and not isinstance(part, bool)
 
 
 def bad_cursor() -> CursorError:

@@ -19,9 +19,10 @@ from optigpu.documents.administration import (
     WebhookView,
 )
 from optigpu.store.database import moment
+from optigpu.store.errors import row_of
 from optigpu.store.statements import newest_first
 from optigpu.store.tables import Webhook, WebhookDelivery
-from optigpu.vocabulary import ConflictError, Document, Frozen, NotFoundError, new_id
+from optigpu.vocabulary import ConflictError, Document, Frozen, new_id
 
 SECRET_PREFIX = "whsec_"
 """How secrets begin in the Standard Webhooks specification; the rest is base64."""
@@ -54,10 +55,7 @@ def list_(session: Session) -> list[WebhookView]:
 
 def get(session: Session, webhook_id: str) -> WebhookView:
     """The webhook. Raises NotFoundError."""
-    row = session.get(Webhook, webhook_id)
-    if row is None:
-        raise NotFoundError(f"There is no webhook {webhook_id}.")
-    return row.as_view(WebhookView)
+    return row_of(session, Webhook, "webhook", webhook_id).as_view(WebhookView)
 
 
 def remove(session: Session, webhook_id: str) -> WebhookView:

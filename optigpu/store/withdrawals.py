@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import WithdrawalView, Withdrawn
 from optigpu.store import standings
 from optigpu.store.database import moment
-from optigpu.store.errors import absent
+from optigpu.store.errors import row_of
 from optigpu.store.events import locked
 from optigpu.store.statements import take_turns
 from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
@@ -30,9 +30,7 @@ def withdraw_result(session: Session, result_id: str, why: Withdrawal) -> Withdr
     take_turns(session, "withdrawals")
     if stone := _stone(session, Withdrawn.RESULT, result_id):
         return stone
-    row = session.get(ResultRow, result_id)
-    if row is None:
-        raise absent(session, Withdrawn.RESULT, result_id)
+    row = row_of(session, ResultRow, Withdrawn.RESULT, result_id)
     if row.job_id is not None:
         job = locked(session, row.job_id)
         if not job.state.is_final:
