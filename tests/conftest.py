@@ -21,9 +21,8 @@ from tests.docker.host import INSIDE
 from tests.durations import Durations, by_duration, kept_seconds
 from tests.engine.llama_server import program as llama_server
 from tests.engine.native.record import compiler, recorded
-from tests.servers.postgres import POSTGRES
+from tests.servers.databases import POSTGRES, REDIS
 from tests.servers.process import this_machine
-from tests.servers.redis import REDIS
 from tests.servers.rule import PROGRAMS, Kind, advice, is_possible, may_have
 from tests.servers.slurm import SLURM
 

@@ -375,9 +375,9 @@ def _stacks(
 def _show_boards(manifest: Path, board: str | None, form: OutputFormat) -> None:
     from optigpu.documents.manifest import read_manifest
     from optigpu.edge.fit import fit as judge
-    from optigpu.report.edge import fit_grid, fit_records
+    from optigpu.report.fit import board_grid, board_records
 
     found = judge(read_manifest(manifest), board)
-    show_list(fit_grid(found), fit_records(found), found.model_dump(mode="json"), form)
+    show_list(board_grid(found), board_records(found), found.model_dump(mode="json"), form)
     if board is not None and not found.boards[0].fits:
         raise typer.Exit(1)

@@ -96,7 +96,7 @@ def convert(
     from optigpu.edge.convert import convert as run
     from optigpu.edge.fit import fit as judge
     from optigpu.report import console
-    from optigpu.report.edge import conversion_progress, fit_grid, fit_records, manifest_grid
+    from optigpu.report.fit import board_grid, board_records, conversion_progress, manifest_grid
 
     with refusing(ConversionRequest):
         request = ConversionRequest(
@@ -125,7 +125,7 @@ def convert(
     }
     if format_ not in (OutputFormat.JSON, OutputFormat.CSV):
         show_grid(manifest_grid(converted.manifest), format_)
-    show_list(fit_grid(found), fit_records(found), document, format_)
+    show_list(board_grid(found), board_records(found), document, format_)
     if format_ not in (OutputFormat.JSON, OutputFormat.CSV):
         echo(f"Wrote {', '.join(files)}.", err=True)
 

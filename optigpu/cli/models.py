@@ -129,7 +129,7 @@ def recipe(
     from optigpu.models.held import MODELS_DIR
     from optigpu.recipes.request import RecipeRequest, comparison_of
     from optigpu.report import console
-    from optigpu.report.edge import conversion_progress
+    from optigpu.report.fit import conversion_progress
     from optigpu.report.tables import recipe_grid
 
     with refusing(RecipeRequest):

@@ -1,7 +1,15 @@
-"""The tables of what fits a GPU."""
+"""The tables of what fits a GPU; and those of a model for a microcontroller: what it is, which boards hold it, how fast
+it should be there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from rich.console import Console
+from rich.text import Text
+
+from optigpu.documents.manifest import ModelManifest
+from optigpu.edge.fit import BoardFit, Prediction, sources
+from optigpu.edge.fit import Fit as FitOfBoards
 from optigpu.fit.fitting import Fit, StackFit
 from optigpu.fit.several import FitOfSeveral
 from optigpu.fit.training import FitOfTraining, TrainingFit
@@ -118,3 +126,120 @@ def _gigabytes(size: float | None) -> str:
 def _count(number: int | None) -> str:
     """How many; a dash where the card does not limit it."""
     return MISSING if number is None else f"{number:,}"
+
+
+def manifest_grid(manifest: ModelManifest) -> Grid:
+    """A row for each thing that a manifest says."""
+    rows = tuple(_manifest_rows(manifest))
+    notes = (
+        [] if manifest.rankable else ["Calibrated with random inputs: results of this model are not ranked."]
+    )
+    if manifest.network.weights == "random":
+        notes.append(
+            "Random weights: right for speed and memory; classes and agreement with FP32 mean nothing."
+        )
+    return Grid(manifest.network.label, columns("what", "value"), rows, tuple(notes))
+
+
+def board_grid(found: FitOfBoards) -> Grid:
+    """A row for each board; the notes say what the prediction rests on."""
+    return Grid(
+        title=f"{found.model} on ESP32-S3 boards (latency: prediction, not measured)",
+        columns=columns(
+            "board",
+            "fits",
+            "flash left (KB):",
+            "arena in",
+            "model in RAM",
+            "predicted (ms):",
+            "max FPS:",
+            "why, or what to know",
+        ),
+        rows=tuple(_fit_cells(each, found.prediction) for each in found.boards),
+        notes=tuple(_board_notes(found)),
+        faint=frozenset(number for number, each in enumerate(found.boards) if not each.fits),
+    )
+
+
+def board_records(found: FitOfBoards) -> list[dict[str, object]]:
+    """The same as raw values, for CSV."""
+    prediction = found.prediction
+    latency = {
+        "predicted_low_s": prediction.low_s if prediction else None,
+        "predicted_high_s": prediction.high_s if prediction else None,
+        "predicted_max_fps": prediction.max_fps if prediction else None,
+    }
+    return [each.model_dump(mode="json") | latency for each in found.boards]
+
+
+@contextmanager
+def conversion_progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yields what is told each step of a conversion: it shows a spinner on a terminal, else a line for each."""
+    if not console.is_terminal:
+        yield lambda text: console.print(Text(text))
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:
+    agreement, calibration = manifest.agreement, manifest.calibration
+    yield "SHA-256", manifest.sha256
+    yield "model", f"{manifest.model_bytes:,} bytes, {manifest.parameter_bytes:,} of them parameters"
+    yield "tensor arena", f"{manifest.arena_bytes:,} bytes"
+    yield "MACs", f"{manifest.macs:,}"
+    yield "operators", ", ".join(f"{each.name} x{each.count}" for each in manifest.operators)
+    for name, tensor in (("input", manifest.input), ("output", manifest.output)):
+        shape = "x".join(map(str, tensor.shape))
+        yield name, f"int8 {shape}, scale {tensor.scale:.6g}, zero point {tensor.zero_point}"
+    if agreement.top1 is None or agreement.kld_mean is None:
+        yield "agreement with FP32", f"{MISSING} ({agreement.reason})"
+    else:
+        yield (
+            "agreement with FP32",
+            f"top-1 {agreement.top1:.1%}, KLD {agreement.kld_mean:.3g} on {agreement.samples} held-out inputs",
+        )
+    yield "calibrated with", f"{calibration.samples} samples ({calibration.kind})"
+    left_out = f" ({manifest.golden.left_out} left out)" if manifest.golden.left_out else ""
+    yield (
+        "golden vectors",
+        f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels{left_out}",
+    )
+    yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
+
+
+def _fit_cells(each: BoardFit, prediction: Prediction | None) -> tuple[str, ...]:
+    latency = (
+        f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)}" if prediction else MISSING
+    )
+    return (
+        each.board,
+        "yes" if each.fits else "no",
+        f"{each.flash_left_bytes / 1e3:,.0f}",
+        MISSING if each.arena is None else each.arena.upper(),
+        MISSING if each.model_in_ram is None else each.model_in_ram.upper(),
+        latency if each.fits else MISSING,
+        short(prediction.max_fps) if prediction and each.fits else MISSING,
+        " ".join(each.reasons),
+    )
+
+
+def _board_notes(found: FitOfBoards) -> Iterator[str]:
+    yield (
+        f"Model {found.model_bytes:,} bytes, tensor arena {found.arena_bytes:,} bytes, {found.macs:,} MACs. Flash is "
+        "what firmware and agent leave; the model stays in flash unless a runner reads it from a file (model in RAM)."
+    )
+    prediction = found.prediction
+    if prediction is None:
+        yield "No prediction: the model has no multiply-accumulates, and published figures are for networks that have."
+        return
+    yield (
+        f"Prediction for TFLite Micro with ESP-NN on one core at {prediction.clock_hz / 1e6:.0f} MHz, "
+        f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)} ms, from published figures:"
+    )
+    yield from (f"  {sentence}" for sentence in sources([prediction]))
+    if found.unaccelerated:
+        yield f"ESP-NN has no kernel for {', '.join(found.unaccelerated)}: these run on TFLite Micro's own."
+    if found.claim is not None:
+        yield found.claim.sentence
+        yield f"  {found.claim.published.sentence}"

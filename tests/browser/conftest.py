@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.browser.chromium import NoChromiumError, chromium
 from tests.browser.stored import Stored, fill
-from tests.servers.postgres import fresh_database
+from tests.servers.databases import fresh_database
 from tests.service.serving import Served, serving
 
 

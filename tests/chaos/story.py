@@ -22,7 +22,7 @@ from optigpu.store.doorbell import LOOK_TASK, queue_for
 from optigpu.vocabulary import DeviceKind
 from tests.chaos.worker import figure
 from tests.chaos.world import LEASE_S, MARK, Program, World, running
-from tests.servers.postgres import libpq
+from tests.servers.databases import libpq
 from tests.service.processes import processes_left
 
 ANSWER_WITHIN_S = 30.0

@@ -30,7 +30,7 @@ from tests.servers.process import (
     this_machine,
     wait_until_it_answers,
 )
-from tests.service.gate import Gate, gate_to
+from tests.service.receiver import Gate, gate_to
 
 MARK = "LC_OPTIGPU_CHAOS"
 LEASE_S = 3.0

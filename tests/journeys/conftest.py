@@ -11,7 +11,7 @@ from optigpu.models.held import MODELS_DIR
 from optigpu.paths import DATA_DIR, LOCK_DIR
 from tests.engine.forked import forked_children as forked_children
 from tests.journeys.machine import Machine, Station, a_station
-from tests.servers.postgres import fresh_database
+from tests.servers.databases import fresh_database
 
 
 @pytest.fixture(scope="module")

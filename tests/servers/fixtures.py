@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.postgres import POSTGRES, fresh_database
+from tests.servers.databases import POSTGRES, REDIS, fresh_database, leased_database
 from tests.servers.process import NoServerError, Server, this_machine
-from tests.servers.redis import REDIS, leased_database
 from tests.servers.rule import PROGRAMS, Kind, program, provide
 from tests.servers.slurm import SLURM, Cluster, cluster_of
 

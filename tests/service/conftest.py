@@ -11,7 +11,7 @@ from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.tables import Base
 from tests.engine.forked import forked_children as forked_children
-from tests.servers.postgres import fresh_database
+from tests.servers.databases import fresh_database
 from tests.service.serving import Served, serving
 
 

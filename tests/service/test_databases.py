@@ -29,7 +29,7 @@ from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Attempt, EnvironmentRow, Job
 from optigpu.vocabulary import DocumentError, JobState, StoreError
 from tests.pages import ROOT
-from tests.servers.postgres import fresh_database, libpq
+from tests.servers.databases import fresh_database, libpq
 from tests.servers.process import this_machine
 from tests.service.records import NOON, a_metric, a_result, a_spec, fill
 

@@ -21,7 +21,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.models.held import MODELS_DIR
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 from tests.breadth import cases
-from tests.servers.postgres import fresh_database
+from tests.servers.databases import fresh_database
 from tests.service.processes import (
     Processes,
     address,

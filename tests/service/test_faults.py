@@ -20,9 +20,9 @@ from optigpu.store import results, workers
 from optigpu.store.database import Database, default_url
 from optigpu.store.doorbell import LOOK_TASK, broker_url, message, queue_for, repeated
 from optigpu.vocabulary import DeviceKind, JobState, new_id
-from tests.servers.postgres import fresh_database
-from tests.service.gate import gate_to
+from tests.servers.databases import fresh_database
 from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.receiver import gate_to
 from tests.service.serving import ENDLESS, look, matmul, measuring_processes, migrated, submit
 
 pytestmark = pytest.mark.slow

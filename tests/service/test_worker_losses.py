@@ -22,9 +22,9 @@ from optigpu.store.tables import Job
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, UnsupportedError, utc_now
 from tests.breadth import cases
 from tests.engine.processes import children, program
-from tests.servers.postgres import fresh_database
-from tests.service.gate import Gate, gate_to
+from tests.servers.databases import fresh_database
 from tests.service.processes import eventually, watched_processes
+from tests.service.receiver import Gate, gate_to
 from tests.service.serving import look, matmul, migrated, submit, worker_context, working
 from worker.capabilities import serving
 from worker.context import WorkerContext

@@ -35,7 +35,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.cli",
             "optigpu.client",
             "optigpu.report",
-            "optigpu.report.edge",
+            "optigpu.report.fit",
             "optigpu.edge.convert",
             "optigpu.facade.engine",
             "optigpu.facade.deep_learning",

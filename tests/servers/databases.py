@@ -1,4 +1,5 @@
-"""PostgreSQL for the tests: the server, and databases on it that live as long as a test or a session."""
+"""PostgreSQL and Redis for the tests: the servers, databases that live as long as a test or a session, and one of
+Redis's numbered ones for a session alone."""
 
 import getpass
 import shutil
@@ -7,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
+import redis
 from sqlalchemy import URL, make_url
 
 from tests.servers.process import (
     Machine,
+    NoServerError,
     Server,
     free_port,
     run_to_end,
@@ -104,4 +107,76 @@ POSTGRES = Kind(
     answers=_answers,
     programs=("initdb", "postgres"),
     start=_start,
+)
+
+
+LEASE_KEY = "optigpu:tests:lease"
+LEASE_S = 3600
+DATABASES = 16  # Redis's default
+
+
+@contextmanager
+def leased_database(server_url: str) -> Iterator[str]:
+    """The URL of a database of this server that was empty; it is emptied again at the end.
+
+    A developer's own Redis holds data, and several test sessions may run at once: so take an empty
+    database, highest number first, and mark it as taken.
+    """
+    for number in reversed(range(DATABASES)):
+        url = f"{server_url}/{number}"
+        with redis.Redis.from_url(url) as database:
+            if not _take(database):
+                continue
+            try:
+                yield url
+            finally:
+                database.flushdb()
+            return
+    raise NoServerError(
+        f"Every database of the Redis at {server_url} holds data: empty one, or set OPTIGPU_TEST_REDIS_URL."
+    )
+
+
+def _take(database: redis.Redis) -> bool:
+    if not database.set(LEASE_KEY, "taken", nx=True, ex=LEASE_S):
+        return False
+    if database.dbsize() == 1:
+        return True
+    database.delete(LEASE_KEY)
+    return False
+
+
+def _redis_answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=3) as server:
+            return bool(server.ping())
+    except redis.RedisError:
+        return False
+
+
+def _redis_candidates(machine: Machine, port: int) -> list[str]:
+    return [f"redis://127.0.0.1:{port}"]
+
+
+def _start_redis(machine: Machine) -> Server | None:
+    program = machine.program("redis-server")
+    if program is None:
+        return None
+    port = free_port()
+    network = ["--port", str(port), "--bind", "127.0.0.1"]
+    command = [program, *network, "--save", "", "--appendonly", "no"]
+    return serve(command, scratch_folder(None), None, f"redis://127.0.0.1:{port}", _redis_answers)
+
+
+REDIS = Kind(
+    name="Redis",
+    variable="OPTIGPU_TEST_REDIS_URL",
+    standard_port=6379,
+    package="redis-server",
+    image="redis:7-alpine",
+    image_environment=(),
+    candidates=_redis_candidates,
+    answers=_redis_answers,
+    programs=("redis-server",),
+    start=_start_redis,
 )
