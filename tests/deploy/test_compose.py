@@ -1,6 +1,9 @@
 """The compose files agree with each other, with their examples of .env and the settings, and with what `make up` adds.
 
 What they start runs in tests/docker.
+And dashboard, alerts and Prometheus's configuration: they speak of what /metrics serves, and of nothing else. promtool
+reads the configuration with its rules; what the names in an expression are is asked of promql-parser, the parser of
+GreptimeDB, which follows the same grammar.
 """
 
 import ast

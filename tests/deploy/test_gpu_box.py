@@ -1,6 +1,7 @@
 """docs/gpu-box.md: what it names is there, and its proxies and its backup do what it says, with the real service.
 
 Of the page's text the tests replace what a machine has for itself: ports, the certificate, where files lie.
+And a quarter of an hour on a card, without one: steps that end, fail and hang, what is resumed, and the two plans.
 """
 
 import json

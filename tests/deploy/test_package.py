@@ -1,4 +1,5 @@
-"""What `pip install optigpu` brings, whole and under each name; what the image checks, which tests/docker builds."""
+"""What `pip install optigpu` brings, whole and under each name; what the image checks, which tests/docker builds. And
+`make up`, `make workers` and `make down` on hosts with and without Docker and GPUs; both are stand-ins."""
 
 import json
 import os

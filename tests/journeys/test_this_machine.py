@@ -1,5 +1,9 @@
-"""What the command says of a machine, predicts for it, and makes on it; with no service."""
+"""What the command says of a machine, predicts for it, and makes on it, with no service. And a small device that joins
+a service by an invitation, reports what it measured, and stands on the edge leaderboard."""
 
+import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,11 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import optigpu
+from api.__main__ import main
 from optigpu.job import bench
 from optigpu.models.reference import BUNDLED
+from tests.edge.test_agent_end_to_end import ROOT, agent, finish, simulated_device
 from tests.edge.tiny_device import small_device
 from tests.engine.sessions import BRIEF as BRIEFLY
-from tests.journeys.machine import MEASURED, Machine
+from tests.journeys.machine import MEASURED, Machine, Station
 
 pytestmark = pytest.mark.slow
 
@@ -93,3 +99,23 @@ def test_a_network_is_converted_for_a_microcontroller_and_fits_its_board(
     )
     boards = machine.read("fit", made / "manifest.json", status=(0, 1))
     assert "esp32s3-n16r8" in str(boards)
+
+
+def test_an_agent_enrols_reports_and_is_listed_with_why_it_does_not_rank(
+    on_sqlite: Station, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chip is simulated, which its invitation says and its reports repeat: such figures never rank."""
+    monkeypatch.setenv("OPTIGPU_DATABASE_URL", on_sqlite.database_url)
+    assert main(["devices", "invite", "--simulator", "--name", "on my desk"]) == 0
+    (code,) = re.findall(r"\b[0-9A-Z]{4}(?:-[0-9A-Z]{4}){3}\b", capsys.readouterr().out)
+    config = simulated_device(tmp_path / "device", on_sqlite.url, invite=code)
+    finish(agent([sys.executable], ROOT, config, runs=2), config)
+
+    (device,) = on_sqlite.get("/v1/devices")["devices"]
+    assert (device["name"], device["board"]) == ("on my desk", "esp32s3-n16r8")
+    reports = on_sqlite.get(f"/v1/devices/{device['id']}/reports")["reports"]
+    assert [each["document"]["sequence"] for each in reports] == [2, 1]
+    assert {each["ranked"] for each in reports} == {False}
+    assert "on my desk" not in json.dumps(on_sqlite.read("leaderboard", "--edge"))
+    every = on_sqlite.read("leaderboard", "--edge", "--include-unranked")
+    assert "simulator" in json.dumps(every)

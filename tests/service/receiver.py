@@ -1,4 +1,5 @@
-"""A real HTTP server on loopback that keeps what it is sent, and a certificate for one that speaks https."""
+"""A real HTTP server on loopback that keeps what it is sent, a certificate for one that speaks https, and a TCP door in
+front of a server: shutting it is how a test takes a database or a broker away."""
 
 import contextlib
 import socket

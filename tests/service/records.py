@@ -1,4 +1,5 @@
-"""Small, valid things to store: a spec, a worker, a result, an outcome; and what many tests do with them."""
+"""Small, valid things to store: a spec, a worker, a result, an outcome, a device with its reports, a manifest; and what
+many tests do with them. Nothing here was measured."""
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta

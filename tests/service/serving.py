@@ -1,4 +1,5 @@
-"""The service on a real socket, in this process: uvicorn in a thread, a real database behind it."""
+"""The service on a real socket, in this process: uvicorn in a thread, a real database behind it. And what the worker's
+tests measure and with what: small jobs, a migrated database, a worker context."""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""The databases: what goes in comes out as it was, a reader sees one state, servers' addresses, and tables by month."""
+"""The databases: what goes in comes out as it was, a reader sees one state, servers' addresses, and tables by month.
+And backup and restore by `python -m api`, with data."""
 
 import math
 import os

@@ -1,4 +1,5 @@
-"""Whose turn it is, when a job will begin, and what follows when an attempt fails."""
+"""Whose turn it is, when a job will begin, what follows when an attempt fails, and when a job is answered from results
+that are there already."""
 
 import sqlite3
 from datetime import timedelta

@@ -1,4 +1,5 @@
-"""Boards: what they hold, their pages, why they are empty, and what is listed on request."""
+"""Boards: what they hold, their pages, why they are empty, what is listed on request, their best rows, Pareto flags as
+results come and go, and what withdrawals leave."""
 
 import random
 from typing import Any

@@ -1,4 +1,5 @@
-"""The data of a calibration, and the files around a model: golden vectors, the C array, the folder of both."""
+"""The data of a calibration, and the files around a model: golden vectors, the C array, the folder of both, and the
+manifest: consistent with itself, what fits on a board by it, and the prediction from published figures."""
 
 import hashlib
 import json

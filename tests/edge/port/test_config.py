@@ -1,4 +1,5 @@
-"""config.json: read as written, and refused in one sentence; python -m esp32_agent says it with exit status 2."""
+"""config.json: read as written, and refused in one sentence; python -m esp32_agent says it with exit status 2. And
+storages: what base promises, a power cut (the process is killed), and a medium that is full."""
 
 import contextlib
 import json
