@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from optigpu.store.doorbell import broker_url, message
+from optigpu.store.workers import broker_url, message
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:

@@ -41,9 +41,8 @@ from optigpu.report import Grid, job_title
 from optigpu.report import markdown as grid_markdown
 from optigpu.report.charts import CHARTS
 from optigpu.report.formats import columns
-from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
-from optigpu.report.rows import Row, heading, origin_line, rows_of
+from optigpu.report.rows import Row, heading, ladder_notes, origin_line, rows_of
 from optigpu.vocabulary import Document
 
 EAGER = Stack("torch float32")

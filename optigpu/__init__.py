@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from optigpu.facade.functions.checkpointing import (
         enable_gradient_checkpointing_hf as enable_gradient_checkpointing_hf,
     )
-    from optigpu.facade.functions.compiled import benchmark_torch_compile as benchmark_torch_compile
     from optigpu.facade.functions.precisions import compare_precisions as compare_precisions
     from optigpu.facade.functions.precisions import train_step_bf16 as train_step_bf16
     from optigpu.facade.functions.precisions import train_step_fp16 as train_step_fp16
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from optigpu.facade.functions.precisions import (
         train_with_gradient_accumulation as train_with_gradient_accumulation,
     )
+    from optigpu.facade.functions.timing import benchmark_torch_compile as benchmark_torch_compile
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
     from optigpu.facade.kernel_optimizer import simulate_matmul as simulate_matmul

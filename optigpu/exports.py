@@ -10,7 +10,7 @@ _BY_MODULE = {
     "functions.attention": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_attention_implementations "
     "benchmark_generation flash_attention_native standard_attention",
     "functions.checkpointing": "CheckpointedTransformerBlock compare_checkpointing enable_gradient_checkpointing_hf",
-    "functions.compiled": "benchmark_torch_compile",
+    "functions.timing": "benchmark_torch_compile",
     "functions.precisions": "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 "
     "train_with_gradient_accumulation",
     "gpu_profiler": "GPUProfiler",

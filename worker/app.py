@@ -10,7 +10,7 @@ import structlog
 from celery import signals
 from kombu.exceptions import OperationalError
 
-from optigpu.store.doorbell import LOOK_TASK, broker_url, queue_for, repeated
+from optigpu.store.workers import LOOK_TASK, broker_url, queue_for, repeated
 from optigpu.vocabulary import DeviceKind
 from worker.context import WorkerContext
 from worker.execute import execute_next

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.report.notes import REASONS, WARNINGS
+from optigpu.report.rows import REASONS, WARNINGS
 from optigpu.vocabulary import Document
 
 

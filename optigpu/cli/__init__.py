@@ -9,7 +9,6 @@ import typer
 from optigpu import __version__
 from optigpu.cli import (
     advise,
-    compare,
     convert,
     local,
     models,
@@ -34,7 +33,7 @@ app = typer.Typer(
 COMMANDS: tuple[Callable[..., None], ...] = (
     local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
     local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
-    remote.cancel, remote.withdraw, remote.leaderboard, compare.compare, compare.replay, advise.claims,
+    remote.cancel, remote.withdraw, remote.leaderboard, runs.compare, runs.replay, advise.claims,
     runs.chart, runs.charts, convert.tiny, convert.convert, models.recipe, advise.fit, advise.advise,
     local.batch_scaling,
 )  # fmt: skip
@@ -44,7 +43,7 @@ FLAGGED = {
     local.ablation: ladder_panels,
     local.search: ladder_panels,
     remote.submit: job_panels,
-    compare.replay: replay_panels,
+    runs.replay: replay_panels,
 }
 """The commands with flags of a job's fields."""
 for command in COMMANDS:

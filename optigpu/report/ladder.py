@@ -8,9 +8,8 @@ from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution, Gain, Payback
 from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.report.leaderboard import workload_text
-from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import MISSING, NOT_VALID, payback, ratio, scaled, short, with_interval
-from optigpu.report.rows import Row, empty_cells, heading, origin_line, rows_of
+from optigpu.report.rows import Row, empty_cells, heading, ladder_notes, origin_line, rows_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 

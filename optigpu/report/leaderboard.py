@@ -16,9 +16,8 @@ from optigpu.documents.views import (
     Standing,
 )
 from optigpu.report.formats import Column, Grid, columns, csv_text
-from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, NOT_VALID, short, with_interval
-from optigpu.report.rows import HEADINGS, heading
+from optigpu.report.rows import HEADINGS, WARNINGS, heading
 from optigpu.vocabulary import Document
 
 

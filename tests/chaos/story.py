@@ -18,7 +18,7 @@ import psutil
 import psycopg
 import redis
 
-from optigpu.store.doorbell import LOOK_TASK, queue_for
+from optigpu.store.workers import LOOK_TASK, queue_for
 from optigpu.vocabulary import DeviceKind
 from tests.chaos.worker import figure
 from tests.chaos.world import LEASE_S, MARK, Program, World, running

@@ -24,10 +24,10 @@ import migrations
 from api.__main__ import main
 from optigpu.store import jobs, leaderboard, queue, results
 from optigpu.store.database import Database, default_url, engine_for
-from optigpu.store.doorbell import broker_url
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Attempt, EnvironmentRow, Job
+from optigpu.store.workers import broker_url
 from optigpu.vocabulary import DocumentError, JobState, StoreError
 from tests.pages import ROOT
 from tests.servers.databases import fresh_database, libpq

@@ -18,7 +18,7 @@ from api.doorbell import Doorbell
 from optigpu.documents.views import JobView
 from optigpu.store import results, workers
 from optigpu.store.database import Database, default_url
-from optigpu.store.doorbell import LOOK_TASK, broker_url, message, queue_for, repeated
+from optigpu.store.workers import LOOK_TASK, broker_url, message, queue_for, repeated
 from optigpu.vocabulary import DeviceKind, JobState, new_id
 from tests.servers.databases import fresh_database
 from tests.service.processes import Processes, eventually, stop, watched_processes

@@ -22,10 +22,10 @@ from optigpu.documents.events import Planned, VariantFinished, VariantStarted
 from optigpu.documents.result import Outcome
 from optigpu.store import events, jobs, leases, outcomes, tallies, workers
 from optigpu.store.database import Database
-from optigpu.store.doorbell import queue_for
 from optigpu.store.leases import Lease
 from optigpu.store.tables import Attempt, Job, JobEvent, VariantRow
 from optigpu.store.tallies import Phase, Tally, TallyReader
+from optigpu.store.workers import queue_for
 from optigpu.tracing import Tracing, tracing
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.process import free_port

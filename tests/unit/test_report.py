@@ -20,8 +20,8 @@ from optigpu.report import (
     terminal,
 )
 from optigpu.report.formats import Column, Grid, csv_text
-from optigpu.report.notes import REASONS, WARNINGS
 from optigpu.report.numbers import with_interval
+from optigpu.report.rows import REASONS, WARNINGS
 from tests.unit.made_results import (
     ATTRIBUTION,
     BASELINE,

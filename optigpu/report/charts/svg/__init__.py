@@ -15,12 +15,11 @@ alone.
 from dataclasses import dataclass
 
 from optigpu.documents.views import History
-from optigpu.report.charts.marks import Form, Panel, Samples
+from optigpu.report.charts.marks import Form, Panel, Samples, history_table, panel_table, samples_table
 from optigpu.report.charts.svg.bars import bars, histogram
 from optigpu.report.charts.svg.history import history
 from optigpu.report.charts.svg.markup import Link, Svg, inline
 from optigpu.report.charts.svg.points import fronts, lines, roofline
-from optigpu.report.charts.tables import history_table, panel_table, samples_table
 from optigpu.report.formats import Grid
 
 PANELS = {

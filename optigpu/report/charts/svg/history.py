@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from optigpu.documents.views import History, HistoryPoint, LevelChange
+from optigpu.report.charts.marks import change_text, history_title
 from optigpu.report.charts.svg.axes import (
     LINE,
     Scale,
@@ -31,7 +32,6 @@ from optigpu.report.charts.svg.markup import (
     wrapped,
 )
 from optigpu.report.charts.svg.plane import Extent, Plane
-from optigpu.report.charts.tables import change_text, history_title
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Better

@@ -6,7 +6,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from optigpu.report.charts.marks import Box, ChartData, Panel, Table
+from optigpu.report.charts.marks import Box, ChartData, Panel, Table, reasons
 from optigpu.report.charts.svg import PANELS
 from optigpu.report.charts.svg.axes import LINE
 from optigpu.report.charts.svg.markup import (
@@ -26,7 +26,6 @@ from optigpu.report.charts.svg.markup import (
     text_width,
     wrapped,
 )
-from optigpu.report.charts.tables import reasons
 from optigpu.vocabulary import OptiGPUError, SpecError
 
 STYLE_SHEET = Path(__file__).with_name("charts.css")
