@@ -6,7 +6,6 @@ them, and compute with unpacked ones when the model itself is called: slowly, un
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
 
 import torch
 
@@ -18,7 +17,7 @@ from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.ops.layouts import DECODE_BITS, DECODE_TILE, decode_bytes, finer_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
-from optigpu.surgery.places import LinearLayer, Place, become, weight_of
+from optigpu.surgery.places import Place, become, weight_of
 from optigpu.techniques.decoding.native_decode.prediction import RAISED
 from optigpu.vocabulary import DeviceKind
 
@@ -76,13 +75,6 @@ class DecodeLinear(HoldsMatrix):
     def __init__(self, matrix: Matrix) -> None:
         super().__init__()
         self.hold(matrix)
-
-    @classmethod
-    def of(
-        cls, layer: LinearLayer, kind: WeightKind, group: int, arena: Arena | None, known: Compensation | None
-    ) -> Self:
-        """The packed layer of a Linear or a Conv1D."""
-        return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
     def refine(
         self, rows: torch.Tensor, left: torch.Tensor, arena: Arena | None, known: Compensation | None
@@ -181,7 +173,8 @@ def exchange_linears(
         moment = moments.get(place.path)
         if moment is not last:
             last, known = moment, compensation_of(moment)
-        place.put(DecodeLinear.of(place.layer, kinds[place.path], group, arena, known))
+        weight, bias = weight_of(place.layer), place.layer.bias
+        place.put(DecodeLinear(_pack(weight, bias, kinds[place.path], group, arena, known)))
 
 
 def kept(tensor: torch.Tensor, device: torch.device, arena: Arena | None) -> torch.Tensor:

@@ -132,12 +132,9 @@ class _Passes:
         parts = text.split(ROWS_AT_ONCE)
         with torch.no_grad(), in_product_type(model):
             self.blocks = running_blocks(model, parts[0])
-            self._exact = [self._embedded(part) for part in parts]
+            runs = (partial(model.base_model, input_ids=part, use_cache=False) for part in parts)
+            self._exact = [_given(self.blocks[0].module, run) for run in runs]
         self._rounded = self._exact
-
-    def _embedded(self, rows: torch.Tensor) -> torch.Tensor:
-        run = partial(self._model.base_model, input_ids=rows, use_cache=False)
-        return _given(self.blocks[0].module, run)
 
     def exact_through(self, block: RunningBlock, places: Sequence[Place]) -> list[States]:
         """Takes a block that is not rounded yet; what it gives each of the layers."""
