@@ -1,7 +1,5 @@
 """The fused norms against float64, on every instruction set that this CPU has, eager and compiled."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from optigpu.ops.norm.fused_norm import (
     norm_backend,
 )
 from tests.breadth import spread
-from tests.engine.native_paths import paths_that_run
+from tests.engine.native_paths import assert_keeps_promises, paths_that_run
 from tests.engine.triton_processes import assert_right
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -200,15 +198,11 @@ def test_compiles_into_one_graph_with_the_same_result() -> None:
 def test_the_operators_keep_their_promises_to_pytorch() -> None:
     assert native_norm_reason() is None
     x, residual, weight, bias = operands((2, 3, 20), torch.float32)
-    calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (torch.ops.optigpu.add_layer_norm, (x, residual, weight, bias, EPS)),
-        (torch.ops.optigpu.add_rms_norm, (x, residual, weight, EPS)),
-        (torch.ops.optigpu.layer_norm, (x, None, None, EPS)),
-        (torch.ops.optigpu.rms_norm, (x, weight, EPS)),
-    ]
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    for operator, arguments in calls:
-        torch.library.opcheck(operator.default, arguments, test_utils=checks)
+    operators = torch.ops.optigpu
+    assert_keeps_promises(operators.add_layer_norm, x, residual, weight, bias, EPS)
+    assert_keeps_promises(operators.add_rms_norm, x, residual, weight, EPS)
+    assert_keeps_promises(operators.layer_norm, x, None, None, EPS)
+    assert_keeps_promises(operators.rms_norm, x, weight, EPS)
 
 
 def test_the_operators_themselves_never_read_outside_their_tensors() -> None:

@@ -16,7 +16,7 @@ from optigpu.ops.linear.int8_dynamic import (
     quantize_tokens,
 )
 from tests.breadth import spread
-from tests.engine.native_paths import paths_that_run
+from tests.engine.native_paths import assert_keeps_promises, paths_that_run
 from tests.engine.test_ops_int8_linear import TYPES, activations, int8_layer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -156,10 +156,8 @@ def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
         torch.testing.assert_close(
             torch.compile(step, fullgraph=True, backend="aot_eager")(inputs), step(inputs)
         )
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    operator = torch.ops.optigpu.int8_dynamic.default
-    torch.library.opcheck(operator, (activations(2, 3, 64), packed, scale, bias), test_utils=checks)
-    torch.library.opcheck(operator, (activations(4, 64), packed, scale, None), test_utils=checks)
+    assert_keeps_promises(torch.ops.optigpu.int8_dynamic, activations(2, 3, 64), packed, scale, bias)
+    assert_keeps_promises(torch.ops.optigpu.int8_dynamic, activations(4, 64), packed, scale, None)
 
 
 def test_the_operator_itself_never_reads_outside_its_tensors() -> None:
