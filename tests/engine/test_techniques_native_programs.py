@@ -1,7 +1,8 @@
 """What native_decode runs: a program for every family that it is for, sequences that join and leave, guesses."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2ForSeque
 
 from optigpu.backends.torch.clock import CpuClock
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.models.loading.storages import storage_of, storages
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import CacheKind, WeightKind
 from optigpu.surgery.places import linear_places
@@ -63,6 +65,23 @@ def test_a_program_computes_what_the_model_of_the_packed_weights_computes(
     own = model(input_ids=tokens, use_cache=False).logits
     assert own.dtype == torch.float32
     assert float((own - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+def tensors_of(part: object) -> Iterator[torch.Tensor]:
+    """All tensors of a program or of a part of it."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif is_dataclass(part):
+        yield from (tensor for each in fields(part) for tensor in tensors_of(getattr(part, each.name)))
+    elif isinstance(part, tuple):
+        yield from (tensor for each in part for tensor in tensors_of(each))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "glm4_moe", "gemma3", "olmo2"])
+def test_the_memory_meter_counts_every_tensor_that_a_step_reads(name: str) -> None:
+    model, _ = packed(decoder_model(name), NativeDecode(calibration="none"))
+    counted = storages((*model.parameters(), *model.buffers()))
+    assert {storage_of(tensor) for tensor in tensors_of(attached(model))} <= set(counted)
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -465,23 +465,22 @@ def _angles(
 
 def _own_tensors(program: Program) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights and biases of all norms, sinks and routers, each with a name."""
-    for index, block in enumerate(program.blocks):
-        if block.sinks is not None:
-            yield f"block_{index}_sinks", block.sinks
-        if isinstance(block.mlp, Mixture):
-            yield f"block_{index}_router", block.mlp.router.numbers
+    found: dict[str, torch.Tensor | None] = {}
     norms: dict[str, Norm | None] = {"final": program.final}
     for index, block in enumerate(program.blocks):
+        found[f"block_{index}_sinks"] = block.sinks
+        if isinstance(block.mlp, Mixture):
+            router = block.mlp.router
+            found |= {f"block_{index}_router": router.numbers, f"block_{index}_router_bias": router.bias}
+            found[f"block_{index}_choice_bias"] = block.mlp.choice_bias
         parts = {name: getattr(block, name) for name in ("first", "second", "after_attention", "after_mlp")}
         heads = {name: getattr(block, name) for name in ("query_norm", "key_norm")}
         parts |= {name: each.norm for name, each in heads.items() if each is not None}
         norms |= {f"block_{index}_{name}": norm for name, norm in parts.items()}
     for name, norm in norms.items():
-        if norm is None:
-            continue
-        yield f"{name}_weight", norm.weight
-        if norm.bias is not None:
-            yield f"{name}_bias", norm.bias
+        if norm is not None:
+            found |= {f"{name}_weight": norm.weight, f"{name}_bias": norm.bias}
+    yield from ((name, tensor) for name, tensor in found.items() if tensor is not None)
 
 
 def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
