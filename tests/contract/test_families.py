@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from optigpu.models.families import FAMILIES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "optigpu"
@@ -58,6 +60,7 @@ def named_in(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_family_is_named_by_the_table_alone() -> None:
     files = {str(path.relative_to(PACKAGE)): named_in(path) for path in PACKAGE.rglob("*.py")}
     naming = {name: sorted(found) for name, found in files.items() if found and name not in EXCEPTIONS}

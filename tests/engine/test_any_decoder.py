@@ -171,6 +171,7 @@ def test_a_decoder_is_measured(folder: Path, family: str, number: int, names: tu
     require_measured(folder, family, number, names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
 def test_a_compiled_step_goes_on_beyond_a_window(folder: Path, family: str) -> None:
     model = causal_model(family)

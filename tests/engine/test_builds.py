@@ -107,6 +107,7 @@ def test_a_library_lacks_what_the_machine_has_and_a_right_build_uses(engine: Eng
     assert (modest.lacks, modest.build) == ((), None)
 
 
+@pytest.mark.slow
 def test_a_variant_has_its_engine_s_library_and_those_of_its_techniques(engine: EngineLibrary) -> None:
     document = {
         "workload": {"kind": "generate"},

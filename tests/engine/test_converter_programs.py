@@ -35,6 +35,7 @@ from tests.pages import ROOT
 CONVERTER = Converter("forms", "tests.engine.children.told", ".json", (), ())
 
 
+@pytest.mark.slow
 def test_a_model_is_written_once_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path).parent))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -73,6 +74,7 @@ def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, resi
     return run_alone if request.param == "alone" else resident.run
 
 
+@pytest.mark.slow
 def test_a_program_ends_the_same_wherever_it_runs(runner: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_TEST_WHAT", "heads")
     assert runner(PROGRAM, ["refuse"]) == (REFUSED, "No heads.\n", "")
@@ -82,6 +84,7 @@ def test_a_program_ends_the_same_wherever_it_runs(runner: Run, monkeypatch: pyte
     assert runner(PROGRAM, ["die"]).status == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_the_one_that_stays_runs_all_until_it_dies_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     converter = ResidentProgram()

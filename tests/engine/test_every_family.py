@@ -184,6 +184,7 @@ def test_parameters_and_bytes_of_weights_and_cache_are_those_of_the_model(
         assert static.cache_bytes(1, LENGTH, LENGTH) == kept_bytes(model, "static")
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_with_the_names_and_defaults_of_its_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

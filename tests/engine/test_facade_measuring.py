@@ -31,7 +31,7 @@ from optigpu.workloads.matmul import Matmul
 from tests.engine.sessions import BRIEF
 from tests.engine.tiny_models import tiny_model
 
-pytestmark = pytest.mark.usefixtures("forked_children")
+pytestmark = [pytest.mark.usefixtures("forked_children"), pytest.mark.slow]
 
 FOUNDING = """
 from optigpu import BenchmarkEngine, QuantizationOptimizer, MemoryOptimizer

@@ -128,6 +128,7 @@ def test_drawn_tokens_follow_the_models_distribution() -> None:
         assert np.array_equal(runtime.draw(given, 8, sampling).tokens, greedy)
 
 
+@pytest.mark.slow
 def test_a_measuring_process_keeps_the_text_and_the_length_of_the_prompt() -> None:
     with in_process() as child:
         shapes = {"kind": "generate", "prompt": TEXT, "new_tokens": 6, "temperature": 0.8, "top_p": 0.9}

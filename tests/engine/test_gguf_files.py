@@ -77,6 +77,7 @@ def test_an_architecture_that_is_not_written_here_runs_and_has_its_facts(
 QUALITY = {"meters": ["latency", "quality"], "quality": {"tokens": 16}}
 
 
+@pytest.mark.slow
 def test_the_quality_of_a_file_is_taken_against_the_numbers_that_torch_reads_of_it(
     tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_of_experts_a_step_reads_those_that_are_chosen(tmp_path: Path, models: P
     assert runtime.facts.inner_size is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

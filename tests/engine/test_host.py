@@ -155,6 +155,7 @@ def priorities(right: str) -> tuple[int, int, list[int], str | None]:
     return before, after, threads, group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", ["allowed", "forbidden"])
 def test_every_thread_comes_first_where_the_system_allows_it(right: str) -> None:
     before, after, threads, group = priorities(right)

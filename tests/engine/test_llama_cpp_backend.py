@@ -188,6 +188,7 @@ def kept() -> Path:
     return cache_dir() / "converted" / "gguf"
 
 
+@pytest.mark.slow
 def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, models: Path) -> None:
     prepared(tmp_path)
     # Files of other versions of the writer may lie beside it.

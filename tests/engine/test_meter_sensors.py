@@ -165,6 +165,7 @@ def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> No
     assert facts["looks"] >= 10 * facts["window_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
@@ -197,6 +198,7 @@ def test_utilization_is_the_mean_while_requests_run(library: Path) -> None:
     assert reading["threads"] == ["MainThread"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "reason"), [("refuses", "does not let this user read its utilization"), ("lost", "is lost")]
 )

@@ -286,6 +286,7 @@ def test_torch_is_asked_for_the_one_kind_that_it_was_built_for(
     assert built_for(build, system, machine) is kind
 
 
+@pytest.mark.slow
 def test_a_torch_for_rocm_is_recorded_and_one_that_cannot_be_loaded_has_no_gpu(tmp_path: Path) -> None:
     tree(tmp_path, **{"torch__version.py": "cuda: Optional[str] = None\nhip: Optional[str] = '7.1.25424'\n"})
     (tmp_path / "torch/__init__.py").write_text("raise ImportError\n")

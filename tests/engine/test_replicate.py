@@ -114,6 +114,7 @@ def multiplying() -> Iterator[Child]:
         yield child
 
 
+@pytest.mark.slow
 def test_what_is_known_beforehand_is_refused_before_torch_is_loaded() -> None:
     work = assignment(GENERATE, "preset:gpt2", "torch_compile", compiler=None)
     with child_with(work) as child:
@@ -157,6 +158,7 @@ def test_a_metric_that_is_no_number_has_a_reason_and_spares_the_others(number: f
     }
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
     code = (
         "import subprocess, sys, time\n"
@@ -177,6 +179,7 @@ def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
     os.close(writing)
 
 
+@pytest.mark.slow
 def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -> None:
     reading, writing = os.pipe()
     with subprocess.Popen(
@@ -226,6 +229,7 @@ def test_libraries_are_imported_before_the_assignment_if_that_is_asked_for() -> 
         assert isinstance(ready, Ready)
 
 
+@pytest.mark.slow
 def test_a_library_that_is_missing_is_refused_with_the_assignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_process_that_crashes_while_it_loads_a_model_s_own_files_is_unsupporte
     assert str(turn.errors[0]) == f"{damaged}{said}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["path:sound", "preset:tiny-llama-test"])
 def test_a_kept_conversion_that_a_process_crashed_on_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
@@ -249,6 +250,7 @@ def side_by_side(group: Group, index: int) -> list[int]:
     return list(result.facts.side_by_side)
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_in_a_later_turn_ends_with_its_reason(tmp_path: Path) -> None:
     group, events = group_and_events(tmp_path, "dying", "SIGUSR1", 1, "-", space=(ALL, 2, 1))
     assert set(group.outcomes) == {0, 1, 2, 3}

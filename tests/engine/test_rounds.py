@@ -178,6 +178,7 @@ def restless(folder: Path, seconds: float) -> dict[int, Replicate]:
     return Residents(session, 0).measure(variants_of(spec)).replicates
 
 
+@pytest.mark.slow
 def test_who_computes_after_its_turn_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LONGEST_REST_S", 60.0)  # until it rests, on a busy machine too
     calm, other = restless(tmp_path, 0.1).values()

@@ -312,6 +312,7 @@ def test_a_technique_that_failed_its_self_test_is_unsupported_and_the_others_go_
     assert str(outcome.status) == "succeeded"
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "interrupted", tmp_path)
     wait_until((tmp_path / "pid").exists)
@@ -322,6 +323,7 @@ def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: P
     assert not (tmp_path / "interrupted").exists()
 
 
+@pytest.mark.slow
 def test_killing_the_conductor_ends_its_process(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "interrupted", tmp_path)
     wait_until((tmp_path / "pid").exists)
@@ -331,6 +333,7 @@ def test_killing_the_conductor_ends_its_process(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(child))
 
 
+@pytest.mark.slow
 def test_the_device_stays_locked_until_the_last_process_is_gone(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "deaf", tmp_path / "pid")
     wait_until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))

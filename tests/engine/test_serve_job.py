@@ -226,6 +226,7 @@ def test_a_server_is_checked_timed_and_told(workload: dict[str, Any]) -> None:
         assert "does not tell which tokens it decoded" in metered.reasons["alone_agreement"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confused", [False, True])
 def test_the_tokens_that_a_server_tells_are_compared_with_those_of_each_request_alone(confused: bool) -> None:
     with serving(Telling(confused=confused)) as server, in_process() as child:

@@ -128,6 +128,7 @@ def test_a_variant_without_a_whole_replicate_ends_with_the_reason(
     assert "time limit" in (late.outcomes[1].reason or "")
 
 
+@pytest.mark.slow
 def test_groups_that_have_ended_are_kept(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     report = story.cancelled(0, "run_audit")

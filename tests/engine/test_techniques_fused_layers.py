@@ -77,6 +77,7 @@ def test_fused_gelu_adds_the_bias_in_the_operator_that_computes_the_gelu(
     assert_needs_hook(FusedGelu(), "modules", claim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(GATED))
 def test_fused_swiglu_runs_one_product_and_one_operator_instead_of_four(name: str) -> None:
     plain = operators(name)

@@ -36,6 +36,7 @@ LAYERS = 2
 FUSED = {name: FusedLayernorm() for name in LAYER_NORMED} | {name: FusedRmsnorm() for name in RMS_NORMED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYER_NORMED)
 def test_fused_layernorm_runs_one_operator_for_each_addition_and_norm(name: str) -> None:
     plain = operators(name)

@@ -313,6 +313,7 @@ def never(*_: Any) -> Any:
     raise AssertionError("the weights were packed again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "head"), spread(["gpt2", "llama", "qwen2"], ["same", "w8"]))
 def test_weights_are_packed_once_and_then_read(
     family: str, head: Any, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,7 @@ def test_inputs_are_kept_in_a_byte_each() -> None:
     assert sum(tensor.nbytes for tensor in kept if tensor.shape == (16, 32)) == 16 * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [LLAMA, GPT2, VIT])
 def test_a_model_learns_nearly_the_same_in_8_bits(model: str) -> None:
     expected = losses_of(trained(model))

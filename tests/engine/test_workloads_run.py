@@ -88,6 +88,7 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert "quality" in (result.metrics["mbu"].reason or "")
 
 
+@pytest.mark.slow
 def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
     """Attribution counts every result as valid, whoever else uses this machine while the test runs."""
     measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -225,6 +226,7 @@ class TestTheMeter:
         request.check()
         return MeterContext(runtime, request, workload, self.MODEL, folder, 0, QualityOptions(**options))
 
+    @pytest.mark.slow
     def test_fp32_does_not_diverge_and_spoiled_weights_do(self, tmp_path: Path) -> None:
         assert make_reference(self.context(tmp_path)).reasons == {}
         plain, rounded, spoiled = (

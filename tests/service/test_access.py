@@ -44,6 +44,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/", 200), ("/v1/jobs", 200), ("/nothing", 404), ("/v1/jobs/x", 422), ("/docs", 200)],
@@ -114,6 +115,7 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 def test_whoever_has_no_key_may_read(public: Served) -> None:
     assert {path: public.client.get(path).status_code for path in READS} == dict.fromkeys(READS, 200)
     job = public.submit(None, **WITH_KEY)
@@ -156,6 +158,7 @@ def test_a_wrong_key_is_still_refused_and_a_right_one_still_writes(public: Serve
     assert public.client.post("/v1/jobs", json=MATMUL, headers=WITH_KEY).status_code == 202
 
 
+@pytest.mark.slow
 def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
     """Every call that the document says needs a key does."""
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", api_key=KEY) as served:

@@ -82,6 +82,7 @@ def test_the_best_valid_row_of_the_database_answers_with_its_age(data_dir: Path)
     assert said == ""
 
 
+@pytest.mark.slow
 def test_the_variable_names_another_database(
     data_dir: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -
         assert any_service.client.get(link).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_host_header_is_not_taken_for_html(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", host="0.0.0.0") as served:
         assert "<b>" not in served.client.get("/docs", headers={"Host": "a<b>"}).text

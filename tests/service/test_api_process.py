@@ -230,6 +230,7 @@ def test_links_of_results_and_boards_lead_back(prefixed: Served, proxied: httpx.
         assert proxied.get(link).status_code == 200, link
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_links_of_pages_lead_back(prefixed: Served, proxied: httpx.Client, path: str) -> None:
     a_measured_job(prefixed, proxied)
@@ -239,6 +240,7 @@ def test_links_of_pages_lead_back(prefixed: Served, proxied: httpx.Client, path:
         assert proxied.get(link).status_code == 200, link
 
 
+@pytest.mark.slow
 def test_commands_and_the_openapi_document_name_the_path(proxied: httpx.Client) -> None:
     assert proxied.get(f"{PREFIX}/openapi.json").json()["servers"] == [{"url": PREFIX}]
     assert f"URL={str(proxied.base_url).rstrip('/')}{PREFIX}</pre>" in proxied.get(f"{PREFIX}/docs").text

@@ -234,6 +234,7 @@ def test_a_key_that_is_revoked_while_its_request_waits_is_refused(
             devices.enter(session, request)
 
 
+@pytest.mark.slow
 def test_each_device_has_a_limit_of_its_own(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", device_rate_limit="3/minute") as served:
         first, second = (enrolled(served.client, served.database) for _ in range(2))
@@ -254,6 +255,7 @@ def test_nobody_can_use_up_the_calls_of_a_device(tmp_path: Path) -> None:
         assert status(device) == 200
 
 
+@pytest.mark.slow
 def test_the_command_line_invites_lists_rotates_and_revokes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

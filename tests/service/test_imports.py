@@ -23,6 +23,7 @@ from tests.engine.test_cli_run import MEASURED
 from tests.engine.tiny_models import tiny_model
 from tests.service.serving import Served
 
+pytestmark = pytest.mark.slow
 OLDER = Path(__file__).parents[1] / "unit" / "report_version_1.json"
 ONE = {
     **BRIEF,

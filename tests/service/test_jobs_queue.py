@@ -136,6 +136,7 @@ def test_jobs_of_one_key_are_taken_by_age_whatever_they_ask_for(database: Databa
     assert taken == made
 
 
+@pytest.mark.slow
 def test_a_claim_reads_no_more_where_more_jobs_wait_that_the_worker_cannot_run(database: Database) -> None:
     """Steps of the database's machine are counted, which only SQLite does; the statement is the same on both."""
     steps: list[int] = []
@@ -224,6 +225,7 @@ def test_what_failed_for_want_of_memory_is_measured_again_and_what_succeeded_is_
     assert statuses == [VariantStatus.SUCCEEDED, VariantStatus.PENDING]
 
 
+@pytest.mark.slow
 def test_a_parked_job_that_is_put_back_has_a_clean_slate(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id

@@ -177,6 +177,7 @@ def test_too_many_calls_are_refused_until_later(tmp_path: Path) -> None:
         assert served.client.get("/healthz").status_code == 200
 
 
+@pytest.mark.slow
 def test_guessing_keys_is_limited_by_address_and_each_key_has_its_own_limit(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute", api_key=BOOTSTRAP) as served:
         guesses = [served.client.get("/v1/jobs", headers=bearer(f"guess {n}")).status_code for n in range(5)]
@@ -192,6 +193,7 @@ def test_redis_counts_for_all_processes_together(tmp_path: Path, redis_url: str)
     assert [call.status_code for call in calls] == [200] * 4 + [429] * 2
 
 
+@pytest.mark.slow
 def test_keys_are_made_listed_and_revoked_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_the_newest_migration_only_adds(database_url: str) -> None:
         assert new.checked <= old.checked, f"{name}: {BEFORE} may write what a new check refuses"
 
 
+@pytest.mark.slow
 def test_what_the_version_before_writes_is_still_accepted(database_url: str) -> None:
     """Its rows, by its own columns, into the tables of the newest migration."""
     migrations.upgrade(database_url)

@@ -42,6 +42,7 @@ from tests.service.records import (
 ROOT = Path(migrations.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_up_down_and_up_again_with_data(database_url: str) -> None:
     for _ in range(2):
         migrations.upgrade(database_url)

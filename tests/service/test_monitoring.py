@@ -51,6 +51,7 @@ def test_a_service_that_can_serve_says_so(service: Served) -> None:
     assert service.client.get("/readyz").json() == {"status": "ready"}
 
 
+@pytest.mark.slow
 def test_an_old_schema_is_not_ready_but_alive(database_url: str) -> None:
     with serving(database_url) as served:
         migrations.downgrade(database_url, "base")
@@ -67,6 +68,7 @@ def test_an_old_schema_is_not_ready_but_alive(database_url: str) -> None:
         assert served.client.get("/v1/jobs").status_code == 503
 
 
+@pytest.mark.slow
 def test_a_disk_with_too_little_room_is_not_ready(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"

@@ -83,6 +83,7 @@ def test_no_script_reads_the_cookie_and_no_other_site_has_it_sent(
     assert stored not in signed.headers["set-cookie"], "the database has only its hash"
 
 
+@pytest.mark.slow
 def test_behind_https_the_cookie_goes_over_nothing_else(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, api_key=KEY, hsts_s=3600, root_path="/bench") as served, Browser(served) as browser:
@@ -102,6 +103,7 @@ def test_a_wrong_key_signs_nobody_in(guarded: Served, made: dict[str, str], key:
         assert 'role="alert">' in answer.text
 
 
+@pytest.mark.slow
 def test_guesses_at_the_page_are_counted_as_those_of_calls(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, api_key=KEY, rate_limit="3/minute") as served, Browser(served) as browser:

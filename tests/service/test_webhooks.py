@@ -69,6 +69,7 @@ def deliveries(database: Database, made: NewWebhookView) -> tuple[DeliveryView, 
         return webhooks.deliveries(session, made.id).deliveries
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_is_told_signed_to_who_asked(database: Database, receiver: Receiver) -> None:
     made = webhook(database, receiver.url())
     webhook(database, receiver.url(), WebhookEvent.REGRESSION_FOUND)
@@ -262,6 +263,7 @@ def test_there_may_be_so_many_webhooks_and_no_more(service: Served, monkeypatch:
     assert [service.client.post("/v1/webhooks", json=asked).status_code for _ in range(2)] == [201, 409]
 
 
+@pytest.mark.slow
 def test_an_administrator_makes_one_on_its_page_follows_it_and_deletes_it(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -381,6 +381,7 @@ def test_a_file_with_something_else_is_a_wrong_request(
     assert words in ran.err
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_picture_with_its_data_beside_it(report: Path, optigpu: Command) -> None:
     report.write_text(json.dumps(run_of(ATTENTION_REPORT)))
     folder = report.parent / "new" / "charts"

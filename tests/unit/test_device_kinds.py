@@ -209,6 +209,7 @@ def test_a_job_needs_its_models_and_its_techniques_libraries(
     assert needs(**fields) == [TORCH, *needed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_a_technique_whose_package_is_missing_says_so_where_it_runs(name: str) -> None:
     """What a job waits for and what a variant is refused for are the same packages."""

@@ -307,6 +307,7 @@ print(json.dumps(vars(after.gpu) | {"foreign": sample.gpu_foreign, "grown": samp
 """
 
 
+@pytest.mark.slow
 def test_a_gpu_is_looked_at_through_its_driver(tmp_path: Path) -> None:
     seen = gpu_seen(build(tmp_path), "")
     assert (seen["pids"], seen["foreign"]) == ([4242], 1), "it computed before the job began"

@@ -54,6 +54,7 @@ def test_operators_are_measured_without_transformers() -> None:
     assert "transformers" not in loaded_by("optigpu.backends.torch.operators", "optigpu.child.replicate")
 
 
+@pytest.mark.slow
 def test_the_engine_needs_no_server() -> None:
     assert not SERVERS & loaded_by("optigpu", "optigpu.measure", "optigpu.child.replicate")
 

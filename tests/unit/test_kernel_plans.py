@@ -93,6 +93,7 @@ def test_a_plan_fits_its_card(name: str, rows: int) -> None:
     assert tiling.stages == 2 or card.allocation.async_copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CARDS)
 def test_no_prediction_is_faster_than_the_cards_roofs(name: str) -> None:
     device = card_of(name).device

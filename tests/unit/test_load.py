@@ -64,6 +64,7 @@ def test_so_is_one_whose_sequences_join_and_leave(slots: int) -> None:
         assert served.count == served.query.new_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load_share", cases([0.7, 0.3], by_default=1))
 def test_the_mean_wait_is_that_of_queueing_theory(load_share: float) -> None:
     """M/D/1: a wait of D x / (2 (1 - x)), by Pollaczek and Khinchin."""
@@ -215,6 +216,7 @@ def test_where_no_rate_holds_it_is_zero_and_ends() -> None:
     assert len(found.tried) == 7
 
 
+@pytest.mark.slow
 def test_with_a_limit_it_stays_below_the_rate_of_an_engine() -> None:
     """It serves 50 a second, one after the other, and 99% of the waits must be within three services."""
     source = np.random.default_rng(0)

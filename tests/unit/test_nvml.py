@@ -12,6 +12,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("driver"))
 
 
+@pytest.mark.slow
 def test_readings_are_in_si_units(library: Path) -> None:
     readings = ask(library, "readings")
     assert readings["energy_j"] == pytest.approx(1e6, abs=100)

@@ -168,6 +168,7 @@ def test_a_bundle_holds_what_a_paper_needs(tmp_path: Path) -> None:
     assert yaml.safe_load(held["CITATION.cff"])["title"] == "OptiGPU"
 
 
+@pytest.mark.slow
 def test_a_bundle_that_does_not_fit_the_disk_leaves_no_half(tmp_path: Path) -> None:
     kept_run()
     path = tmp_path / "bundle.zip"

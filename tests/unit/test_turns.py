@@ -138,6 +138,7 @@ def by_medians(rng: np.random.Generator) -> Iterator[float]:
         yield float(medians[0] / medians[1])
 
 
+@pytest.mark.slow
 def test_a_restless_machine_moves_the_ratio_of_turns_little() -> None:
     rng = np.random.default_rng(0)
     turns, medians = deviation(list(by_turns(rng))), deviation(list(by_medians(rng)))
