@@ -40,7 +40,7 @@ def gguf(kind: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_folders(tmp_path_factory.mktemp("llama"), BUILDS, OPERATORS, PEAKS, CONVERTED):
+    with own_folders(tmp_path_factory.mktemp("llama"), BUILDS, OPERATORS, PEAKS, CONVERTED, "engines"):
         yield
 
 
