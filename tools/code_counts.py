@@ -45,7 +45,7 @@ class Sizes:
 
 
 BOUNDS = Counts(inner_imports=59, any_types=349, type_ignores=19, cached_classes=2)
-LARGEST = Sizes(files=1700, optigpu_lines=83800, tests_lines=71200, benchmarks_lines=6300)
+LARGEST = Sizes(files=1700, optigpu_lines=82850, tests_lines=70700, benchmarks_lines=6300)
 Counted = TypeVar("Counted", Counts, Sizes)
 
 

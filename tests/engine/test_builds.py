@@ -240,6 +240,7 @@ def test_the_published_figures_are_those_that_are_compiled_now(table: list[dict[
         )
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_is_a_fault() -> None:
     example = examples_of("norm.triton_norm", CARDS["sm_90"])[0]
     call = replace(example.call, constants={**example.call.constants, "BLOCK": 1000})  # no power of two

@@ -96,6 +96,7 @@ def test_they_are_the_library_s_own() -> None:
     assert QuantizedLinear is optigpu.QuantizedLinear
 
 
+@pytest.mark.slow
 def test_profiling_planning_and_a_quantized_layer_as_they_are_shown() -> None:
     model, input_tensor, weights = torch.nn.Linear(64, 32), torch.randn(4, 64), torch.randn(32, 64)
     profiler = GPUProfiler(gpu_model="A100")

@@ -261,6 +261,7 @@ def test_the_largest_batch_follows_from_the_bytes_of_a_sample(
     assert [path.name for path in tmp_path.iterdir()] == ["cpu.lock"], "no job is measured meanwhile"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread", "forked_children", "own_lock")
 def test_a_predicting_process_gets_the_variables_of_a_measuring_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_API_KEY", "secret")

@@ -236,6 +236,7 @@ def exact() -> Told:
     return asked()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_greedy_tokens_are_torch_s() -> None:
@@ -256,6 +257,7 @@ def test_every_type_is_written_and_read(exact: Told, kind: str) -> None:
     assert error_of(told, exact) < 2, "random weights lose much in few bits; a wrong layout is far above"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_its_settings_compute_the_same(exact: Told) -> None:
@@ -267,6 +269,7 @@ def test_its_settings_compute_the_same(exact: Told) -> None:
     assert 0 < error_of(eight, exact) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_rows_that_are_no_whole_blocks_are_refused_and_end_no_process() -> None:
@@ -276,12 +279,14 @@ def test_rows_that_are_no_whole_blocks_are_refused_and_end_no_process() -> None:
     assert "refused" not in asked(of_type("IQ4_KS"), model=LLAMA)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_gpt2_is_refused_and_ends_no_process() -> None:
     assert "ends on an assertion" in asked(model="bundled:tiny")["refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_a_job_has_its_versions_and_what_its_library_was_built_with(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_without_a_counter_the_reasons_come_at_once(tmp_path: Path) -> None:
     assert (reading.values, request.runs) == ({}, 0)
 
 
+@pytest.mark.slow
 def test_a_counter_that_vanishes_in_mid_run_is_a_reason_and_no_guess(tmp_path: Path) -> None:
     package = Package(tmp_path)
     shown = Ticker(package.show, 0.001)
@@ -128,6 +129,7 @@ def test_a_counter_that_vanishes_in_mid_run_is_a_reason_and_no_guess(tmp_path: P
     assert tickers() == 0
 
 
+@pytest.mark.slow
 def test_a_request_that_breaks_down_leaves_no_thread_behind(tmp_path: Path) -> None:
     package = Package(tmp_path)
     context, _ = doing(tmp_path, fail)

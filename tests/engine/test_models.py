@@ -46,6 +46,7 @@ def test_what_is_known_of_a_model_without_loading_it_is_true(reference: str) -> 
     assert facts_of(parse_reference(reference)) == found.facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_PRESETS)
 def test_an_image_preset_has_the_published_number_of_weights_and_facts(name: str) -> None:
     reference = parse_reference(f"preset:{name}")

@@ -151,6 +151,7 @@ def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
             )
 
 
+@pytest.mark.slow
 def test_matrices_of_several_kinds_stand_in_one_program() -> None:
     kinds: tuple[WeightKind, ...] = ("w4", "w8", "bf16", "w4k", "w3k")
     four, eight, whole, coded, three = (random_program(LIKE_LLAMA, kind) for kind in kinds)

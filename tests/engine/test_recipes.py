@@ -93,6 +93,7 @@ def test_a_student_learns_what_its_teacher_says() -> None:
     assert perplexity(teacher, texts) > 1
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_outcome_is_a_folder_that_stands_in_its_teacher_s_place(
     models_dir: Path, recipe: RecipeName

@@ -137,6 +137,7 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
     assert not started()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "doing", "kind"),
     [

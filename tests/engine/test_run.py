@@ -158,6 +158,7 @@ def test_a_wrong_output_is_measured_and_never_ranked(conductor: Conductor) -> No
     assert "3 of 8 tokens" in (report.attribution.rows[1].reason or "")
 
 
+@pytest.mark.slow
 def test_sampling_goes_on_until_the_median_is_known_or_the_time_is_over(conductor: Conductor) -> None:
     (result,) = conductor.run(job(plan="single"), "erratic", 0.001).results
     assert VerdictWarning.NOT_CONVERGED in result.verdict.warnings

@@ -207,6 +207,7 @@ class Telling:
         await reply.usage(asked.new_tokens, asked.prompt_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [SERVER, CLIENTS], ids=["Server", "closed"])
 def test_a_server_is_checked_timed_and_told(workload: dict[str, Any]) -> None:
     with serving(whole) as server, in_process() as child:
@@ -257,6 +258,7 @@ def test_each_request_that_a_server_fails_is_counted_with_its_reason(behave: Beh
     assert found.law.holds
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_ends_the_run_at_the_time_limit_of_one_request() -> None:
     words = r"had not ended its answer after 0\.3 s, with 0 chunks of text received\."
     with pytest.raises(OptiGPUError, match=words):
@@ -281,6 +283,7 @@ class EverySecond:
         await (closing_later if self._count % 2 else whole)(asked, reply)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_some_requests_has_a_wrong_output() -> None:
     problem = ready(CLIENTS, EverySecond()).problem
     assert problem is not None

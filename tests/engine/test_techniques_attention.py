@@ -37,6 +37,7 @@ def observed(model: str, *stack: Technique) -> dict[str, Any]:
     return runtime.notes.facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", cases(FAMILIES))
 def test_fused_attention_runs_the_kernel_that_it_is_asked_for(family: str) -> None:
     def claim() -> None:

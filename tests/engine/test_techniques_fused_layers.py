@@ -93,6 +93,7 @@ def test_fused_swiglu_runs_one_product_and_one_operator_instead_of_four(name: st
     assert_needs_hook(FusedSwiglu(), "modules", claim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(ATTENDING))
 def test_fused_qkv_runs_two_products_of_each_layer_fewer(name: str) -> None:
     plain, fewer = operators(name), 2 * LAYERS * NEW_TOKENS

@@ -78,6 +78,7 @@ def test_nan_and_infinity_are_not_hidden() -> None:
     assert y[2].isfinite().all()
 
 
+@pytest.mark.slow
 def test_fp8_goes_together_with_bf16_and_in_one_graph() -> None:
     model = runtime_of("path:gpt2", Bf16(), Fp8()).model
     layer = model.transformer.h[0].mlp.c_fc

@@ -52,6 +52,7 @@ def runtime(models_dir: Path) -> Any:
     return asked_to_pass(prefill_runtime("path:gpt2"))
 
 
+@pytest.mark.slow
 def test_the_metrics_follow_from_the_time_of_the_pass(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "forward", lambda inputs: Pass(inputs, inputs, 0.5))
     found = PREFILL.prepare(runtime).run()

@@ -130,6 +130,7 @@ CHALLENGES = {"HTTPBearer": "Bearer", "PilotToken": "Bearer", "DeviceSignature":
 """What a call without credentials is asked for, by the scheme that the document names."""
 
 
+@pytest.mark.slow
 def test_every_call_that_writes_needs_a_key(public: Served) -> None:
     job, before = public.submit(None, **WITH_KEY), public.count_jobs()
     document = public.client.get("/openapi.json").json()

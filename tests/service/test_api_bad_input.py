@@ -197,6 +197,7 @@ def test_a_bad_parameter_is_named(service: Served, path: str, field: str) -> Non
     assert answer.json()["errors"][0]["field"] == field
 
 
+@pytest.mark.slow
 def test_every_call_refuses_a_parameter_that_it_does_not_have(any_service: Served) -> None:
     paths = any_service.client.get("/openapi.json").json()["paths"]
     calls = [("get", "/"), *((method, path) for path, methods in paths.items() for method in methods)]

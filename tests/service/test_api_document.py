@@ -65,6 +65,7 @@ def document(any_service: Served) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_call_is_named_tagged_and_described(document: dict[str, Any]) -> None:
     found = dict(operations(document))
     assert len(found) >= 21
@@ -151,6 +152,7 @@ def test_the_page_has_every_operation_with_its_parameters_and_answers(any_servic
     assert {f"schema-{name}" for name in document["components"]["schemas"]} <= page.ids
 
 
+@pytest.mark.slow
 def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -> None:
     answer = any_service.client.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")

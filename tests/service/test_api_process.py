@@ -205,6 +205,7 @@ def a_measured_job(served: Served, client: httpx.Client) -> httpx.Response:
     return answer
 
 
+@pytest.mark.slow
 def test_every_link_of_a_job_leads_back(prefixed: Served, proxied: httpx.Client) -> None:
     answer = a_measured_job(prefixed, proxied)
     job = answer.json()
@@ -217,6 +218,7 @@ def test_every_link_of_a_job_leads_back(prefixed: Served, proxied: httpx.Client)
     assert listed["links"] == job["links"]
 
 
+@pytest.mark.slow
 def test_links_of_results_and_boards_lead_back(prefixed: Served, proxied: httpx.Client) -> None:
     job = a_measured_job(prefixed, proxied).json()
     first = proxied.get(job["links"]["results"]).json()["results"][0]["id"]
@@ -246,6 +248,7 @@ def test_commands_and_the_openapi_document_name_the_path(proxied: httpx.Client) 
     assert f"URL={str(proxied.base_url).rstrip('/')}{PREFIX}</pre>" in proxied.get(f"{PREFIX}/docs").text
 
 
+@pytest.mark.slow
 def test_callers_behind_a_proxy_are_counted_apart(tmp_path: Path) -> None:
     """The proxy of this machine is trusted; FORWARDED_ALLOW_IPS names others."""
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="1/minute") as served:

@@ -305,6 +305,7 @@ def submit(url: str) -> None:
         jobs.submit(session, a_spec())
 
 
+@pytest.mark.slow
 def test_a_backup_of_an_older_version_is_brought_up_to_date(
     database_url: str, command: Command, tmp_path: Path
 ) -> None:

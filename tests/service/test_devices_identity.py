@@ -127,6 +127,7 @@ def test_a_malformed_claim_is_named(any_service: Served, change: dict[str, Any],
     assert [entry["field"] for entry in answer.json()["errors"]] == [field]
 
 
+@pytest.mark.slow
 def test_guessing_codes_is_limited_by_address(tmp_path: Any) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute") as served:
         answers = [claimed(served, Claim(new_code().text).body) for _ in range(5)]

@@ -240,6 +240,7 @@ def test_a_parked_job_that_is_put_back_has_a_clean_slate(database: Database) -> 
         assert jobs.list_(session, parked=True).jobs == ()
 
 
+@pytest.mark.slow
 def test_parked_jobs_are_listed_and_put_back_over_http(service: Served) -> None:
     with service.database.write() as session:
         job_id = parked(session)

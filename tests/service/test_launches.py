@@ -191,6 +191,7 @@ def test_a_scheduler_whose_programs_are_missing(
     assert look(on_sqlite, job_id).launch is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
@@ -223,6 +224,7 @@ def test_a_scheduler_that_hangs_or_answers_nonsense_loses_nothing(
     assert (job.launch.reference, job.launch.state) == ("7", LaunchState.PENDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script", [f"{SUBMIT} > /dev/null; sleep 30", f"{SUBMIT} > /dev/null; echo Submitted?"]
 )
@@ -243,6 +245,7 @@ def test_a_submission_of_unknown_outcome_is_found_again_and_not_repeated(
     assert len([call for call in calls(programs) if call.startswith("sbatch")]) == 1
 
 
+@pytest.mark.slow
 def test_a_submission_that_never_arrived_is_repeated(
     on_sqlite: Database, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def board(url: str) -> list[tuple[str, int | None, float | None]]:
     return [(row.result_id, row.rank, row.value.value) for board in boards for row in board.rows]
 
 
+@pytest.mark.slow
 def test_a_service_goes_on_with_the_tables_of_the_next_version_and_not_with_later_ones(
     database_url: str,
 ) -> None:

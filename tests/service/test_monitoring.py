@@ -281,6 +281,7 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
+@pytest.mark.slow
 @pytest.mark.otel
 def test_a_trace_goes_from_the_caller_through_the_post_to_the_attempt(
     tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch

@@ -34,12 +34,14 @@ def test_readings_are_in_si_units(library: Path) -> None:
     assert exact.items() <= readings.items()
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_a_sentence_and_the_rest_is_read(library: Path) -> None:
     readings = ask(library, "readings", "refuses")
     assert readings["energy_j"].startswith("The NVIDIA driver does not let this user read its energy counter")
     assert readings["temperature_c"] == 55.0
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_meanwhile_is_a_sentence_from_then_on(library: Path) -> None:
     readings = ask(library, "readings", "lost", after=1)
     assert readings["energy_j"] > 0, "the first look"
@@ -58,6 +60,7 @@ def test_a_driver_that_cannot_be_asked_at_all_is_a_sentence(library: Path, mode:
     assert ask(library, "which", mode, after)["visible"] == 0
 
 
+@pytest.mark.slow
 def test_no_library_is_a_sentence() -> None:
     """On a machine that has a driver of its own, the readings are those of its GPU."""
     readings = ask(None, "readings")
@@ -70,6 +73,7 @@ def test_a_job_runs_on_the_gpu_that_cuda_shows_first(library: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" in ask(library, "which", CUDA_VISIBLE_DEVICES="")["error"]
 
 
+@pytest.mark.slow
 def test_slices_stand_in_place_of_the_gpu_that_mig_divides(library: Path) -> None:
     *slices, of_the_job = ask(library, "slices", "mig", CUDA_VISIBLE_DEVICES="MIG-made-up-2")
     assert [told["uuid"] for told in slices] == ["MIG-made-up-0", "MIG-made-up-2"]
@@ -83,6 +87,7 @@ def test_slices_stand_in_place_of_the_gpu_that_mig_divides(library: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_the_probe_sees_slices(library: Path) -> None:
     assert ask(library, "which", "mig", CUDA_VISIBLE_DEVICES="MIG-made-up-0,MIG-made-up-2") == {
         "uuid": "MIG-made-up-0",

@@ -105,6 +105,7 @@ def assert_shows(made: Figure, drawn: int) -> None:
         assert (sentence.text or "").strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", Form)
 @settings(max_examples=15)
 @given(data=st.data())
