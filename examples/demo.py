@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -58,10 +58,9 @@ def main() -> int:
     parser.add_argument("--model", help=f"default: path:{REAL.name}, or {SHAPES} where it cannot be had")
     parser.add_argument("--stack", help="techniques, separated by commas; default: what suits this machine")
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
     interruption = Interruption()
-    signal.signal(signal.SIGINT, interruption)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interruption)
     screen = console()
     try:
         return _demo(screen, data_dir(), options, interruption)
@@ -74,24 +73,22 @@ def main() -> int:
 
 
 class Interruption:
-    """Ctrl-C, remembered: Python drops an exception that is raised while it forks or collects garbage."""
+    """The signal to end, remembered: Python drops an exception that is raised while it forks or collects garbage."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked: int | None = None
 
-    def __call__(self, number: int, _: Any) -> NoReturn:
-        """The signal's handler."""
-        self._asked = True
-        raise KeyboardInterrupt
+    def __call__(self, number: int, _: Any) -> None:
+        """The signals' handler."""
+        self._asked = number
+        self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if Ctrl-C was pressed."""
-        if self._asked:
+        """Raises KeyboardInterrupt after Ctrl-C, and SystemExit after another signal to end."""
+        if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
-
-
-def _leave(number: int, _: Any) -> NoReturn:
-    raise SystemExit(128 + number)
+        if self._asked is not None:
+            raise SystemExit(128 + self._asked)
 
 
 def _demo(screen: Console, folder: Path, options: argparse.Namespace, interruption: Interruption) -> int:

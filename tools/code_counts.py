@@ -44,7 +44,7 @@ class Sizes:
     benchmarks_lines: int
 
 
-BOUNDS = Counts(inner_imports=59, any_types=349, type_ignores=19, cached_classes=2)
+BOUNDS = Counts(inner_imports=15, any_types=349, type_ignores=15, cached_classes=0)
 LARGEST = Sizes(files=1700, optigpu_lines=82850, tests_lines=70700, benchmarks_lines=6300)
 Counted = TypeVar("Counted", Counts, Sizes)
 
@@ -124,6 +124,8 @@ def _is_any(node: ast.AST) -> bool:
 
 
 def _type_ignores(text: str) -> int:
+    if "type: ignore" not in text:  # reading the tokens of all files takes seconds
+        return 0
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type == tokenize.COMMENT and "type: ignore" in token.string for token in tokens)
 

@@ -245,17 +245,22 @@ def test_ctrl_c_leaves_no_process(start: Start, tmp_path: Path, moment: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_is_remembered_where_python_drops_its_exception() -> None:
+@pytest.mark.parametrize(
+    ("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_to_end_is_remembered_where_python_drops_its_exception(
+    number: int, ends: type[BaseException]
+) -> None:
     """The handler is called, and no signal sent, which would be the tests' own Ctrl-C."""
     interruption = Interruption()
     interruption.check()
 
     class Forgotten:
         def __del__(self) -> None:
-            interruption(signal.SIGINT, None)
+            interruption(number, None)
 
     Forgotten()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ends):
         interruption.check()
 
 
