@@ -80,7 +80,7 @@ def markdown(document: Document) -> str:
     ]
     parts += [_built(document), "\n".join(["### Goals", "", *goals])]
     load, cores = document["load_before"], document["cores"]
-    if load > BUSY * cores:
+    if document["speed"] and load > BUSY * cores:
         parts.insert(
             0,
             f"**Others used this machine: a load of {load:.1f} on {cores} cores before the run. Ratios mean little.**",
@@ -162,11 +162,12 @@ def main() -> int:
     if options.convert:
         return convert([to_convert(name) for name in options.cases])
     document: dict[str, Any] = {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
-    reasons = list(loaded(document))
+    timed = not SPEED.keys().isdisjoint(options.cases)
+    reasons = list(loaded(document, timed=timed))
     if not (reasons and options.output):
         document |= figures(options)
         print(markdown(document))
-        reasons = list(loaded(document))
+        reasons = list(loaded(document, timed=timed))
     if reasons:
         print(f"\nNothing is kept of this run: {' '.join(reasons)} Repeat it when nothing else runs.")
         return TO_REPEAT
@@ -267,10 +268,10 @@ def goals(document: Document) -> list[Document]:
     return found + [quality_goal(name, case["lines"]) for name, case in document["quality"].items()]
 
 
-def loaded(document: Document) -> Iterator[str]:
-    """Why the figures are those of a machine that others used: a sentence each."""
+def loaded(document: Document, *, timed: bool) -> Iterator[str]:
+    """Why the figures are those of a machine that others used: a sentence each. Quality needs no quiet machine."""
     load, cores = document["load_before"], document["cores"]
-    if load > BUSY * cores:
+    if timed and load > BUSY * cores:
         yield f"Others used this machine, with a load of {load:.1f} on {cores} cores before the run."
     for name, case in document.get("speed", {}).items():
         for line in case.get("lines", ()):
