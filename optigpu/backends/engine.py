@@ -13,7 +13,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.runtime import Ids, Logits, MemoryPeaks, Pass, Profile
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Ids, Logits, MemoryPeaks, Pass, Profile, Runtime
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -30,6 +31,7 @@ class EngineBackend:
     """A Backend that runs some workloads and offers no operators of its own.
 
     `install` is the command that installs its `packages`. `modules` import the engine, by names relative to its folder.
+    The one called `runtime` has `prepared`, which does what `prepare` is asked for.
     """
 
     name: ClassVar[str]
@@ -66,6 +68,11 @@ class EngineBackend:
         """Imports the engine."""
         for module in self.modules:
             import_module(module, type(self).__module__)
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Imports the engine as well."""
+        runtime: Runtime = import_module(".runtime", type(self).__module__).prepared(order, progress)
+        return runtime
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """Raises UnsupportedError."""

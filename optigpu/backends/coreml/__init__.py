@@ -5,11 +5,8 @@ It has never run on a machine of this project: `optigpu selftest` checks it wher
 """
 
 import platform
-from collections.abc import Callable
 
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Environment
 
 
@@ -27,9 +24,3 @@ class CoreMlBackend(EngineBackend):
         if platform.system() != "Darwin":
             return f"coreml runs on macOS alone, and this is {platform.system()}; ask a worker on a Mac."
         return super().missing(environment)
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Writes the package if it is not kept already, and loads it."""
-        from optigpu.backends.coreml.runtime import prepared
-
-        return prepared(order, progress)

@@ -4,11 +4,7 @@ It runs the file that microcontrollers run, so that a host stands beside them. O
 nothing here needs TensorFlow.
 """
 
-from collections.abc import Callable
-
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 
 PACKAGE = "ai-edge-litert"
 
@@ -21,9 +17,3 @@ class LiteRtBackend(EngineBackend):
     packages = (PACKAGE,)
     install = f"pip install {PACKAGE}"
     workloads = ("classify",)
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Loads the file that the reference names."""
-        from optigpu.backends.litert.runtime import LiteRtRuntime
-
-        return LiteRtRuntime(order, progress)

@@ -108,6 +108,9 @@ class LiteRtRuntime(EngineRuntime):
             raise UnsupportedError(f"LiteRT cannot run {path.name} for {batch} images: {why}.") from error
 
 
+prepared = LiteRtRuntime
+
+
 @dataclass(frozen=True)
 class TensorForm:
     """How a tensor holds numbers: real = scale * (stored - zero_point), or as they are in float32."""

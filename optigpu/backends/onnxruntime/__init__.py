@@ -4,11 +4,7 @@ Without a technique a variant is the baseline: weights, keys and values in float
 engine can. Only `start` and `prepare` import ONNX Runtime.
 """
 
-from collections.abc import Callable
-
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 
 
 class OnnxRuntimeBackend(EngineBackend):
@@ -19,9 +15,3 @@ class OnnxRuntimeBackend(EngineBackend):
     packages = ("onnxruntime", "onnx")
     install = 'pip install -e ".[onnxruntime]"'
     workloads = ("generate", "prefill", "quality", "classify")
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Writes the model's graph if it is not kept already, and loads it."""
-        from optigpu.backends.onnxruntime.runtime import prepared
-
-        return prepared(order, progress)

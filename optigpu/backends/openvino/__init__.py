@@ -4,11 +4,7 @@ Without a technique a variant is the baseline: weights, products, keys and value
 `prepare` import OpenVINO.
 """
 
-from collections.abc import Callable
-
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 
 
 class OpenVinoBackend(EngineBackend):
@@ -19,9 +15,3 @@ class OpenVinoBackend(EngineBackend):
     packages = ("openvino", "nncf")
     install = 'pip install -e ".[openvino]"'
     workloads = ("generate", "quality", "classify")
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Converts the model if it is not kept already, and compiles it."""
-        from optigpu.backends.openvino.runtime import prepared
-
-        return prepared(order, progress)

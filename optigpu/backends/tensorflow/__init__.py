@@ -5,11 +5,8 @@ is run by the backend litert. Only `start` and `prepare` import TensorFlow, whic
 """
 
 import os
-from collections.abc import Callable
 
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import not_installed
 
@@ -29,12 +26,6 @@ class TensorFlowBackend(EngineBackend):
         if any(package in environment.software for package in PACKAGES):
             return None
         return not_installed(self.name)
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Loads the file that the reference names, and compiles its function."""
-        from optigpu.backends.tensorflow.runtime import TensorFlowRuntime
-
-        return TensorFlowRuntime(order, progress)
 
     def use_threads(self, count: int) -> None:
         """TensorFlow reads them when it is loaded."""

@@ -75,6 +75,9 @@ class TensorFlowRuntime(EngineRuntime):
         return ImageFootprint(self.facts, FLOAT * self._parameters, 2 * self._macs, pixels)
 
 
+prepared = TensorFlowRuntime
+
+
 def _loaded(path: Path) -> "tf.keras.Model":
     """Without any code that a file may bring."""
     try:

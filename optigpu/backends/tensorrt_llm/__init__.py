@@ -4,12 +4,9 @@ It has never run on a machine of this project: `optigpu selftest --device cuda` 
 `start` and `prepare` import it.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Environment
 from optigpu.vocabulary import DeviceKind
 
@@ -29,12 +26,6 @@ class TensorRtLlmBackend(EngineBackend):
         if not environment.has(DeviceKind.CUDA):
             return "tensorrt_llm needs an NVIDIA GPU, and this machine has none that works; ask a worker that has one."
         return super().missing(environment)
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Makes the engine."""
-        from optigpu.backends.tensorrt_llm.runtime import prepared
-
-        return prepared(order, progress)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """torch's own error, and what the executor says."""

@@ -5,12 +5,9 @@ the machine. Only `start` and `prepare` import vLLM.
 """
 
 import os
-from collections.abc import Callable
 from typing import ClassVar
 
-from optigpu.backends.base import Order
 from optigpu.backends.engine import EngineBackend
-from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import not_installed
 from optigpu.vocabulary import DeviceKind
@@ -27,12 +24,6 @@ class VllmBackend(EngineBackend):
     def missing(self, environment: Environment) -> str | None:
         """That the environment of the engine is not there."""
         return not_installed(self.name)
-
-    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Writes a preset's folder if it is not kept already, and makes the engine."""
-        from optigpu.backends.vllm.runtime import prepared
-
-        return prepared(order, progress)
 
     def use_threads(self, count: int) -> None:
         """vLLM reads the variables when it is loaded; it would bind its threads to cores that others may use."""
