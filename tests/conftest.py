@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping, Set
+from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import takewhile
@@ -89,46 +89,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen: set[str] = set()
+    unmet, lacking = unmet_markers(), missing_programs().union(*(SERVERS[kind] for kind in impossible()))
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
-        if not item.path.is_relative_to(TESTS):
-            continue
-        if not item.nodeid.removeprefix("tests/").startswith(ALONE):
+        markers = {marker.name for marker in item.iter_markers()}
+        place = item.nodeid.removeprefix("tests/")
+        if item.path.is_relative_to(TESTS) and not place.startswith(ALONE):
             item.add_marker("together")
-            if is_quick(item, seen):
+            if markers.isdisjoint(LASTING) and is_quick(item, place, seen):
                 item.add_marker("quick")
-    if gpu_count() == 0:
-        leave_out("gpu", config, items)
-    if not has_gptqmodel():
-        leave_out("gptq", config, items)
-    if not has_llama_cpp():
-        leave_out("llama", config, items)
-    if not has_llama_server():
-        leave_out("llama_server", config, items)
-    for marker, engine in OWN_ENVIRONMENT.items():
-        if not environment_of(engine):
-            leave_out(marker, config, items)
-    if find_spec("openai") is None:
-        leave_out("serving", config, items)
-    if not has_onnxruntime():
-        leave_out("onnxruntime", config, items)
-    if not has_openvino():
-        leave_out("openvino", config, items)
-    if not has_coremltools():
-        leave_out("coreml", config, items)
-    if not has_otel():
-        leave_out("otel", config, items)
-    if not has_node():
-        leave_out("node", config, items)
-    if compiler() != recorded().compiler:
-        leave_out("counts", config, items)
-    if INSIDE not in os.environ:
-        leave_out("docker", config, items)
-    if not is_brought(REAL_MODEL):
-        leave_out("real_model", config, items)
-    for kind in impossible():
-        leave_out_of(SERVERS[kind], config, items)
-    leave_out_of(missing_programs(), config, items)
-    items[:] = by_duration(items, kept_seconds())
+        (kept if unmet.isdisjoint(markers) and not uses(item, lacking) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = by_duration(kept, kept_seconds())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -164,10 +137,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
-def is_quick(item: pytest.Item, seen: set[str]) -> bool:
-    """Whether `make check` runs it. `seen` holds the tests of which a first case was taken."""
-    place = item.nodeid.removeprefix("tests/")
-    if not place.startswith(QUICK) or needs_a_server(item) or any(map(item.get_closest_marker, LASTING)):
+def is_quick(item: pytest.Item, place: str, seen: set[str]) -> bool:
+    """Whether `make check` runs a test that is not lasting. `seen` holds the tests of which a first case was taken."""
+    if not place.startswith(QUICK) or any(uses(item, names) for names in SERVERS.values()):
         return False
     function = place.partition("[")[0]
     is_first = function not in seen
@@ -175,9 +147,31 @@ def is_quick(item: pytest.Item, seen: set[str]) -> bool:
     return is_first or place.startswith(("unit/", "contract/"))
 
 
-def needs_a_server(item: pytest.Item, kinds: Iterable[Kind] = SERVERS) -> bool:
-    """Whether it runs on one of these servers."""
-    return any(uses(item, SERVERS[kind]) for kind in kinds)
+def unmet_markers() -> frozenset[str]:
+    """Markers of tests that need what this machine has not."""
+    has = {
+        "gpu": gpu_count() > 0,
+        "gptq": has_packages("gptqmodel"),
+        "llama": has_packages("llama_cpp", "gguf"),
+        "llama_server": has_packages("gguf") and llama_server() is not None,
+        "serving": has_packages("openai"),
+        "onnxruntime": has_packages("onnxruntime", "onnx"),
+        "openvino": has_packages("openvino", "nncf"),
+        "coreml": has_packages("coremltools"),
+        # Others bring OpenTelemetry's API along, which is part of it.
+        "otel": has_packages("opentelemetry", "opentelemetry.sdk"),
+        "node": has_node(),
+        "counts": compiler() == recorded().compiler,
+        "docker": INSIDE in os.environ,
+        "real_model": is_brought(REAL_MODEL),
+        **{marker: environment_of(engine) is not None for marker, engine in OWN_ENVIRONMENT.items()},
+    }
+    return frozenset(marker for marker, there in has.items() if not there)
+
+
+def has_packages(*names: str) -> bool:
+    """Whether all of them are installed."""
+    return all(map(find_spec, names))
 
 
 def uses(item: pytest.Item, names: Set[str]) -> bool:
@@ -195,55 +189,6 @@ def impossible() -> list[Kind]:
 def missing_programs() -> frozenset[str]:
     """The programs to which this machine has no way."""
     return frozenset(name for name in PROGRAMS if not may_have(name, this_machine()))
-
-
-def leave_out_of(names: Set[str], config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests that use one of these."""
-    unmet = [item for item in items if uses(item, names)]
-    config.hook.pytest_deselected(items=unmet)
-    items[:] = [item for item in items if item not in unmet]
-
-
-def leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests of a marker."""
-    unmet = [item for item in items if item.get_closest_marker(marker)]
-    config.hook.pytest_deselected(items=unmet)
-    items[:] = [item for item in items if item not in unmet]
-
-
-def has_gptqmodel() -> bool:
-    """Whether the extra gptq is installed."""
-    return find_spec("gptqmodel") is not None
-
-
-def has_llama_cpp() -> bool:
-    """Whether the extra llama is installed."""
-    return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
-
-
-def has_llama_server() -> bool:
-    """Whether llama.cpp's server is there, and what writes a file for it."""
-    return llama_server() is not None and find_spec("gguf") is not None
-
-
-def has_onnxruntime() -> bool:
-    """Whether the extra onnxruntime is installed."""
-    return find_spec("onnxruntime") is not None and find_spec("onnx") is not None
-
-
-def has_openvino() -> bool:
-    """Whether the extra openvino is installed."""
-    return find_spec("openvino") is not None and find_spec("nncf") is not None
-
-
-def has_coremltools() -> bool:
-    """Whether the extra coreml is installed."""
-    return find_spec("coremltools") is not None
-
-
-def has_otel() -> bool:
-    """Whether the extra otel is installed; others bring OpenTelemetry's API along, which is part of it."""
-    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None
 
 
 def has_node() -> bool:

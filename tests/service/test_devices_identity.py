@@ -129,10 +129,10 @@ def test_a_malformed_claim_is_named(any_service: Served, change: dict[str, Any],
 
 @pytest.mark.slow
 def test_guessing_codes_is_limited_by_address(tmp_path: Any) -> None:
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute") as served:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/day") as served:
         answers = [claimed(served, Claim(new_code().text).body) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [403, 403, 403, 429, 429]
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 86400
 
 
 @pytest.fixture
@@ -237,17 +237,17 @@ def test_a_key_that_is_revoked_while_its_request_waits_is_refused(
 
 @pytest.mark.slow
 def test_each_device_has_a_limit_of_its_own(tmp_path: Path) -> None:
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", device_rate_limit="3/minute") as served:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", device_rate_limit="3/day") as served:
         first, second = (enrolled(served.client, served.database) for _ in range(2))
         answers = [first.post("measurements", message()) for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-        assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 86400
         assert status(second) == 200
 
 
 def test_nobody_can_use_up_the_calls_of_a_device(tmp_path: Path) -> None:
     """Wrong signatures count for their address."""
-    limits: dict[str, Any] = {"device_rate_limit": "3/minute", "rate_limit": "8/minute"}
+    limits: dict[str, Any] = {"device_rate_limit": "3/day", "rate_limit": "8/day"}
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", **limits) as served:
         device = enrolled(served.client, served.database)
         forger = EdgeDevice(served.client, device.id, bytes(32))

@@ -169,24 +169,24 @@ def test_a_key_of_the_environment_that_was_revoked_is_refused_without_a_write(da
 
 
 def test_too_many_calls_are_refused_until_later(tmp_path: Path) -> None:
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute") as served:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/day") as served:
         answers = [served.client.get("/v1/jobs") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-        assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 86400
         assert answers[-1].headers["content-type"] == "application/problem+json"
         assert served.client.get("/healthz").status_code == 200
 
 
 @pytest.mark.slow
 def test_guessing_keys_is_limited_by_address_and_each_key_has_its_own_limit(tmp_path: Path) -> None:
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/minute", api_key=BOOTSTRAP) as served:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/day", api_key=BOOTSTRAP) as served:
         guesses = [served.client.get("/v1/jobs", headers=bearer(f"guess {n}")).status_code for n in range(5)]
         assert guesses == [401, 401, 401, 429, 429]
         assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 200
 
 
 def test_redis_counts_for_all_processes_together(tmp_path: Path, redis_url: str) -> None:
-    common: dict[str, Any] = {"rate_limit": "4/minute", "redis_url": redis_url, "api_key": BOOTSTRAP}
+    common: dict[str, Any] = {"rate_limit": "4/day", "redis_url": redis_url, "api_key": BOOTSTRAP}
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, **common) as one, serving(url, **common) as two:
         calls = [served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)) for served in (one, two) * 3]

@@ -234,7 +234,7 @@ def test_only_the_hash_of_a_token_is_stored(service: Served) -> None:
 
 
 def test_guessing_tokens_is_limited_by_address(tmp_path: Path) -> None:
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="4/minute") as served:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="4/day") as served:
         begun = launched(served)  # the first call of this address
         answers = [Calls(served, f"ogp_{number}").get("job").status_code for number in range(4)]
         assert answers == [401, 401, 401, 429]

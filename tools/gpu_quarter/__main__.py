@@ -21,7 +21,6 @@ from tools.gpu_quarter import caches, wheels
 from tools.gpu_quarter.runner import ROOT, plan, read_summary, run_step, write_summary
 
 PLANS = {"cuda": "card.toml", "cpu": "rehearsal.toml"}
-INTERPRETED = {"cuda": {}, "cpu": {"TRITON_INTERPRET": "1"}}
 PACKING_S = 10.0  # to write the caches
 INDUCTOR, TRITON = CACHES = ("data/inductor", "cache/optigpu/triton")
 """Where the engine's processes keep compiled kernels, in the folder `work`; the other programs are told to."""
@@ -52,7 +51,7 @@ def quarter(options: argparse.Namespace) -> int:
         raise OptiGPUError(f"There is no step {', '.join(unknown)}; the steps are {', '.join(names)}.")
     asked = set(options.only or names) - set(options.skip)
     ended = {name for name, record in records.items() if record.ending == "ended"}
-    variables = _variables(work := folder / "work") | INTERPRETED[options.device]
+    variables = _variables(work := folder / "work", options.device)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception: the running step ends too
     reading = subprocess.Popen([sys.executable, "-c", IMPORTS], env=variables, stderr=subprocess.DEVNULL)
     if options.caches:
@@ -70,17 +69,21 @@ def quarter(options: argparse.Namespace) -> int:
     return 0 if all(records[name].ending == "ended" for name in asked) else 1
 
 
-def _variables(work: Path) -> dict[str, str]:
-    """Of every step: data and caches of its own, in one place for the engine's processes and for the benchmarks."""
+def _variables(work: Path, device: str) -> dict[str, str]:
+    """Of every step: data of its own, and on a card caches too, in one place for the engine and for the benchmarks.
+
+    A rehearsal takes the operators that are compiled for this CPU already, and interprets Triton's.
+    """
     work.mkdir(parents=True, exist_ok=True)
+    caches_of = {"cuda": {"XDG_CACHE_HOME": str(work / "cache")}, "cpu": {"TRITON_INTERPRET": "1"}}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OPTIGPU_DATA_DIR": str(work / "data"),
         "OPTIGPU_DATASETS_DIR": str(ROOT / "tests" / "text"),
-        "XDG_CACHE_HOME": str(work / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(work / INDUCTOR),
         "TRITON_CACHE_DIR": str(work / TRITON),
+        **caches_of[device],
     }
 
 
