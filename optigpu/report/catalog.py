@@ -1,11 +1,12 @@
 """Tables of techniques, of models, of this machine and of jobs, and several reports as one."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
-from optigpu.documents.views import JobPage
+from optigpu.documents.views import JobPage, JobSummary
 from optigpu.hardware.device_kinds import no_device
 from optigpu.models.bring import is_brought
 from optigpu.models.families import family_of
@@ -13,7 +14,7 @@ from optigpu.models.held import held_models
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.reference import BUNDLED, bundled_config, bundled_parameters
 from optigpu.models.trained import TRAINED
-from optigpu.report.formats import Grid, columns
+from optigpu.report.formats import Grid, columns, tabulated
 from optigpu.report.leaderboard import asked_text
 from optigpu.report.numbers import MISSING, short
 from optigpu.report.rows import heading
@@ -95,22 +96,21 @@ def _problem(kind: type[Technique], environment: Environment, device: DeviceKind
 def techniques_grid(facts: Sequence[Document]) -> Grid:
     """The techniques, and whether each works on the machine of the facts."""
     device = facts[0]["device"]
-    return Grid(
-        title=f"Techniques, on this machine's {device}",
-        columns=columns("layer", "name", "what it does", "needs", "excludes", f"works on {device}"),
-        rows=tuple(
-            (
-                fact["layer"],
-                fact["name"],
-                fact["summary"],
-                ", ".join(fact["requires"]),
-                ", ".join(fact["conflicts"]),
-                fact["problem"] or ("yes" if fact["suits"] else "when asked for"),
-            )
-            for fact in facts
-        ),
-        notes=tuple(f"{fact['name']}: {parameters_text(fact)}" for fact in facts if fact["parameters"]),
-        faint=frozenset(number for number, fact in enumerate(facts) if fact["problem"]),
+    return tabulated(
+        f"Techniques, on this machine's {device}",
+        facts,
+        {
+            "layer": lambda fact: fact["layer"],
+            "name": lambda fact: fact["name"],
+            "what it does": lambda fact: fact["summary"],
+            "needs": lambda fact: ", ".join(fact["requires"]),
+            "excludes": lambda fact: ", ".join(fact["conflicts"]),
+            f"works on {device}": lambda fact: (
+                fact["problem"] or ("yes" if fact["suits"] else "when asked for")
+            ),
+        },
+        [f"{fact['name']}: {parameters_text(fact)}" for fact in facts if fact["parameters"]],
+        faint=lambda fact: bool(fact["problem"]),
     )
 
 
@@ -195,41 +195,38 @@ def _switch(state: bool | None) -> str | None:
 
 
 def jobs_grid(page: JobPage) -> Grid:
-    headings = ("id", "name", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
-    rows = (
-        (
-            job.id,
-            job.name or "",
-            str(job.state),
-            job.workload,
-            job.model or "",
-            job.plan,
-            str(job.device),
-            f"{job.created_at:%Y-%m-%d %H:%M:%S}",
-            job.reason or "",
-        )
-        for job in page.jobs
-    )
-    return Grid("Jobs, the newest first", columns(*headings), tuple(rows)).without_empty_columns()
+    cells: dict[str, Callable[[JobSummary], str]] = {
+        "id": lambda job: job.id,
+        "name": lambda job: job.name or "",
+        "state": lambda job: str(job.state),
+        "workload": lambda job: job.workload,
+        "model": lambda job: job.model or "",
+        "plan": lambda job: job.plan,
+        "device": lambda job: str(job.device),
+        "created (UTC)": lambda job: f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+        "reason": lambda job: job.reason or "",
+    }
+    return tabulated("Jobs, the newest first", page.jobs, cells).without_empty_columns()
 
 
 def runs_grid(runs: Sequence[Document]) -> Grid:
     """The summaries of kept runs."""
-    headings = ("id", "name", "workload", "plan", "results", "best", "measured (UTC)", "stopped")
-    rows = (
-        (
-            run["id"],
-            run["name"] or "",
-            asked_text(run),
-            run["plan"],
-            str(run["results"]),
-            run["best"] or "",
-            str(run["created_at"])[:19].replace("T", " "),
-            run["stopped"] or "",
-        )
-        for run in runs
-    )
-    return Grid("Kept runs, the newest first", columns(*headings), tuple(rows)).without_empty_columns()
+    cells: dict[str, Callable[[Document], str]] = {
+        "id": lambda run: run["id"],
+        "name": lambda run: run["name"] or "",
+        "workload": asked_text,
+        "plan": lambda run: run["plan"],
+        "results": lambda run: str(run["results"]),
+        "best": lambda run: run["best"] or "",
+        "measured (UTC)": lambda run: _moment(run["created_at"]),
+        "stopped": lambda run: run["stopped"] or "",
+    }
+    return tabulated("Kept runs, the newest first", runs, cells).without_empty_columns()
+
+
+def _moment(written: object) -> str:
+    """Without what is less than a second, and the time zone."""
+    return str(written)[:19].replace("T", " ")
 
 
 def job_title(spec: Document, results: Sequence[Document]) -> str:
@@ -247,7 +244,7 @@ def _software(report: Document) -> str:
 
 
 def _time(report: Document) -> str:
-    return str(report["results"][0]["created_at"])[:19].replace("T", " ")
+    return _moment(report["results"][0]["created_at"])
 
 
 DIFFERENCES: tuple[Callable[[Document], str], ...] = (
@@ -348,12 +345,20 @@ def _facts(model: str, does: str, family: str, parameters: int, trained: bool, s
 
 def models_grid(facts: Sequence[Document]) -> Grid:
     """The models, with the bytes of their weights."""
-    headings = ("model", "for", "family", "parameters:", *(f"{dtype} (MB):" for dtype in WIDTHS))
-    return Grid(
-        title="Models",
-        columns=columns(*headings, "weights", "to be had by", "source"),
-        rows=tuple(_cells(fact) for fact in facts),
-        notes=(
+    return tabulated(
+        "Models",
+        facts,
+        {
+            "model": lambda fact: fact["model"],
+            "for": lambda fact: fact["for"] or MISSING,
+            "family": lambda fact: fact["family"] or MISSING,
+            "parameters:": lambda fact: MISSING if fact["parameters"] is None else f"{fact['parameters']:,}",
+            **{f"{dtype} (MB):": partial(_megabytes, f"{dtype}_bytes") for dtype in WIDTHS},
+            "weights": lambda fact: {True: "trained", False: "random", None: MISSING}[fact["trained"]],
+            "to be had by": lambda fact: fact["had"],
+            "source": lambda fact: fact["source"] or MISSING,
+        },
+        (
             "Random weights are right for speed and memory, and have no quality.",
             "path:NAME lies in the models folder, OPTIGPU_MODELS_DIR or `models` in the data folder, where you may put "
             "others; any model of the hub is hub:ORG/NAME@REVISION.",
@@ -361,15 +366,5 @@ def models_grid(facts: Sequence[Document]) -> Grid:
     )
 
 
-def _cells(fact: Document) -> tuple[str, ...]:
-    parameters, trained = fact["parameters"], fact["trained"]
-    return (
-        fact["model"],
-        fact["for"] or MISSING,
-        fact["family"] or MISSING,
-        MISSING if parameters is None else f"{parameters:,}",
-        *(MISSING if parameters is None else short(width * parameters * 1e-6) for width in WIDTHS.values()),
-        MISSING if trained is None else "trained" if trained else "random",
-        fact["had"],
-        fact["source"] or MISSING,
-    )
+def _megabytes(name: str, fact: Document) -> str:
+    return MISSING if fact[name] is None else short(fact[name] * 1e-6)

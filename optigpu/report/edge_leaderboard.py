@@ -13,8 +13,8 @@ from optigpu.documents.edge import (
     EdgeWorkerRow,
     Likeness,
 )
-from optigpu.report.formats import Column, Grid, columns, csv_text
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.formats import Column, Grid, columns, csv_text, tabulated
+from optigpu.report.numbers import MISSING, scaled, short
 from optigpu.vocabulary import Document
 
 HEADINGS: dict[EdgeMetric, tuple[str, float]] = {
@@ -129,28 +129,21 @@ def _cost(cost: CostAssumptions) -> str:
 def _workers_grid(board: EdgeBoard) -> Grid:
     energy = "energy includes the idle power, as a device's does, of what `energy by` counts: it may be the chip alone."
     reasons = dict.fromkeys(row.reason for row in board.workers if row.reason)
-    return Grid(
-        title=f"Beside it, workers by energy per inference: {_subject(board)}",
-        columns=columns(
-            "hardware", "backend", "variant", "batch:", "FPS:", "energy (mJ):", "FPS/W:", "energy by", "runs"
-        ),
-        rows=tuple(map(_worker_cells, board.workers)),
-        notes=(energy, *(f"no energy: {reason}" for reason in reasons)),
-    )
-
-
-def _worker_cells(row: EdgeWorkerRow) -> tuple[str, ...]:
-    energy = None if row.energy_per_inference_j is None else row.energy_per_inference_j * 1e3
-    return (
-        row.hardware,
-        row.backend,
-        row.label,
-        MISSING if row.batch_size is None else str(row.batch_size),
-        short(row.images_per_s),
-        short(energy),
-        short(row.fps_per_watt),
-        row.energy_source or MISSING,
-        LIKENESS[row.likeness],
+    return tabulated(
+        f"Beside it, workers by energy per inference: {_subject(board)}",
+        board.workers,
+        {
+            "hardware": lambda row: row.hardware,
+            "backend": lambda row: row.backend,
+            "variant": lambda row: row.label,
+            "batch:": lambda row: MISSING if row.batch_size is None else str(row.batch_size),
+            "FPS:": lambda row: short(row.images_per_s),
+            "energy (mJ):": lambda row: scaled({"value": row.energy_per_inference_j}, 1e3),
+            "FPS/W:": lambda row: short(row.fps_per_watt),
+            "energy by": lambda row: row.energy_source or MISSING,
+            "runs": lambda row: LIKENESS[row.likeness],
+        },
+        (energy, *(f"no energy: {reason}" for reason in reasons)),
     )
 
 

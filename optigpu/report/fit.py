@@ -1,20 +1,23 @@
 """The tables of what fits a GPU; and those of a model for a microcontroller: what it is, which boards hold it, how fast
 it should be there."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.fit import BoardFit, Prediction, sources
 from optigpu.edge.fit import Fit as FitOfBoards
+from optigpu.edge.fit import sources
 from optigpu.fit.fitting import Fit, StackFit
 from optigpu.fit.several import FitOfSeveral
 from optigpu.fit.training import FitOfTraining, TrainingFit
-from optigpu.report.formats import Grid, columns
+from optigpu.report.formats import Grid, columns, tabulated
 from optigpu.report.numbers import MISSING, short
+
+Stack = TypeVar("Stack", bound=StackFit | TrainingFit)
 
 
 def fit_grid(found: Fit) -> Grid:
@@ -22,8 +25,17 @@ def fit_grid(found: Fit) -> Grid:
     return _grid(
         found,
         f"{found.model} on {found.gpu}: predicted memory of {found.batch} x {found.context:,} tokens",
-        ("weights", "cache", "activations", "peak (GB)", "most tokens", "most sequences"),
-        [_row(row) for row in found.stacks],
+        found.stacks,
+        {
+            "stack": lambda row: row.label,
+            "fits": lambda row: _fits(row, "on the host" if row.host else "yes"),
+            "weights:": lambda row: _gigabytes(row.weight_bytes),
+            "cache:": lambda row: _gigabytes(row.cache_bytes),
+            "activations:": lambda row: _gigabytes(row.activation_bytes),
+            "peak (GB):": lambda row: _gigabytes(row.peak_bytes),
+            "most tokens:": lambda row: _count(row.largest_context),
+            "most sequences:": lambda row: _count(row.largest_batch),
+        },
         (
             *found.advice,
             f"Most tokens are those of one sequence, most sequences those of {found.context:,} tokens.",
@@ -37,8 +49,16 @@ def training_grid(found: FitOfTraining) -> Grid:
     return _grid(
         found,
         f"Training {found.model} on {found.gpu}: predicted memory of {found.batch} x {found.sequence_tokens:,} tokens",
-        ("weights", "optimizer", "step", "peak (GB)", "most rows"),
-        [_training_row(row) for row in found.stacks],
+        found.stacks,
+        {
+            "stack": lambda row: row.label,
+            "fits": lambda row: _fits(row, "yes"),
+            "weights:": lambda row: _gigabytes(row.weight_bytes),
+            "optimizer:": lambda row: _gigabytes(row.state_bytes),
+            "step:": lambda row: _gigabytes(row.step_bytes),
+            "peak (GB):": lambda row: _gigabytes(row.peak_bytes),
+            "most rows:": lambda row: _count(row.largest_batch),
+        },
         (
             "Step: gradients and activations at the peak. All figures are predicted, none is measured; docs/fit.md has "
             "their errors.",
@@ -52,75 +72,54 @@ def several_grid(found: FitOfSeveral) -> Grid:
         f"{found.model}, {found.stack}, over several {found.gpu}: predicted for a GPU, {found.batch} x "
         f"{found.context:,} tokens"
     )
-    return Grid(
-        title=title,
-        columns=columns(
-            "GPUs:",
-            "tensor:",
-            "pipeline:",
-            "fits",
-            "weights:",
-            "cache:",
-            "peak (GB):",
-            "sent a step (MB):",
-            "reading (ms):",
-            "sending (ms):",
-        ),
-        rows=tuple(
-            (
-                *map(str, (each.gpus, each.tensor, each.pipeline)),
-                "yes" if each.fits else "no",
-                *(short(size / 1e9) for size in (each.weight_bytes, each.cache_bytes, each.peak_bytes)),
-                short(each.sent_bytes_per_step / 1e6),
-                *(MISSING if time is None else short(1e3 * time) for time in (each.read_s, each.sent_s)),
-            )
-            for each in found.divisions
-        ),
-        notes=(
+    return tabulated(
+        title,
+        found.divisions,
+        {
+            "GPUs:": lambda each: str(each.gpus),
+            "tensor:": lambda each: str(each.tensor),
+            "pipeline:": lambda each: str(each.pipeline),
+            "fits": lambda each: "yes" if each.fits else "no",
+            "weights:": lambda each: _gigabytes(each.weight_bytes),
+            "cache:": lambda each: _gigabytes(each.cache_bytes),
+            "peak (GB):": lambda each: _gigabytes(each.peak_bytes),
+            "sent a step (MB):": lambda each: short(each.sent_bytes_per_step / 1e6),
+            "reading (ms):": lambda each: _milliseconds(each.read_s),
+            "sending (ms):": lambda each: _milliseconds(each.sent_s),
+        },
+        (
             *found.reasons.values(),
             "Reading and sending: the least that a decode step takes of each; how far they overlap is not predicted.",
             "All figures are predicted from shapes and the catalog, none is measured.",
         ),
-        faint=frozenset(index for index, each in enumerate(found.divisions) if not each.fits),
+        faint=lambda each: not each.fits,
     )
 
 
 def _grid(
     found: Fit | FitOfTraining,
     title: str,
-    figures: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
+    stacks: Sequence[Stack],
+    cells: Mapping[str, Callable[[Stack], str]],
     notes: Sequence[str],
 ) -> Grid:
     """Stacks that do not fit are faint, and the reasons of those that were not predicted come first in the notes."""
-    stacks: Sequence[StackFit | TrainingFit] = found.stacks
     usable = f"{found.usable_bytes / 2**30:.2f} of {found.memory_bytes / 2**30:.0f} GiB usable"
-    return Grid(
-        title=f"{title}, {usable}",
-        columns=columns("stack", "fits", *(f"{figure}:" for figure in figures)),
-        rows=tuple(rows),
-        notes=(*(f"{row.label}: {row.reason}" for row in stacks if row.reason), *notes),
-        faint=frozenset(index for index, row in enumerate(stacks) if not row.fits),
-    )
+    reasons = [f"{row.label}: {row.reason}" for row in stacks if row.reason]
+    every = (*reasons, *notes)
+    return tabulated(f"{title}, {usable}", stacks, cells, every, faint=lambda row: not row.fits)
 
 
-def _row(row: StackFit) -> tuple[str, ...]:
-    if row.peak_bytes is None:
-        return (row.label, "not predicted", *[MISSING] * 6)
-    sizes = (row.weight_bytes, row.cache_bytes, row.activation_bytes, row.peak_bytes)
-    fits = "on the host" if row.host else "yes" if row.fits else "no"
-    return (row.label, fits, *map(_gigabytes, sizes), *map(_count, (row.largest_context, row.largest_batch)))
-
-
-def _training_row(row: TrainingFit) -> tuple[str, ...]:
-    if row.peak_bytes is None:
-        return (row.label, "not predicted", *[MISSING] * 5)
-    sizes = (row.weight_bytes, row.state_bytes, row.step_bytes, row.peak_bytes)
-    return (row.label, "yes" if row.fits else "no", *map(_gigabytes, sizes), _count(row.largest_batch))
+def _fits(row: StackFit | TrainingFit, where: str) -> str:
+    return "not predicted" if row.peak_bytes is None else where if row.fits else "no"
 
 
 def _gigabytes(size: float | None) -> str:
     return MISSING if size is None else short(size / 1e9)
+
+
+def _milliseconds(time: float | None) -> str:
+    return MISSING if time is None else short(1e3 * time)
 
 
 def _count(number: int | None) -> str:
@@ -143,21 +142,26 @@ def manifest_grid(manifest: ModelManifest) -> Grid:
 
 def board_grid(found: FitOfBoards) -> Grid:
     """A row for each board; the notes say what the prediction rests on."""
-    return Grid(
-        title=f"{found.model} on ESP32-S3 boards (latency: prediction, not measured)",
-        columns=columns(
-            "board",
-            "fits",
-            "flash left (KB):",
-            "arena in",
-            "model in RAM",
-            "predicted (ms):",
-            "max FPS:",
-            "why, or what to know",
-        ),
-        rows=tuple(_fit_cells(each, found.prediction) for each in found.boards),
-        notes=tuple(_board_notes(found)),
-        faint=frozenset(number for number, each in enumerate(found.boards) if not each.fits),
+    prediction = found.prediction
+    latency = (
+        f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)}" if prediction else MISSING
+    )
+    most = short(prediction.max_fps if prediction else None)
+    return tabulated(
+        f"{found.model} on ESP32-S3 boards (latency: prediction, not measured)",
+        found.boards,
+        {
+            "board": lambda each: each.board,
+            "fits": lambda each: "yes" if each.fits else "no",
+            "flash left (KB):": lambda each: f"{each.flash_left_bytes / 1e3:,.0f}",
+            "arena in": lambda each: MISSING if each.arena is None else each.arena.upper(),
+            "model in RAM": lambda each: MISSING if each.model_in_ram is None else each.model_in_ram.upper(),
+            "predicted (ms):": lambda each: latency if each.fits else MISSING,
+            "max FPS:": lambda each: most if each.fits else MISSING,
+            "why, or what to know": lambda each: " ".join(each.reasons),
+        },
+        tuple(_board_notes(found)),
+        faint=lambda each: not each.fits,
     )
 
 
@@ -206,22 +210,6 @@ def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:
         f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels{left_out}",
     )
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
-
-
-def _fit_cells(each: BoardFit, prediction: Prediction | None) -> tuple[str, ...]:
-    latency = (
-        f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)}" if prediction else MISSING
-    )
-    return (
-        each.board,
-        "yes" if each.fits else "no",
-        f"{each.flash_left_bytes / 1e3:,.0f}",
-        MISSING if each.arena is None else each.arena.upper(),
-        MISSING if each.model_in_ram is None else each.model_in_ram.upper(),
-        latency if each.fits else MISSING,
-        short(prediction.max_fps) if prediction and each.fits else MISSING,
-        " ".join(each.reasons),
-    )
 
 
 def _board_notes(found: FitOfBoards) -> Iterator[str]:

@@ -3,9 +3,10 @@
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderableType, RenderResult
@@ -53,6 +54,23 @@ class Grid:
         columns = tuple(self.columns[n] for n in kept)
         rows = tuple(tuple(row[n] for n in kept) for row in self.rows)
         return Grid(self.title, columns, rows, self.notes, self.faint)
+
+
+Item = TypeVar("Item")
+
+
+def tabulated(
+    title: str,
+    items: Sequence[Item],
+    cells: Mapping[str, Callable[[Item], str]],
+    notes: Sequence[str] = (),
+    *,
+    faint: Callable[[Item], bool] = lambda _: False,
+) -> Grid:
+    """A row for each item; `cells` are what stands in it under each heading, which is written as for `columns`."""
+    rows = tuple(tuple(cell(each) for cell in cells.values()) for each in items)
+    pale = frozenset(number for number, each in enumerate(items) if faint(each))
+    return Grid(title, columns(*cells), rows, tuple(notes), pale)
 
 
 def terminal(grid: Grid) -> ConsoleRenderable:

@@ -1,6 +1,6 @@
 """Tables and lines that one command each shows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optigpu.documents.result import Attribution, Result
 from optigpu.engines.environments import EngineEnvironment
@@ -9,7 +9,7 @@ from optigpu.job.search import is_allowed, left_out, pareto
 from optigpu.job.spec import LARGEST_BATCH
 from optigpu.measure import Report
 from optigpu.recipes.request import RecipeOutcome
-from optigpu.report.formats import Grid, columns
+from optigpu.report.formats import Grid, columns, tabulated
 from optigpu.report.numbers import NOT_VALID, scaled, short, with_interval
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
@@ -89,18 +89,15 @@ def engine_facts() -> list[Document]:
 
 def engines_grid(facts: Sequence[Document]) -> Grid:
     """With the command that makes each, or the folder that it is in."""
-    return Grid(
-        title="Engines with an environment of their own",
-        columns=columns("engine", "what it is", "takes", "installed"),
-        rows=tuple(
-            (
-                fact["name"],
-                fact["summary"],
-                f"{fact['minutes']} minutes, {fact['bytes'] / 2**30:.1f} GiB",
-                fact["folder"] if fact["installed"] else f"no: {fact['command']}",
-            )
-            for fact in facts
-        ),
+    return tabulated(
+        "Engines with an environment of their own",
+        facts,
+        {
+            "engine": lambda fact: fact["name"],
+            "what it is": lambda fact: fact["summary"],
+            "takes": lambda fact: f"{fact['minutes']} minutes, {fact['bytes'] / 2**30:.1f} GiB",
+            "installed": lambda fact: fact["folder"] if fact["installed"] else f"no: {fact['command']}",
+        },
     )
 
 
@@ -140,29 +137,29 @@ def pareto_grid(report: Report) -> Grid:
     notes = ["No other stack is as good in each of speed, bytes, quality and energy, and better in one."]
     if missed:
         notes.append(f"{missed} more stacks of the menu were not tried; raise limits.max_variants.")
-    return Grid(
-        title=f"Pareto set of {len(report.outcomes)} stacks",
-        columns=columns(
-            "stack",
-            f"{heading(primary)}:",
-            "weights (MB):",
-            "kld_mean (nat):",
-            "J/token:",
-            "measured in round:",
-        ),
-        rows=tuple(_row(result, primary) for result in found),
-        notes=tuple(notes),
+
+    def figure(name: str) -> Callable[[Result], str]:
+        return lambda result: with_interval(_summary(result, name))
+
+    return tabulated(
+        f"Pareto set of {len(report.outcomes)} stacks",
+        found,
+        {
+            "stack": lambda result: result.variant.label + ("" if result.verdict.valid else NOT_VALID),
+            f"{heading(primary)}:": figure(primary),
+            "weights (MB):": lambda result: scaled(_summary(result, "weight_bytes"), 1e-6),
+            "kld_mean (nat):": figure("kld_mean"),
+            "J/token:": figure("j_per_token"),
+            "measured in round:": lambda result: _round(result.facts.recorded),
+        },
+        notes,
     ).without_empty_columns()
 
 
-def _row(result: Result, primary: str) -> tuple[str, ...]:
-    metrics = {name: summary.model_dump(mode="json") for name, summary in result.metrics.items()}
-    recorded = result.facts.recorded
-    return (
-        result.variant.label + ("" if result.verdict.valid else NOT_VALID),
-        with_interval(metrics.get(primary)),
-        scaled(metrics.get("weight_bytes"), 1e-6),
-        with_interval(metrics.get("kld_mean")),
-        with_interval(metrics.get("j_per_token")),
-        f"{recorded.get('search_round', 1)} of {recorded.get('search_rounds', 1)}",
-    )
+def _summary(result: Result, name: str) -> Document | None:
+    found = result.metrics.get(name)
+    return found.model_dump(mode="json") if found else None
+
+
+def _round(recorded: Document) -> str:
+    return f"{recorded.get('search_round', 1)} of {recorded.get('search_rounds', 1)}"

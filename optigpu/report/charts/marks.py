@@ -12,7 +12,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.documents.views import History, LevelChange
-from optigpu.report.formats import Column, Grid
+from optigpu.report.formats import Column, Grid, tabulated
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Better, Document, Frozen, SpecError
@@ -325,24 +325,18 @@ def panel_table(panel: Panel) -> Grid:
 def history_table(history: History) -> Grid:
     """A row for each result, the newest first; a change of the level is written beside the first result after it."""
     changes = {each.result_id: change_text(each) for each in history.changes}
-    columns = (
-        Column("measured (UTC)"),
-        Column(heading(history.metric), right=True),
-        Column("95% interval", right=True),
-        Column("change"),
-        Column("warnings"),
+    grid = tabulated(
+        history_title(history),
+        history.points[::-1],
+        {
+            "measured (UTC)": lambda each: f"{each.measured_at:%Y-%m-%d %H:%M}",
+            f"{heading(history.metric)}:": lambda each: short(each.value),
+            "95% interval:": lambda each: interval(each.ci),
+            "change": lambda each: changes.get(each.result_id, ""),
+            "warnings": lambda each: ", ".join(each.warnings),
+        },
     )
-    rows = (
-        (
-            f"{each.measured_at:%Y-%m-%d %H:%M}",
-            short(each.value),
-            interval(each.ci),
-            changes.get(each.result_id, ""),
-            ", ".join(each.warnings),
-        )
-        for each in reversed(history.points)
-    )
-    return Grid(history_title(history), columns, tuple(rows)).without_empty_columns()
+    return grid.without_empty_columns()
 
 
 def history_title(history: History) -> str:
