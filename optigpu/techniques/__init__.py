@@ -34,10 +34,8 @@ from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
 from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.openvino_kv_cache import OpenVinoKvCache
-from optigpu.techniques.memory.pipeline_parallel import PipelineParallel
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.memory.tensor_parallel import TensorParallel
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import Fp8
@@ -80,8 +78,8 @@ AnyTechnique = Annotated[
     | OpenVinoInt4 | EagerAttention | FusedAttention | FusedLayernorm | FusedRmsnorm | FusedGelu
     | FusedSwiglu | FusedQkv | LlamaFlashAttention | InferenceMode | Autocast | GradEnabled | NoKvCache
     | KvCache | StaticKvCache | Int8KvCache | SlidingKvCache | LlamaKvCache | LlamaPromptBatch
-    | OpenVinoKvCache | CpuOffload | TensorParallel | PipelineParallel | TorchCompile | CudaGraphs
-    | ExportAot | TensorflowXla | OnnxGraph | SpeculativeDecoding | NativeDecode | MagnitudePruning
+    | OpenVinoKvCache | CpuOffload | TorchCompile | CudaGraphs | ExportAot
+     | TensorflowXla | OnnxGraph | SpeculativeDecoding | NativeDecode | MagnitudePruning
     | SmallerModel | MixedPrecision | GradientCheckpointing | GradientAccumulation | FusedOptimizer
     | OptimizerInBackward | Optimizer8bit | ChunkedCrossEntropy | ActivationOffload | Lora | Qlora
     | Int8Finetune | CompileTraining | SequencePacking | Fp8Training,

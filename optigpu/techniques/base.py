@@ -72,7 +72,6 @@ class Choice(StrEnum):
     OPERATORS = "operators run one by one, each looked at, or compiled together"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
     ADAPTERS = "a model is adapted once"
-    PROCESSES = "a model is divided among processes once"
 
 
 Basis = Literal["literature", "arithmetic", "measured here", "aim"]

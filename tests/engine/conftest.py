@@ -12,7 +12,6 @@ pytest.register_assert_rewrite(*(f"tests.engine.{name}_models" for name in ("tin
 from tests.engine.biased_models import biased_models as biased_models  # noqa: E402
 from tests.engine.caches import resident_converter  # noqa: E402
 from tests.engine.forked import forked_children as forked_children  # noqa: E402
-from tests.engine.forked import forked_ranks as forked_ranks  # noqa: E402
 from tests.engine.image_models import squares as squares  # noqa: E402
 from tests.engine.normed_models import normed_models as normed_models  # noqa: E402
 from tests.engine.processes import children  # noqa: E402

@@ -21,8 +21,8 @@ import pytest
 from optigpu.child import confined
 from tests.engine.children import forking
 
-FORKED = (confined.__name__, "optigpu.surgery.parallel.rank")
-"""The modules that are run so. The first one confines a process that measures, and then runs its program."""
+FORKED = confined.__name__
+"""The module that is run so: it confines a process that measures, and then runs its program."""
 READ_EARLY = ("HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "CUDA_", "LD_")
 """Variables that torch and transformers read while they are imported; all others are read when they are needed."""
 MOST_FORKING = 2
@@ -34,7 +34,7 @@ _POLL_S = 0.005
 
 
 class Forked:
-    """A child of this process, as far as a `Child` and `Ranks` ask it: what subprocess.Popen is to them."""
+    """A child of this process, as far as a `Child` asks it: what subprocess.Popen is to it."""
 
     def __init__(self, pid: int, stdin: IO[bytes] | None, stdout: IO[bytes] | None) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -123,19 +123,11 @@ def forked_children() -> Iterator[None]:
     patch.undo()
 
 
-@pytest.fixture(scope="module")
-def forked_ranks() -> Iterator[None]:
-    """The other processes of a divided model are forked."""
-    patch = fork_children("optigpu.surgery.parallel.ranks")
-    yield
-    patch.undo()
-
-
-def fork_children(module: str = "optigpu.conductor.processes.child") -> pytest.MonkeyPatch:
-    """The processes that the module starts are forked, until the patch is undone."""
+def fork_children() -> pytest.MonkeyPatch:
+    """Measuring processes are forked, until the patch is undone."""
     patch = pytest.MonkeyPatch()
     if sys.platform == "linux":
-        patch.setattr(f"{module}.subprocess", _Subprocess)
+        patch.setattr("optigpu.conductor.processes.child.subprocess", _Subprocess)
     return patch
 
 
@@ -156,7 +148,7 @@ class _Subprocess:
         pass_fds: Sequence[int] = (),
         **rest: Any,
     ) -> "subprocess.Popen[bytes] | Forked":
-        """`python ... -m MODULE ...` is forked for the modules in FORKED; all others are started."""
+        """`python ... -m FORKED ...` is forked; all others are started."""
         variables = os.environ if env is None else env
         program = _program(command)
         forking = _forking_for(variables) if program else None
@@ -181,9 +173,8 @@ def _file(descriptor: int | None, mode: str) -> IO[bytes] | None:
 
 
 def _program(command: Sequence[str]) -> Sequence[str] | None:
-    """The module and its arguments, if it is one of those that are forked, with this interpreter."""
-    module = next((word for word in command if word in FORKED), None)
-    return command[command.index(module) :] if module and command[0] == sys.executable else None
+    """The module and its arguments, if it is the one that is forked, with this interpreter."""
+    return command[command.index(FORKED) :] if FORKED in command and command[0] == sys.executable else None
 
 
 def _forking_for(variables: Mapping[str, str]) -> Forking | None:

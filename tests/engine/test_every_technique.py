@@ -13,7 +13,7 @@ from tests.engine.machines import here
 from tests.engine.tiny_models import prompt, runtime_of
 from tests.engine.training import LLAMA, RESNET, VIT, losses_of, trained
 
-pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "forked_ranks")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = ("gpt2", "llama", "qwen2")
 NEW_TOKENS = 4
 REFUSED = {

@@ -19,7 +19,7 @@ from optigpu.vocabulary import Frozen
 
 LONGEST_ORDER, MOST_DESCRIPTORS = 2**17, 32
 READY = b"ready"
-PROGRAMS = ("optigpu.child.replicate", "optigpu.surgery.parallel.rank")
+PROGRAM = "optigpu.child.replicate"
 """Whose imports are made."""
 
 
@@ -39,8 +39,7 @@ class Order(Frozen):
 def main() -> None:
     """Returns in each new process when its program has ended; the first one ends with the socket."""
     asked = socket.socket(fileno=int(sys.argv[1]))
-    for program in PROGRAMS:
-        import_module(program)
+    import_module(PROGRAM)
     BACKENDS["torch"].start(model=True)
     gc.collect()
     gc.freeze()
