@@ -1,6 +1,7 @@
-"""The families of transformers models whose parts the engine knows: the only table of them. Imports no torch.
+"""The families of transformers models of which techniques replace parts. Imports no torch.
 
-To add a family, add one entry to `FAMILIES`. Techniques refuse a family of which a part that they need is None.
+To add a family, add one entry to `FAMILIES`. Techniques refuse a family of which a part that they need is None. What
+`native_decode` and GGUF files need of a family is in native_decode/families.py and llama_cpp/gguf_families.py.
 """
 
 from collections.abc import Mapping
