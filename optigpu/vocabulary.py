@@ -3,10 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import uuid_utils
@@ -357,6 +359,38 @@ COUNTED_METRICS = frozenset(
     {"weight_bytes", "params_total", "params_trainable", "bytes_per_param", "quantized_share"}
 )
 """What is counted on the model and not measured: its value is exact without an interval."""
+
+
+@dataclass(frozen=True)
+class Changeable:
+    """Base of dataclasses that are handed on with changes."""
+
+    def but(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, without its stop; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextmanager
+def unsupported(
+    kinds: type[Exception] | tuple[type[Exception], ...], sentence: Callable[[str], str]
+) -> Iterator[None]:
+    """Raises UnsupportedError(sentence(why)) for an error of these kinds; `why` is its first line."""
+    try:
+        yield
+    except kinds as error:
+        raise UnsupportedError(sentence(first_line(error))) from error
+
+
+def as_value_error(function: Any, *arguments: Any) -> Any:
+    """Converts our errors to ValueErrors, which pydantic collects into its report."""
+    try:
+        return function(*arguments)
+    except SpecError as error:
+        raise ValueError(str(error)) from error
 
 
 def new_id() -> str:

@@ -30,7 +30,7 @@ from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program
-from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json, first_line
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""
@@ -145,9 +145,9 @@ def whole(path: Path, engine: str) -> Iterator[None]:
             raise
         with suppress(OSError):
             remove(path)
-        why = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         raise OptiGPUError(
-            f"{engine} cannot load {path.name}: {why}. The file was damaged and has been removed; run the job again."
+            f"{engine} cannot load {path.name}: {first_line(error)}. The file was damaged and has been removed; run "
+            "the job again."
         ) from error
 
 

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Ids, Logits, MemoryPeaks, Pass, Profile, Runtime
-from optigpu.documents.facts import WeightFacts
+from optigpu.documents.facts import Footprint, ImageFootprint, WeightFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
+from optigpu.engines.environments import not_installed
+from optigpu.engines.recipes import RECIPES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
 from optigpu.workloads.base import Workload
@@ -43,7 +45,9 @@ class EngineBackend:
     modules: ClassVar[tuple[str, ...]] = (".runtime",)
 
     def missing(self, environment: Environment) -> str | None:
-        """Which of its packages are not installed, with the command that installs them, or None."""
+        """What is not installed, its environment or its packages, with the command that installs it, or None."""
+        if self.name in RECIPES:
+            return not_installed(self.name)
         absent = [package for package in self.packages if package not in environment.software]
         if not absent:
             return None
@@ -105,6 +109,16 @@ class EngineRuntime:
     """A Runtime on a CPU, of an engine without a profiler. `engine` is its name in sentences."""
 
     engine: str
+    _weights: WeightFacts
+    _footprint: Footprint | ImageFootprint | None = None
+
+    def weights(self) -> WeightFacts:
+        """The bytes as the engine holds them, where it tells; the hash is that of what they were made of."""
+        return self._weights
+
+    def footprint(self) -> Footprint | ImageFootprint | None:
+        """What a step or a pass reads; None where the engine does not say."""
+        return self._footprint
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """There is no accelerator; the meter itself measures the host's memory."""
@@ -130,35 +144,26 @@ class EngineRuntime:
 
 
 class DecodingEngine(EngineRuntime):
-    """An EngineRuntime that decodes; it knows its longest decoding."""
+    """An EngineRuntime that decodes; it knows its longest decoding. One without logits has `no_logits`, the reason."""
 
+    no_logits: ClassVar[str]
     decoded: tuple[int, int] | None = None
+
+    def logits(self, tokens: Ids) -> Logits:
+        """The last token goes through the step that is timed."""
+        return next(self.score(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Raises UnsupportedError where there are none."""
+        raise UnsupportedError(self.no_logits)
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Raises UnsupportedError where there are none."""
+        raise UnsupportedError(self.no_logits)
 
     def _remember(self, rows: int, length: int) -> None:
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
             self.decoded = (rows, length)
-
-
-class TokensOnly(DecodingEngine):
-    """A DecodingEngine that gives no logits, for the reason `no_logits`, and does not tell what a step reads."""
-
-    no_logits: ClassVar[str]
-
-    def logits(self, tokens: Ids) -> Logits:
-        """Raises UnsupportedError."""
-        raise UnsupportedError(self.no_logits)
-
-    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
-        """Raises UnsupportedError."""
-        raise UnsupportedError(self.no_logits)
-
-    def scoring_s(self, tokens: Ids, prefill: int) -> float:
-        """Raises UnsupportedError."""
-        raise UnsupportedError(self.no_logits)
-
-    def footprint(self) -> None:
-        """Not told."""
-        return
 
 
 def timed_pass(

@@ -66,10 +66,6 @@ class SteppedRuntime(DecodingEngine):
             marks.append(time.perf_counter_ns())
         return Generation(tokens, [gap / 1e9 for gap in np.diff(marks).tolist()])
 
-    def logits(self, tokens: Ids) -> Logits:
-        """The last token goes through the step that is timed."""
-        return next(self.score(tokens, tokens.shape[1] - 1))
-
     def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
         """Token by token after a prompt of `prefill` tokens."""
         for logits in self._scored(tokens, prefill):
@@ -82,14 +78,6 @@ class SteppedRuntime(DecodingEngine):
         for _ in self._scored(tokens, prefill):
             pass
         return (time.perf_counter_ns() - started) / 1e9
-
-    def weights(self) -> WeightFacts:
-        """The bytes as the engine holds them; the hash is that of the weights that they were converted from."""
-        return self._weights
-
-    def footprint(self) -> Footprint | None:
-        """What a step reads; None where the engine does not say."""
-        return self._footprint
 
     def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
         rows, length = tokens.shape

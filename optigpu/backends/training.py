@@ -5,7 +5,7 @@ Outside of a step all arrays are numpy arrays; within it the parts below are tor
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from optigpu.backends.runtime import Images, Runtime
 from optigpu.models.facts import Facts
+from optigpu.vocabulary import Changeable
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +146,7 @@ class UpdateRule:
 
 
 @dataclass(frozen=True)
-class TrainingParts:
+class TrainingParts(Changeable):
     """What a step of training is made of; a technique's hook `training` returns it with its changes.
 
     `optimizer` follows `rule`, which is for techniques that put another implementation in its place. `around` are
@@ -163,7 +164,3 @@ class TrainingParts:
     loss_scaling: bool = False
     clip_norm: float | None = None
     in_backward: bool = False
-
-    def but(self, **changes: Any) -> "TrainingParts":
-        """A copy with changes."""
-        return replace(self, **changes)

@@ -11,7 +11,7 @@ from optigpu.hardware.catalog import Device, HardwareKind, devices
 from optigpu.job.plan import MEMORY_LADDER
 from optigpu.job.spec import resolve
 from optigpu.models.tensors import DecoderShape
-from optigpu.surgery.gptqmodel.recipe import conv1d_reason
+from optigpu.surgery.gptqmodel.technique import conv1d_reason
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.awq import Awq

@@ -108,8 +108,11 @@ def _weights(runtime: Runtime) -> Reading:
 
 def _peaks(runtime: Runtime, request: Request) -> Reading:
     """The host's peak holds the interpreter, its libraries and the model as well as what the request needs."""
-    refusal = _reset_host_peak()
-    sampled = ResidentPeak()
+    refusal, sampled = None, ResidentPeak()
+    try:
+        (_PROC / "clear_refs").write_text(_RESET_PEAK)  # the high-water mark starts again
+    except OSError as error:
+        refusal = f"VmHWM cannot be reset here ({error.strerror}) and so tells of the process's whole life"
     with Ticker(sampled.look, _PERIOD_S):
         peaks = runtime.peak_memory(request.run)
     found = [line for line in (_PROC / "status").read_text().splitlines() if line.startswith("VmHWM:")]
@@ -135,12 +138,3 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
         if value is not None and name not in peaks.reasons
     }
     return Reading(known, peaks.reasons, MeterFacts(host_peak=host_peak))
-
-
-def _reset_host_peak() -> str | None:
-    """Makes the high-water mark start again; why it does not, where the kernel refuses."""
-    try:
-        (_PROC / "clear_refs").write_text(_RESET_PEAK)
-    except OSError as error:
-        return f"VmHWM cannot be reset here ({error.strerror}) and so tells of the process's whole life"
-    return None

@@ -5,8 +5,9 @@ fp32 model's predictions are made once in a job by `make_reference`, in a separa
 sequences, with no cache and no step of a variant. Of a workload that trains the losses are compared instead.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -31,16 +32,17 @@ from optigpu.quality.figures import (
     windows_of,
 )
 from optigpu.quality.hellaswag import ENDINGS, item_passages, read_items
-from optigpu.quality.images import (
+from optigpu.quality.passages import Passage, predictions, windows
+from optigpu.quality.pictures import (
     IMAGES,
     IMAGES_RECIPE,
     ImageSetting,
+    ReadPictures,
     batches,
     compare_images,
+    read_pictures,
     write_image_reference,
 )
-from optigpu.quality.passages import Passage, predictions, windows
-from optigpu.quality.pictures import ReadPictures, read_pictures
 from optigpu.quality.reference import (
     Manifest,
     Reference,
@@ -109,7 +111,7 @@ def make_reference(context: MeterContext) -> Reading:
         if context.workload.task is Task.TRAINING:
             made = write_loss_reference(folder, *_training(context))
         elif context.workload.classified_images:
-            runtime = _image_runtime(context)
+            runtime = cast(ImageRuntime, context.runtime)
             runtime.compute_exactly()
             setting = _image_setting(context)
             made = write_image_reference(
@@ -175,7 +177,7 @@ def _training(context: MeterContext) -> tuple[LossSetting, TrainingRuntime, Draw
 
 
 def _compared_images(context: MeterContext) -> Reading:
-    setting, runtime = _image_setting(context), _image_runtime(context)
+    setting, runtime = _image_setting(context), cast(ImageRuntime, context.runtime)
     pictures = _pictures(context)
     folder, given = context.folder / QUALITY_FOLDER, _images(pictures, setting)
     compared = compare_images(folder, setting, lambda images: runtime.forward(images).logits, given)
@@ -192,8 +194,7 @@ def _compared_images(context: MeterContext) -> Reading:
         images=setting.images,
         of=f"the folder {pictures.facts.folder}" if pictures else IMAGES_RECIPE,
         dataset_sha256=setting.dataset_sha256,
-        **_precision(found),
-        **found.about,
+        **_about(found),
     )
     return Reading(found.values, found.reasons | missing, MeterFacts(quality=how))
 
@@ -202,7 +203,7 @@ def _pictures(context: MeterContext) -> ReadPictures | None:
     """The labelled images of the workload; None where it has none."""
     if not context.workload.has_labels:
         return None
-    runtime = _image_runtime(context)
+    runtime = cast(ImageRuntime, context.runtime)
     return read_pictures(runtime, runtime.notes.facts["pictures"].folder)
 
 
@@ -218,7 +219,7 @@ def _image_setting(context: MeterContext) -> ImageSetting:
             "agreement with them."
         )
     batch = context.workload.classified_images or 1
-    runtime = _image_runtime(context)
+    runtime = cast(ImageRuntime, context.runtime)
     facts = runtime.notes.facts["pictures"] if context.workload.has_labels else None
     return ImageSetting(
         model=str(context.model),
@@ -229,10 +230,6 @@ def _image_setting(context: MeterContext) -> ImageSetting:
         classes=runtime.facts.classes,
         dataset_sha256=facts.sha256 if facts else None,
     )
-
-
-def _image_runtime(context: MeterContext) -> ImageRuntime:
-    return cast(ImageRuntime, context.runtime)
 
 
 def _written(context: MeterContext, folder: Path) -> Manifest:
@@ -270,16 +267,14 @@ def _compared(context: MeterContext) -> Reading:
         stride=setting.stride,
         batch_size=_decoded(runtime)[0],
         contexts_cut=manifest.cut,
-        **_precision(found),
-        **found.about,
+        **_about(found),
     )
     return Reading(found.values, found.reasons, MeterFacts(quality=how))
 
 
-def _precision(found: Figures) -> dict[str, Any]:
-    return {
-        "intervals": found.intervals, "without_part": found.without, "no_interval": found.no_interval
-    }  # fmt: skip
+def _about(found: Figures) -> dict[str, Any]:
+    named = {"intervals": found.intervals, "without_part": found.without, "no_interval": found.no_interval}
+    return named | found.about
 
 
 def _runtime(context: MeterContext) -> DecodingRuntime:
@@ -355,7 +350,7 @@ def _passages(
     """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
-    encode = _encoder(setting, runtime)
+    encode = partial(_encoded, setting, runtime)
     if setting.text == HELLASWAG:
         return item_passages(read_items(source.content)[: setting.items], encode, setting.window)
     tokens = np.array(encode(source.words())[: setting.tokens], np.int64)
@@ -372,18 +367,14 @@ def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:
     return [Passage(row, first) for row in tokens[:-1]] + [Passage(tokens[-1, : first + last], first)]
 
 
-def _encoder(setting: Setting, runtime: ReferenceRuntime) -> Callable[[str], list[int]]:
-
-    def encode(text: str) -> list[int]:
-        ids = runtime.encode(text)
-        if max(ids, default=0) >= setting.vocabulary:
-            raise OptiGPUError(
-                f"The tokenizer of {setting.model} gives id {max(ids)} and the model has {setting.vocabulary}; put the "
-                "tokenizer that it was trained with beside it."
-            )
-        return ids
-
-    return encode
+def _encoded(setting: Setting, runtime: ReferenceRuntime, text: str) -> list[int]:
+    ids = runtime.encode(text)
+    if max(ids, default=0) >= setting.vocabulary:
+        raise OptiGPUError(
+            f"The tokenizer of {setting.model} gives id {max(ids)} and the model has {setting.vocabulary}; put the "
+            "tokenizer that it was trained with beside it."
+        )
+    return ids
 
 
 def _perplexity(reference: Reference, likelihoods: NDArray[np.float64], units: NDArray[np.int64]) -> Figures:

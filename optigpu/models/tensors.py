@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.models.families import Passes
 from optigpu.models.reference import ModelReference
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Changeable, Frozen
 
 _FLOAT = 4
 
@@ -98,7 +97,7 @@ class OwnPasses:
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class StoredWeights(Changeable):
     """A decoder's tensors. `width` is that of the dtype that it was loaded in, `half` whether that is bfloat16.
 
     `other_bytes` are norms (`norm_bytes`) and the tables of rotary embeddings; `tied`: head and embedding share a
@@ -138,9 +137,6 @@ class StoredWeights:
 
         changed = (quantized(each) if each.part in wanted else each for each in self.matrices)
         return replace(self, matrices=tuple(changed))
-
-    def but(self, **changes: Any) -> "StoredWeights":
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class NativeOperators(Generic[Name]):
     ) -> None:
         self._register = functools.partial(register, sources, best, fakes)
         self._numbers = numbers
+        self.reason = functools.cache(self._reason)
 
     @functools.cached_property
     def best(self) -> Name:
@@ -109,8 +110,7 @@ class NativeOperators(Generic[Name]):
         number = self._register()
         return next(name for name, known in self._numbers.items() if known == number)
 
-    @functools.cached_property
-    def reason(self) -> str | None:
+    def _reason(self) -> str | None:
         """Why the operators cannot be used here, in one sentence; None if they can. Builds them when needed."""
         try:
             _ = self.best

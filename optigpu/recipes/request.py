@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from optigpu.job.spec import JobSpec
 from optigpu.models.reference import parse_reference, preset_of
-from optigpu.vocabulary import DeviceKind, Frozen, RecipeName, SpecError
+from optigpu.vocabulary import DeviceKind, Frozen, RecipeName, SpecError, as_value_error
 
 ABOUT = "recipe.json"
 """The file in the model's folder that says how it was made."""
@@ -36,10 +36,7 @@ class RecipeRequest(Frozen):
     @field_validator("model")
     @classmethod
     def _trained(cls, model: str) -> str:
-        try:
-            reference = parse_reference(model)
-        except SpecError as error:
-            raise ValueError(str(error)) from error
+        reference = as_value_error(parse_reference, model)
         if preset_of(reference) is not None:
             raise ValueError(
                 f"{model} has random weights, from which there is nothing to learn; name a trained model, for example "

@@ -13,10 +13,11 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LayerWithFactors
 from torch.nn import Module
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.extras import AdapterParameters, Targets
-from optigpu.surgery.places import ExpertPlace, LinearLayer, Place, weight_of
+from optigpu.surgery.places import ExpertPlace, LinearLayer, Place, exchange, places_but_the_head, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 FACTOR_SEED = 0
@@ -59,6 +60,23 @@ def add_factors(model: Module, places: Sequence[Place], parameters: AdapterParam
     return {"adapted_layers": len(places), "factor_rank": parameters.rank, "factor_weights": trained}
 
 
+def frozen_with_factors(
+    model: PreTrainedModel,
+    technique: str,
+    quantized: "Callable[[LinearLayer], WideningLayer]",
+    parameters: AdapterParameters,
+    group: int = 1,
+) -> dict[str, int]:
+    """Replaces all linear layers but the head by quantized ones, and adds factors; returns what is to be recorded.
+
+    Raises UnsupportedError as `places_but_the_head` and `chosen_places` do, with the model left as it was.
+    """
+    places = places_but_the_head(model, technique, group)
+    chosen = chosen_places(model, places, parameters.targets, technique)
+    exchange(places, lambda layer: FrozenLinear(quantized(layer), layer))
+    return {"frozen_layers": len(places), **add_factors(model, chosen, parameters)}
+
+
 class WideningLayer(Protocol):
     """A quantized linear layer that can say which weights it multiplies with."""
 
@@ -79,7 +97,7 @@ class FrozenLinear(torch.nn.Module):
     `outfeatures` and `qweight` are the names by which peft knows a quantized layer. Under autocast x is converted.
     """
 
-    def __init__(self, layer: WideningLayer, outputs: int, inner: int) -> None:
+    def __init__(self, layer: WideningLayer, replaced: LinearLayer) -> None:
         super().__init__()
         # torch's counters of operations know nothing of operators that nobody has told them.
         for library, names in _PRODUCTS.items():
@@ -88,12 +106,7 @@ class FrozenLinear(torch.nn.Module):
                 if operator not in flop_registry:
                     register_flop_formula(operator)(_product_flops)
         self.layer = layer
-        self.infeatures, self.outfeatures = inner, outputs
-
-    @classmethod
-    def around(cls, layer: WideningLayer, replaced: LinearLayer) -> "FrozenLinear":
-        outputs, inner = weight_of(replaced).shape
-        return cls(layer, outputs, inner)
+        self.outfeatures, self.infeatures = weight_of(replaced).shape
 
     @property
     def qweight(self) -> torch.Tensor:

@@ -10,22 +10,21 @@ from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quant
 from bitsandbytes.nn import Linear4bit, Params4bit
 
 from optigpu.ops.layouts import NF4_BLOCK, NF4_NESTED_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
+from optigpu.surgery.int8_layers import QuantizedLinear
 
 _LIBRARY = torch.ops.bitsandbytes
 
 
-class Int8OutlierLinear(torch.nn.Module):
+class Int8OutlierLinear(QuantizedLinear):
     """LLM.int8(): y = (round(x / s) @ q.T) * s * scale / 127**2 + bias; s is the largest magnitude in a row of x.
 
     A column in which any row of x reaches `threshold` is left out of x, and of s, and multiplied with its weights
     in the dtype of x; with the threshold 0 there are none. Dettmers et al., 2022, section 3.2.
     """
 
-    holds_quantized_weights = True
     product_dtypes = ("int8",)
     packed: torch.Tensor
     scale: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threshold: float) -> None:
         super().__init__()
@@ -49,21 +48,19 @@ class Int8OutlierLinear(torch.nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
-class Nf4Linear(torch.nn.Module):
+class Nf4Linear(QuantizedLinear):
     """y = x @ W.T + bias, where W is levels[packed] * absmax of its block. Dettmers et al., QLoRA, 2023, section 3.
 
     With `nested` the statistics are int8 themselves: nested_levels[absmax] * nested_absmax + offset. With `fused`
     they are bfloat16 numbers and `packed` has the layout of the library's operator for CPUs.
     """
 
-    holds_quantized_weights = True
     packed: torch.Tensor
     absmax: torch.Tensor
     levels: torch.Tensor
     offset: torch.Tensor
     nested_absmax: torch.Tensor
     nested_levels: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, double: bool, packed: bool) -> None:
         super().__init__()

@@ -20,19 +20,33 @@ from optigpu.surgery.int8_layers import float_bias, nothing_like
 from optigpu.surgery.places import LinearLayer, weight_of
 
 
-class Int4Linear(torch.nn.Module):
-    """y = x @ weight.T + bias with dequantized 4-bit weights, in the dtype of x."""
+class _HoldsInt4(torch.nn.Module):
+    """A module with 4-bit weights as its buffers."""
 
     holds_quantized_weights = True
     numbers: torch.Tensor
     scale: torch.Tensor
     offset: torch.Tensor | None
-    outputs: int
+
+    def __init__(self, packed: PackedInt4) -> None:
+        super().__init__()
+        self.register_buffer("numbers", packed.numbers)
+        self.register_buffer("scale", packed.scale)
+        self.register_buffer("offset", packed.offset)
+        self.outputs = packed.outputs
+
+    @property
+    def packed(self) -> PackedInt4:
+        return PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
+
+
+class Int4Linear(_HoldsInt4):
+    """y = x @ weight.T + bias with dequantized 4-bit weights, in the dtype of x."""
+
     bias: torch.Tensor | None
 
     def __init__(self, packed: PackedInt4, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        _hold(self, packed)
+        super().__init__(packed)
         self.register_buffer("bias", bias)
 
     @classmethod
@@ -56,10 +70,6 @@ class Int4Linear(torch.nn.Module):
         return cls(pack_int4(weights, backend), float_bias(bias))
 
     @property
-    def packed(self) -> PackedInt4:
-        return PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
-
-    @property
     def product_dtypes(self) -> tuple[str, ...]:
         """What its operator multiplies, if not what x has."""
         dtype = int4_product_dtype(self.packed)
@@ -73,29 +83,16 @@ class Int4Linear(torch.nn.Module):
         return int4_rows(self.packed, torch.arange(self.outputs, device=self.scale.device)).to(dtype)
 
 
-class Int4Embedding(torch.nn.Module):
-    """Row i of dequantized 4-bit weights, in `dtype`."""
-
-    holds_quantized_weights = True
-    numbers: torch.Tensor
-    scale: torch.Tensor
-    offset: torch.Tensor | None
-    outputs: int
+class Int4Embedding(_HoldsInt4):
+    """Row i of dequantized 4-bit weights, in `dtype`: those that a readable Int4Linear multiplies with."""
 
     def __init__(self, packed: PackedInt4, dtype: torch.dtype) -> None:
-        super().__init__()
-        _hold(self, packed)
+        super().__init__(packed)
         self.dtype = dtype
         self.like = nothing_like(dtype, packed.scale.device)
 
-    @classmethod
-    def sharing(cls, head: Int4Linear, dtype: torch.dtype) -> Self:
-        """The lookup in the very table that a readable Int4Linear multiplies with."""
-        return cls(head.packed, dtype)
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        packed = PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
-        return int4_rows(packed, ids).to(self.dtype)
+        return int4_rows(self.packed, ids).to(self.dtype)
 
 
 def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
@@ -106,14 +103,6 @@ def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
     outputs, inner = -(-weight.shape[0] // unit) * unit, weight.shape[1]
     scales = 1 if scheme.symmetric and backend != "torch-int4pack" else 2
     return int(outputs * inner // 2 + 2 * scales * outputs * (inner // scheme.group_size))
-
-
-def _hold(module: Int4Linear | Int4Embedding, packed: PackedInt4) -> None:
-    """Registers buffers, so that a count of the model's bytes includes them."""
-    module.register_buffer("numbers", packed.numbers)
-    module.register_buffer("scale", packed.scale)
-    module.register_buffer("offset", packed.offset)
-    module.outputs = packed.outputs
 
 
 ROWS_AT_ONCE = 2**12

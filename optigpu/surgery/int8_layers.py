@@ -1,7 +1,7 @@
 """Layers with int8 weights and one scale for each output (or row of a table), which replace a model's own."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -10,14 +10,23 @@ from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_row
 from optigpu.surgery.places import LinearLayer, weight_of
 
 
-class _Int8Layer(torch.nn.Module):
+class QuantizedLinear(torch.nn.Module):
+    """What is made of the weights [outputs, inner] and the bias of a Linear or a Conv1D, and of `how`."""
+
+    holds_quantized_weights = True
+    bias: torch.Tensor | None
+
+    @classmethod
+    def of(cls, layer: LinearLayer, **how: Any) -> Self:
+        return cls(weight_of(layer), layer.bias, **how)
+
+
+class _Int8Layer(QuantizedLinear):
     """A linear layer with one int8 number for each weight, laid out by `_pack`."""
 
     _pack: Callable[[torch.Tensor], torch.Tensor]
-    holds_quantized_weights = True
     packed: torch.Tensor
     scale: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -25,10 +34,6 @@ class _Int8Layer(torch.nn.Module):
         self.register_buffer("packed", self._pack(q))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", float_bias(bias))
-
-    @classmethod
-    def of(cls, layer: LinearLayer) -> Self:
-        return cls(weight_of(layer), layer.bias)
 
 
 class Int8Linear(_Int8Layer):
@@ -55,7 +60,7 @@ class Int8DynamicLinear(_Int8Layer):
         return int8_dynamic(x, self.packed, self.scale, self.bias)
 
 
-class Int16Linear(torch.nn.Module):
+class Int16Linear(QuantizedLinear):
     """y = (x @ high.T) * high_scale + (x @ low.T) * low_scale + bias, in the dtype of x.
 
     int8 numbers, and int8 numbers of their rounding errors: as many bytes as bfloat16 with smaller errors (at most
@@ -63,12 +68,10 @@ class Int16Linear(torch.nn.Module):
     2304 outputs, a Zen 4 core took 190 us, and 440 us for torch's product with bfloat16.
     """
 
-    holds_quantized_weights = True
     high: torch.Tensor
     high_scale: torch.Tensor
     low: torch.Tensor
     low_scale: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -80,18 +83,14 @@ class Int16Linear(torch.nn.Module):
         self.register_buffer("low_scale", low_scale)
         self.register_buffer("bias", float_bias(bias))
 
-    @classmethod
-    def of(cls, layer: LinearLayer) -> Self:
-        return cls(weight_of(layer), layer.bias)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rest = int8_linear(x, self.low, self.low_scale, self.bias)
         return int8_linear(x, self.high, self.high_scale) + rest
 
 
 class Int8Embedding(torch.nn.Module):
-    """row i = table[i] * scale[i], in `dtype`; the table is int8 [rows, inner], or packed as a head's: [tiles, inner,
-    TILE]."""
+    """row i = table[i] * scale[i], in `dtype`; the table is int8 [rows, inner], or that which an Int8Linear
+    multiplies with: [tiles, inner, TILE]."""
 
     holds_quantized_weights = True
     table: torch.Tensor
@@ -103,16 +102,6 @@ class Int8Embedding(torch.nn.Module):
         self.register_buffer("scale", scale)
         self.dtype = dtype
         self.like = nothing_like(dtype, scale.device)
-
-    @classmethod
-    def of(cls, embedding: torch.nn.Module) -> Self:
-        weight = weight_of(embedding)
-        return cls(*quantize_rows(weight), weight.dtype)
-
-    @classmethod
-    def sharing(cls, head: Int8Linear, dtype: torch.dtype) -> Self:
-        """The lookup in the very table that an Int8Linear multiplies with."""
-        return cls(head.packed, head.scale, dtype)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         packed = self.table.dim() == 3

@@ -7,7 +7,7 @@ import torch
 
 from optigpu.models.loading.storages import storage_of
 from optigpu.ops.activation.fused_activation import activation_backend, activation_reason
-from optigpu.surgery.places import Place, places_of
+from optigpu.surgery.places import Place, linear_of, places_of
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -70,14 +70,5 @@ def joined(layers: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
         weight = torch.cat([layer.weight for layer in layers])
         found = (dict(layer.named_parameters()).get("bias") for layer in layers)
         biases: list[torch.Tensor] = [bias for bias in found if bias is not None]
-        bias = torch.nn.Parameter(torch.cat(biases), trained) if biases else None
-    return linear_of(torch.nn.Parameter(weight, trained), bias).train(layers[0].training)
-
-
-def linear_of(weight: torch.Tensor, bias: torch.nn.Parameter | None) -> torch.nn.Linear:
-    """A torch Linear around a parameter [outputs, inner] and a parameter [outputs], or None; nothing is copied."""
-    outputs, inner = weight.shape
-    linear = torch.nn.Linear(inner, outputs, bias=False, device="meta")  # nothing is drawn or allocated there
-    linear.weight = weight
-    linear.register_parameter("bias", bias)
-    return linear
+        bias = torch.cat(biases) if biases else None
+    return linear_of(weight, bias, trained).train(layers[0].training)

@@ -173,19 +173,24 @@ def _stacks(module: Module) -> Mapping[str, torch.Tensor]:
 
 def _layers(stack: torch.Tensor, biases: torch.Tensor | None) -> ModuleList:
     """Linear layers around views of a tensor [experts, outputs, inner] and, if there are any, of [experts, outputs]."""
-    trained, found = stack.requires_grad, ModuleList()
-    for number, matrix in enumerate(stack.detach()):
-        outputs, inner = matrix.shape
-        layer = Linear(inner, outputs, bias=False, device="meta")
-        layer.weight = Parameter(matrix, trained)
-        if biases is not None:
-            layer.bias = Parameter(biases.detach()[number], trained)
-        found.append(layer)
-    return found
+    rows = [None] * len(stack) if biases is None else biases.detach()
+    pairs = zip(stack.detach(), rows, strict=True)
+    return ModuleList(linear_of(matrix, bias, stack.requires_grad) for matrix, bias in pairs)
+
+
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, trained: bool = False) -> Linear:
+    """A torch Linear around [outputs, inner] and [outputs], or None; nothing is copied, and parameters stay."""
+    outputs, inner = weight.shape
+    layer = Linear(inner, outputs, bias=False, device="meta")  # nothing is drawn or allocated there
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            made = tensor if isinstance(tensor, Parameter) else Parameter(tensor, trained)
+            layer.register_parameter(name, made)
+    return layer
 
 
 LinearLayer = torch.nn.Linear | Conv1D
-Mixin = TypeVar("Mixin", bound=torch.nn.Module)
+Replacement = TypeVar("Replacement", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -308,7 +313,9 @@ def damaged(technique: str, path: str) -> str:
 def require_unquantized(model: PreTrainedModel, technique: str) -> None:
     """Raises UnsupportedError when a model's weights were quantized before, by us or by the library it came from."""
     method = getattr(getattr(model, "config", None), "quantization_config", None)
-    ours = next((type(module).__name__ for module in model.modules() if is_quantized(module)), None)
+    # Modules of ours say so by an attribute.
+    quantized = (module for module in model.modules() if getattr(module, "holds_quantized_weights", False))
+    ours = next((type(module).__name__ for module in quantized), None)
     if method is not None or ours is not None:
         raise UnsupportedError(
             f"{technique}: this model is quantized already ({ours or 'its configuration says so'}), and weights can be "
@@ -316,18 +323,16 @@ def require_unquantized(model: PreTrainedModel, technique: str) -> None:
         )
 
 
-def is_quantized(module: torch.nn.Module) -> bool:
-    """Whether a module holds quantized weights: ours say so by an attribute."""
-    return bool(getattr(module, "holds_quantized_weights", False))
-
-
-def exchange(places: Iterable[Place], make: Callable[[LinearLayer], torch.nn.Module]) -> None:
+def exchange(places: Iterable[Place], make: Callable[[LinearLayer], Replacement]) -> list[Replacement]:
     """Replaces each layer by `make(layer)`, one after the other, so that only one of them is in memory twice."""
+    made = []
     for place in places:
-        place.put(make(place.layer))
+        made.append(make(place.layer))
+        place.put(made[-1])
+    return made
 
 
-def become(module: torch.nn.Module, mixin: type[Mixin], **about: Hashable) -> Mixin:
+def become(module: torch.nn.Module, mixin: type[Replacement], **about: Hashable) -> Replacement:
     """Makes a module an instance of its own class with `mixin`, whose methods come first, and attributes `about`."""
     kind = type(module)
     key = (mixin, kind, *about.items())

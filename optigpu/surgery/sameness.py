@@ -10,7 +10,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from optigpu.models.loading.load import sizes_of
 from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.techniques.base import EXACT
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import UnsupportedError, first_line
 
 TEXT, STEPS = 8, 3
 """Tokens of the text that is computed in both ways, and the tokens that follow it one by one."""
@@ -33,8 +33,7 @@ def told(sentence: Callable[[str], str]) -> Iterator[None]:
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         if isinstance(error, RuntimeError) and "memory" in str(error):  # torch has no class for the host's
             raise
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UnsupportedError(sentence(why)) from error
+        raise UnsupportedError(sentence(first_line(error))) from error
 
 
 def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.Tensor:

@@ -6,7 +6,7 @@ torch is in `surgery`, or beside the `__init__.py` of a package, and is imported
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
@@ -16,7 +16,7 @@ from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import KINDS, Ability, devices_with
 from optigpu.models.tensors import StoredWeights
 from optigpu.surgery.extras import Package, missing
-from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
+from optigpu.vocabulary import Changeable, DeviceKind, Frozen, Layer, Task
 
 if TYPE_CHECKING:
     import torch
@@ -124,14 +124,7 @@ GgufType = Literal[LlamaCppType, IkLlamaCppType]
 
 
 @dataclass(frozen=True)
-class _Options:
-    def but(self, **changes: Any) -> Self:
-        """A copy with changes."""
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class LoadOptions(_Options):
+class LoadOptions(Changeable):
     """How weights are loaded. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
 
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
@@ -148,7 +141,7 @@ class LoadOptions(_Options):
 
 
 @dataclass(frozen=True)
-class EngineOptions(_Options):
+class EngineOptions(Changeable):
     """The settings of an engine other than torch, in words that all of them share.
 
     `weights` is the engine's own name of the numbers that matrices are stored in, and `group` how many of a row share a
@@ -177,7 +170,7 @@ AttentionKernel = Literal["auto", "flash", "memory_efficient", "math", "flash_3"
 
 
 @dataclass(frozen=True)
-class ModeOptions(_Options):
+class ModeOptions(Changeable):
     """The contexts of forward passes. `autocast` is the dtype's name that torch.autocast computes in, None without.
 
     `attention_kernel` is the only one that scaled_dot_product_attention may run; "auto" leaves the choice to torch.
@@ -189,7 +182,7 @@ class ModeOptions(_Options):
 
 
 @dataclass(frozen=True)
-class CacheOptions(_Options):
+class CacheOptions(Changeable):
     """The key-value cache of decoding.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
@@ -235,7 +228,7 @@ inputs: ids int64 [batch, length] or images [batch, channels, height, width]; ou
 Loop = Callable[["torch.Tensor", int, Any], tuple["torch.Tensor", list[Any]]]
 """A whole greedy decoding: `tokens, marks = loop(prompt, new_tokens, clock)`.
 
-prompt: int64 [batch, prompt_tokens]; clock: the Clock of optigpu.backends.torch.clock; tokens: int64 [batch,
+prompt: int64 [batch, prompt_tokens]; clock: the Clock of optigpu.backends.torch.device; tokens: int64 [batch,
 new_tokens]; marks: the clock's marks before the prompt and after each token, new_tokens + 1 of them.
 """
 
@@ -288,9 +281,12 @@ class Technique(Frozen):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Its devices follow from what it needs of one."""
+        """Its devices follow from what it needs of one, and its layer from its folder."""
         super().__pydantic_init_subclass__(**kwargs)
         cls.devices = devices_with(cls.abilities)
+        folder = cls.__module__.removeprefix(f"{__package__}.").partition(".")[0]
+        if folder in set(Layer):
+            cls.layer = Layer(folder)
 
     @classmethod
     def elsewhere(cls) -> dict[DeviceKind, str]:
@@ -334,21 +330,21 @@ class Technique(Frozen):
 
         A loop of a technique's own is greedy, and a load has a cache and a step of its own.
         """
-        own = [
-            hook
-            for hook in ("cache", "step", "loop")
-            if getattr(type(self), hook) is not getattr(Technique, hook)
-        ]
+        own = [hook for hook in ("cache", "step", "loop") if self.overrides(hook)]
         if workload.is_served and own and not self.serves:
             return (
                 f"{self.name} has a {' and a '.join(own)} of its own for whole batches, and under load sequences join "
                 "and leave; leave it out, or measure generate."
             )
-        if type(self).loop is not Technique.loop and workload.is_sampled:
+        if workload.is_sampled and self.overrides("loop"):
             return (
                 f"{self.name} takes the most likely tokens; leave it out, or leave temperature and top_p out."
             )
         return None
+
+    def overrides(self, hook: str) -> bool:
+        """Whether it has a hook of its own by that name."""
+        return getattr(type(self), hook) is not getattr(Technique, hook)
 
     def chosen(self) -> tuple[Choice, ...]:
         """The `choices` with these parameters."""
@@ -424,7 +420,6 @@ class Technique(Frozen):
 class PrecisionTechnique(Technique):
     """Chooses the numbers that a model computes in."""
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
@@ -433,7 +428,6 @@ class PrecisionTechnique(Technique):
 class WeightsTechnique(Technique):
     """Stores weights in fewer bits."""
 
-    layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
@@ -442,21 +436,18 @@ class WeightsTechnique(Technique):
 class KernelTechnique(Technique):
     """Computes a part of a model by another kernel."""
 
-    layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
 
 
 class CacheTechnique(Technique):
     """Says what is kept of earlier tokens."""
 
-    layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
 
 
 class TrainingTechnique(Technique):
     """Changes a step of training."""
 
-    layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.TRAINING
     tasks: ClassVar[tuple[Task, ...]] = TRAINING
 

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from optigpu.backends.operators import AttentionRow, AttentionShape, OperatorRuntime, Wide
-from optigpu.workloads.base import OperatorShape, Workload
+from optigpu.workloads.base import OperatorShape
 from optigpu.workloads.requests.operators import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
@@ -35,6 +35,7 @@ class Attention(Implemented):
     summary: ClassVar[str] = "standard against fused attention over the sequence's length, in time and memory"
     primary: ClassVar[str] = "tflops"
     metrics: ClassVar[tuple[str, ...]] = ("latency_s", "tflops")
+    lists: ClassVar[tuple[str, ...]] = ("lengths", "implementations")
 
     kind: Literal["attention"] = "attention"
     lengths: tuple[Length, ...] = Field(
@@ -57,13 +58,6 @@ class Attention(Implemented):
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError("heads must be a multiple of kv_heads, so that each of those serves as many")
         return self
-
-    def expand(self) -> tuple[Workload, ...]:
-        return tuple(
-            self.model_copy(update={"lengths": (length,), "implementations": (implementation,)})
-            for length in self.lengths
-            for implementation in self.implementations
-        )
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
@@ -131,8 +132,8 @@ class Workload(Frozen):
     `whole` names the metric that is the time of a whole request, for which the request takes hardly longer; None: a
     request does more than what its metrics time. `task` is the task for which a model is loaded, if any, and
     `example_model` names one. A job must have all of its `meters`. `reference` is the implementation that others are
-    compared with, where the workload has several. `later`
-    names fields that came after the first version: left at their defaults they are not part of a digest, so that
+    compared with, where the workload has several. `lists` names fields of which a single workload has one item each,
+    and `later` those that came after the first version: left at their defaults they are not part of a digest, so that
     earlier results stay comparable.
     """
 
@@ -148,12 +149,18 @@ class Workload(Frozen):
     meters: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str | None] = None
     later: ClassVar[tuple[str, ...]] = ()
+    lists: ClassVar[tuple[str, ...]] = ()
 
     kind: str
 
     def expand(self) -> tuple["Workload", ...]:
-        """The single workloads of this one: one for each combination of its lists of shapes."""
-        return (self,)
+        """The single workloads of this one: one for each combination of the items of its `lists`."""
+        names = [name for name in self.lists if getattr(self, name)]
+        singles = product(*(getattr(self, name) for name in names))
+        return tuple(
+            self.model_copy(update={name: (item,) for name, item in zip(names, single, strict=True)})
+            for single in singles
+        )
 
     @property
     def label(self) -> str:

@@ -19,6 +19,7 @@ class BatchSweep(Workload):
     primary: ClassVar[str] = "tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = METRICS
     whole: ClassVar[str | None] = "latency_s"
+    lists: ClassVar[tuple[str, ...]] = ("batch_sizes",)
 
     kind: Literal["batch_sweep"] = "batch_sweep"
     batch_sizes: tuple[BatchSize, ...] = Field(
@@ -26,9 +27,6 @@ class BatchSweep(Workload):
     )
     prompt_tokens: int = Field(64, ge=1, le=131072, description="Length of the prompt in tokens.")
     new_tokens: int = Field(64, ge=2, le=131072, description="How many tokens to decode.")
-
-    def expand(self) -> tuple[Workload, ...]:
-        return tuple(self.model_copy(update={"batch_sizes": (size,)}) for size in self.batch_sizes)
 
     @property
     def label(self) -> str:

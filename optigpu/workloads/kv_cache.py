@@ -23,6 +23,7 @@ class KvCachePositions(Workload):
     summary: ClassVar[str] = "time of a token against its position in the sequence"
     primary: ClassVar[str] = "tpot_s"
     metrics: ClassVar[tuple[str, ...]] = ("tpot_s", "tokens_per_s")
+    lists: ClassVar[tuple[str, ...]] = ("positions",)
 
     kind: Literal["kv_cache"] = "kv_cache"
     positions: tuple[Position, ...] = Field(
@@ -33,9 +34,6 @@ class KvCachePositions(Workload):
     )
     new_tokens: int = Field(16, ge=2, le=1024, description="How many tokens to decode.")
     batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
-
-    def expand(self) -> tuple[Workload, ...]:
-        return tuple(self.model_copy(update={"positions": (position,)}) for position in self.positions)
 
     @property
     def label(self) -> str:

@@ -29,6 +29,7 @@ class Matmul(Workload):
     primary: ClassVar[str] = "tflops"
     metrics: ClassVar[tuple[str, ...]] = ("latency_s", "tflops")
     task: ClassVar[Task] = Task.OPERATOR
+    lists: ClassVar[tuple[str, ...]] = ("dtypes", "sizes")
 
     kind: Literal["matmul"] = "matmul"
     sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
@@ -37,9 +38,6 @@ class Matmul(Workload):
     dtypes: tuple[Dtype, ...] = Field(
         ("float32",), min_length=1, max_length=4, description="Dtypes to measure."
     )
-
-    def expand(self) -> tuple[Workload, ...]:
-        return tuple(Matmul(sizes=(size,), dtypes=(dtype,)) for dtype in self.dtypes for size in self.sizes)
 
     @property
     def label(self) -> str:

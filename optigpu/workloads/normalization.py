@@ -1,13 +1,12 @@
 """normalization: layer norm and RMS norm, with and without the residual's addition before them."""
 
-from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from optigpu.backends.operators import NormRows, NormShape, OperatorRuntime, Wide
-from optigpu.workloads.base import OperatorShape, Workload
+from optigpu.workloads.base import OperatorShape
 from optigpu.workloads.requests.operators import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
@@ -38,6 +37,7 @@ class Normalization(Implemented):
     summary: ClassVar[str] = "layer norm and RMS norm, with and without a residual, separate and fused"
     primary: ClassVar[str] = "gb_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("latency_s", "gb_per_s")
+    lists: ClassVar[tuple[str, ...]] = ("widths", "norms", "residuals", "implementations")
 
     kind: Literal["normalization"] = "normalization"
     norms: tuple[Norm, ...] = Field(
@@ -51,20 +51,6 @@ class Normalization(Implemented):
     )
     rows: int = Field(2048, ge=1, le=2**24, description="How many rows.")
     dtype: Dtype = Field("float32", description="Dtype of the inputs.")
-
-    def expand(self) -> tuple[Workload, ...]:
-        singles = product(self.widths, self.norms, self.residuals, self.implementations)
-        return tuple(
-            self.model_copy(
-                update={
-                    "widths": (width,),
-                    "norms": (norm,),
-                    "residuals": (residual,),
-                    "implementations": (implementation,),
-                }
-            )
-            for width, norm, residual, implementation in singles
-        )
 
     @property
     def label(self) -> str:

@@ -17,7 +17,7 @@ from optigpu.load.batching import Batching
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import OPEN, Load, Query, Schedule, read_trace
 from optigpu.load.served import Run, Served, Server, Streaming
-from optigpu.vocabulary import OptiGPUError, SpecError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, as_value_error
 from optigpu.workloads.base import Check, LoadRequest, Workload
 from optigpu.workloads.requests.decoding import count_near, exceeds_context, is_agreement
 
@@ -197,6 +197,7 @@ class Serve(Workload):
     metrics: ClassVar[tuple[str, ...]] = ("tokens_per_s", "requests_per_s")
     of_queries: ClassVar[tuple[str, ...]] = QUERY_METRICS
     of_loads: ClassVar[tuple[str, ...]] = ("goodput_per_s", "queue_length")
+    lists: ClassVar[tuple[str, ...]] = ("rates",)
 
     kind: Literal["serve"] = "serve"
     scenario: ScenarioName = Field(
@@ -253,11 +254,8 @@ class Serve(Workload):
     @field_validator("trace")
     @classmethod
     def _readable(cls, text: str | None) -> str | None:
-        try:
-            if text is not None:
-                read_trace(text)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+        if text is not None:
+            as_value_error(read_trace, text)
         return text
 
     @field_validator("rates")
@@ -283,11 +281,6 @@ class Serve(Workload):
             if getattr(self, most) is not None and getattr(self, most) < getattr(self, least):
                 raise ValueError(f"{most} is less than {least}; it must be as many or more")
         return self
-
-    def expand(self) -> tuple[Workload, ...]:
-        if self.rates is None:
-            return (self,)
-        return tuple(self.model_copy(update={"rates": (rate,)}) for rate in self.rates)
 
     @property
     def label(self) -> str:

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from optigpu.backends.llama_cpp.gguf_families import WRITTEN_FAMILIES
-from optigpu.backends.llama_cpp.gguf_metadata import metadata
-from optigpu.backends.llama_cpp.gguf_tensors import Matrices, tensors, write
+from optigpu.backends.llama_cpp.gguf_tensors import Matrices, metadata, tensors, write
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.gguf_models import MODELS, SIZES, made, scored
 

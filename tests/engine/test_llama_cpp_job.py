@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from optigpu.backends.ik_llama_cpp.structures import FILE_TYPES
+from optigpu.backends.ik_llama_cpp.engine import FILE_TYPES
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Result

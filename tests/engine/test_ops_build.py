@@ -51,6 +51,7 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         int8_linear._SOURCES, "optigpu_best_instruction_set", {}, int8_linear.INSTRUCTION_SETS
     )
     monkeypatch.setattr(int8_linear, "_NATIVE", again)
+    monkeypatch.setattr(int8_linear, "native_reason", again.reason)
     return tmp_path
 
 

@@ -9,12 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.conductor.tasks import make_smaller
-from optigpu.recipes.making.make import kept_neurons, make
-from optigpu.recipes.making.students import (
+from optigpu.recipes.making.make import (
     blocks_of,
     down_layers,
     inner_size,
+    kept_neurons,
     learn,
+    make,
     mean_divergence,
     narrower,
     perplexity,

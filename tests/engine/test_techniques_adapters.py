@@ -120,7 +120,7 @@ def frozen(make: Make, inputs: int = 96, outputs: int = 40) -> FrozenLinear:
     """Neither size is a multiple of the tiles in which the operators store weights."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(inputs, outputs)
-    return FrozenLinear.around(make(layer), layer)
+    return FrozenLinear(make(layer), layer)
 
 
 @LAYERS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2ForSequenceClassification
 
-from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.device import CpuClock
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.storages import storage_of, storages
 from optigpu.ops.decode.cpu.packing import unpack

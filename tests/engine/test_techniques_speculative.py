@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.device import CpuClock
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.models.facts import facts_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.backends.torch.clock import EventClock
+from optigpu.backends.torch.device import EventClock
 from optigpu.backends.torch.passes import PassModel
 from optigpu.conductor.proof import prove
 from optigpu.models.loading.footprint import weight_bytes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.backends.torch.clock import EventClock
+from optigpu.backends.torch.device import EventClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.conductor.selftest import SelfTester
 from optigpu.documents.selftest import CheckStatus

@@ -18,10 +18,9 @@ import httpx
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.endpoint.client import Completions, Server
-from optigpu.backends.endpoint.pages import TIME_LIMIT_S, ServerAbout, about, page_of
+from optigpu.backends.endpoint.client import TIME_LIMIT_S, Completions, Server, ServerAbout, about, page_of
 from optigpu.backends.endpoint.prompts import Dialect, Speller, spoken, tokenizer_of
-from optigpu.backends.engine import TokensOnly
+from optigpu.backends.engine import DecodingEngine
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks, Profile
 from optigpu.backends.serving import Streamed
 from optigpu.documents.endpoints import Endpoint, parse_endpoint
@@ -29,7 +28,7 @@ from optigpu.documents.facts import ModelFacts, WeightFacts
 from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -53,24 +52,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_reqs"),
 }
-"""The names that servers have for each number."""
+"""The names that servers have for each number: how many requests run and wait, the share of the key-value cache in use,
+and how often a request lost its place in that cache since the server began."""
 
 
-class ServerMetrics(Frozen):
-    """A server's own counts at one moment, summed over its models; null where it does not say.
-
-    `running` and `waiting` are requests, `cache_usage` the share of the key-value cache in use, `preemptions` how often
-    a request lost its place in that cache since the server began.
-    """
-
-    running: float | None = None
-    waiting: float | None = None
-    cache_usage: float | None = None
-    preemptions: float | None = None
-
-
-def metrics_in(text: str) -> ServerMetrics | None:
-    """The counts in a page in Prometheus's text form; None where it has none that are known here."""
+def metrics_in(text: str) -> dict[str, float | None] | None:
+    """A server's own counts in a page in Prometheus's text form, summed over its models, null where it does not say;
+    None where it has none that are known here."""
     sums: dict[str, float] = {}
     for name, number in _SAMPLE.findall(text):
         with suppress(ValueError):
@@ -80,7 +68,7 @@ def metrics_in(text: str) -> ServerMetrics | None:
     known = {
         field: next((sums[name] for name in names if name in sums), None) for field, names in _NAMES.items()
     }
-    return None if set(known.values()) == {None} else ServerMetrics(**known)
+    return None if set(known.values()) == {None} else known
 
 
 UNTOLD = -1
@@ -142,7 +130,7 @@ def _pages(endpoint: Endpoint) -> httpx.AsyncClient:
     return direct_http_client(trusted_for(endpoint.url), headers=headers, timeout=TIME_LIMIT_S)
 
 
-class EndpointRuntime(TokensOnly):
+class EndpointRuntime(DecodingEngine):
     """A DecodingRuntime of a server: the sequences of a batch are as many requests at once."""
 
     no_logits = (
@@ -218,8 +206,7 @@ class EndpointRuntime(TokensOnly):
             async with _pages(self._endpoint) as http:
                 return await page_of(http, f"{self._endpoint.origin}/metrics")
 
-        found = metrics_in(self._runner.run(page()) or "")
-        self.notes.record(server_metrics=found.model_dump(mode="json") if found else None)
+        self.notes.record(server_metrics=metrics_in(self._runner.run(page()) or ""))
 
     def close(self) -> None:
         """Closes the connections."""

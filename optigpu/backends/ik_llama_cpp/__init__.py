@@ -10,8 +10,6 @@ from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp import LlamaCppBackend
 from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE
 from optigpu.backends.runtime import Runtime
-from optigpu.documents.result import Environment
-from optigpu.engines.environments import not_installed
 
 NOT_THERE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")
 """llama.cpp's types that this fork does not write, or writes under another name."""
@@ -23,10 +21,6 @@ class IkLlamaCppBackend(LlamaCppBackend):
     name = "ik_llama_cpp"
     summary = "GGUF files, and models that are written as one, in ik_llama.cpp, on a CPU; no LayerNorm"
     modules = (".native", "..llama_cpp.runtime")
-
-    def missing(self, environment: Environment) -> str | None:
-        """That the environment of the engine is not there."""
-        return not_installed(self.name)
 
     def refused_type(self, name: str) -> str | None:
         """The types that are written for llama.cpp alone."""

@@ -1,20 +1,26 @@
-"""ik_llama.cpp through the package ik-llama-cpp-python, and what that leaves out through ctypes."""
+"""ik_llama.cpp through the package ik-llama-cpp-python, and what that leaves out through ctypes.
+
+python -m optigpu.backends.ik_llama_cpp.native quantizes one GGUF file, as llama_cpp.convert does with llama.cpp.
+"""
 
 import ctypes
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 from ik_llama_cpp import _ctypes_api as api
 from numpy.typing import NDArray
 
-from optigpu.backends.ik_llama_cpp.structures import (
+from optigpu.backends.converter_program import converter_parser
+from optigpu.backends.ik_llama_cpp.engine import (
     FILE_TYPES,
     ROWS_OF,
     TENSOR_TYPES,
     QuantizeParameters,
     of_tensors,
 )
+from optigpu.backends.llama_cpp.convert import add_quantizing, quantize
 from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
 from optigpu.models.gguf_header import read_header
 from optigpu.vocabulary import UnsupportedError
@@ -115,3 +121,14 @@ def _defaults() -> QuantizeParameters:
             "that with: optigpu engines install ik_llama_cpp"
         )
     return parameters
+
+
+def main() -> int:
+    """Quantizes a file of F16; the exit status is as llama_cpp.convert's."""
+    parser = converter_parser("optigpu.backends.ik_llama_cpp.native", __doc__, "file", needs_model=False)
+    add_quantizing(parser)
+    return quantize(parser.parse_args(), IkLlamaCpp())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

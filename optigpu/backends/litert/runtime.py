@@ -24,7 +24,7 @@ from optigpu.edge.tflite import Model, Tensor, operator_counts, read_tflite
 from optigpu.models.held import TFLITE, model_file
 from optigpu.models.reference import ModelReference
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import SpecError, UnsupportedError
+from optigpu.vocabulary import SpecError, UnsupportedError, unsupported
 
 QUANTIZED = ("int8", "uint8")
 FLOAT = "float32"
@@ -96,16 +96,16 @@ class LiteRtRuntime(EngineRuntime):
         """For one batch of images. Raises UnsupportedError if LiteRT cannot run the file, or not for such a batch."""
         path, fixed = self._source.path, self._source.model.inputs[0].shape
         shape = (batch, *fixed[1:])
-        try:
+        with unsupported(
+            (ValueError, RuntimeError),
+            lambda why: f"LiteRT cannot run {path.name} for {batch} images: {why}.",
+        ):
             self._interpreter = Interpreter(model_path=str(path), num_threads=threads)
             self._input = self._interpreter.get_input_details()[0]["index"]
             self._output = self._interpreter.get_output_details()[0]["index"]
             if shape != fixed:
                 self._interpreter.resize_tensor_input(self._input, shape, strict=False)
             self._interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            why = str(error).strip().splitlines()[0].rstrip(".")
-            raise UnsupportedError(f"LiteRT cannot run {path.name} for {batch} images: {why}.") from error
 
 
 prepared = LiteRtRuntime

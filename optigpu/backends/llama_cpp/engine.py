@@ -12,7 +12,7 @@ from optigpu.backends.llama_cpp.convert import IMPORTANCE
 from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form
 from optigpu.backends.llama_cpp.library import Library
 
-WRITERS = ("convert", "file_types", "gguf_families", "gguf_metadata", "gguf_tensors", "gguf_tokenizer")
+WRITERS = ("convert", "file_types", "gguf_families", "gguf_tensors", "gguf_tokenizer")
 """Modules that decide what is written of a model."""
 _FOLDER = Path(__file__).parent
 

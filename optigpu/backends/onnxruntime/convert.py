@@ -2,18 +2,26 @@
 
 import argparse
 import sys
+import warnings
+from collections import Counter
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
+import numpy as np
+import onnx
 import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from optigpu.backends.converter_program import converter_parser, written
-from optigpu.backends.onnxruntime.classifier_graph import constants_of, quantize, write_classifier
 from optigpu.backends.onnxruntime.decoder_graph import write_decoder
 from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
-from optigpu.backends.onnxruntime.graph import GraphWriter
+from optigpu.backends.onnxruntime.graph import PACKED, GraphWriter, Written
 from optigpu.documents.facts import Footprint
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
+    ClassLogits,
     count_weights,
     load_image_model,
     load_model,
@@ -21,6 +29,77 @@ from optigpu.models.loading.load import (
     loaded_image_facts,
 )
 from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import UnsupportedError
+
+_OPSET = 17
+_SEED = 20
+"""Of the images that the scales come from: none that a workload draws."""
+
+
+def write_classifier(model: PreTrainedModel, path: Path, shape: tuple[int, int, int]) -> None:
+    """Writes the graph for images of `shape`, [channels, height, width], in batches of any size.
+
+    Batch norms become part of the convolutions before them. Raises UnsupportedError where torch cannot export it.
+    """
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # the tracer's, of Python that depends on shapes, fixed here
+        try:
+            torch.onnx.export(
+                ClassLogits(model).eval(),
+                (torch.zeros(2, *shape),),
+                str(path),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_axes={"images": {0: "batch"}, "logits": {0: "batch"}},
+                opset_version=_OPSET,
+                dynamo=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise UnsupportedError(
+                f"torch cannot export this classifier as ONNX ({str(error).strip().splitlines()[0]}); ask for the "
+                "backend torch."
+            ) from error
+
+
+class _Drawn:
+    """Random normal images, one at a time: a CalibrationDataReader."""
+
+    def __init__(self, count: int, shape: tuple[int, int, int]) -> None:
+        source = np.random.default_rng(_SEED)
+        self._images = (source.standard_normal((1, *shape)).astype(np.float32) for _ in range(count))
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        """The next one by the name of the graph's input; None after the last."""
+        image = next(self._images, None)
+        return None if image is None else {"images": image}
+
+
+def quantize(path: Path, shape: tuple[int, int, int], images: int) -> None:
+    """Replaces the graph by one with int8 weights and uint8 activations, whose scales cover so many random images."""
+    from onnxruntime.quantization import QuantFormat, QuantType, quant_pre_process, quantize_static
+
+    plain = path.with_suffix(".plain")
+    quant_pre_process(str(path), str(plain), skip_symbolic_shape=True)
+    quantize_static(
+        str(plain),
+        str(path),
+        _Drawn(images, shape),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    plain.unlink()
+
+
+def constants_of(path: Path) -> Written:
+    """The constants of a graph, all of which a pass reads."""
+    tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.data_type) for each in tensors]
+    sizes = [dtype.itemsize * prod(each.dims) for dtype, each in zip(dtypes, tensors, strict=True)]
+    packed = [size for size, dtype in zip(sizes, dtypes, strict=True) if str(dtype) in PACKED]
+    return Written(sum(sizes), sum(sizes), 0, Counter(map(str, dtypes)), sum(packed))
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
 
 NAME = "ONNX Runtime"
 PACKAGES = OnnxRuntimeBackend.packages
-_WRITERS = ("classifier_graph", "convert", "decoder_graph", "formats", "graph")
+_WRITERS = ("convert", "decoder_graph", "formats", "graph")
 CONVERTER = Converter(
     engine="onnxruntime",
     program="optigpu.backends.onnxruntime.convert",
@@ -186,14 +186,6 @@ class OnnxPassRuntime(EngineRuntime, Generic[Inputs]):
         """Its time ends when the most likely token or class of each row is chosen, as every backend's does."""
         ready = np.ascontiguousarray(inputs)
         return timed_pass(lambda: self._run(ready))
-
-    def weights(self) -> WeightFacts:
-        """The bytes as they were written; the hash is that of the weights that they were converted from."""
-        return self._weights
-
-    def footprint(self) -> Footprint | ImageFootprint:
-        """What a pass reads."""
-        return self._footprint
 
 
 _CPU = ("cpu", 0)

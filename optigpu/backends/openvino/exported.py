@@ -19,6 +19,7 @@ from optigpu.backends.traced import require_same, window_of
 from optigpu.documents.facts import ModelFacts
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
+    ClassLogits,
     count_weights,
     load_image_model,
     load_model,
@@ -71,19 +72,6 @@ class LastLogits(Module):
             logits_to_keep=1,
         )
         return (outputs.logits, *_kept(cache))
-
-
-class ClassLogits(Module):
-    """A classifier's logits alone."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, classes]."""
-        logits: torch.Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
 
 
 def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:

@@ -23,7 +23,7 @@ from optigpu.backends.openvino.settings import (
 )
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import SteppedRuntime
-from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, WeightFacts
+from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.cpu import has_vnni
 from optigpu.models.described import decoder_facts
 from optigpu.models.facts import known_facts
@@ -230,10 +230,6 @@ class OpenVinoImages(EngineRuntime):
             return logits
 
         return timed_pass(run)
-
-    def weights(self) -> WeightFacts:
-        """The bytes of the constants; the hash is that of the weights that they were converted from."""
-        return self._weights
 
     def footprint(self) -> ImageFootprint:
         """A pass reads all constants."""

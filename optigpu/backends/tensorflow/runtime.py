@@ -16,7 +16,7 @@ from optigpu.backends.tensorflow import PACKAGES
 from optigpu.documents.facts import FROM_FILE, ImageFacts, ImageFootprint, WeightFacts
 from optigpu.models.held import KERAS, model_file
 from optigpu.techniques.base import Notes, engine_options
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import UnsupportedError, unsupported
 
 FLOAT = 4
 
@@ -80,11 +80,9 @@ prepared = TensorFlowRuntime
 
 def _loaded(path: Path) -> "tf.keras.Model":
     """Without any code that a file may bring."""
-    try:
+    kinds = (ValueError, OSError, KeyError, TypeError)
+    with unsupported(kinds, lambda why: f"TensorFlow cannot load {path.name} ({why}); name another file."):
         return tf.keras.models.load_model(path, compile=False, safe_mode=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedError(f"TensorFlow cannot load {path.name} ({why}); name another file.") from error
 
 
 def _version(package: str) -> str:

@@ -9,11 +9,11 @@ from tensorrt_llm import LLM, SamplingParams
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.engine import TokensOnly, unknown_kernels
+from optigpu.backends.engine import DecodingEngine, unknown_kernels
 from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks
 from optigpu.backends.serving import Arrivals
-from optigpu.documents.facts import ModelFacts, WeightFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import UnsupportedError
@@ -40,7 +40,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "TensorRtLlmRunti
     return TensorRtLlmRuntime(order, engine, facts)
 
 
-class TensorRtLlmRuntime(TokensOnly):
+class TensorRtLlmRuntime(DecodingEngine):
     """A DecodingRuntime of one engine: every sequence of a batch is a request that begins at once.
 
     The executor has a process of its own.
@@ -67,10 +67,6 @@ class TensorRtLlmRuntime(TokensOnly):
         rows, length = prompt.shape
         self._remember(rows, length + new_tokens)
         return self._runner.run(self._generated(prompt.tolist(), new_tokens))
-
-    def weights(self) -> WeightFacts:
-        """The hash is that of the files; their bytes in the engine are not told."""
-        return self._weights
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """Not told."""

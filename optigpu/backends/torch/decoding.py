@@ -20,7 +20,7 @@ from transformers import (
 
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.attention import Mode
-from optigpu.backends.torch.clock import Clock
+from optigpu.backends.torch.device import Clock
 from optigpu.backends.torch.kv_caches import cache_argument, new_cache, no_steps
 from optigpu.models.families import family_of
 from optigpu.models.loading.packed_checkpoints import count_packed

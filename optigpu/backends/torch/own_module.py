@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.nn import Module
 from torch.utils.flop_counter import FlopCounterMode
 
-from optigpu.backends.torch.clock import calls_s
-from optigpu.backends.torch.device import TorchDevice, kind_of
+from optigpu.backends.torch.device import TorchDevice, calls_s, kind_of
 from optigpu.backends.torch.memory import held_bytes, peaks_of
 from optigpu.backends.torch.profile import Recording, TorchRuntime
 from optigpu.documents.facts import WeightFacts
@@ -214,13 +214,10 @@ def _pass(
     )
 
     def run() -> object:
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+        with nullcontext() if cast is None else torch.autocast(where.type, dtype=cast):
+            return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
-    def run_cast() -> object:
-        with torch.autocast(where.type, dtype=cast):
-            return run()
-
-    return run if cast is None else run_cast
+    return run
 
 
 TURNS, CALLS = 7, 20

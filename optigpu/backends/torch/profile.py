@@ -4,8 +4,8 @@ Loads no transformers, which takes seconds and operators do not need.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from torch.profiler import profile, record_function
 
 from optigpu.backends.runtime import MemoryPeaks, Profile
 from optigpu.backends.torch.attention import activities_of
-from optigpu.backends.torch.clock import Clock
-from optigpu.backends.torch.device import TorchDevice, module_of
+from optigpu.backends.torch.device import Clock, TorchDevice, module_of
 from optigpu.backends.torch.memory import peaks_of
 from optigpu.documents.facts import Footprint, ImageFootprint, WeightFacts
 from optigpu.documents.peaks import Bound
@@ -207,17 +206,5 @@ class TorchRuntime:
         return Profile(tuple(kernels), recording.steps, recording.recorded_steps)
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
-        return nvtx_range(name, self.device)
-
-
-@contextmanager
-def nvtx_range(name: str, device: DeviceKind) -> Iterator[None]:
-    """Names what happens within on CUDA's time line (NVTX), for an external profiler such as Nsight Systems."""
-    if device is not DeviceKind.CUDA:
-        yield
-        return
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
+        """Names what happens within on CUDA's time line (NVTX), for an external profiler such as Nsight Systems."""
+        return torch.cuda.nvtx.range(name) if self.device is DeviceKind.CUDA else nullcontext()

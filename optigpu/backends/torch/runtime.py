@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from transformers import AutoImageProcessor, PreTrainedTokenizerBase
 
 from optigpu.backends.runtime import Generation, Ids, Images, Logits, Pass, Pixels, Sampling
-from optigpu.backends.serving import Slots
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.backends.torch.profile import TorchRuntime
@@ -117,7 +116,7 @@ class TorchDecodingRuntime(TorchModelRuntime):
     def __init__(self, applied: DecodingModel, folder: Path) -> None:
         super().__init__(applied, folder)
         self.decoding = applied
-        self.facts = applied.facts
+        self.facts, self.slots = applied.facts, applied.slots
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -179,9 +178,6 @@ class TorchDecodingRuntime(TorchModelRuntime):
     def text_of(self, tokens: Ids) -> list[str]:
         texts: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return texts
-
-    def slots(self, count: int, length: int, block_tokens: int) -> Slots:
-        return self.decoding.slots(count, length, block_tokens)
 
     def observe(self, prompt: Ids) -> None:
         self.decoding.observe(self._place.tensor(prompt))

@@ -19,8 +19,4 @@ def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
 
 def overriding(stack: tuple[Technique, ...], *hooks: str) -> list[str]:
     """The names of the techniques that override one of these hooks."""
-    return [
-        technique.name
-        for technique in stack
-        if any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
-    ]
+    return [technique.name for technique in stack if any(map(technique.overrides, hooks))]

@@ -8,8 +8,6 @@ import os
 from typing import ClassVar
 
 from optigpu.backends.engine import EngineBackend
-from optigpu.documents.result import Environment
-from optigpu.engines.environments import not_installed
 from optigpu.vocabulary import DeviceKind
 
 
@@ -20,10 +18,6 @@ class VllmBackend(EngineBackend):
     summary = "vLLM's engine without a server, with a cache in pages"
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     workloads = ("generate",)
-
-    def missing(self, environment: Environment) -> str | None:
-        """That the environment of the engine is not there."""
-        return not_installed(self.name)
 
     def use_threads(self, count: int) -> None:
         """vLLM reads the variables when it is loaded; it would bind its threads to cores that others may use."""

@@ -29,7 +29,7 @@ from optigpu.backends.export import folder_of, room_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks
 from optigpu.backends.serving import Arrivals
 from optigpu.backends.vllm.settings import EngineSettings, cache_gib, settings_of
-from optigpu.documents.facts import ModelFacts, WeightFacts
+from optigpu.documents.facts import ModelFacts
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
@@ -118,6 +118,7 @@ class VllmRuntime(DecodingEngine):
         )
         self._engine, self._settings = engine, settings
         self._room = room_of(order, facts)
+        # With padding, and None where vLLM packs them.
         (held,) = engine.collective_rpc(_bytes_of_worker)
         self._weights = weights_of(order).model_copy(update={"bytes": held})
         self._requests = 0
@@ -127,10 +128,6 @@ class VllmRuntime(DecodingEngine):
         rows, length = prompt.shape
         self._take_room(rows, length + new_tokens)
         return self._run(prompt.tolist(), new_tokens, [{}] * rows)
-
-    def logits(self, tokens: Ids) -> Logits:
-        """The last token goes through the step that is timed."""
-        return next(self.score(tokens, tokens.shape[1] - 1))
 
     def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
         """Given tokens are forced in the engine's own steps; only the first of a sequence may go through a prompt's."""
@@ -145,14 +142,6 @@ class VllmRuntime(DecodingEngine):
         started = time.perf_counter_ns()
         self._scored(tokens, max(prefill, 1))
         return (time.perf_counter_ns() - started) / 1e9
-
-    def weights(self) -> WeightFacts:
-        """The bytes as vLLM holds them with padding, where it does not pack them; the hash is that of the files."""
-        return self._weights
-
-    def footprint(self) -> None:
-        """Not known: `reasons` says why."""
-        return
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """On a GPU torch's own counts, which hold the whole cache that was set aside; there are none on a CPU."""

@@ -14,14 +14,13 @@ from optigpu.job.spec.stack import (
     ModelName,
     PlanName,
     Tag,
-    as_value_error,
     check_stacks,
 )
 from optigpu.job.spec.variant import LARGEST_BATCH, expand_workload
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import AnyTechnique
-from optigpu.vocabulary import DeviceKind, Frozen, Scheduler, SpecError, Task
+from optigpu.vocabulary import DeviceKind, Frozen, Scheduler, SpecError, Task, as_value_error
 from optigpu.workloads import WORKLOADS, AnyWorkload, kinds_with
 from optigpu.workloads.base import Workload
 

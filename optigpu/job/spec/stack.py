@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, core_schema
@@ -14,7 +14,7 @@ from optigpu.documents.endpoints import ENDPOINT, parse_endpoint
 from optigpu.meters import METER_NAMES
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import SpecError, as_value_error
 from optigpu.workloads import WORKLOADS, kinds_with
 
 if TYPE_CHECKING:
@@ -127,14 +127,6 @@ class PlanName(StrEnum):
     MEMORY_LADDER = "memory-ladder"
     SEARCH = "search"
     BATCH_SCALING = "batch_scaling"
-
-
-def as_value_error(function: Any, *arguments: Any) -> Any:
-    """Converts our errors to ValueErrors, which pydantic collects into its report."""
-    try:
-        return function(*arguments)
-    except SpecError as error:
-        raise ValueError(str(error)) from error
 
 
 EndpointName = Annotated[

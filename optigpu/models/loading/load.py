@@ -104,6 +104,19 @@ def load_image_model(
     return model
 
 
+class ClassLogits(Module):
+    """A classifier's logits alone."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, classes]."""
+        logits: torch.Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
 def classifies_images(reference: ModelReference) -> bool:
     return type(config_of(reference)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 

@@ -28,6 +28,16 @@ ACTIVATION_INSTRUCTION_SETS: dict[ActivationBackend, int] = {
 }
 """The operators' numbers; the enumeration InstructionSet in fused_activation.cpp."""
 _SOURCES = sources(__file__, "fused_activation.cpp", "fused_activation.h", "../vector_math.h")
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_activation_instruction_set",
+    {
+        "bias_gelu": lambda x, *_, **__: x.new_empty(x.shape),
+        "swiglu": lambda x, *_, **__: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    },
+    ACTIVATION_INSTRUCTION_SETS,
+)
+native_activation_reason = _NATIVE.reason
 _BACKENDS: dict[str, ActivationBackend] = {}
 """The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
@@ -47,11 +57,6 @@ def activation_backend(device: torch.device | str) -> ActivationBackend:
     else:
         _BACKENDS[kind] = "torch" if kind != "cpu" or native_activation_reason() is not None else _NATIVE.best
     return _BACKENDS[kind]
-
-
-def native_activation_reason() -> str | None:
-    """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    return _NATIVE.reason
 
 
 def activation_reason(device: torch.device | str) -> str | None:
@@ -129,14 +134,3 @@ def _check(x: torch.Tensor, bias: torch.Tensor | None) -> None:
         raise ValueError(f"x must be floating point [..., columns], not {named(x)}.")
     if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
         raise ValueError(f"bias must be floating point [{x.shape[-1]}], not {named(bias)}.")
-
-
-_NATIVE = NativeOperators(
-    _SOURCES,
-    "optigpu_best_activation_instruction_set",
-    {
-        "bias_gelu": lambda x, *_, **__: x.new_empty(x.shape),
-        "swiglu": lambda x, *_, **__: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
-    },
-    ACTIVATION_INSTRUCTION_SETS,
-)

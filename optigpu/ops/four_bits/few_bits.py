@@ -23,11 +23,8 @@ FEW_BITS_INSTRUCTION_SETS: dict[FewBitsBackend, int] = {
 }
 """The operators' numbers; the enumeration InstructionSet in few_bits.cpp."""
 _SOURCES = sources(__file__, "few_bits.cpp", "few_bits.h", "compensated.h", "moments.h")
-
-
-def few_bits_reason() -> str | None:
-    """Why the operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    return _NATIVE.reason
+_NATIVE = NativeOperators(_SOURCES, "optigpu_best_few_bits_instruction_set", {}, FEW_BITS_INSTRUCTION_SETS)
+few_bits_reason = _NATIVE.reason
 
 
 @functools.cache
@@ -106,6 +103,3 @@ def add_moment(moment: torch.Tensor, x: torch.Tensor) -> None:
     x: contiguous bfloat16 [tokens, inputs]. Only where `multiplies_bfloat16`.
     """
     torch.ops.optigpu.add_moment(moment, x)
-
-
-_NATIVE = NativeOperators(_SOURCES, "optigpu_best_few_bits_instruction_set", {}, FEW_BITS_INSTRUCTION_SETS)

@@ -43,6 +43,13 @@ INNER_TILES = (8, 4, 2)
 OLDEST_CAPABILITY = (8, 0)
 """The first GPUs that torch's operator on CUDA is built for."""
 _SOURCES = sources(__file__, "int4_linear.cpp", "int4_linear_kernel.h", "../bfloat16.h")
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_int4_instruction_set",
+    {"int4_linear": lambda x, *others, **_: x.new_empty((*x.shape[:-1], others[4]))},  # the number of outputs
+    INSTRUCTION_SETS,
+)
+native_reason = _NATIVE.reason
 
 
 class PackedInt4(NamedTuple):
@@ -71,11 +78,6 @@ def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4B
     if fits and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY:
         return "torch-int4pack"
     return "torch-dequantize"
-
-
-def native_reason() -> str | None:
-    """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    return _NATIVE.reason
 
 
 def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
@@ -204,20 +206,3 @@ def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> No
     if scale.dtype != torch.bfloat16 or (packed.offset is not None and packed.offset.dtype != torch.bfloat16):
         raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {named(scale)}.")
     check_bias(bias, packed.outputs, "int4_linear")
-
-
-def _fake(  # the operator's own signature
-    x: torch.Tensor,
-    packed: torch.Tensor,  # noqa: ARG001
-    scale: torch.Tensor,  # noqa: ARG001
-    offset: torch.Tensor | None,  # noqa: ARG001
-    bias: torch.Tensor | None,  # noqa: ARG001
-    outputs: int,
-    instruction_set: int = 0,  # noqa: ARG001
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], outputs))
-
-
-_NATIVE = NativeOperators(
-    _SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake}, INSTRUCTION_SETS
-)

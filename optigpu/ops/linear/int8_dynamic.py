@@ -27,6 +27,10 @@ INSTRUCTION_SETS: dict[DynamicBackend, int] = {"native-portable": 1, "native-avx
 CUDA_ROWS = 32
 """It takes no fewer than 17 rows there; fewer are filled up to this."""
 _SOURCES = sources(__file__, "int8_dynamic.cpp", "int8_dynamic_kernel.h", "../bfloat16.h")
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": linear_fake}, INSTRUCTION_SETS
+)
+dynamic_native_reason = _NATIVE.reason
 
 
 def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,11 +52,6 @@ def int8_dynamic_backend(device: torch.device | str) -> DynamicBackend:
     if torch.device(device).type == "cuda":
         return "torch-int_mm"
     return "torch-widen" if dynamic_native_reason() is not None else _NATIVE.best
-
-
-def dynamic_native_reason() -> str | None:
-    """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    return _NATIVE.reason
 
 
 def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
@@ -135,8 +134,3 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     if scale.dtype != torch.float32 or not fits:
         raise ValueError(f"int8_dynamic needs one float32 scale per output, not {named(scale)}.")
     check_bias(bias, scale.shape[0], "int8_dynamic")
-
-
-_NATIVE = NativeOperators(
-    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": linear_fake}, INSTRUCTION_SETS
-)

@@ -38,6 +38,10 @@ ROWS_WITHOUT_MATRIX_UNITS = 16
 SCALE_UNIT = 2**-7
 """Exact in every type, and keeps the sums of float16 activations with weights up to 127 in float16's range."""
 _SOURCES = sources(__file__, "int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h")
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_instruction_set", {"int8_linear": linear_fake}, INSTRUCTION_SETS
+)
+native_reason = _NATIVE.reason
 _TRITON_ROWS: dict[str, int] = {}
 """The most rows for the Triton kernels, by device, filled when weights are packed: traced code cannot load Triton."""
 
@@ -68,11 +72,6 @@ def int8_linear_backend(device: torch.device | str) -> Int8Backend:
     if kind != "cpu":
         return "triton" if _triton_rows(kind) else "torch-dequantize"
     return "torch-int8pack" if native_reason() is not None else _NATIVE.best
-
-
-def native_reason() -> str | None:
-    """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    return _NATIVE.reason
 
 
 def pack(q: torch.Tensor) -> torch.Tensor:
@@ -164,8 +163,3 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     if scale.dtype != torch.float32 or scale.dim() != 1 or -(-scale.shape[0] // unit) != packed.shape[0]:
         raise ValueError(f"int8_linear needs one float32 scale per output, not {named(scale)}.")
     check_bias(bias, scale.shape[0], "int8_linear")
-
-
-_NATIVE = NativeOperators(
-    _SOURCES, "optigpu_best_instruction_set", {"int8_linear": linear_fake}, INSTRUCTION_SETS
-)

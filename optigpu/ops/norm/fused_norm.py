@@ -23,6 +23,18 @@ NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {"native-portable": 1, "native-a
 TRITON_WIDTH = 2**15
 """The longest row that one program of the Triton kernel holds in its registers; longer ones are left to plain torch."""
 _SOURCES = sources(__file__, "fused_norm.cpp", "fused_norm.h")
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_norm_instruction_set",
+    {
+        "layer_norm": lambda x, *_, **__: x.new_empty(x.shape),
+        "rms_norm": lambda x, *_, **__: x.new_empty(x.shape),
+        "add_layer_norm": lambda x, *_, **__: (x.new_empty(x.shape), x.new_empty(x.shape)),
+        "add_rms_norm": lambda x, *_, **__: (x.new_empty(x.shape), x.new_empty(x.shape)),
+    },
+    NORM_INSTRUCTION_SETS,
+)
+native_norm_reason = _NATIVE.reason
 _BACKENDS: dict[str, NormBackend] = {}
 """The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
@@ -40,11 +52,6 @@ def norm_backend(device: torch.device | str) -> NormBackend:
     else:
         _BACKENDS[kind] = "torch" if kind != "cpu" or native_norm_reason() is not None else _NATIVE.best
     return _BACKENDS[kind]
-
-
-def native_norm_reason() -> str | None:
-    """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    return _NATIVE.reason
 
 
 def add_layer_norm(
@@ -150,20 +157,3 @@ def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor |
     for row in rows:
         if row is not None and (row.dim() != 1 or row.shape[0] != shape[-1] or not row.is_floating_point()):
             raise ValueError(f"weight and bias must be floating point [{shape[-1]}], not {named(row)}.")
-
-
-def _fake_one(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def _fake_pair(x: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-_NATIVE = NativeOperators(
-    _SOURCES,
-    "optigpu_best_norm_instruction_set",
-    dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
-    | dict.fromkeys(("layer_norm", "rms_norm"), _fake_one),
-    NORM_INSTRUCTION_SETS,
-)

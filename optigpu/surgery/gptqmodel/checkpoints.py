@@ -31,11 +31,11 @@ from optigpu.paths import cache_dir
 from optigpu.quality.text import SELF_WRITTEN, read_source
 from optigpu.surgery.extras import Package, how_to_install
 from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, QuantizationRequest
-from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, conv1d_reason
+from optigpu.surgery.gptqmodel.technique import Calibration, Recipe, conv1d_reason
 from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.places import checked_places, weight_of
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import UnsupportedError, canonical_json
+from optigpu.vocabulary import UnsupportedError, canonical_json, first_line
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -239,8 +239,7 @@ def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str)
         local = Path(name).is_dir()
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, local_files_only=local)
     except Exception as error:  # of a damaged tokenizer the library raises whatever it stumbles over
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UnsupportedError(f"{technique} cannot calibrate with {text}: {why}.") from error
+        raise UnsupportedError(f"{technique} cannot calibrate with {text}: {first_line(error)}.") from error
     ids: list[int] = tokenizer.encode(words, add_special_tokens=False)
     if max(ids, default=0) >= vocabulary:
         raise UnsupportedError(

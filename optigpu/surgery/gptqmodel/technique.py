@@ -1,5 +1,6 @@
 """What the techniques that compute with GPTQModel's 4-bit layers have in common. Imports no torch."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -7,13 +8,39 @@ from pydantic import Field, field_validator
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.hardware.device_kinds import Ability
+from optigpu.models.families import family_of
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int4_bytes
 from optigpu.quality.text import FILE_PREFIX, SELF_WRITTEN, check_name
 from optigpu.surgery.extras import Package
-from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe
 from optigpu.techniques.base import ON_TEXT, Expected, LoadOptions, Model, Notes, WeightsTechnique
 from optigpu.vocabulary import DeviceKind, Task
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`samples` sequences of `length` tokens: drawn from the model itself with `seed`, or cut from a file."""
+
+    text: str
+    samples: int
+    length: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`method` is "gptq" or "awq"; `group_size` inputs of an output share a scale."""
+
+    method: str
+    group_size: int
+    calibration: Calibration
+
+
+def conv1d_reason(family: str) -> str | None:
+    """Why GPTQModel's AWQ cannot quantize a family's linear layers, or None."""
+    known = family_of(family)
+    reason = f"GPTQModel's AWQ does not support the Conv1D layers of {known.title}; use gptq instead."
+    return reason if known.conv1d else None
 
 
 class CalibratedFourBits(WeightsTechnique):

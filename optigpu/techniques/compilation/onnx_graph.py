@@ -1,7 +1,6 @@
 from typing import Literal
 
 from optigpu.techniques.base import ON_MODELS, EngineOptions, Expected, OnCpuEngine, Phase, Technique, Trial
-from optigpu.vocabulary import Layer
 
 
 class OnnxGraph(OnCpuEngine, Technique):
@@ -11,7 +10,6 @@ class OnnxGraph(OnCpuEngine, Technique):
     fuses operators, and "all" also changes the layout of tensors, for convolutions above all.
     """
 
-    layer = Layer.COMPILATION
     phase = Phase.COMPILATION
     tasks = ON_MODELS
     backends = ("onnxruntime",)

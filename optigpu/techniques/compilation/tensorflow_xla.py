@@ -1,13 +1,12 @@
 from typing import Literal
 
 from optigpu.techniques.base import EngineOptions, Expected, OnCpuEngine, Phase, Technique
-from optigpu.vocabulary import Layer, Task
+from optigpu.vocabulary import Task
 
 
 class TensorflowXla(OnCpuEngine, Technique):
     """Compiles the whole function of a Keras model by XLA, for the batch that it runs with."""
 
-    layer = Layer.COMPILATION
     phase = Phase.COMPILATION
     tasks = (Task.IMAGES,)
     backends = ("tensorflow",)

@@ -14,7 +14,7 @@ from optigpu.techniques.base import (
     Phase,
     Technique,
 )
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind
 
 
 class Autocast(Technique):
@@ -24,7 +24,6 @@ class Autocast(Technique):
     none of them, and a compiled step converts by itself: then every token converts all weights.
     """
 
-    layer = Layer.MEMORY
     phase = Phase.EXECUTION
     tasks = ON_MODELS
     summary = "matrix products in a narrower type than the weights, which stay float32"

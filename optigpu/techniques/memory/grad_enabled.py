@@ -2,7 +2,6 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.techniques.base import ON_MODELS, Choice, Expected, Model, ModeOptions, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
 
 
 class GradEnabled(Technique):
@@ -11,7 +10,6 @@ class GradEnabled(Technique):
     Each request keeps all of its activations, and the growing cache keeps each of its earlier states.
     """
 
-    layer = Layer.MEMORY
     phase = Phase.EXECUTION
     tasks = ON_MODELS
     summary = "gradients left on: every activation of a request is kept until its end"

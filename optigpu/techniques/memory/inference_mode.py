@@ -1,13 +1,11 @@
 from typing import Literal
 
 from optigpu.techniques.base import ON_MODELS, Choice, Expected, ModeOptions, Phase, Technique
-from optigpu.vocabulary import Layer
 
 
 class InferenceMode(Technique):
     """Runs forward passes under torch.inference_mode; without it they run under torch.no_grad."""
 
-    layer = Layer.MEMORY
     phase = Phase.EXECUTION
     tasks = ON_MODELS
     summary = "no gradients, and none of the version counters and view tracking that autograd needs"

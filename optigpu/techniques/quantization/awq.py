@@ -3,8 +3,7 @@ from typing import Literal
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.surgery.extras import FOUR_BITS
-from optigpu.surgery.gptqmodel.recipe import conv1d_reason
-from optigpu.surgery.gptqmodel.technique import CalibratedFourBits
+from optigpu.surgery.gptqmodel.technique import CalibratedFourBits, conv1d_reason
 from optigpu.vocabulary import DeviceKind
 
 

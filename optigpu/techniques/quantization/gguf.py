@@ -5,7 +5,7 @@ from typing import Literal, cast, get_args
 from optigpu.models.tensors import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import GgufBlock, gguf_bytes
 from optigpu.techniques.base import EngineOptions, Expected, GgufType, OnCpuEngine, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _ALIKE: tuple[GgufType, ...] = ("F16", "BF16", "Q8_0")
 """Types that every matrix of a file has."""
@@ -21,7 +21,6 @@ class Gguf(OnCpuEngine, Technique):
     with interleaved rows (R4, R8).
     """
 
-    layer = Layer.QUANTIZATION
     phase = Phase.QUANTIZATION
     backends = ("llama_cpp", "ik_llama_cpp")
     later = ("pure",)

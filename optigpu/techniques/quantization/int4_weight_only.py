@@ -91,11 +91,7 @@ class Int4WeightOnly(WeightsTechnique):
         return packed.but(widened_bytes=4 * widest)
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place.
-
-        Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite, or
-        inputs that the groups do not divide.
-        """
+        """Replaces the linear layers in place. Raises UnsupportedError as `checked_places` does."""
         from optigpu.ops.four_bits.scheme import Int4Scheme
         from optigpu.ops.linear.int4_linear import int4_linear_backend
         from optigpu.surgery.int4_layers import Int4Linear

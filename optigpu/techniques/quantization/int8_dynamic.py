@@ -60,8 +60,7 @@ class Int8Dynamic(WeightsTechnique):
     def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite or a
-        layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
+        Raises UnsupportedError as `checked_places` and `smooth` do, and for more inputs than 32-bit sums allow.
         """
         from optigpu.ops.linear.int8_dynamic import MOST_INNER, int8_dynamic_backend
         from optigpu.surgery.int8_layers import Int8DynamicLinear

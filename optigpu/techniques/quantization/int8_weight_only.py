@@ -43,10 +43,7 @@ class Int8WeightOnly(WeightsTechnique):
         return weights.with_bytes(partial(int8_bytes, device=device), head=True)
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place.
-
-        Raises UnsupportedError when the model has none, is quantized already, or has weights that are NaN or infinite.
-        """
+        """Replaces the linear layers in place. Raises UnsupportedError as `checked_places` does."""
         from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.int8_layers import Int8Linear
         from optigpu.surgery.places import checked_places, exchange

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -58,8 +59,7 @@ class LlmInt8(WeightsTechnique):
     def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
-        has weights that float16 does not hold.
+        Raises UnsupportedError as `places_but_the_head` does, and for weights that float16 does not hold.
         """
         from optigpu.surgery.bitsandbytes_layers import Int8OutlierLinear
         from optigpu.surgery.places import exchange, places_but_the_head, weight_of
@@ -71,7 +71,5 @@ class LlmInt8(WeightsTechnique):
                     f"{self.name} quantizes from float16, and {place.path} has weights beyond its range; use "
                     "int8_weight_only instead."
                 )
-        exchange(
-            places, lambda layer: Int8OutlierLinear(weight_of(layer), layer.bias, threshold=self.threshold)
-        )
+        exchange(places, partial(Int8OutlierLinear.of, threshold=self.threshold))
         notes.record(int8_layers=len(places), int8_backend="bitsandbytes", outlier_threshold=self.threshold)

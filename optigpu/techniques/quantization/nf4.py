@@ -57,21 +57,12 @@ class Nf4(WeightsTechnique):
         return packed.but(widened_bytes=widened)
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place, and records which kernel each kind of layer has.
-
-        Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
-        has weights that are NaN or infinite.
-        """
+        """Replaces the linear layers in place, and records which kernel each has. Raises as `places_but_the_head`."""
         from optigpu.surgery.bitsandbytes_layers import Nf4Linear
-        from optigpu.surgery.places import places_but_the_head, weight_of
+        from optigpu.surgery.places import exchange, places_but_the_head
 
         places = places_but_the_head(model, self.name)
-        layers = []
-        for place in places:
-            layer = place.layer
-            twin = Nf4Linear(weight_of(layer), layer.bias, self.double_quantization, self.packing)
-            place.put(twin)
-            layers.append(twin)
+        layers = exchange(places, partial(Nf4Linear.of, double=self.double_quantization, packed=self.packing))
         notes.record(
             nf4_layers=len(layers),
             nf4_fused_layers=sum(layer.fused for layer in layers),

@@ -7,7 +7,7 @@ from optigpu.documents.result import Environment
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Expected, LoadOptions, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, SpecError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError, as_value_error
 
 NO_MODEL = (
     "smaller_model needs a model; write smaller_model:model=path:DIR, a folder that optigpu recipe made."
@@ -21,7 +21,6 @@ class SmallerModel(Technique):
     model from the fp32 one of full size. `optigpu recipe` makes such models.
     """
 
-    layer = Layer.SPARSITY
     phase = Phase.PRUNING
     summary = "a distilled or pruned model in the place of the one that it was made from"
     citation = (
@@ -52,10 +51,7 @@ class SmallerModel(Technique):
     @field_validator("model")
     @classmethod
     def _canonical_reference(cls, model: str | None) -> str | None:
-        try:
-            return None if model is None else str(parse_reference(model))
-        except SpecError as error:
-            raise ValueError(str(error)) from error
+        return None if model is None else str(as_value_error(parse_reference, model))
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         if self.model is None:

@@ -35,22 +35,10 @@ class Int8Finetune(AdapterParameters, TrainingTechnique):
     name: Literal["int8_finetune"] = "int8_finetune"
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place and adds the factors.
-
-        Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized
-        already, or has weights that are NaN or infinite.
-        """
+        """Replaces the linear layers in place and adds the factors. Raises as `frozen_with_factors` does."""
         from optigpu.ops.linear.int8_linear import int8_linear_backend
-        from optigpu.surgery.adapters import FrozenLinear, add_factors, chosen_places
+        from optigpu.surgery.adapters import frozen_with_factors
         from optigpu.surgery.int8_layers import Int8Linear
-        from optigpu.surgery.places import exchange, places_but_the_head
 
-        places = places_but_the_head(model, self.name)
-        chosen = chosen_places(model, places, self.targets, self.name)
-        exchange(places, lambda layer: FrozenLinear.around(Int8Linear.of(layer), layer))
-        notes.record(
-            frozen_layers=len(places),
-            frozen_format="int8",
-            int8_backend=int8_linear_backend(model.device),
-            **add_factors(model, chosen, self),
-        )
+        facts = frozen_with_factors(model, self.name, Int8Linear.of, self)
+        notes.record(frozen_format="int8", int8_backend=int8_linear_backend(model.device), **facts)

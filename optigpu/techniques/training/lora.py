@@ -37,11 +37,7 @@ class Lora(AdapterParameters, TrainingTechnique):
     name: Literal["lora"] = "lora"
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Adds the factors in place and freezes the rest.
-
-        Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized, or
-        has weights that are NaN or infinite.
-        """
+        """Adds the factors in place and freezes the rest. Raises as `chosen_places` and `places_but_the_head` do."""
         from optigpu.surgery.adapters import add_factors, chosen_places
         from optigpu.surgery.places import places_but_the_head
 

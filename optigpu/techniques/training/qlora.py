@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -54,26 +55,18 @@ class Qlora(AdapterParameters, TrainingTechnique):
         return (own if self.base == "int4" else None) or super().check(environment, device, model)
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place and adds the factors.
-
-        Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized
-        already, has weights that are NaN or infinite, or inputs that the groups of "int4" do not divide.
-        """
+        """Replaces the linear layers in place and adds the factors. Raises as `frozen_with_factors` does."""
         from optigpu.ops.four_bits.scheme import Int4Scheme
-        from optigpu.surgery.adapters import FrozenLinear, WideningLayer, add_factors, chosen_places
+        from optigpu.surgery.adapters import frozen_with_factors
         from optigpu.surgery.int4_layers import Int4Linear
-        from optigpu.surgery.places import LinearLayer, exchange, places_but_the_head, weight_of
 
-        scheme = Int4Scheme()
-
-        def quantized(layer: LinearLayer) -> WideningLayer:
-            if self.base == "int4":
-                return Int4Linear.of(layer, scheme, readable=True)
+        if self.base == "int4":
+            scheme = Int4Scheme()
+            four_bits = partial(Int4Linear.of, scheme=scheme, readable=True)
+            facts = frozen_with_factors(model, self.name, four_bits, self, scheme.group_size)
+        else:
             from optigpu.surgery.bitsandbytes_layers import Nf4Linear
 
-            return Nf4Linear(weight_of(layer), layer.bias, self.double_quantization, packed=False)
-
-        places = places_but_the_head(model, self.name, scheme.group_size if self.base == "int4" else 1)
-        chosen = chosen_places(model, places, self.targets, self.name)
-        exchange(places, lambda layer: FrozenLinear.around(quantized(layer), layer))
-        notes.record(frozen_layers=len(places), frozen_format=self.base, **add_factors(model, chosen, self))
+            normal_floats = partial(Nf4Linear.of, double=self.double_quantization, packed=False)
+            facts = frozen_with_factors(model, self.name, normal_floats, self)
+        notes.record(frozen_format=self.base, **facts)

@@ -15,7 +15,7 @@ from optigpu.backends.torch.memory import operator_peaks_of
 from optigpu.backends.torch.runtime import TorchModelRuntime
 from optigpu.backends.torch.training.model import TrainableModel
 from optigpu.backends.torch.training.step import Trainer
-from optigpu.backends.training import StepFlops, TrainedStep, TrainingBatch
+from optigpu.backends.training import StepFlops, TrainingBatch
 from optigpu.documents.facts import WeightFacts
 from optigpu.vocabulary import DeviceKind
 
@@ -34,6 +34,8 @@ class TorchTrainingRuntime(TorchModelRuntime):
         super().__init__(applied, folder)
         self.training = applied
         self.facts = applied.facts
+        self.step, self.restart, self.observe = applied.step, applied.restart, applied.observe
+        self.gradient_norm = applied.gradient_norm
 
     def weights(self) -> WeightFacts:
         return super().weights().model_copy(update={"trainable": self.training.trainable})
@@ -41,20 +43,8 @@ class TorchTrainingRuntime(TorchModelRuntime):
     def footprint(self) -> None:
         """None: the operations of a step are counted instead."""
 
-    def step(self, batch: TrainingBatch) -> TrainedStep:
-        return self.training.step(batch)
-
-    def restart(self) -> None:
-        self.training.restart()
-
-    def gradient_norm(self, batch: TrainingBatch) -> float:
-        return self.training.gradient_norm(batch)
-
     def step_flops(self, batch: TrainingBatch) -> StepFlops:
         return flops_of(self.training.trainer, batch)
-
-    def observe(self, batch: TrainingBatch) -> None:
-        self.training.observe(batch)
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """CUDA's allocator's; on a CPU weights, states of the optimizer, and all that torch allocates in the step."""

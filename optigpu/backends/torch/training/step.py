@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 
-from optigpu.backends.torch.clock import Clock
+from optigpu.backends.torch.device import Clock
 from optigpu.backends.training import (
     MakeOptimizer,
     MicroBatch,

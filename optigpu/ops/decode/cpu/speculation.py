@@ -21,6 +21,12 @@ class Tally:
     guessed: int = 0
     accepted: int = 0
 
+    def facts(self) -> dict[str, float | None]:
+        return {
+            "acceptance_rate": self.accepted / self.guessed if self.guessed else None,
+            "tokens_per_pass": self.tokens / self.passes if self.passes else None,
+        }
+
 
 class GuessingDecoder:
     """Decodes one sequence with a CpuDecoder, and guesses what follows.

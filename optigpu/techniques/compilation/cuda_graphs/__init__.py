@@ -3,7 +3,6 @@ from typing import ClassVar, Literal
 
 from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import ON_MODELS, Choice, Expected, Forward, Notes, Phase, Step, Technique
-from optigpu.vocabulary import Layer
 
 
 class CudaGraphs(Technique):
@@ -14,7 +13,6 @@ class CudaGraphs(Technique):
     unless its mode records graphs by itself.
     """
 
-    layer = Layer.COMPILATION
     phase = Phase.CAPTURE
     tasks = ON_MODELS
     summary = (

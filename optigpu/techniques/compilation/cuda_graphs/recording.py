@@ -10,7 +10,7 @@ from transformers import Cache
 
 from optigpu.surgery.compile_times import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import unsupported
 
 WARM_UPS = 3
 """Runs before the recording: libraries choose their kernels and allocate their workspaces in the first ones."""
@@ -83,14 +83,9 @@ def record_cuda_graph(run: Callable[[], Any], undo: Callable[[], None]) -> tuple
                 undo()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                outputs = run()
-        except RuntimeError as error:
-            why = str(error).strip().splitlines()[0].rstrip(".")
-            raise UnsupportedError(
-                f"cuda_graphs cannot record this model ({why}); leave it out of the stack."
-            ) from error
+        sentence = "cuda_graphs cannot record this model ({}); leave it out of the stack."
+        with unsupported(RuntimeError, sentence.format), torch.cuda.graph(graph):
+            outputs = run()
     torch.cuda.synchronize()
     return graph.replay, outputs
 

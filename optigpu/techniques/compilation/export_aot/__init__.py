@@ -5,7 +5,7 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Choice, Expected, Notes, Phase, Step, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind
 
 
 class ExportAot(Technique):
@@ -15,7 +15,6 @@ class ExportAot(Technique):
     kept in the cache folder: the next process with the same graph finds it there.
     """
 
-    layer = Layer.COMPILATION
     phase = Phase.COMPILATION
     abilities = (Ability.INDUCTOR,)
     summary = "the decode step compiled ahead of time into a library without Python, which is kept for later processes"

@@ -22,7 +22,7 @@ from transformers import Cache
 from optigpu.paths import cache_dir
 from optigpu.surgery.compile_times import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import UnsupportedError, unsupported
 
 BUILD_TIMEOUT_S = 1800
 CONFIG = {
@@ -58,14 +58,11 @@ def load_package(exported: torch.export.ExportedProgram) -> Package:
     digest = hashlib.sha256("\0".join(made_of(exported).values()).encode()).hexdigest()[:32]
     path = folder() / f"{digest}.pt2"
     hit = path.is_file()
-    try:
+    with unsupported((OSError, RuntimeError), "AOTInductor cannot compile this model here: {}.".format):
         if not hit:
             _build(exported, path)
         built = time.perf_counter()
         loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
-    except (OSError, RuntimeError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedError(f"AOTInductor cannot compile this model here: {why}.") from error
     tensors = {**exported.state_dict, **exported.constants}
     names = loaded.get_constant_fqns()
     if unknown := set(names) - set(tensors):
@@ -146,12 +143,11 @@ class ExportedStep:
     def _library(self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache) -> Package:
         """Raises UnsupportedError when the step cannot be exported or compiled here."""
         started = time.perf_counter()
-        try:
+        with unsupported(
+            (RuntimeError, ValueError), "torch.export cannot make one graph of this model: {}.".format
+        ):
             module = StepWithCache(self._step, cache)
             exported = torch.export.export(module, (tokens, position), strict=False)
-        except (RuntimeError, ValueError) as error:
-            why = str(error).strip().splitlines()[0].rstrip(".")
-            raise UnsupportedError(f"torch.export cannot make one graph of this model: {why}.") from error
         exported_s = time.perf_counter() - started
         package = load_package(exported)
         self._notes.record(

@@ -7,7 +7,7 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import ON_MODELS, Choice, Expected, Forward, Notes, Phase, Step, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind
 
 
 class TorchCompile(Technique):
@@ -19,7 +19,6 @@ class TorchCompile(Technique):
     by operator, which shows what capturing alone buys, and "cudagraphs" records those operators on CUDA.
     """
 
-    layer = Layer.COMPILATION
     phase = Phase.COMPILATION
     tasks = ON_MODELS
     abilities = (Ability.INDUCTOR,)

@@ -14,7 +14,7 @@ from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 from optigpu.surgery.compile_times import MadeFor, compile_facts, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import UnsupportedError, unsupported
 
 MANY_RECOMPILES = 256
 """With graph breaks a layer is a graph of its own, and torch's limit of 8 would run the ninth in the interpreter."""
@@ -68,13 +68,9 @@ class Compiled:
 
     def _first_call(self, *arguments: Any) -> Any:
         before = compile_facts()
-        try:
+        sentence = "torch_compile cannot make one graph of this model ({}); set fullgraph to false."
+        with unsupported((Unsupported, UserError, TorchRuntimeError), sentence.format):
             result = self._compiled(*arguments)
-        except (Unsupported, UserError, TorchRuntimeError) as error:
-            why = str(error).strip().splitlines()[0].rstrip(".")
-            raise UnsupportedError(
-                f"torch_compile cannot make one graph of this model ({why}); set fullgraph to false."
-            ) from error
         facts = compile_facts(before)
         graphs = facts["compiled_graphs"]
         if graphs == 0 or (self._technique.fullgraph and graphs != 1):

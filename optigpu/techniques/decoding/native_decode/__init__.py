@@ -21,7 +21,7 @@ from optigpu.techniques.base import (
     Trial,
 )
 from optigpu.techniques.decoding.native_decode import prediction
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 if TYPE_CHECKING:
     from optigpu.ops.decode.cpu.decoder import CpuDecoder
@@ -54,7 +54,6 @@ class NativeDecode(Technique):
     are quantized from, and take half the memory for loading.
     """
 
-    layer = Layer.DECODING
     phase = Phase.DECODING
     tasks = ON_TEXT
     abilities = (Ability.OWN_KERNELS,)

@@ -175,12 +175,7 @@ class NativeSpeculation:
         for chosen in calls:
             marks += [clock.mark()] * chosen
         tokens = torch.cat([first, others], dim=1)
-        tally = self.guessing.tally
-        self.plain.notes.record(
-            **self.plain.facts,
-            acceptance_rate=tally.accepted / tally.guessed if tally.guessed else None,
-            tokens_per_pass=tally.tokens / tally.passes if tally.passes else None,
-        )
+        self.plain.notes.record(**self.plain.facts, **self.guessing.tally.facts())
         if not self._compared:
             self._compare(tokens, self.plain(prompt, new_tokens, clock)[0])
         return tokens, marks

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from optigpu.ops.four_bits.compensated import compensation
 from optigpu.ops.four_bits.few_bits import product_type
-from optigpu.surgery.places import Place, weight_of
+from optigpu.surgery.places import Place, linear_of, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import (
     ROWS_AT_ONCE,
     Gathered,
@@ -190,8 +190,4 @@ def _aimed(
 def _widened(layer: torch.nn.Module) -> torch.nn.Linear:
     """A layer with the weights of a packed one, which are widened once for all passes."""
     assert isinstance(layer, DecodeLinear)
-    found = torch.nn.Linear(layer.inputs, layer.outputs, bias=False, device="meta")
-    found.weight = torch.nn.Parameter(layer.unpacked(), requires_grad=False)
-    if layer.bias is not None:
-        found.bias = torch.nn.Parameter(layer.bias[: layer.outputs], requires_grad=False)
-    return found
+    return linear_of(layer.unpacked(), None if layer.bias is None else layer.bias[: layer.outputs])

@@ -10,7 +10,7 @@ from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import StoredWeights
 from optigpu.techniques.base import Expected, Loop, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, SpecError
+from optigpu.vocabulary import DeviceKind, as_value_error
 
 NGRAM = 3
 _OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
@@ -30,7 +30,6 @@ class SpeculativeDecoding(Technique):
     compared; a token of another choice is accepted as a tie only where the plain model's own rounding explains it.
     """
 
-    layer = Layer.DECODING
     phase = Phase.DECODING
     summary = "several tokens are guessed and verified in one pass, with the output of greedy decoding"
     citation = (
@@ -69,10 +68,7 @@ class SpeculativeDecoding(Technique):
     @field_validator("draft")
     @classmethod
     def _canonical_reference(cls, draft: str | None) -> str | None:
-        try:
-            return None if draft is None else str(parse_reference(draft))
-        except SpecError as error:
-            raise ValueError(str(error)) from error
+        return None if draft is None else str(as_value_error(parse_reference, draft))
 
     @model_validator(mode="after")
     def _either_way(self) -> Self:

@@ -126,11 +126,7 @@ class SpeculativeLoop:
             )
         decoded, marks = self._decode(prompt, new_tokens, clock)
         tokens = torch.tensor([decoded], device=prompt.device)
-        tally = self._tally
-        self.notes.record(
-            acceptance_rate=tally.accepted / tally.guessed if tally.guessed else None,
-            tokens_per_pass=tally.tokens / tally.passes if tally.passes else None,
-        )
+        self.notes.record(**self._tally.facts())
         if not self._compared:
             expected, _ = self.plain(prompt, new_tokens, clock)
             self.notes.record(**self._comparison(prompt, tokens, expected))

@@ -9,11 +9,10 @@ from optigpu.surgery.merging import (
     activation_kernels,
     joined,
     kind_of,
-    linear_of,
     modules_of,
     require_mergeable,
 )
-from optigpu.surgery.places import Place
+from optigpu.surgery.places import Place, linear_of
 from optigpu.vocabulary import UnsupportedError
 
 GATED = [family for family in FAMILIES.values() if family.mlp and family.mlp.gate]

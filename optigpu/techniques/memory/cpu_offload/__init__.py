@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part, StoredWeights
 from optigpu.techniques.base import ON_TEXT, Expected, LoadOptions, Model, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind
 
 SLOTS = 2
 """Layers on the device at once: one that computes and one that arrives."""
@@ -17,7 +17,6 @@ class CpuOffload(Technique):
     So a model may be larger than the GPU's memory. The embedding, the head and the cache are on the GPU throughout.
     """
 
-    layer = Layer.MEMORY
     phase = Phase.PLACEMENT
     tasks = ON_TEXT
     summary = "weights of decoder layers stay on the host and visit the GPU one layer at a time"

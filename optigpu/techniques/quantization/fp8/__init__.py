@@ -39,10 +39,7 @@ class Fp8(WeightsTechnique):
         return weights.with_bytes(fp8_bytes, head=True)
 
     def modules(self, model: Model, notes: Notes) -> None:
-        """Replaces the linear layers in place.
-
-        Raises UnsupportedError when the model has none, is quantized already, or has weights that are NaN or infinite.
-        """
+        """Replaces the linear layers in place. Raises UnsupportedError as `checked_places` does."""
         from optigpu.surgery.places import checked_places, exchange
         from optigpu.techniques.quantization.fp8.layers import Fp8Linear
 

@@ -1,13 +1,10 @@
 """Linear layers with e4m3 weights whose activations are rounded to e4m3."""
 
-from typing import Self
-
 import torch
 from torch.nn.functional import pad
 
 from optigpu.ops.layouts import FP8_STEP
-from optigpu.surgery.int8_layers import float_bias
-from optigpu.surgery.places import LinearLayer, weight_of
+from optigpu.surgery.int8_layers import QuantizedLinear, float_bias
 
 E4M3_LARGEST = 448.0
 """The largest e4m3 number (Micikevicius et al., 2022, table 1)."""
@@ -26,14 +23,12 @@ def quantize_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (wide / scale[:, None]).clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn), scale
 
 
-class Fp8Linear(torch.nn.Module):
+class Fp8Linear(QuantizedLinear):
     """y = (q(x) @ q.T) * scale of x * scale + bias, in the dtype of x. Sums are float32."""
 
-    holds_quantized_weights = True
     product_dtypes = ("float8_e4m3fn",)
     q: torch.Tensor
     scale: torch.Tensor
-    bias: torch.Tensor | None
     unit: torch.Tensor
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -46,11 +41,6 @@ class Fp8Linear(torch.nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", float_bias(bias))
         self.register_buffer("unit", torch.ones((), device=weight.device))
-
-    @classmethod
-    def of(cls, layer: LinearLayer) -> Self:
-        """The quantized layer of a Linear or a Conv1D."""
-        return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from optigpu.models.loading.storages import storage_of
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear_backend
-from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
+from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend, quantize_rows
 from optigpu.surgery.bit_allocation import BitDecision, Candidate, Level, Stage
 from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
 from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
@@ -128,7 +128,7 @@ def carry_out(parts: ModelParts, decisions: Sequence[BitDecision]) -> None:
     if parts.embedding is not None:
         embedding, dtype = parts.embedding, parts.embedding.layer.weight.dtype
         if parts.head is None:
-            embedding.put(Int8Embedding.of(embedding.layer))
+            embedding.put(Int8Embedding(*quantize_rows(weight_of(embedding.layer)), dtype))
         else:
             _share(parts.head, embedding, kinds[f"{embedding.path} + {parts.head.path}"], dtype)
     for table in parts.tables:
@@ -152,11 +152,11 @@ def _share(head: Place, embedding: Place, kind: str, dtype: torch.dtype) -> None
     if kind == "int4":
         four = Int4Linear.of(head.layer, SCHEME, readable=True)
         head.put(four)
-        embedding.put(Int4Embedding.sharing(four, dtype))
+        embedding.put(Int4Embedding(four.packed, dtype))
     else:
         eight = Int8Linear.of(head.layer)
         head.put(eight)
-        embedding.put(Int8Embedding.sharing(eight, dtype))
+        embedding.put(Int8Embedding(eight.packed, eight.scale, dtype))
 
 
 def _levels(layer: torch.nn.Module, bits: int, readable: bool = False) -> tuple[Level, ...]:

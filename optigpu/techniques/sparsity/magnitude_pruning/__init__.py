@@ -3,7 +3,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.techniques.base import ON_MODELS, Expected, Model, Notes, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind
 
 
 class MagnitudePruning(Technique):
@@ -13,7 +13,6 @@ class MagnitudePruning(Technique):
     the layers that are linear still when the whole stack is applied run on sparse tensor cores.
     """
 
-    layer = Layer.SPARSITY
     phase = Phase.PRUNING
     tasks = ON_MODELS
     summary = "the smallest weights of each linear layer become zero, without training again"

@@ -9,7 +9,7 @@ from optigpu.backends.training import LossOf, MicroBatch
 from optigpu.surgery.compile_times import compile_facts
 from optigpu.techniques.base import Notes
 from optigpu.techniques.training.compile_training import CompileTraining
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import UnsupportedError, first_line
 
 
 class CompiledLoss:
@@ -47,11 +47,11 @@ class CompiledLoss:
             loss = self._compiled(micro)
         except Unsupported as error:
             raise UnsupportedError(
-                f"compile_training cannot make one graph of this step ({_first_line(error)}); set fullgraph to false."
+                f"compile_training cannot make one graph of this step ({first_line(error)}); set fullgraph to false."
             ) from error
         except InternalTorchDynamoError as error:
             raise UnsupportedError(
-                f"torch.compile does not know what another technique does in this step ({_first_line(error)}); leave "
+                f"torch.compile does not know what another technique does in this step ({first_line(error)}); leave "
                 "one of the two out of the stack."
             ) from error
         if not self._record():
@@ -65,7 +65,3 @@ class CompiledLoss:
         facts = compile_facts(self._before)
         self._notes.record(**facts)
         return facts["compiled_graphs"]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
