@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import migrations
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.tables import Base
 from tests.engine.forked import forked_children as forked_children
 from tests.servers.databases import fresh_database
-from tests.service.serving import Served, serving
+from tests.service.serving import Served, migrated, serving
 
 
 @pytest.fixture(scope="session")
@@ -84,14 +83,14 @@ def any_service(service_on_sqlite: Served) -> Served:
 @pytest.fixture(scope="session")
 def sqlite_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A migrated SQLite file that the session's tests share."""
-    with _migrated(f"sqlite:///{tmp_path_factory.mktemp('store') / 'optigpu.db'}") as opened:
+    with migrated(f"sqlite:///{tmp_path_factory.mktemp('store') / 'optigpu.db'}") as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def postgresql_database(postgres_server_url: str) -> Iterator[Database]:
     """A migrated PostgreSQL database that the session's tests share."""
-    with fresh_database(postgres_server_url) as url, _migrated(url) as opened:
+    with fresh_database(postgres_server_url) as url, migrated(url) as opened:
         yield opened
 
 
@@ -101,11 +100,3 @@ def database(request: pytest.FixtureRequest) -> Database:
     opened: Database = request.getfixturevalue(f"{request.param}_database")
     empty(opened)
     return opened
-
-
-@contextmanager
-def _migrated(url: str) -> Iterator[Database]:
-    migrations.upgrade(url)
-    opened = Database(url)
-    yield opened
-    opened.close()

@@ -13,7 +13,7 @@ from benchmarks.forgeries import KINDS
 from benchmarks.signing_device import MODEL, RUN_US
 from optigpu.documents.devices import DeviceSource
 from optigpu.store.tables import DeviceRun
-from tests.service.device_client import EdgeDevice, enrolled, golden, manifest, report
+from tests.service.device_client import EdgeDevice, enrolled, manifest, report
 from tests.service.serving import Served
 
 RUN = timedelta(microseconds=RUN_US)
@@ -41,10 +41,6 @@ def judged(device: EdgeDevice, sent: dict[str, Any], **more: Any) -> tuple[str, 
     return answer["state"], answer["ranked"], answer["reasons"]
 
 
-def test_an_honest_report_ranks(service: Served, device: EdgeDevice) -> None:
-    assert judged(device, report(1, begun(service, device))) == ("accepted", True, [])
-
-
 def test_an_honest_report_that_waited_in_the_queue_ranks(service: Served, device: EdgeDevice) -> None:
     """After the run the network was away for an hour; after a reboot nobody knows how long."""
     ago = RUN + timedelta(hours=1)
@@ -52,19 +48,6 @@ def test_an_honest_report_that_waited_in_the_queue_ranks(service: Served, device
     assert judged(device, known, waited_us=3600 * SECOND_US) == ("accepted", True, [])
     unknown = report(2, begun(service, device, ago))
     assert judged(device, unknown, waited_us=None) == ("accepted", True, [])
-
-
-def test_wrong_outputs_are_quarantined(service: Served, device: EdgeDevice) -> None:
-    for sequence, wrong in enumerate((golden(None), golden("x"), None, golden(None, ("7f80",))), start=1):
-        run_id = begun(service, device)
-        sent = report(sequence, run_id) | {"golden": wrong}
-        assert judged(device, sent) == ("quarantined", False, ["golden_failed"])
-
-
-def test_outputs_of_another_run_are_quarantined(service: Served, device: EdgeDevice) -> None:
-    first, second = begun(service, device), begun(service, device)
-    sent = report(1, second) | {"golden": golden(first)}
-    assert judged(device, sent) == ("quarantined", False, ["golden_failed"])
 
 
 def test_an_unknown_model_is_quarantined(service: Served, device: EdgeDevice) -> None:
@@ -80,10 +63,6 @@ def test_a_model_of_random_calibration_does_not_rank(service: Served, device: Ed
     assert service.client.post("/v1/edge/models", json=document).status_code == 201
     sent = report(1, begun(service, device, model=other), model_sha256=other)
     assert judged(device, sent) == ("accepted", False, ["model_not_rankable"])
-
-
-def test_a_report_without_a_witnessed_start_does_not_rank(device: EdgeDevice) -> None:
-    assert judged(device, report(1, None)) == ("accepted", False, ["unwitnessed"])
 
 
 def test_a_run_that_this_device_never_began_is_quarantined(service: Served, device: EdgeDevice) -> None:
@@ -112,26 +91,12 @@ def test_a_device_that_claims_more_time_than_passed_is_quarantined(
     assert answer == ("quarantined", False, ["longer_than_observed"])
 
 
-def test_a_device_that_claims_less_time_than_passed_is_quarantined(
-    service: Served, device: EdgeDevice
-) -> None:
-    """It says that 55 s passed, and the service saw 110: its clock runs at half the speed."""
-    sent = report(1, begun(service, device, 2 * RUN))
-    assert judged(device, sent) == ("quarantined", False, ["shorter_than_observed"])
-
-
 def test_faster_than_the_chip_can_be_is_quarantined(service: Served, device: EdgeDevice) -> None:
     """11 million multiply-accumulates in 1 ms, at 240 MHz."""
     windows = [{"count": 10_048, "total_us": 10_048_000, "energy_uj": 5_124_000}] * 5
     latency = {"count": 50_240, "min": 999, "p50": 1000, "p90": 1001, "p99": 1002}
     sent = report(1, begun(service, device), windows=windows, latency_us=latency)
     assert judged(device, sent) == ("quarantined", False, ["faster_than_roofline"])
-
-
-def test_figures_that_contradict_each_other_are_quarantined(service: Served, device: EdgeDevice) -> None:
-    latency = {"count": 640, "min": 78_310, "p50": 20_000, "p90": 78_900, "p99": None}
-    sent = report(1, begun(service, device), latency_us=latency)
-    assert judged(device, sent) == ("quarantined", False, ["inconsistent"])
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import logging
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from optigpu.store.workers import queue_for
 from optigpu.tracing import Tracing, tracing
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.process import free_port
+from tests.service.receiver import Receiver, receiving
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome, claimed
 from tests.service.serving import MATMUL, Served, serving, worker_context
 from worker.heartbeat import Heartbeat, StoredJob
@@ -237,60 +236,33 @@ def test_what_is_settled_is_read_once_and_what_is_gone_stays_counted(
     assert tallied(database, reader).attempts == {(CPU, "succeeded"): 2}
 
 
-class Collector:
-    """An OTLP receiver on a port of its own, and the spans that it was sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        received = self.spans
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-                request = ExportTraceServiceRequest()
-                request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
-                for resource in request.resource_spans:
-                    received.extend(span for scope in resource.scope_spans for span in scope.spans)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: the test's output is for the test."""
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def __enter__(self) -> "Collector":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
+def collector() -> Iterator[Receiver]:
+    """An OTLP receiver on a port of its own."""
+    with receiving() as receiver:
+        yield receiver
+
+
+def spans_of(collector: Receiver) -> list[Any]:
+    """The spans that it was sent."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    requests = [ExportTraceServiceRequest.FromString(each.body) for each in collector.received]
+    scopes = [scope for each in requests for sent in each.resource_spans for scope in sent.scope_spans]
+    return [span for scope in scopes for span in scope.spans]
 
 
 @pytest.mark.slow
 @pytest.mark.otel
 def test_a_trace_goes_from_the_caller_through_the_post_to_the_attempt(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENDPOINT, collector.url)
+    address = collector.url().removesuffix("/hook")
+    monkeypatch.setenv(ENDPOINT, address)
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as served:
         job_id = served.submit(MATMUL, traceparent=f"00-{CALLER_TRACE}-{CALLER_SPAN}-01")["id"]
         context = worker_context(served.database)
-        context.tracing = tracing("worker", "0", {ENDPOINT: collector.url})
+        context.tracing = tracing("worker", "0", {ENDPOINT: address})
         with served.database.write() as session:
             lease = leases.claim(session, context.info, 60)
         assert lease is not None
@@ -305,7 +277,7 @@ def test_a_trace_goes_from_the_caller_through_the_post_to_the_attempt(
         context.tracing.close()
         with served.database.read() as session:
             told = [event.kind for event in events.after(session, job_id, 0)]
-    spans = {span.name: span for span in collector.spans if span.trace_id.hex() == CALLER_TRACE}
+    spans = {span.name: span for span in spans_of(collector) if span.trace_id.hex() == CALLER_TRACE}
     assert set(spans) == {"POST /v1/jobs", "attempt", "variant"}
     assert spans["POST /v1/jobs"].parent_span_id.hex() == CALLER_SPAN
     assert spans["attempt"].parent_span_id == spans["POST /v1/jobs"].span_id

@@ -205,12 +205,6 @@ def test_a_measuring_process_that_is_killed_ends_its_variant_alone(database: Dat
     assert "killed by signal 9" in (job.variants[0].reason or "")
 
 
-def test_a_cpu_worker_leaves_a_cuda_job_in_the_queue(database: Database) -> None:
-    job_id = submit(database, matmul(device="cuda"))
-    assert not execute_next(worker_context(database))
-    assert look(database, job_id).state is JobState.QUEUED
-
-
 @pytest.mark.slow
 def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     database: Database, monkeypatch: pytest.MonkeyPatch
