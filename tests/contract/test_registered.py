@@ -4,19 +4,26 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.job.spec import JobSpec, Measure
+from optigpu.engines.recipes import RECIPES
+from optigpu.job.spec import JobSpec, Measure, resolve
 from optigpu.meters import METER_NAMES
+from optigpu.models.families import FAMILIES
 from optigpu.report.pages import metrics_page, techniques_page
+from optigpu.selftest.checks import SELF_TESTS, case_of, engine_checks, technique_checks, workload_for
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import EXACT, Technique
 from optigpu.vocabulary import METRICS
 from optigpu.workloads import WORKLOADS, kinds_with
 from optigpu.workloads.base import Workload
+from optigpu.workloads.generate import Generate
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_PARTS = {"__init__", "base"}
@@ -131,3 +138,113 @@ def test_the_reference_pages_are_up_to_date(page: str, text: str) -> None:
 @pytest.mark.parametrize("name", [*TECHNIQUES, *WORKLOADS, *METRICS])
 def test_every_name_is_documented(name: str) -> None:
     assert f"`{name}`" in techniques_page() + metrics_page()
+
+
+# ---- What is registered is in the self-test by itself.
+
+
+OPS = Path(__file__).resolve().parents[2] / "optigpu" / "ops"
+
+
+def test_every_technique_is_checked_on_each_of_its_devices() -> None:
+    found = {(check.name, check.device) for check in technique_checks()}
+    assert found == {(name, device) for name, kind in TECHNIQUES.items() for device in kind.devices}
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_the_trials_of_a_technique_differ_and_can_be_made(name: str) -> None:
+    kind = TECHNIQUES[name]
+    cases = [case_of(trial) for trial in kind.trials]
+    assert len(set(cases)) == len(cases)
+    for trial in kind.trials:
+        technique = kind.model_validate({"name": name, **trial.parameters})
+        workload = workload_for(technique)
+        assert technique.fits(workload) is None
+        beside = [TECHNIQUES[each](name=each) for each in trial.beside]
+        assert technique in resolve((technique, *beside), workload.kind)
+        assert WORKLOADS[workload.kind].task in kind.tasks
+        bound = kind.error_bound if trial.error_bound is None else trial.error_bound
+        assert EXACT <= bound <= 1
+
+
+def test_every_engine_that_decodes_is_checked_on_each_of_its_devices() -> None:
+    found = {(check.name, check.device) for check in engine_checks()}
+    decoding = {name for name, backend in BACKENDS.items() if backend.supports(Generate(), None) is None}
+    engines = decoding - {"torch", "endpoint"}
+    assert found == {(name, device) for name in engines for device in BACKENDS[name].devices}
+    assert {"vllm", "tensorrt_llm", "coreml"} <= engines
+    alone = {check.name for check in engine_checks() if check.alone}
+    assert alone == {name for name in engines if name in RECIPES}
+
+
+def test_every_meter_is_checked() -> None:
+    assert set(SELF_TESTS) == set(METER_NAMES)
+
+
+def sources() -> list[Path]:
+    """The kernels' files: C++ that is compiled, and Triton."""
+    return sorted([*OPS.rglob("*.cpp"), *OPS.rglob("triton_*.py")])
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda path: path.stem)
+def test_a_folder_with_a_kernel_has_its_check(source: Path) -> None:
+    above = [folder for folder in source.parents if folder.is_relative_to(OPS) and folder != OPS]
+    assert any((folder / "selftest.py").is_file() for folder in above)
+
+
+PACKAGE = Path(__file__).resolve().parents[2] / "optigpu"
+TABLE = "models/families.py"
+EXCEPTIONS = {
+    "backends/llama_cpp/gguf_families.py": "how llama.cpp's files have each family, in one entry for each",
+    "backends/llama_cpp/gguf_tokenizer.py": "llama.cpp calls kinds of tokenizers so",
+    "techniques/decoding/native_decode/families.py": "the roles of modules, of more families than others know",
+    "models/presets.py": "presets are architectures of named models",
+    "surgery/fused_blocks.py": "rewrites the forward functions of blocks, by the table's `forwards`",
+    "techniques/kernels/fused_qkv/attention.py": "rewrites those of attentions, by the same",
+}
+"""Files that name a family beside the table, and why."""
+
+
+def classes(value: Any) -> Iterator[str]:
+    """transformers' classes that an entry of the table names: what begins with a capital letter."""
+    if isinstance(value, str):
+        if value[:1].isupper():
+            yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from classes(each)
+    elif is_dataclass(value):
+        for field in fields(value):
+            if field.name != "title":
+                yield from classes(getattr(value, field.name))
+
+
+NAMES = set(FAMILIES)
+CLASSES = {name for family in FAMILIES.values() for name in classes(family)} - {"LayerNorm", "RMSNorm"}
+
+
+def named_in(path: Path) -> set[str]:
+    """The families and their classes that a file names in its code; docstrings and comments may name them."""
+    tree = ast.parse(path.read_text("utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} & (NAMES | CLASSES)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            found |= {node.id if isinstance(node, ast.Name) else node.attr} & CLASSES
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names} & CLASSES
+            found |= (
+                set((node.module or "").split(".")) & NAMES
+                if "transformers" in (node.module or "")
+                else set()
+            )
+    return found
+
+
+@pytest.mark.slow
+def test_a_family_is_named_by_the_table_alone() -> None:
+    files = {str(path.relative_to(PACKAGE)): named_in(path) for path in PACKAGE.rglob("*.py")}
+    naming = {name: sorted(found) for name, found in files.items() if found and name not in EXCEPTIONS}
+    assert naming.keys() == {TABLE}, naming
+    assert all(files[name] for name in EXCEPTIONS), "an exception is no longer needed"

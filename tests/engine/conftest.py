@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"tests.engine.{name}_models" for name in ("tiny", "biased", "normed")))
+pytest.register_assert_rewrite("tests.engine.tiny_models")
 
-from tests.engine.biased_models import biased_models as biased_models  # noqa: E402
 from tests.engine.caches import resident_converter  # noqa: E402
 from tests.engine.forked import forked_children as forked_children  # noqa: E402
 from tests.engine.image_models import squares as squares  # noqa: E402
-from tests.engine.normed_models import normed_models as normed_models  # noqa: E402
 from tests.engine.processes import children  # noqa: E402
 from tests.engine.sessions import own_lock as own_lock  # noqa: E402
+from tests.engine.tiny_models import biased_models as biased_models  # noqa: E402
 from tests.engine.tiny_models import models_dir as models_dir  # noqa: E402
+from tests.engine.tiny_models import normed_models as normed_models  # noqa: E402
 from tests.engine.trained_model import language_dir as language_dir  # noqa: E402
 from tests.engine.trained_model import trained_model as trained_model  # noqa: E402
 

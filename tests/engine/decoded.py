@@ -8,13 +8,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from optigpu.backends.torch.applied import DecodingModel
+from optigpu.techniques.base import Technique
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
 )
-from tests.engine.tiny_models import prompt, tiny_model
+from tests.engine.tiny_models import prompt, runtime_of, tiny_model
 
 NEW_TOKENS = 6
 
@@ -66,3 +67,8 @@ def operators_run(runtime: DecodingModel) -> Counter[str]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         runtime.generate(prompt(), NEW_TOKENS)
     return Counter({event.key: event.count for event in profiler.key_averages()})
+
+
+def operators(name: str, *stack: Technique) -> Counter[str]:
+    """How often each operator runs in one request of a model with a stack."""
+    return operators_run(runtime_of(f"path:{name}", *stack))

@@ -1,6 +1,10 @@
 """The paths of a C++ operator that this CPU can run; what it lacks, another machine tests."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,3 +34,15 @@ def _runs(call: Callable[[int], object], number: int) -> bool:
             return False
         raise
     return True
+
+
+def assert_right(code: str, variables: dict[str, str]) -> None:
+    """Python code that prints "right" at its end does so in a process with these variables of the environment."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr

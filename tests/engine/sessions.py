@@ -1,6 +1,6 @@
 """Sessions with one of the children as measuring process, and jobs that are brief."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,8 @@ def session_with(
     child: str,
     *arguments: object,
     space: Iterable[int] = (),
-    cancelled: Callable[[list[Event]], str | None] = lambda _: None,
 ) -> tuple[Session, list[Event]]:
-    """A session whose processes are `child`, and the list of the events that it will tell.
-
-    `cancelled` says, by the events so far, why the job is cancelled.
-    """
+    """A session whose processes are `child`, and the list of the events that it will tell."""
     events: list[Event] = []
     indexes = [variant.index for variant in variants_of(spec)]
     session = Session(
@@ -70,7 +66,7 @@ def session_with(
         folder=str(folder),
         progress=JobProgress(
             events.append,
-            lambda: cancelled(events),
+            lambda: None,
             indexes,
             spec.measure.replicates,
             guesses=plan_time(spec, variants_of(spec)).guesses,
@@ -82,9 +78,26 @@ def session_with(
     return session, events
 
 
+AT_ONCE = {"wait_for_quiet_s": 0}
+FAST: dict[str, Any] = {
+    "replicates": 1,
+    "min_seconds": 0.01,
+    "max_seconds": 1,
+    "meters": ["latency", "memory"],
+}
+"""How little a job measures whose processes are one of the children."""
+
+
+def small_job(*stack: str, **changes: Any) -> JobSpec:
+    """Of random weights that generate; `changes` are fields of the job, those of `measure` beside FAST."""
+    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": "grid"}
+    fields = {"stack": [{"name": name} for name in stack], "limits": AT_ONCE} | changes
+    return JobSpec.model_validate(document | fields | {"measure": FAST | changes.get("measure", {})})
+
+
 BRIEF: dict[str, Any] = {
     "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
+    "limits": AT_ONCE,
 }
 """The fields of such a job."""
 
@@ -111,7 +124,12 @@ GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16}
 def quick_job(**changes: Any) -> JobSpec:
     """Of a trained model that generates; `changes` are fields of the job."""
     document = {"workload": GENERATE, "model": "bundled:tiny", "measure": QUICK}
-    return JobSpec.model_validate(document | {"limits": {"wait_for_quiet_s": 0}} | changes)
+    return JobSpec.model_validate(document | {"limits": AT_ONCE} | changes)
+
+
+def brief_job(**changes: Any) -> JobSpec:
+    """The same, of which nothing but the time is measured."""
+    return quick_job(measure=QUICK | {"meters": ["latency"]}, **changes)
 
 
 def measured(spec: JobSpec, lock_dir: Path) -> Report:

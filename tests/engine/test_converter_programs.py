@@ -15,8 +15,6 @@ from optigpu.backends.converter_program import REFUSED, model_arguments, written
 from optigpu.backends.coreml.package import admit, package_of
 from optigpu.backends.export import folder_of
 from optigpu.documents.result import Outcome
-from optigpu.job.spec import JobSpec
-from optigpu.measure import run
 from optigpu.programs import (
     ResidentProgram,
     Run,
@@ -30,6 +28,7 @@ from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with, largest_file, resident_converter
 from tests.engine.converted_engines import ordered, prepared
+from tests.engine.sessions import brief_job, measured
 from tests.pages import ROOT
 
 CONVERTER = Converter("forms", "tests.engine.children.told", ".json", (), ())
@@ -222,15 +221,9 @@ def test_the_variants_that_need_no_converter_are_measured_beside_those_that_fail
 ) -> None:
     """Each converter is a process of its own."""
     engines = ("onnxruntime", "openvino")
-    document = {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
-        "model": SMALL,
-        "beside": [{"backend": engine} for engine in engines],
-        "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]},
-        "limits": {"wait_for_quiet_s": 0},
-    }
+    spec = brief_job(model=SMALL, beside=[{"backend": engine} for engine in engines])
     with largest_file(TOO_LITTLE):
-        report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path / "locks", threads=1)
+        report = measured(spec, tmp_path / "locks")
     torch, *others = report.outcomes
     assert torch.status is VariantStatus.SUCCEEDED
     for engine, outcome in zip(engines, others, strict=True):

@@ -1,8 +1,10 @@
 """Jobs of servers, those that answer and those that fail, and the backend against real servers that the test starts."""
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.backends.endpoint.runtime import EndpointRuntime, prepared
 from optigpu.backends.serving import Streamed
 from optigpu.documents.result import Result, VerdictReason
+from optigpu.engines.environments import environment_of, variables_of
 from optigpu.hardware import probe
 from optigpu.measure import Report
 from optigpu.models.loading.load import load_model
@@ -23,11 +26,64 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
+from tests.engine.llama_server import started as llama_started
+from tests.engine.llama_server import with_tokenizer
 from tests.engine.sessions import measured, quick_job
 from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
-from tests.servers.programs import llama_server, transformers_serve, vllm_server
+from tests.servers.process import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@contextmanager
+def transformers_serve(model: Path, folder: Path) -> Iterator[str]:
+    """`transformers serve`; its model is called by its folder. Gives URL#MODEL."""
+    program = Path(sys.executable).with_name("transformers")
+    arguments = (
+        "serve",
+        str(model),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--host",
+        "127.0.0.1",
+        "--port",
+    )
+    with running([str(program), *arguments], "/health", folder, ONE_THREAD) as url:
+        yield f"{url}#{model}"
+
+
+@contextmanager
+def vllm_server(model: Path, folder: Path) -> Iterator[str]:
+    """vLLM's own server, in its environment. Gives URL#MODEL."""
+    environment = environment_of("vllm")
+    assert environment is not None
+    server = [str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    server += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "256"]
+    variables = (
+        ONE_THREAD
+        | variables_of("vllm")
+        | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    )
+    server += ["--enforce-eager", "--host", "127.0.0.1", "--port"]
+    with running(server, "/health", folder, variables) as url:
+        yield f"{url}#tiny"
+
+
+@contextmanager
+def llama_server(model: Path, folder: Path) -> Iterator[str]:
+    """llama.cpp's server, with the model in float32 and its tokenizer's words. Gives URL#MODEL."""
+    from optigpu.backends.llama_cpp.gguf_tensors import write  # imports gguf and torch
+    from optigpu.models.loading.load import load_model
+    from optigpu.models.reference import parse_reference
+
+    plain, whole = folder / "plain.gguf", folder / "whole.gguf"
+    write(load_model(parse_reference("bundled:tiny"), device="cpu", dtype="float32"), plain, "float32")
+    with_tokenizer(plain, whole, model / "tokenizer.json")
+    with llama_started(whole, folder, slots=4, length=256, threads=1) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="module")

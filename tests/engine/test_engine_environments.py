@@ -22,10 +22,10 @@ from optigpu.engines.environments import (
 from optigpu.engines.install import install, remove
 from optigpu.engines.recipes import RECIPES, Mended, Recipe
 from optigpu.hardware import probe
-from optigpu.job.spec import JobSpec
-from optigpu.measure import REPLICATE, run
+from optigpu.measure import REPLICATE
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
+from tests.engine.sessions import brief_job, measured
 
 pytestmark = pytest.mark.slow
 
@@ -154,15 +154,8 @@ def test_a_job_is_measured_by_its_interpreter_and_its_results_have_its_versions(
         f"import os, sys\nwith open({str(tmp_path / 'told')!r}, 'a') as file:\n"
         "    file.write(sys.prefix + os.environ['CUDA_FOR_A_TEST'] + '\\n')\n"
     )
-    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]}
-    document = {
-        "workload": {"kind": "generate", "prompt_tokens": 4, "new_tokens": 4},
-        "model": "preset:tiny-llama-test",
-        "measure": measure,
-        "limits": {"wait_for_quiet_s": 0},
-        "beside": [{"backend": "llama_cpp"}],
-    }
-    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path / "locks", threads=1)
+    spec = brief_job(model="preset:tiny-llama-test", beside=[{"backend": "llama_cpp"}])
+    report = measured(spec, tmp_path / "locks")
     assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
     torch, llama = report.results
     assert set((tmp_path / "told").read_text().split()) == {f"{environment.folder}yes"}

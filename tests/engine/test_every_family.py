@@ -26,11 +26,10 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import long
-from tests.contract.test_families import classes
+from tests.contract.test_registered import classes
 from tests.engine.caches import resident_converter
 from tests.engine.causal_families import causal_families, causal_model
-from tests.engine.mixtures import MIXTURES
-from tests.engine.tiny_models import ignore, prompt
+from tests.engine.tiny_models import MIXTURES, ignore, prompt
 
 CAUSAL = causal_families()
 READ = {

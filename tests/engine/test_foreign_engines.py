@@ -24,8 +24,6 @@ from optigpu.documents.facts import ModelFacts, RunFacts
 from optigpu.documents.result import Accelerator, Environment, Result, VerdictReason
 from optigpu.engines.environments import environment_of, variables_of
 from optigpu.hardware import probe
-from optigpu.job.spec import JobSpec
-from optigpu.measure import run
 from optigpu.models.facts import facts_of
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
@@ -38,7 +36,7 @@ from optigpu.workloads.generate import Generate
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, own_folders
 from tests.engine.converted_engines import TINY, ordered, prompts, transformers_tokens
 from tests.engine.machines import here
-from tests.engine.sessions import by_label
+from tests.engine.sessions import AT_ONCE, brief_job, by_label, measured, quick_job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,14 +161,8 @@ def test_engines_that_are_not_here_leave_the_others_alone(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path, BUILDS, OPERATORS, PEAKS).parent))
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
-    document = {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
-        "model": "preset:tiny-llama-test",
-        "beside": [{"backend": name} for name in ABSENT],
-        "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]},
-        "limits": {"wait_for_quiet_s": 0},
-    }
-    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path / "locks", threads=1)
+    spec = brief_job(model="preset:tiny-llama-test", beside=[{"backend": name} for name in ABSENT])
+    report = measured(spec, tmp_path / "locks")
     torch, *others = report.outcomes
     assert torch.status is VariantStatus.SUCCEEDED
     assert [outcome.status for outcome in others] == [VariantStatus.UNSUPPORTED] * len(ABSENT)
@@ -299,19 +291,11 @@ def test_logits_of_its_own_steps_are_transformers_logits(answers: Answers) -> No
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "quality": {"tokens": 100}}
-    measure["meters"] = ["latency", "memory", "quality"]
-    document: dict[str, Any] = {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16},
-        "model": TINY,
-        "measure": measure,
-        "beside": [{"backend": "vllm", "stack": [{"name": "vllm_bf16"}], "label": "bf16"}],
-        "limits": {"wait_for_quiet_s": 0, "timeout_s": 1500},
-    }
+    beside = [{"backend": "vllm", "stack": [{"name": "vllm_bf16"}], "label": "bf16"}]
+    spec = quick_job(beside=beside, limits=AT_ONCE | {"timeout_s": 1500})
     made, locks = tmp_path_factory.mktemp("vllm"), tmp_path_factory.mktemp("locks")
     with own_folders(made, BUILDS, OPERATORS, PEAKS, CONVERTED, "engines"):
-        report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=locks, threads=1)
-    return by_label(report)
+        return by_label(measured(spec, locks))
 
 
 @pytest.mark.slow

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.result import Result, VerdictReason
-from optigpu.job.spec import JobSpec
-from optigpu.measure import run
 from optigpu.models.held import held_models
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.vocabulary import UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
 from tests.engine import converted_engines
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
+from tests.engine.sessions import measured, quick_job
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -325,21 +324,11 @@ def test_files_are_among_the_models_of_a_worker(folder: Path) -> None:
     assert "path:edge/out.tflite" not in held_models()
 
 
-def job(**changes: Any) -> JobSpec:
-    document: dict[str, Any] = {
-        "workload": {"kind": "classify"},
-        "model": INT8_FILE,
-        "backend": "litert",
-        "measure": {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1},
-        "limits": {"wait_for_quiet_s": 0},
-    }
-    return JobSpec.model_validate(document | changes)
-
-
 @pytest.fixture
 def result(folder: Path, tmp_path: Path) -> Result:
+    spec = quick_job(workload={"kind": "classify"}, model=INT8_FILE, backend="litert")
     with own_folders(tmp_path, BUILDS, OPERATORS, PEAKS):
-        (outcome,) = run(job(), lambda _: None, lock_dir=tmp_path, threads=1).outcomes
+        (outcome,) = measured(spec, tmp_path).outcomes
     assert outcome.status is VariantStatus.SUCCEEDED, outcome.reason
     assert outcome.result is not None
     return outcome.result

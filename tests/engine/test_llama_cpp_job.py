@@ -17,8 +17,7 @@ from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Result
 from optigpu.engines.environments import environment_of
-from optigpu.job.spec import JobSpec
-from optigpu.measure import Report, run
+from optigpu.measure import Report
 from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
@@ -26,7 +25,7 @@ from optigpu.paths import cache_dir
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with, own_folders
 from tests.engine.converted_engines import loaded_by_measuring, prepared
-from tests.engine.sessions import QUICK, assert_measured, by_label, measured, quick_job, value
+from tests.engine.sessions import assert_measured, brief_job, by_label, measured, quick_job, value
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -115,9 +114,7 @@ def test_a_kept_file_that_the_engine_aborts_on_is_written_anew_by_the_next_run(
     whole = kept.read_bytes()
     count = whole.index(b"llama.block_count") + len(b"llama.block_count") + 4
     kept.write_bytes(whole[:count] + bytes(4) + whole[count + 4 :])
-    spec = quick_job(
-        backend="llama_cpp", model="preset:tiny-llama-test", measure=QUICK | {"meters": ["latency"]}
-    )
+    spec = brief_job(backend="llama_cpp", model="preset:tiny-llama-test")
     (damaged,) = measured(spec, tmp_path / "locks").outcomes
     assert damaged.status is VariantStatus.FAILED
     said = f"The engine crashed on {kept.name}, a kept conversion that may be damaged. It has been removed; run the job"
@@ -290,16 +287,8 @@ def test_gpt2_is_refused_and_ends_no_process() -> None:
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 def test_a_job_has_its_versions_and_what_its_library_was_built_with(tmp_path: Path) -> None:
-    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 0.5, "meters": ["latency"]}
-    document = {
-        "workload": {"kind": "generate", "prompt_tokens": 4, "new_tokens": 4},
-        "model": WIDE,
-        "backend": "ik_llama_cpp",
-        "stack": [of_type("IQ4_K", pure=True)],
-        "measure": measure,
-        "limits": {"wait_for_quiet_s": 0},
-    }
-    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path, threads=1)
+    stack = [of_type("IQ4_K", pure=True)]
+    report = measured(brief_job(model=WIDE, backend="ik_llama_cpp", stack=stack), tmp_path)
     assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED]
     (result,) = report.results
     assert result.environment.software["ik-llama-cpp-python"] == result.facts.versions["ik-llama-cpp-python"]

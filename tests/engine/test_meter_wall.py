@@ -2,13 +2,10 @@
 
 import json
 import re
-import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from optigpu.meters.base import Reading
 from optigpu.meters.energy import EnergyMeter
 from optigpu.workloads.generate import Generate
 from tests.engine.meter_contexts import doing, tickers
+from tests.unit.scripted_service import Answer, Call, scripted_service
 
 IDLE_W, REQUEST_J = 20.0, 3.0
 TOKENS = Generate(new_tokens=5, batch_size=2)
@@ -74,31 +72,6 @@ def appending(path: Path) -> Callable[[str], object]:
     return say
 
 
-@contextmanager
-def answering(answer: Callable[[], tuple[int, str]]) -> Iterator[str]:
-    """The address of a server on loopback that gives this status and text."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.headers["Authorization"] == f"Basic {b64encode(b'user:word').decode()}"
-            status, text = answer() if known and self.path == "/meter?key=secret" else (401, "")
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://user:word@127.0.0.1:{server.server_port}/meter?key=secret"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def metered(
     folder: Path, plug: Plug, work: Callable[[], object] | None = None, longest_s: float = 3
 ) -> Reading:
@@ -145,8 +118,13 @@ def test_an_address_gives_joules_and_its_secrets_stay_out_of_the_facts(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(wall_meter.WallAddress, "period_s", 0.05)
-    with answering(lambda: (200, said[-1])) as address:
-        monkeypatch.setenv(WALL_METER, address)
+
+    def answer(call: Call) -> Answer:
+        known = call.headers["authorization"] == f"Basic {b64encode(b'user:word').decode()}"
+        return Answer(body=said[-1]) if known and call.path == "/meter?key=secret" else Answer(401)
+
+    with scripted_service(answer) as (address, _):
+        monkeypatch.setenv(WALL_METER, f"{address.replace('//', '//user:word@')}/meter?key=secret")
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         reading = metered(tmp_path, Plug(said.append))
     assert reading.reasons == {

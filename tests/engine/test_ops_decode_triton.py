@@ -12,7 +12,7 @@ from optigpu.ops.decode.cuda.packing import joined, numbers_shape, pack_for_cuda
 from optigpu.ops.decode.program import UNEVEN, WeightKind
 from optigpu.ops.layouts import decode_bytes
 from optigpu.vocabulary import DeviceKind
-from tests.engine.triton_processes import assert_right
+from tests.engine.native_paths import assert_right
 
 SCENES = (
     "linear_layers",

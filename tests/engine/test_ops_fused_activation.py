@@ -18,8 +18,7 @@ from optigpu.ops.activation.fused_activation import (
     swiglu,
 )
 from tests.breadth import spread
-from tests.engine.native_paths import assert_keeps_promises, paths_that_run
-from tests.engine.triton_processes import assert_right
+from tests.engine.native_paths import assert_keeps_promises, assert_right, paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPES = [  # single elements, whole vectors and remainders of each kind, whole blocks of 512 and remainders

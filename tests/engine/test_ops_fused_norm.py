@@ -13,8 +13,7 @@ from optigpu.ops.norm.fused_norm import (
     norm_backend,
 )
 from tests.breadth import spread
-from tests.engine.native_paths import assert_keeps_promises, paths_that_run
-from tests.engine.triton_processes import assert_right
+from tests.engine.native_paths import assert_keeps_promises, assert_right, paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPES = [  # whole vectors, remainders of each kind, one of everything, several threads' rows

@@ -1,5 +1,6 @@
 """Plans of several models, of a search and of the largest batch: their variants, decisions and tables."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Role, SpecError, VariantStatus
 from tests.engine.measuring import in_process
 from tests.engine.processes import is_alive, program
-from tests.engine.sessions import session_with
+from tests.engine.sessions import AT_ONCE, session_with, small_job
 from tests.engine.test_replicate import answer, ask
-from tests.engine.test_workloads_run import AT_ONCE, as_valid
+from tests.engine.test_workloads_run import as_valid
 
 TWO = ("preset:tiny-gpt2-test", "bundled:tiny")
 
@@ -107,13 +108,7 @@ def test_each_trained_model_is_compared_with_its_own_reference(
 
 
 MENU = ("bf16", "int8_weight_only", "int4_weight_only", "static_kv_cache")
-FAST = {"replicates": 2, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-
-
-def search(*menu: str, **changes: Any) -> JobSpec:
-    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": "search"}
-    fields = {"stack": [{"name": name} for name in menu], "measure": FAST, "limits": {"wait_for_quiet_s": 0}}
-    return JobSpec.model_validate(document | fields | changes)
+search = partial(small_job, plan="search", measure={"replicates": 2})
 
 
 def searched(spec: JobSpec, folder: Path, child: str = "well_behaved") -> tuple[Report, list[Event]]:

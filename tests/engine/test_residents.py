@@ -2,8 +2,8 @@
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,27 +13,18 @@ from optigpu.conductor.processes.groups import Group
 from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
 from optigpu.documents.events import Event, Progressed, VariantFinished
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import (
-    CancelledError,
     CrashError,
     DamagedModelError,
     OutOfMemoryError,
     UnsupportedError,
     VariantStatus,
 )
-from tests.engine.sessions import session_with
+from tests.engine.sessions import session_with, small_job
 
 Started = Callable[[], frozenset[int]]
 
-MEASURE = {"replicates": 2, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-
-
-def grid(*stack: str) -> JobSpec:
-    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": "grid"}
-    return JobSpec.model_validate(
-        document | {"stack": [{"name": name} for name in stack], "measure": MEASURE}
-    )
+grid = partial(small_job, measure={"replicates": 2})
 
 
 def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path, started: Started) -> None:
@@ -80,18 +71,6 @@ def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     turn = Residents(session, 0).measure(variants)
     assert len(turn.replicates) == MOST_RESIDENT
     assert turn.waiting == variants[MOST_RESIDENT:]
-
-
-def test_cancelling_leaves_no_process_behind(tmp_path: Path, started: Started) -> None:
-    def cancelled(events: list[Event]) -> str | None:
-        hangs = any(isinstance(event, Progressed) and event.doing == "hanging" for event in events)
-        return "enough" if hangs else None
-
-    spec = grid("bf16")
-    session, _ = session_with(spec, tmp_path, "hanging", cancelled=cancelled)
-    with pytest.raises(CancelledError, match="enough"):
-        Residents(session, 0).measure(variants_of(spec))
-    assert not started()
 
 
 def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path) -> None:
@@ -149,8 +128,7 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
 def test_a_process_that_crashes_while_it_loads_a_model_s_own_files_is_unsupported(
     tmp_path: Path, model: str, doing: str, kind: type[Exception]
 ) -> None:
-    document = {"workload": {"kind": "generate"}, "model": model, "measure": MEASURE}
-    spec = JobSpec.model_validate(document)
+    spec = grid(model=model, plan="single")
     session, _ = session_with(spec, tmp_path, "crashing", doing)
     turn = Residents(session, 0).measure(variants_of(spec))
     assert type(turn.errors[0]) is kind
@@ -169,8 +147,7 @@ def test_a_kept_conversion_that_a_process_crashed_on_is_removed(
     engine.mkdir(parents=True)
     (engine / "kept.gguf").write_bytes(b"GGUF")
     (engine / "other.gguf").write_bytes(b"GGUF")
-    document = {"workload": {"kind": "generate"}, "model": model, "measure": MEASURE}
-    spec = JobSpec.model_validate(document)
+    spec = grid(model=model, plan="single")
     session, _ = session_with(spec, tmp_path, "crashing", "loading", engine / "kept.gguf")
     turn = Residents(session, 0).measure(variants_of(spec))
     assert type(turn.errors[0]) is DamagedModelError
@@ -196,15 +173,7 @@ def test_what_a_note_names_outside_of_the_converted_models_stays(
     assert (mine / "file").read_text() == "mine"
 
 
-GROUP_MEASURE = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-GROUP_SPEC: dict[str, Any] = {
-    "workload": {"kind": "generate"},
-    "model": "preset:tiny-llama-test",
-    "plan": "grid",
-    "stack": [{"name": "bf16"}, {"name": "static_kv_cache"}],
-    "measure": GROUP_MEASURE,
-}
-ALL = 4
+ALL, REPLICATES = 4, 3
 """Variants of the grid."""
 
 
@@ -215,7 +184,7 @@ def measured_group(folder: Path, child: str, *arguments: object, space: tuple[in
 def group_and_events(
     folder: Path, child: str, *arguments: object, space: tuple[int, ...] = ()
 ) -> tuple[Group, list[Event]]:
-    spec = JobSpec.model_validate(GROUP_SPEC)
+    spec = small_job("bf16", "static_kv_cache", measure={"replicates": REPLICATES})
     session, events = session_with(spec, folder, child, *arguments, space=space)
     group = Group(session, variants_of(spec))
     group.measure(Preparation(None))
@@ -231,7 +200,7 @@ def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in
     assert set(group.outcomes) == {0, 1, 2, 3}
     assert all(outcome.status is VariantStatus.SUCCEEDED for outcome in group.outcomes.values())
     for outcome in group.outcomes.values():
-        assert len(outcome.samples["tokens_per_s"]) == GROUP_MEASURE["replicates"]
+        assert len(outcome.samples["tokens_per_s"]) == REPLICATES
     started = [(e.replicate, e.index) for e in events if isinstance(e, Progressed) and e.doing == "starting"]
     # What takes long is said again.
     assert list(dict.fromkeys(started)) == [(number, index) for number in range(3) for index in range(ALL)]

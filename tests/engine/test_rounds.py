@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -30,10 +31,9 @@ from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import DeviceKind, ReplicateError
 from tests.engine.processes import program
-from tests.engine.sessions import session_with
+from tests.engine.sessions import session_with, small_job
 
 QUIET = HostSample(wall_s=ROUND_S, cpus=2, foreign_s=0.0, idle_s=0.1, steal_s=0.0)
 BUSY = HostSample(wall_s=ROUND_S, cpus=2, foreign_s=ROUND_S / 2, idle_s=0.1, steal_s=0.0)
@@ -56,12 +56,7 @@ class Scripted(HostMonitor):
 @contextmanager
 def rounds_beside(folder: Path, host_samples: Iterable[HostSample], **measure: float) -> Iterator[Replicate]:
     """The rounds of a process that answers at once: a round counts for as long as it was to take."""
-    document = {
-        "workload": {"kind": "generate"},
-        "model": "preset:tiny-llama-test",
-        "measure": {"min_seconds": MIN_S, "max_seconds": MAX_S, **measure},
-    }
-    spec = JobSpec.model_validate(document)
+    spec = small_job(plan="single", measure={"min_seconds": MIN_S, "max_seconds": MAX_S, **measure})
     (variant,) = variants_of(spec)
     assignment = Assignment(
         variant=variant, environment=probe(), measure=spec.measure, seed=0, replicate=0, folder=str(folder)
@@ -122,11 +117,7 @@ MEASURE = {"replicates": 1, "min_seconds": 1.0, "max_seconds": 4.0, "meters": ["
 counts = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
-def job(*stack: str) -> JobSpec:
-    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": "grid"}
-    return JobSpec.model_validate(
-        document | {"stack": [{"name": name} for name in stack], "measure": MEASURE}
-    )
+job = partial(small_job, measure=MEASURE)
 
 
 def test_a_lap_is_one_round_of_each_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

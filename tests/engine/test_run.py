@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,9 @@ from optigpu.selftest import kept
 from optigpu.statistics.within import FEWEST_REQUESTS
 from optigpu.vocabulary import DeviceKind, LeaseLostError, VariantStatus
 from tests.engine.processes import is_alive, may_come_first, program, wait_until
+from tests.engine.sessions import AT_ONCE, FAST, small_job
 
-FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-AT_ONCE = {"wait_for_quiet_s": 0}
-
-
-def job(*stack: str, plan: str = "ladder", **changes: Any) -> JobSpec:
-    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": plan}
-    stacked = [{"name": name} for name in stack]
-    fields = {"stack": stacked, "measure": FAST, "limits": AT_ONCE}
-    return JobSpec.model_validate(document | fields | changes)
+job = partial(small_job, plan="ladder")
 
 
 class Conductor:
@@ -76,7 +70,7 @@ def conductor(tmp_path: Path) -> Conductor:
 
 @pytest.mark.slow
 def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
-    report = conductor.run(job("bf16", "static_kv_cache", measure=FAST | {"replicates": 3}), "well_behaved")
+    report = conductor.run(job("bf16", "static_kv_cache", measure={"replicates": 3}), "well_behaved")
     kinds = [event.kind for event in conductor.events if event.kind not in ("progressed", "printed")]
     assert kinds == ["planned", "estimated", *["variant_started"] * 4, *["variant_finished"] * 4, "finished"]
     printed = Counter(event.index for event in conductor.events if isinstance(event, Printed))
@@ -94,9 +88,7 @@ def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None
 
 
 def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> None:
-    (result,) = conductor.run(
-        job("bf16", plan="single", measure=FAST | {"replicates": 2}), "well_behaved"
-    ).results
+    (result,) = conductor.run(job("bf16", plan="single", measure={"replicates": 2}), "well_behaved").results
     (outcome,) = conductor.outcomes
     tokens = result.metrics["tokens_per_s"]
     assert tokens.value == pytest.approx(20.005)
@@ -168,7 +160,7 @@ def test_sampling_goes_on_until_the_median_is_known_or_the_time_is_over(conducto
 
 
 def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor) -> None:
-    spec = job(plan="single", measure=FAST | {"replicates": 3})
+    spec = job(plan="single", measure={"replicates": 3})
     report = conductor.run(spec, "dying", "SIGUSR1", 1, "-")
     assert report.results == ()
     assert report.outcomes[0].status is VariantStatus.FAILED
@@ -227,7 +219,7 @@ def test_what_the_listener_raises_passes_and_ends_the_process(tmp_path: Path) ->
 
 
 def test_variants_side_by_side_take_turns_and_are_compared_in_pairs(conductor: Conductor) -> None:
-    report = conductor.run(job("bf16", measure=FAST | {"replicates": 2}), "drifting")
+    report = conductor.run(job("bf16", measure={"replicates": 2}), "drifting")
     turns = [event.index for event in conductor.progress if event.doing == "measuring"]
     assert turns[:4] == [0, 1, 1, 0]
     assert all(result.facts.side_by_side == (0, 1) for result in report.results)

@@ -14,18 +14,10 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.vocabulary import AttemptEndedError, SpecError, VariantStatus
 from tests.engine.processes import program
+from tests.engine.sessions import AT_ONCE, small_job
 
 Started = Callable[[], frozenset[int]]
 
-MEASURE = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-SPEC: dict[str, Any] = {
-    "workload": {"kind": "generate"},
-    "model": "preset:tiny-llama-test",
-    "plan": "ladder",
-    "stack": [{"name": "bf16"}],
-    "measure": MEASURE,
-    "limits": {"wait_for_quiet_s": 0},
-}
 INCOMPLETE, SINGLE = VerdictWarning.INCOMPLETE, VerdictWarning.SINGLE_REPLICATE
 
 
@@ -57,7 +49,7 @@ class Story:
 
     def run(self, replicate: int, silent_at: str, **options: Any) -> Report:
         return run(
-            JobSpec.model_validate(SPEC),
+            small_job("bf16", plan="ladder", measure={"replicates": 3}),
             self.events.append,
             lock_dir=self.folder,
             program=program("pausing", replicate, silent_at),
@@ -157,17 +149,8 @@ ALL = 4
 
 
 def grid(timeout_s: float, **measure: Any) -> JobSpec:
-    fast = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
-    return JobSpec.model_validate(
-        {
-            "workload": {"kind": "generate"},
-            "model": "preset:tiny-llama-test",
-            "plan": "grid",
-            "stack": [{"name": "bf16"}, {"name": "static_kv_cache"}],
-            "measure": fast | measure,
-            "limits": {"timeout_s": timeout_s, "wait_for_quiet_s": 0},
-        }
-    )
+    limits = AT_ONCE | {"timeout_s": timeout_s}
+    return small_job("bf16", "static_kv_cache", measure={"replicates": 3, **measure}, limits=limits)
 
 
 def measured(spec: JobSpec, folder: Path) -> tuple[Report, list[Event]]:

@@ -28,11 +28,10 @@ from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import cases, spread
-from tests.engine.biased_models import biased_model, operators, with_biases
-from tests.engine.decoded import NEW_TOKENS, assert_right
+from tests.engine.decoded import NEW_TOKENS, assert_right, operators
 from tests.engine.rounding import in_float64
 from tests.engine.test_techniques_quantization import quantize_in_place
-from tests.engine.tiny_models import assert_needs_hook, runtime_of
+from tests.engine.tiny_models import assert_needs_hook, biased_model, runtime_of, with_biases
 
 pytestmark = pytest.mark.usefixtures("biased_models", "one_torch_thread")
 LAYERS = 2

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.surgery.bit_allocation import Candidate, Level, Stage, decide, least_bytes, total_bytes
 from optigpu.surgery.places import checked_places, exchange, expert_places, linear_places, weight_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique
@@ -26,9 +28,17 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError, check_document
 from tests.breadth import cases, spread
 from tests.engine.decoded import assert_right
-from tests.engine.mixtures import MIXTURES, mixture
 from tests.engine.rounding import in_float64
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
+from tests.engine.tiny_models import (
+    FAMILIES,
+    MIXTURES,
+    assert_needs_hook,
+    ignore,
+    mixture,
+    prompt,
+    runtime_of,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
@@ -250,3 +260,57 @@ def test_a_damaged_expert_is_refused_before_anything_is_changed() -> None:
     with pytest.raises(UnsupportedError, match=r"experts\.down_proj\.2 has weights that are NaN"):
         Int8WeightOnly().modules(model, Notes())
     assert model.model.layers[0].mlp.experts is experts
+
+
+# ---- What a memory target decides.
+
+
+def candidate(path: str, stage: Stage, *sizes: int, sensitivity: float = 0.0) -> Candidate:
+    """Levels of 4, 8 and 16 bits with these bytes."""
+    levels = tuple(Level(f"kind {bits}", bits, size) for bits, size in zip((4, 8, 16), sizes, strict=False))
+    return Candidate(path, levels, stage, sensitivity)
+
+
+def bits_of(candidates: list[Candidate], budget: int) -> list[int]:
+    return [decision.level.bits for decision in decide(candidates, budget)]
+
+
+def test_what_is_left_goes_to_the_head_then_the_first_block_then_the_most_sensitive() -> None:
+    candidates = [
+        candidate("head", Stage.HEAD, 40, 80),
+        candidate("h.0.a", Stage.FIRST_BLOCK, 10, 20, 40),
+        candidate("h.1.a", Stage.REST, 10, 20, 40, sensitivity=1),
+        candidate("h.2.a", Stage.REST, 10, 20, 40, sensitivity=2),
+    ]
+    assert least_bytes(candidates) == 70
+    assert bits_of(candidates, 60) == [4, 4, 4, 4]  # the caller refuses a target that it cannot reach
+    assert bits_of(candidates, 79) == [4, 4, 4, 4]
+    assert bits_of(candidates, 80) == [4, 8, 4, 4]  # too little for the head, enough for what comes after it
+    assert bits_of(candidates, 109) == [4, 16, 4, 4]
+    assert bits_of(candidates, 110) == [8, 4, 4, 4]
+    assert bits_of(candidates, 140) == [8, 16, 4, 4]
+    assert bits_of(candidates, 150) == [8, 16, 4, 8]  # the more sensitive one
+    assert bits_of(candidates, 160) == [8, 16, 8, 8]
+    assert bits_of(candidates, 180) == [8, 16, 8, 16]
+    assert bits_of(candidates, 10**6) == [8, 16, 16, 16]
+
+
+def test_a_budget_is_kept_and_what_is_left_is_too_little_for_any_layer() -> None:
+    drawn = random.Random(0)
+    for _ in range(200):
+        candidates = []
+        for number in range(drawn.randint(1, 9)):
+            size = drawn.randint(1, 50)
+            stage = drawn.choice(list(Stage))
+            candidates.append(candidate(f"h.{number}.a", stage, size, 2 * size, 4 * size))
+        budget = drawn.randint(least_bytes(candidates), 4 * least_bytes(candidates))
+        decisions = decide(candidates, budget)
+        left = budget - total_bytes(decisions)
+        assert left >= 0
+        missing = [
+            level.stored_bytes - decision.level.stored_bytes
+            for one, decision in zip(candidates, decisions, strict=True)
+            for level in one.levels
+            if level.bits > decision.level.bits
+        ]
+        assert all(more > left for more in missing)

@@ -18,9 +18,7 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
 from tests.breadth import cases
-from tests.engine.biased_models import operators
-from tests.engine.decoded import NEW_TOKENS, operators_run
-from tests.engine.normed_models import LAYER_NORMED, RMS_NORMED, normed_model
+from tests.engine.decoded import NEW_TOKENS, operators, operators_run
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
     in_float64,
@@ -29,7 +27,14 @@ from tests.engine.rounding import (
 )
 from tests.engine.test_techniques_fused_layers import assert_refused_and_left
 from tests.engine.test_techniques_quantization import quantize_in_place
-from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
+from tests.engine.tiny_models import (
+    LAYER_NORMED,
+    RMS_NORMED,
+    assert_needs_hook,
+    normed_model,
+    prompt,
+    runtime_of,
+)
 
 pytestmark = pytest.mark.usefixtures("normed_models", "one_torch_thread")
 LAYERS = 2

@@ -12,30 +12,16 @@ import transformers
 from optigpu.backends.torch.applied import DecodingModel, computed_there
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.meters.latency import run_round, warm_up
-from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
+from optigpu.techniques.base import Loop, Notes, Phase, Technique
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import Layer
 from optigpu.workloads.base import Check
+from tests.engine.meter_contexts import Spy
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, asked, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
-
-
-class Spy(Technique):
-    """Overrides `step` without changing it."""
-
-    layer: ClassVar[Layer] = Layer.COMPILATION
-    phase: ClassVar[Phase] = Phase.COMPILATION
-    name: Literal["spy"] = "spy"
-
-    def step(self, step: Step, notes: Notes) -> Step:
-        def counted(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
-            notes.record(steps=notes.facts.get("steps", 0) + 1, position=int(position), cache=id(cache))
-            return step(tokens, position, cache)
-
-        return counted
 
 
 class LoopSpy(Technique):
@@ -80,7 +66,7 @@ def test_the_lean_loop_decodes_the_same_tokens(family: str, stack: tuple[Techniq
     facts = runtime.notes.facts
     assert facts["decode_loop"] == "lean loop"
     assert (
-        (facts.get("steps"), facts.get("position")) == (10, 12)
+        (len(facts["seen"]), facts["seen"][-1][1]) == (10, 12)
         if isinstance(stack[0], Spy)
         else facts["loops"] == 2
     )
@@ -97,7 +83,8 @@ def test_a_static_cache_is_kept_between_requests_and_a_dynamic_one_is_not() -> N
 def test_logits_come_from_the_step_that_is_timed() -> None:
     runtime = runtime_of("path:gpt2", Spy(), StaticKvCache())
     runtime.logits(prompt())
-    assert (runtime.notes.facts["steps"], runtime.notes.facts["position"]) == (1, 7)
+    ((_, position, _),) = runtime.notes.facts["seen"]
+    assert position == 7
 
 
 def test_what_the_baseline_really_used_is_recorded() -> None:
@@ -209,7 +196,7 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
 
 def use_and_identify(runtime: DecodingModel) -> int:
     runtime.generate(prompt(), 3)
-    return int(runtime.notes.facts["cache"])
+    return int(runtime.notes.facts["seen"][-1][2])
 
 
 IDS = prompt().numpy()

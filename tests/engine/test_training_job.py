@@ -28,6 +28,7 @@ from optigpu.vocabulary import DeviceKind, Layer, ReplicateError, SpecError, Tas
 from optigpu.workloads.train_step import TrainStep
 from tests.breadth import cases, spread
 from tests.engine.measuring import in_process
+from tests.engine.sessions import QUICK, quick_job
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.training import GPT2, LLAMA, RESNET, trained
 
@@ -214,18 +215,11 @@ def test_a_loss_that_is_nan_is_told_with_its_step(folders: dict[str, Path]) -> N
 
 @pytest.mark.slow
 def test_a_job_compares_losses_and_counts_operations_from_random_weights(tmp_path: Path) -> None:
-    spec = JobSpec(
+    spec = quick_job(
         workload={"kind": "train_step"} | QUALITY_SHAPES | ADAMW,
         model=GPT2,
         stack=[{"name": "gradient_checkpointing"}],
-        measure={
-            "replicates": 1,
-            "min_seconds": 0.01,
-            "max_seconds": 1,
-            "meters": ["latency", "quality"],
-            "quality": {"steps": 20, "seeds": 2},
-        },
-        limits={"wait_for_quiet_s": 0},
+        measure=QUICK | {"meters": ["latency", "quality"], "quality": {"steps": 20, "seeds": 2}},
     )
     (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
     values = {name: summary.value for name, summary in result.metrics.items()}

@@ -13,8 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.result import VerdictReason
-from optigpu.job.spec import JobSpec
-from optigpu.measure import run
 from optigpu.models.loading.load import MODELS_DIR, load_image_model, load_model
 from optigpu.models.loading.weights import architecture_digest, origin_of
 from optigpu.models.presets import PRESETS
@@ -23,12 +21,12 @@ from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus
 from tests.breadth import long
 from tests.engine.converted_engines import own_cache
+from tests.engine.sessions import GENERATE, QUICK, measured, quick_job
 from tests.engine.tiny_models import asked, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 Tensors = dict[str, torch.Tensor]
 LAYER, FIRST = "model.layers.1.", "model.layers.0.self_attn.q_proj."
-BRIEF = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1}
 TRAINING = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 16}
 
 
@@ -166,12 +164,10 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 )
 def test_no_engine_measures_what_is_not_all_there(models_dir: Path, tmp_path: Path, backend: str) -> None:
     edited(models_dir / "cut", tiny_model("llama"), without(LAYER))
-    jobs: list[dict[str, Any]] = [{"workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}}]
+    jobs: list[dict[str, Any]] = [{}]
     jobs += [{"workload": TRAINING}] if backend == "torch" else []
     for job in jobs:
-        spec = {"model": "path:cut", "backend": backend, "measure": BRIEF, "limits": {"wait_for_quiet_s": 0}}
-        report = run(JobSpec.model_validate(spec | job), lambda _: None, lock_dir=tmp_path, threads=1)
-        (outcome,) = report.outcomes
+        (outcome,) = measured(quick_job(model="path:cut", backend=backend, **job), tmp_path).outcomes
         assert outcome.status is VariantStatus.UNSUPPORTED, outcome.reason
         assert "path:cut lacks 9 of the 21 tensors of the model" in str(outcome.reason)
 
@@ -182,16 +178,14 @@ def test_a_technique_that_says_it_keeps_predictions_and_does_not_is_not_the_mode
 ) -> None:
     """A cache that forgets tokens, and no longer says so."""
     monkeypatch.setattr(SlidingKvCache, "approximates", False)
-    document = {
-        "model": "path:llama",
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 24},
-        "measure": BRIEF | {"meters": ["latency", "quality"], "quality": {"tokens": 64}},
-        "stack": [{"name": "sliding_kv_cache", "window": 4, "sinks": 0}],
-        "beside": [{"label": "plain"}],
-        "limits": {"wait_for_quiet_s": 0},
-    }
-    results = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path, threads=1).results
-    forgetful, plain = results
+    spec = quick_job(
+        model="path:llama",
+        workload=GENERATE | {"new_tokens": 24},
+        measure=QUICK | {"quality": {"tokens": 64}},
+        stack=[{"name": "sliding_kv_cache", "window": 4, "sinks": 0}],
+        beside=[{"label": "plain"}],
+    )
+    forgetful, plain = measured(spec, tmp_path).results
     assert (plain.metrics["kld_mean"].value or 0) < 1e-9
     assert VerdictReason.NOT_THE_MODEL not in plain.verdict.reasons
     assert (forgetful.metrics["kld_mean"].value or 0) > 1e-3

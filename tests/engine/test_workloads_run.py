@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
-from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.result import Outcome, Verdict
@@ -19,17 +18,17 @@ from optigpu.measure import run
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.report.ladder import ladder_grid
-from optigpu.techniques.base import Notes, Phase, Step, Technique
+from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import Layer
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.quality import PREFILL_TOKENS, Quality
 from tests.engine.measuring import in_process
-from tests.engine.meter_contexts import Spoiled
+from tests.engine.meter_contexts import Spoiled, Spy
 from tests.engine.processes import optigpu, program
+from tests.engine.sessions import AT_ONCE
 from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.engine.test_replicate import answer, ask, assignment
 from tests.engine.tiny_models import asked, runtime_of
@@ -46,7 +45,6 @@ TINY: dict[str, tuple[dict[str, Any], str | None]] = {
 """Of each workload that is in no job below or elsewhere: its shapes, and a model."""
 
 METERS = ("--meters", "latency,quality")
-AT_ONCE = {"wait_for_quiet_s": 0}
 
 
 @pytest.mark.slow
@@ -156,32 +154,12 @@ def test_the_command_line_classifies_with_a_roofline(tmp_path: Path) -> None:
 QUALITY = Quality(window=16, batch_size=2)
 
 
-class Positions(Technique):
-    """Notes the position of each decode step."""
-
-    layer: ClassVar[Layer] = Layer.COMPILATION
-    phase: ClassVar[Phase] = Phase.COMPILATION
-    name: Literal["positions"] = "positions"
-
-    def step(self, step: Step, notes: Notes) -> Step:
-        def seen(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
-            notes.record(positions=[*notes.facts.get("positions", []), int(position)])
-            return step(tokens, position, cache)
-
-        return seen
-
-
-@pytest.fixture(scope="module")
-def runtime(models_dir: Path) -> TorchDecodingRuntime:
-    return asked(runtime_of("path:gpt2"))
-
-
 @pytest.mark.usefixtures("models_dir")
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),)], ids=["dynamic", "static"])
 def test_kv_cache_times_tokens_at_its_position(stack: tuple[Technique, ...]) -> None:
-    runtime = asked(runtime_of("path:llama", Positions(), *stack))
+    runtime = asked(runtime_of("path:llama", Spy(), *stack))
     KvCachePositions(positions=(24,), new_tokens=4, batch_size=2).prepare(runtime).run()
-    assert runtime.notes.facts["positions"] == [24, 25, 26]
+    assert [position for _, position, _ in runtime.notes.facts["seen"]] == [24, 25, 26]
 
 
 @pytest.mark.usefixtures("models_dir")

@@ -1,10 +1,11 @@
-"""Replicates that are made up: quiet ones, and ones that went through something; and the verdict on them."""
+"""Replicates that are made up and the verdict on them; requests with a known truth: correlated, spread, heavy-tailed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
@@ -15,8 +16,8 @@ from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import MetricSummary, Verdict
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.statistics.drift import Array
 
+Array = NDArray[np.float64]
 QUIET = HostSample(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
 ROUNDS = 4
 REQUESTS = 30
@@ -75,3 +76,56 @@ def evidence(replicates: Sequence[Replicate], job: JobSpec) -> list[Evidence]:
     return [
         Evidence(number, each, each.selection(yardstick, goal)) for number, each in enumerate(replicates, 1)
     ]
+
+
+Tail = Literal["normal", "lognormal", "t3"]
+
+TRUE = 100.0
+TAILS: tuple[Tail, ...] = ("normal", "lognormal", "t3")
+_BURN_IN = 60
+"""Of heavy tails; a normal autoregression may begin as it goes on."""
+
+
+def noise(rng: np.random.Generator, tail: Tail, shape: tuple[int, ...]) -> Array:
+    """Independent numbers with median 0; "lognormal" means that their exponentials are wanted."""
+    return rng.standard_t(3, shape) if tail == "t3" else rng.normal(size=shape)
+
+
+def series(rng: np.random.Generator, tail: Tail, draws: int, requests: int, correlation: float) -> Array:
+    """First-order autoregressions, [draws, requests], with the spread of independent noise."""
+    if correlation == 0:
+        return noise(rng, tail, (draws, requests))
+    burn_in = _BURN_IN if tail == "t3" else 0
+    shocks = noise(rng, tail, (requests + burn_in, draws))
+    values = np.empty_like(shocks)
+    values[0] = shocks[0] / np.sqrt(1 - correlation**2)
+    for i in range(1, len(shocks)):
+        values[i] = correlation * values[i - 1] + shocks[i]
+    return np.asarray(values[burn_in:].T * np.sqrt(1 - correlation**2))
+
+
+def positive(tail: Tail, deviations: Array) -> Array:
+    """Times around TRUE: 1% for each deviation, or a factor of e ** 0.3."""
+    if tail == "normal":
+        return TRUE + deviations
+    return np.asarray(TRUE * np.exp((0.3 if tail == "lognormal" else 0.01) * deviations))
+
+
+def requests(
+    rng: np.random.Generator,
+    tail: Tail,
+    shape: tuple[int, int, int],
+    between: float,
+    correlation: float = 0.0,
+) -> Array:
+    """Requests [draws, processes, requests]; `between` is the spread of processes in terms of that within them."""
+    draws, processes, count = shape
+    within = series(rng, tail, draws * processes, count, correlation).reshape(shape)
+    centres = noise(rng, tail, (draws, processes, 1))
+    return positive(tail, (between * centres + within) / np.hypot(1.0, between))
+
+
+def coverage(bounds: tuple[Array, Array], truth: float) -> float:
+    """The share of intervals that contain the truth."""
+    low, high = bounds
+    return float(np.mean((low <= truth) & (truth <= high)))

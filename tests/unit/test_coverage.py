@@ -36,7 +36,7 @@ from optigpu.statistics.within import (
 )
 from tests.breadth import cases, spread
 from tests.known import known
-from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
+from tests.unit.made_replicates import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
 from tests.unit.test_compare import beside, document, one
 
 pytestmark = pytest.mark.slow

@@ -1,9 +1,12 @@
 """What each kind of device has and lacks, what is refused there, and what a job needs of its worker."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from optigpu.backends import BACKENDS
+from optigpu.backends.engine import allocation_failed
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.views import Want
 from optigpu.hardware import hardware_class, probe
@@ -16,7 +19,17 @@ from optigpu.measure import require_device
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import BenchMode, DeviceKind, Precision, SpecError, UnsupportedError
+from optigpu.vocabulary import (
+    BenchMode,
+    DeviceKind,
+    OptiGPUError,
+    OutOfMemoryError,
+    Precision,
+    SpecError,
+    UnsupportedError,
+)
+from optigpu.workloads.base import Workload
+from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from tests.unit.made_results import ENVIRONMENT
 
@@ -220,3 +233,44 @@ def test_a_technique_whose_package_is_missing_says_so_where_it_runs(name: str) -
         packages = technique.packages(known)
         reason = technique.check(bare, technique.devices[0], known)
         assert not packages or f"{packages[0]} is not installed" in str(reason)
+
+
+# ---- What all backends refuse alike, and how they say that memory is short.
+
+
+def test_the_torch_backend_knows_each_way_in_which_torch_says_that_memory_is_short() -> None:
+    torch = BACKENDS["torch"]
+    named = type("OutOfMemoryError", (RuntimeError,), {})
+    for error in (named("x"), RuntimeError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: no")):
+        assert torch.is_out_of_memory(error)
+    assert not torch.is_out_of_memory(RuntimeError("another"))
+    assert torch.missing(SimpleNamespace()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (Generate(), None),
+        (Classify(), "coreml does not run the workload classify; it runs generate, quality."),
+        (Generate(prompt="The old man"), "leave prompt, temperature and top_p out"),
+        (Generate(temperature=1), "leave prompt, temperature and top_p out"),
+    ],
+)
+def test_a_workload_that_is_refused_says_what_to_change(workload: Workload, said: str | None) -> None:
+    found = BACKENDS["coreml"].supports(workload, None)
+    assert found is None if said is None else said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("no room"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer"), True),
+        (RuntimeError("no such operator"), False),
+        (OptiGPUError("no such file"), False),
+    ],
+)
+def test_an_allocation_that_failed_is_told_from_other_errors(error: Exception, ran_out: bool) -> None:
+    assert allocation_failed(error) is ran_out

@@ -1,13 +1,28 @@
-"""Occupancy by NVIDIA's rules; plans of kernels follow from a card's limits, and say that they are predicted."""
+"""Published peaks, occupancy by NVIDIA's rules, and plans of kernels that follow from a card's limits."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
+from optigpu.documents.peaks import Bound
 from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer
-from optigpu.hardware.catalog import capabilities, card_of, gpu_of
+from optigpu.hardware.catalog import (
+    Capability,
+    Device,
+    Dtype,
+    HardwareKind,
+    capabilities,
+    card_of,
+    devices,
+    find,
+    find_class,
+    gpu_of,
+)
+from optigpu.hardware.intensity import Kernel, Operator, bound_of, bound_of_kernel, share, table
 from optigpu.hardware.kernel_plans import Problem, occupancy, planned, refusal
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import DeviceKind, SpecError
 
 CARDS = ("T4", "A10", "A100", "H100", "H200", "L4", "L40", "L40S", "RTX 4080", "RTX 4090", "RTX 5090")
 BY_NAME = {each.name: each for each in capabilities()}
@@ -125,3 +140,207 @@ def test_what_is_unknown_or_does_not_fit_says_so() -> None:
         optimizer.get_fused_int4_gemm_config(rows=0)
     with pytest.raises(SpecError, match="acceptance must be between 0 and 1"):
         optimizer.get_speculative_verify_config(acceptance=1.0)
+
+
+# ---- What bounds a kernel, and how kernels add up to shares of a request's time.
+
+
+CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
+MEMORY, COMPUTE = Bound.MEMORY, Bound.COMPUTE
+
+
+def product(rows: int, name: str = "aten::mm", item: int | None = 4, flops: int | None = None) -> Operator:
+    """[rows, 1024] times [1024, 1024]."""
+    counted = 2 * rows * 1024**2 if flops is None else flops
+    return Operator(name, ((rows, 1024), (1024, 1024)), (item, item), counted)
+
+
+@pytest.mark.parametrize(
+    ("operator", "device", "bound"),
+    [
+        (product(1), CPU, MEMORY),
+        (product(1024), CPU, COMPUTE),
+        (product(64), CPU, COMPUTE),
+        (product(64), CUDA, MEMORY),
+        (product(1024), CUDA, COMPUTE),
+        (product(1024, "aten::_int_mm", flops=0), CUDA, COMPUTE),
+        (product(1, "optigpu::int8_linear", flops=0), CPU, MEMORY),
+        (product(512, "optigpu::int8_linear", flops=0), CPU, COMPUTE),
+        (product(1024, item=None), CPU, COMPUTE),
+        (product(1, item=None), CPU, MEMORY),
+        (product(20, item=None), CPU, None),
+        (Operator("aten::mm"), CPU, None),
+        (Operator("aten::add", ((4096, 4096),) * 2, (4, 4), 4096**2), CPU, MEMORY),
+        (Operator("aten::_softmax", ((8, 4096),), (4,)), CUDA, MEMORY),
+        (Operator("optigpu::something_new", ((8, 4096),), (4,)), CPU, None),
+    ],
+)
+def test_an_operator_s_intensity_against_the_ridge_decides(
+    operator: Operator, device: DeviceKind, bound: Bound | None
+) -> None:
+    assert bound_of(operator, device) is bound
+
+
+@pytest.mark.parametrize(("queries", "bound"), [(1, MEMORY), (2048, COMPUTE)])
+@pytest.mark.parametrize(
+    "name", ["aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward"]
+)
+def test_attention_counts_queries_times_keys(name: str, queries: int, bound: Bound) -> None:
+    heads_first = "scaled" in name
+    shapes = tuple((1, 32, n, 128) if heads_first else (1, n, 32, 128) for n in (queries, 2048, 2048))
+    assert bound_of(Operator(name, shapes, (2, 2, 2)), CUDA) is bound
+
+
+def test_two_4_bit_weights_lie_in_a_byte() -> None:
+    """[8, 1024] in bf16 times 1024 x 1024 weights in half a MiB: 2^24 FLOPs over 540,672 bytes, 31 per byte."""
+    shapes = ((8, 1024), (1024, 128))
+    operator = Operator("aten::_weight_int4pack_mm", shapes, (2, 4))
+    assert bound_of(operator, CPU) is COMPUTE
+    as_floats = Operator("aten::_weight_floatpack_mm", shapes, (2, 4))
+    assert bound_of(as_floats, CPU) is MEMORY
+
+
+def test_a_kernel_without_operator_is_told_only_when_its_name_says_that_it_streams() -> None:
+    for name in (
+        "vectorized_elementwise_kernel<4>",
+        "triton_red_fused_add_3",
+        "Memcpy DtoD",
+        "gemvNSP_kernel",
+    ):
+        assert bound_of_kernel(name) is MEMORY
+    for name in ("sm90_xmma_gemm_bf16bf16", "flash_fwd_kernel", "my_kernel"):
+        assert bound_of_kernel(name) is None
+
+
+def test_shares_and_table_weigh_each_kernel_by_what_it_stands_for() -> None:
+    kernels = [
+        Kernel("first", 3.0, COMPUTE, weight=1, in_steps=False),
+        Kernel("step", 1.0, MEMORY, weight=5, in_steps=True),
+        Kernel("step", 1.0, MEMORY, weight=5, in_steps=True),
+        Kernel("new", 2.0, None, weight=1, in_steps=False),
+    ]
+    assert [share(kernels, bound) for bound in (COMPUTE, MEMORY, None)] == [3 / 15, 10 / 15, 2 / 15]
+    rows = table(kernels)
+    assert [row["name"] for row in rows] == ["step", "first", "new"]
+    assert rows[0] == {"name": "step", "calls": 2, "self_s": 2.0, "share": 10 / 15, "bound": MEMORY}
+
+
+NAMES = [name for device in devices() for name in (device.name, *device.aliases)]
+BOTH = [
+    (device, dtype)
+    for device in devices()
+    for dtype in sorted(device.published_flop_per_s.keys() & device.derived_flop_per_s())
+]
+
+
+def known(name: str) -> Device:
+    """A device that must be there."""
+    device = find(name)
+    assert device is not None, name
+    return device
+
+
+def test_no_two_devices_share_a_name() -> None:
+    assert [find(name) for name in NAMES] == [
+        device for device in devices() for _ in (device.name, *device.aliases)
+    ]
+    assert len({name.casefold() for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A10G", "RTX", "GeForce", "NVIDIA A100", "NVIDIA L40 S", "Apple M", "", "5090"]
+)
+def test_a_part_of_a_name_and_a_neighbour_of_it_find_nothing(name: str) -> None:
+    assert find(name) is None
+
+
+def test_case_trade_marks_and_spaces_tell_no_devices_apart() -> None:
+    assert find("intel(R)  Xeon(R) Platinum 8480+") is known("Intel Xeon Platinum 8480+")
+
+
+@pytest.mark.parametrize(
+    ("hardware_class", "name"),
+    [
+        ("1x NVIDIA H200 140 GiB", "NVIDIA H200"),
+        ("8x NVIDIA H100 80GB HBM3 80 GiB", "NVIDIA H100 SXM"),
+        ("1x NVIDIA GeForce RTX 4060 Laptop GPU 8 GiB", "NVIDIA GeForce RTX 4060 Laptop GPU"),
+        ("AMD EPYC 7763 64 cores", "AMD EPYC 7763"),
+        ("AMD EPYC 7763 1 core", "AMD EPYC 7763"),
+    ],
+)
+def test_a_class_of_hardware_is_found(hardware_class: str, name: str) -> None:
+    device = find_class(hardware_class)
+    assert device is not None
+    assert device.name == name
+
+
+@pytest.mark.parametrize(
+    "hardware_class", ["", "1x Tesla T4 15 GiB + 1x NVIDIA L4 22 GiB", "Intel Xeon 2 cores"]
+)
+def test_a_mixed_or_unknown_class_of_hardware_is_not(hardware_class: str) -> None:
+    assert find_class(hardware_class) is None
+
+
+@pytest.mark.parametrize(("device", "dtype"), BOTH, ids=lambda value: getattr(value, "name", value))
+def test_a_published_peak_is_what_units_and_clock_give(device: Device, dtype: Dtype) -> None:
+    derived, published = device.derived_flop_per_s(), device.published_flop_per_s
+    assert derived[dtype] == pytest.approx(published[dtype], rel=0.015)
+
+
+@pytest.mark.parametrize("device", devices(), ids=lambda device: device.name)
+def test_a_device_has_a_source_a_peak_or_a_bandwidth_and_faster_narrow_types(device: Device) -> None:
+    assert device.source
+    assert device.peak_flop_per_s or device.memory_bandwidth_bytes_per_s
+    peaks = device.peak_flop_per_s
+    halved: tuple[tuple[Dtype, Dtype], ...] = (
+        ("fp32", "fp16"),
+        ("fp16", "int8"),
+        ("bf16", "int8"),
+        ("fp16", "fp8"),
+        ("int8", "int4"),
+    )
+    for wide, narrow in halved:
+        if wide in peaks and narrow in peaks:
+            assert 0.99 <= peaks[narrow] / peaks[wide] <= 20
+    if device.kind is HardwareKind.GPU:
+        assert device.memory_bytes
+        assert device.tdp_w
+        assert device.memory_bytes % 2**29 == 0
+
+
+def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
+    esp = known("ESP32-S3")
+    assert esp.published_flop_per_s == {}
+    # 2 cores x 240 MHz x 16 multiply-accumulates
+    assert esp.peak_flop_per_s["int8"] / 2 == pytest.approx(7.68e9)
+    # performance and efficiency cores together
+    assert known("i9-13900K").peak_flop_per_s["fp32"] == pytest.approx(8 * 5.8e9 * 32 + 16 * 4.3e9 * 16)
+
+
+def test_reading_the_catalog_loads_nothing_heavy() -> None:
+    heavy = {"numpy", "torch", "transformers", "httpx", "rich"}
+    code = (
+        "import sys; from optigpu.hardware.catalog import find; from optigpu.claims import baselines; baselines();"
+        f"find('T4'); print(sorted({heavy!r} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_every_nvidia_card_has_the_limits_of_one_capability() -> None:
+    cards = [card for each in capabilities() for card in each.cards]
+    gpus = [device.name for device in devices() if device.kind is HardwareKind.GPU]
+    assert {name for name in gpus if name.startswith("NVIDIA")} <= set(cards)
+    assert len(set(cards)) == len(cards)
+
+
+@pytest.mark.parametrize("capability", capabilities(), ids=lambda capability: capability.name)
+def test_the_limits_of_a_capability_fit_together(capability: Capability) -> None:
+    assert capability.name == f"sm_{''.join(map(str, capability.parts))}"
+    reserved = capability.reserved_bytes_per_block
+    assert capability.shared_bytes_per_block + reserved == capability.shared_bytes
+    assert reserved == (1024 if capability.parts >= (8, 0) else 0)
+    assert capability.threads % 512 == 0
+    assert capability.threads >= capability.threads_per_block
+    assert capability.threads / capability.blocks <= 96
+    first = find(capability.cards[0])
+    assert first is None or first.blocks[0].units == capability.multiprocessors

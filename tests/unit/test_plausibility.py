@@ -1,6 +1,5 @@
 """Which reports of devices can be true: each reason and flag by itself, at its bound."""
 
-import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import signing_device
+from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import FAR_SLOWER, predict
@@ -24,59 +25,21 @@ from optigpu.statistics.intervals import fewest_for
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1e6)
 RUN_ID = "01980000-0000-7000-8000-000000000000"
-MODEL = "a" * 64
 BOOT = "b" * 16
 MACS = 11_000_000
-OUTPUTS = ("7f80", "807f")
-S3 = board("esp32s3-n16r8")
+S3 = board(BOARD)
 
 
 def a_manifest(**changes: Any) -> ModelManifest:
-    document: dict[str, Any] = {
-        "schema": 1,
-        "sha256": MODEL,
-        "network": {"family": "mobilenet_v2", "alpha": "0.35", "input": [96, 96, 3], "classes": 2},
-        "model_bytes": 580_000,
-        "operators": [{"name": "CONV_2D", "count": 35, "macs": MACS}],
-        "macs": MACS,
-        "parameter_bytes": 400_000,
-        "arena_bytes": 120_000,
-        "input": {"shape": [1, 96, 96, 3], "dtype": "int8", "scale": 0.0078125, "zero_point": -1},
-        "output": {"shape": [1, 2], "dtype": "int8", "scale": 0.00390625, "zero_point": -128},
-        "agreement": {"samples": 200, "top1": 0.985, "kld_mean": 0.004},
-        "calibration": {"kind": "images", "samples": 200},
-        "rankable": True,
-        "golden": {"count": 2, "inputs_sha256": "0" * 64, "outputs": list(OUTPUTS)},
-        "tools": {},
-    }
-    return ModelManifest.model_validate(document | changes)
+    return ModelManifest.model_validate(signing_device.manifest() | changes)
 
 
 def a_report(**changes: Any) -> DeviceReport:
     """Five windows of 10 s at 78.5 ms, in a run of 55 s that ended at noon."""
-    digest = hashlib.sha256(RUN_ID.encode() + bytes.fromhex("".join(OUTPUTS))).hexdigest()
-    document: dict[str, Any] = {
-        "schema": 1,
-        "boot_id": BOOT,
-        "sequence": 1,
+    document = signing_device.report(BOOT, 1) | {
         "run_id": RUN_ID,
-        "model_sha256": MODEL,
-        "input_bytes": 96 * 96 * 3,
-        "input_source": "fixed",
-        "runner": {"name": "tflm-native", "version": "1"},
-        "board": "esp32s3-n16r8",
-        "clock_hz": 240_000_000,
-        "firmware_sha256": "c" * 64,
-        "warmup": 10,
-        "windows": [{"count": 128, "total_us": 10_048_000, "energy_uj": 5_124_000}] * 5,
-        "latency_us": {"count": 640, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": None},
-        "power": {"source": "ina226", "idle_uw": 212_000},
-        "golden": {"count": 2, "digest": digest},
-        "arena_bytes": 120_000,
-        "heap_free": 7_900_000,
-        "started_us": NOON_US - 55_000_000,
-        "ticks_us": 55_000_000,
-        "error": None,
+        "golden": {"count": len(OUTPUTS), "digest": golden(RUN_ID)},
+        "started_us": NOON_US - RUN_US,
     }
     return DeviceReport.model_validate(document | changes)
 
@@ -84,7 +47,7 @@ def a_report(**changes: Any) -> DeviceReport:
 EVIDENCE = Evidence(
     received_at=NOON,
     source=DeviceSource.DEVICE,
-    device_board="esp32s3-n16r8",
+    device_board=BOARD,
     clock_synchronised=True,
     waited_us=0,
     run=Run(started_at=NOON - timedelta(seconds=55), boot_id=BOOT, model_sha256=MODEL, reported=False),
@@ -115,6 +78,7 @@ def seen(seconds: float) -> Run:
 )
 def test_the_devices_time_is_held_against_the_servers(seconds: float, expected: tuple[Reason, ...]) -> None:
     assert reasons(a_report(), run=seen(seconds)) == expected
+    assert all(reason.quarantines for reason in expected)
 
 
 def paced(us: int, **changes: Any) -> DeviceReport:
@@ -208,10 +172,10 @@ def test_the_fewest_requests_are_those_of_the_engine() -> None:
 
 
 def test_the_golden_outputs_are_bound_to_the_run() -> None:
-    plain = hashlib.sha256(bytes.fromhex("".join(OUTPUTS))).hexdigest()
-    sent = a_report(golden={"count": 2, "digest": plain})
-    assert reasons(sent) == (Reason.GOLDEN_FAILED,)
-    unwitnessed = a_report(golden={"count": 2, "digest": plain}, run_id=None)
+    plain = {"count": len(OUTPUTS), "digest": golden(None)}
+    assert reasons(a_report(golden=plain)) == (Reason.GOLDEN_FAILED,)
+    assert judge(a_report(golden=plain), EVIDENCE).state is ReportState.QUARANTINED
+    unwitnessed = a_report(golden=plain, run_id=None)
     assert reasons(unwitnessed, run=None) == (Reason.UNWITNESSED,)
     assert reasons(a_report(golden=None)) == (Reason.GOLDEN_FAILED,)
     assert reasons(a_report(golden=a_report().golden.model_dump() | {"count": 1})) == (Reason.GOLDEN_FAILED,)  # type: ignore[union-attr]

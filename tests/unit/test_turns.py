@@ -15,9 +15,8 @@ from optigpu.statistics.intervals import summarise
 from optigpu.statistics.stored import StoredResult
 from optigpu.statistics.within import Timed, ratio_of_turns
 from optigpu.vocabulary import DeviceKind, Role
-from tests.unit.made_replicates import QUIET, replicate
+from tests.unit.made_replicates import QUIET, Array, replicate
 from tests.unit.made_results import result
-from tests.unit.simulated import Array
 
 Rounds = Sequence[Sequence[Sequence[float]]]
 """The samples of each turn of each round."""

@@ -10,8 +10,10 @@ import pytest
 import optigpu
 from optigpu.conductor.processes.confinement import temporary_folder
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
+from optigpu.documents.fields import closest
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
+from optigpu.variables import KNOWN, unknown_variables
 
 SECRETS = {"HF_TOKEN": "hf_secret", "HF_TOKEN_PATH": "/token", "HUGGING_FACE_HUB_TOKEN": "hf_older"}
 
@@ -145,3 +147,35 @@ def test_compilers_get_paths_that_their_command_lines_can_hold(
     assert temporary.resolve().parent == tmp_path / "my 'data'" / "scratch"
     assert Path(given["TRITON_CACHE_DIR"]).parent.samefile(tmp_path / 'my "cache"' / "optigpu")
     temporary.rmdir()
+
+
+NAMES = ("int8_weight_only", "int8_dynamic", "llm_int8", "torch_compile", "bf16", "GPT-2")
+
+
+@pytest.mark.parametrize(
+    ("given", "close"),
+    [
+        ("int8", ["int8_dynamic", "int8_weight_only", "llm_int8"]),
+        ("torch_compil", ["torch_compile"]),
+        ("TORCH_COMPILE", ["torch_compile"]),
+        ("gpt2", ["GPT-2"]),
+        ("weight", ["int8_weight_only"]),
+        ("zzz", []),
+        ("bf8", []),
+        ("bf", ["bf16"]),
+        ("mp", []),
+        ("", []),
+    ],
+)
+def test_what_begins_so_comes_before_what_contains_it_and_what_is_alike(given: str, close: list[str]) -> None:
+    assert closest(given, NAMES) == close
+
+
+def test_a_misspelled_setting_is_named_with_the_one_that_was_meant() -> None:
+    assert unknown_variables(["OPTIGPU_LAESE_S", "PATH"]) == [
+        "OPTIGPU_LAESE_S is not a setting and changes nothing; did you mean OPTIGPU_LEASE_S?"
+    ]
+
+
+def test_what_is_known_is_not_named_in_whatever_case() -> None:
+    assert unknown_variables([*KNOWN, "optigpu_port", "OTHER_SETTING"]) == []
