@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ pytest.register_assert_rewrite("tests.engine.tiny_models")
 from tests.engine.caches import resident_converter  # noqa: E402
 from tests.engine.forked import forked_children as forked_children  # noqa: E402
 from tests.engine.image_models import squares as squares  # noqa: E402
-from tests.engine.processes import children  # noqa: E402
+from tests.engine.processes import children, torch_threads  # noqa: E402
 from tests.engine.sessions import own_lock as own_lock  # noqa: E402
 from tests.engine.tiny_models import biased_models as biased_models  # noqa: E402
 from tests.engine.tiny_models import models_dir as models_dir  # noqa: E402
@@ -79,16 +79,6 @@ def converter_at_hand() -> Iterator[None]:
     """What this process converts is written by the resident converter."""
     with resident_converter():
         yield
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""What tests need to know of processes, and the command `optigpu` in this one, which saves its start."""
+"""What tests know of processes and torch's threads, and the command `optigpu` in this one, which saves its start."""
 
 import io
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -73,3 +73,14 @@ def optigpu(
             main(list(arguments))
     status = ended.value.code
     return subprocess.CompletedProcess(arguments, int(status or 0), out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """What torch has for as long as the block lasts."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,30 +13,21 @@ from typing import Any
 import pytest
 
 from optigpu.child.confined import MOST_OPEN_FILES, reach
-from optigpu.child.messages import Answer, Assignment, Progress, Ready, Round, RunRound
+from optigpu.child.messages import Progress, Ready, Round, RunRound
 from optigpu.conductor.processes import child as child_module
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.confinement import needs_network
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.hardware.cgroup import oom_kills
-from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.paths import data_dir
-from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import OutOfMemoryError, ReplicateError, UnsupportedError
 from tests.engine.processes import is_alive, program, wait_until
 from tests.engine.sessions import session_with
+from tests.engine.test_replicate import answer, ask, assignment
 
-SPEC = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test"})
-ASSIGNMENT = Assignment(
-    variant=variants_of(SPEC)[0],
-    environment=probe(),
-    measure=SPEC.measure,
-    seed=0,
-    replicate=0,
-    folder=tempfile.gettempdir(),
-    threads=1,
-)
+ASSIGNMENT = assignment({"kind": "generate"}, "preset:tiny-llama-test")
 
 
 def start(name: str, *arguments: object, keep: tuple[int, ...] = ()) -> Child:
@@ -46,24 +36,12 @@ def start(name: str, *arguments: object, keep: tuple[int, ...] = ()) -> Child:
     return child
 
 
-def next_answer(child: Child) -> Answer:
-    while True:
-        answer = child.listen()
-        if answer is not None and not isinstance(answer, Progress):
-            return answer
-
-
-def ask(child: Child, message: Frozen) -> Answer:
-    child.tell(message)
-    return next_answer(child)
-
-
 def test_full_pipes_on_all_sides_do_not_lock_up() -> None:
     with start("chatty") as child:
         for _ in range(200):
             child.tell(RunRound(seconds=0.001))  # more than a pipe holds, before the first is read
-        assert isinstance(next_answer(child), Ready)
-        assert all(isinstance(next_answer(child), Round) for _ in range(200))
+        assert isinstance(answer(child), Ready)
+        assert all(isinstance(answer(child), Round) for _ in range(200))
 
 
 @pytest.mark.parametrize("kind", ["text", "binary", "unknown", "nan"])
@@ -72,7 +50,7 @@ def test_garbage_is_refused_with_what_was_printed(kind: str) -> None:
         start("garbage", kind) as child,
         pytest.raises(ReplicateError, match="sent an invalid message") as raised,
     ):
-        next_answer(child)
+        answer(child)
     assert "help" in str(raised.value)
     assert not {"\x00", "\x1b"} & set(str(raised.value)), "no database and no terminal wants these"
 
@@ -80,7 +58,7 @@ def test_garbage_is_refused_with_what_was_printed(kind: str) -> None:
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "LONGEST_LINE", 1024)
     with start("garbage", "endless") as child, pytest.raises(ReplicateError, match="message of more than"):
-        next_answer(child)
+        answer(child)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +67,7 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_death_is_reported_with_its_cause_and_the_last_words(how: str, words: str) -> None:
     with start("dying", how, 0) as child:
-        next_answer(child)
+        answer(child)
         with pytest.raises(ReplicateError, match=f"{words}.*last words") as raised:
             ask(child, RunRound(seconds=1))
     assert not isinstance(raised.value, OutOfMemoryError)
@@ -103,11 +81,11 @@ def test_sigkill_is_memory_only_when_the_kernel_says_so(
     counter.write_text("oom_kill 7\n")
     monkeypatch.setattr(child_module, "oom_kills", partial(oom_kills, tmp_path))
     with start("dying", "SIGKILL", 0) as child:
-        next_answer(child)
+        answer(child)
         with pytest.raises(ReplicateError, match="killed by signal 9"):
             ask(child, RunRound(seconds=1))
     with start("dying", "SIGKILL", 0, counter) as child:
-        next_answer(child)
+        answer(child)
         with pytest.raises(OutOfMemoryError, match="out of memory: the kernel"):
             ask(child, RunRound(seconds=1))
 
@@ -117,7 +95,7 @@ def test_the_kernel_kills_for_memory(small_group: Path) -> None:
         start("hungry", small_group) as child,
         pytest.raises(OutOfMemoryError, match="out of memory: the kernel"),
     ):
-        next_answer(child)
+        answer(child)
 
 
 @pytest.mark.slow
@@ -132,10 +110,10 @@ def test_what_ignores_its_stdin_and_sigterm_is_killed(tmp_path: Path) -> None:
 def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
     with start("parent", tmp_path / "pids", how) as child:
         if how == "obey":
-            assert isinstance(next_answer(child), Ready)
+            assert isinstance(answer(child), Ready)
         else:  # one of its processes holds the answers' pipe open: its death is found out all the same
             with pytest.raises(ReplicateError, match="killed by signal 9"):
-                next_answer(child)
+                answer(child)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     assert not any(is_alive(pid) for pid in (child.pid, *pids))
@@ -144,7 +122,7 @@ def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
 def test_no_descriptor_is_left() -> None:
     before = sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
     with start("well_behaved") as child:
-        next_answer(child)
+        answer(child)
     with pytest.raises(ReplicateError, match="cannot be started"):
         Child(("/nowhere/at/all",), {})
     assert before == (sorted(os.listdir("/proc/self/fd")) if before else [])
@@ -157,7 +135,7 @@ def test_the_environment_is_clean_and_explicit(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
     with Child(program("well_behaved"), child_variables(3)) as child:
         child.tell(ASSIGNMENT)
-        ready = next_answer(child)
+        ready = answer(child)
     assert isinstance(ready, Ready)
     variables = ready.facts.model_dump()["recorded"]["variables"]
     assert not {
@@ -195,10 +173,10 @@ def facts(port: int, *, network: bool) -> dict[str, Any]:
     """What a process says of itself."""
     with Child(program("confined_facts", port), child_variables(1), network=network) as child:
         child.tell(RunRound(seconds=1))
-        while (answer := child.listen()) is None:
+        while (heard := child.listen()) is None:
             pass
-    assert isinstance(answer, Progress)
-    found: dict[str, Any] = json.loads(answer.doing)
+    assert isinstance(heard, Progress)
+    found: dict[str, Any] = json.loads(heard.doing)
     return found
 
 

@@ -14,7 +14,7 @@ from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_request
 from optigpu.job.search import round_spec, stacks_of
-from optigpu.job.spec import JobSpec, digest
+from optigpu.job.spec import JobSpec, Measure, digest
 from optigpu.measure import Report, run
 from optigpu.report.ladder import ladder_grid
 from optigpu.report.tables import batch_grid
@@ -125,7 +125,8 @@ def test_the_space_holds_every_stack_without_a_conflict_once() -> None:
 
 
 def test_rounds_measure_longer_and_the_last_one_as_asked() -> None:
-    asked = search("bf16", measure={"replicates": 3, "min_seconds": 9, "max_seconds": 90})
+    measure = Measure(replicates=3, min_seconds=9, max_seconds=90)
+    asked = search("bf16").model_copy(update={"measure": measure})
     first, second, last = (round_spec(asked, number, 3) for number in range(3))
     assert [each.measure.max_seconds for each in (first, second, last)] == [10, 30, 90]
     assert [each.measure.replicates for each in (first, second, last)] == [1, 1, 3]

@@ -33,6 +33,7 @@ from optigpu.child.messages import (
 from optigpu.child.replicate import Subject, metered
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
+from optigpu.documents.result import Environment
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.meters.base import Reading
@@ -54,9 +55,14 @@ def assignment(
     """Techniques are given by their names, or with their parameters."""
     named = [{"name": each} if isinstance(each, str) else each for each in stack]
     spec = JobSpec.model_validate({"workload": workload, "model": model, "stack": named})
+    return assigned(spec, here().model_copy(update=environment))
+
+
+def assigned(spec: JobSpec, environment: Environment) -> Assignment:
+    """The job's first variant."""
     return Assignment(
         variant=variants_of(spec)[0],
-        environment=here().model_copy(update=environment),
+        environment=environment,
         measure=spec.measure,
         seed=0,
         replicate=0,

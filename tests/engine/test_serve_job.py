@@ -19,20 +19,19 @@ from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
-from optigpu.hardware.probe import probe
-from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Load, Query
 from optigpu.load.served import Streaming
 from optigpu.measure import run
 from optigpu.vocabulary import OptiGPUError, VariantStatus
+from tests.engine.machines import here
 from tests.engine.measuring import in_process
 from tests.engine.processes import optigpu
 from tests.engine.test_cli_run import MEASURED, QUICK
 from tests.engine.test_endpoint_client import REASONS, closing_half_way, garbage, hanging
 from tests.engine.test_endpoint_job import closing_later
-from tests.engine.test_replicate import answer, ask, assignment
+from tests.engine.test_replicate import answer, ask, assigned, assignment
 from tests.servers.completions import EVENTS, Asked, Behave, Reply, serving, whole
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -167,15 +166,7 @@ CLIENTS = {"scenario": "closed", "clients": 3}
 def of_server(workload: dict[str, Any], url: str) -> Assignment:
     document = {"workload": SHAPES | workload, "model": "bundled:tiny", "backend": "endpoint"}
     spec = JobSpec.model_validate(document | {"endpoint": f"{url}#tiny"})
-    return Assignment(
-        variant=variants_of(spec)[0],
-        environment=probe(),
-        measure=spec.measure,
-        seed=0,
-        replicate=0,
-        folder=tempfile.mkdtemp(),
-        threads=1,
-    )
+    return assigned(spec, here()).model_copy(update={"folder": tempfile.mkdtemp()})
 
 
 def ready(workload: dict[str, Any], behave: Behave) -> Ready:

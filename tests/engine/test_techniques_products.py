@@ -20,8 +20,8 @@ from optigpu.techniques.training.fp8_training import Fp8Training
 from optigpu.techniques.training.fp8_training.layers import Fp8Products, train_in_fp8
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import spread
-from tests.engine.test_techniques_adapters import saved_by
 from tests.engine.test_techniques_quantization import e4m3
+from tests.engine.test_techniques_training_memory import saved_by
 from tests.engine.tiny_models import assert_needs_hook, runtime_of
 from tests.engine.training import GPT2, LLAMA, RESNET, VIT, losses_of, trained
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from optigpu.backends.torch.device import CpuClock
 from optigpu.backends.torch.memory import NO_ACCELERATOR
 from optigpu.backends.torch.training.model import turn_off_dropout
 from optigpu.backends.torch.training.step import Trainer
@@ -24,6 +23,8 @@ from tests.engine.training import (
     batch_for,
     images_for,
     losses_of,
+    moved,
+    peak_of_texts,
     texts_for,
     trained,
     weights_of,
@@ -110,17 +111,6 @@ def trainer_with(change: Any = unchanged, **changes: Any) -> tuple[Trainer, Text
     parts = model.trainer.parts
     changed = parts.but(loss=lambda rows: change(parts.loss(rows)), **changes)
     return Trainer(model.model, changed, "cpu"), texts_for(runtime)
-
-
-def moved(trainer: Trainer, batch: Texts) -> float:
-    """How far a step moves the weights together."""
-    before = [weight.detach().clone() for weight in trainer.weights]
-    trainer.step(batch, CpuClock())
-    return float(
-        torch.nn.utils.get_total_norm(
-            [now.detach() - old for now, old in zip(trainer.weights, before, strict=True)]
-        )
-    )
 
 
 def test_scaled_losses_give_the_same_step() -> None:
@@ -217,19 +207,12 @@ def test_the_peak_holds_weights_gradients_and_states_of_the_optimizer(optimizer:
     assert copies * weights <= (peaks.allocated_bytes or 0) <= (copies + 0.5) * weights
 
 
-def peak_of(model: str, *stack: GradientCheckpointing, documents: int = 8) -> int:
-    """Of a step after the first one, in which selective checkpointing learns what a block computes."""
-    runtime = trained(model, *stack, optimizer="sgd")
-    batch = texts_for(runtime, documents, length=128, shortest=128)
-    runtime.step(batch)
-    found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
-    assert found is not None
-    return found
-
-
 @pytest.mark.slow
 def test_selective_checkpointing_saves_more_than_half_of_what_full_saves(shallow: str) -> None:
-    plain, full = peak_of(shallow), peak_of(shallow, GradientCheckpointing())
-    selective = peak_of(shallow, GradientCheckpointing(mode="selective"))
+    stacks = (), (GradientCheckpointing(),), (GradientCheckpointing(mode="selective"),)
+    # after the first step, in which selective checkpointing learns what a block computes
+    plain, full, selective = (
+        peak_of_texts(trained(shallow, *stack, optimizer="sgd"), 128) for stack in stacks
+    )
     assert full < selective < plain
     assert (plain - selective) / (plain - full) > 0.5

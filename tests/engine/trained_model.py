@@ -4,8 +4,6 @@ import bz2
 import hashlib
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from filelock import FileLock
 
 from optigpu.paths import cache_dir
 from optigpu.quality.text import DATASETS_DIR
+from tests.engine.processes import torch_threads
 
 WINDOW = 64
 STEPS = 200
@@ -92,20 +91,9 @@ def _digest() -> str:
 
 def _train(folder: Path, family: str) -> None:
     tokenizer = _tokenizer(sentences(2000, seed=1))
-    with _one_thread():
+    with torch_threads(1):  # more gain nothing for such small matrices, and lose much on a busy machine
         _model(tokenizer.encode(sentences(4000, seed=2)), family).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Such small matrices gain nothing from a second thread, and lose much to it on a busy machine."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _tokenizer(text: str) -> Any:

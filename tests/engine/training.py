@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.torch import TorchBackend
+from optigpu.backends.torch.device import CpuClock
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.backends.torch.training.step import Trainer
 from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
 from optigpu.documents.facts import ImageFacts
 from optigpu.job.spec import resolve
@@ -78,6 +81,24 @@ def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> NDArray[np.float
 def peak_bytes(runtime: TorchTrainingRuntime, batch: TrainingBatch) -> int:
     """Of a step, after the first one has made the optimizer's states."""
     runtime.step(batch)
+    return bytes_of_step(runtime, batch)
+
+
+def bytes_of_step(runtime: TorchTrainingRuntime, batch: TrainingBatch) -> int:
+    """The peak of the next step."""
     found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
     assert found is not None
     return found
+
+
+def peak_of_texts(runtime: TorchTrainingRuntime, tokens: int) -> int:
+    """Of a step with eight documents of so many tokens."""
+    return peak_bytes(runtime, texts_for(runtime, documents=8, length=tokens, shortest=tokens))
+
+
+def moved(trainer: Trainer, batch: TrainingBatch) -> float:
+    """How far a step moves the weights together."""
+    before = [weight.detach().clone() for weight in trainer.weights]
+    trainer.step(batch, CpuClock())
+    changes = [now.detach() - old for now, old in zip(trainer.weights, before, strict=True)]
+    return float(torch.nn.utils.get_total_norm(changes))

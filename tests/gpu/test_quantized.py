@@ -40,16 +40,16 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.vocabulary import DeviceKind
-from tests.engine.bitsandbytes_weights import (
+from tests.engine.decoded import NEW_TOKENS, assert_right, assert_right_within
+from tests.engine.packed_models import Layout, write_packed_tiny
+from tests.engine.rounding import in_float64, rounding_bound
+from tests.engine.test_techniques_bitsandbytes import (
     activation_bound,
     dequantized,
     replaced_in,
     rounded_to_int8,
     twins,
 )
-from tests.engine.decoded import NEW_TOKENS, assert_right, assert_right_within
-from tests.engine.packed_models import Layout, write_packed_tiny
-from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.test_techniques_products import restored
 from tests.engine.tiny_models import FAMILIES, ignore, prompt
 from tests.gpu.cuda_models import calls_of, on_cuda

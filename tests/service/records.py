@@ -211,9 +211,21 @@ def enter(session: Session, *made: Result) -> None:
         standings.enter(session, result)
 
 
+def entered(database: Database, *made: Result) -> None:
+    """The same, each in a transaction of its own."""
+    for result in made:
+        with database.write() as session:
+            enter(session, result)
+
+
 def a_speed(value: float, interval: tuple[float, float] | None = None, **changes: Any) -> Result:
     """A result whose one metric is tokens per second."""
     return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
+
+
+def a_sure_speed(value: float, **changes: Any) -> Result:
+    """A speed that is known within 1%."""
+    return a_speed(value, (0.99 * value, 1.01 * value), **changes)
 
 
 def board_of(session: Session, **filters: Any) -> Board:

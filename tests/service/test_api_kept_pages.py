@@ -9,22 +9,21 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from optigpu.documents.result import Result
-from optigpu.store import keys, results, standings
+from optigpu.store import keys
 from optigpu.store.withdrawals import Withdrawal, withdraw_result
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_sure_speed, entered
 from tests.service.serving import Served, serving
 
 PAGE = "/v1/leaderboard"
 
 
 def test_a_page_is_read_once_and_again_when_a_result_came_or_went(service: Served) -> None:
-    enter(service, first := speed(1.0))
+    entered(service.database, first := a_sure_speed(1.0))
     with counted(service) as read:
         one, two = service.client.get(PAGE), service.client.get(PAGE)
         assert (one.content, one.headers["etag"]) == (two.content, two.headers["etag"])
         assert len(read) == 1
-        enter(service, speed(2.0, stack=("bf16",)))
+        entered(service.database, a_sure_speed(2.0, stack=("bf16",)))
         three = service.client.get(PAGE)
         assert three.headers["etag"] != two.headers["etag"]
         assert [row["value"]["value"] for row in three.json()["boards"][0]["rows"]] == [2.0, 1.0]
@@ -36,7 +35,7 @@ def test_a_page_is_read_once_and_again_when_a_result_came_or_went(service: Serve
 
 
 def test_a_client_that_has_the_page_gets_no_body(service: Served) -> None:
-    enter(service, speed(1.0))
+    entered(service.database, a_sure_speed(1.0))
     first = service.client.get(PAGE)
     tag = first.headers["etag"]
     assert first.headers["cache-control"] == "private, no-cache"
@@ -45,13 +44,13 @@ def test_a_client_that_has_the_page_gets_no_body(service: Served) -> None:
         again = service.client.get(PAGE, headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert service.client.get(PAGE, headers={"If-None-Match": '"other"'}).status_code == 200
-    enter(service, speed(2.0))
+    entered(service.database, a_sure_speed(2.0))
     assert service.client.get(PAGE, headers={"If-None-Match": tag}).status_code == 200
 
 
 def test_each_form_and_encoding_is_a_page_of_its_own(service: Served) -> None:
     for number in range(20):
-        enter(service, speed(float(number), stack=(f"t{number}",)))
+        entered(service.database, a_sure_speed(float(number), stack=(f"t{number}",)))
     forms = {
         (encoding, accept): service.client.get(PAGE, headers={"Accept-Encoding": encoding, "Accept": accept})
         for _ in range(2)
@@ -67,7 +66,7 @@ def test_each_form_and_encoding_is_a_page_of_its_own(service: Served) -> None:
 
 def test_a_refused_page_is_not_kept(service: Served) -> None:
     assert service.client.get(f"{PAGE}?technique=nonsense").status_code == 422
-    enter(service, speed(1.0, stack=("nonsense",)))
+    entered(service.database, a_sure_speed(1.0, stack=("nonsense",)))
     assert service.client.get(f"{PAGE}?technique=nonsense").status_code == 200
 
 
@@ -137,14 +136,3 @@ def without_keys(service: Served) -> Iterator[None]:
     with service.database.write() as session:
         for key in keys.list_(session):
             keys.revoke(session, key.id)
-
-
-def speed(value: float, **changes: object) -> Result:
-    interval = (0.99 * value, 1.01 * value)
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)  # type: ignore[arg-type]
-
-
-def enter(service: Served, result: Result) -> None:
-    with service.database.write() as session:
-        results.add(session, result, {})
-        standings.enter(session, result)

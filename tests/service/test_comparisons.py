@@ -11,10 +11,9 @@ from optigpu.backends import BACKENDS
 from optigpu.client import Client
 from optigpu.documents.result import Allocation, MetricSummary, Result
 from optigpu.documents.views import Comparison, Decision, LaunchState
-from optigpu.store import results, standings
 from optigpu.store.tables import Job, LaunchRow, ResultRow
 from optigpu.vocabulary import Scheduler, new_id
-from tests.service.records import NOON, a_metric, a_result, a_spec
+from tests.service.records import NOON, a_metric, a_result, a_spec, a_sure_speed, entered
 from tests.service.serving import MATMUL, Served
 
 OLD, NEW = {"optigpu": "0.1.0", "torch": "2.13.0"}, {"optigpu": "0.1.0", "torch": "2.14.0"}
@@ -116,7 +115,7 @@ def test_a_history_has_the_valid_results_of_the_place_in_order_and_the_changes_o
         measured_at(3, 99.0, OLD, hardware="2x Test CPU"),
         measured_at(3, 99.0, OLD, stack=("bf16",)),
     ]
-    enter(service, *fast, *slow, *others)
+    entered(service.database, *fast, *slow, *others)
     found = history(service, slow[0].id)
     assert [point["result_id"] for point in found["points"]] == [each.id for each in slow + fast]
     assert [point["standing"] for point in found["points"]].count("current") == 1
@@ -129,7 +128,7 @@ def test_a_history_has_the_valid_results_of_the_place_in_order_and_the_changes_o
 
 def test_a_long_history_comes_in_pages_the_newest_first(service: Served) -> None:
     made = [measured_at(hour, 1.0 + hour, OLD) for hour in range(5)]
-    enter(service, *made)
+    entered(service.database, *made)
     newest = history(service, made[0].id, limit=3)
     older = history(service, made[0].id, limit=3, cursor=newest["next_cursor"])
     assert [point["value"] for point in older["points"] + newest["points"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -137,7 +136,7 @@ def test_a_long_history_comes_in_pages_the_newest_first(service: Served) -> None
 
 
 def test_a_history_of_nothing_is_refused_with_a_reason(service: Served) -> None:
-    enter(service, made := measured_at(0, 1.0, OLD))
+    entered(service.database, made := measured_at(0, 1.0, OLD))
     missing = service.client.get("/v1/results/0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11/history")
     assert (missing.status_code, "There is no result" in missing.json()["detail"]) == (404, True)
     for query in ("metric=speed", "limit=0", "limit=1001", "cursor=x", "metrics=tokens_per_s"):
@@ -146,16 +145,7 @@ def test_a_history_of_nothing_is_refused_with_a_reason(service: Served) -> None:
 
 
 def measured_at(hour: int, value: float, software: dict[str, str], **changes: Any) -> Result:
-    metric = a_metric("tokens_per_s", value, (0.99 * value, 1.01 * value))
-    at = NOON + timedelta(hours=hour)
-    return a_result({"tokens_per_s": metric}, measured_at=at, software=software, **changes)
-
-
-def enter(service: Served, *made: Result) -> None:
-    with service.database.write() as session:
-        for result in made:
-            results.add(session, result, {})
-            standings.enter(session, result)
+    return a_sure_speed(value, measured_at=NOON + timedelta(hours=hour), software=software, **changes)
 
 
 def history(service: Served, result_id: str, **query: Any) -> dict[str, Any]:

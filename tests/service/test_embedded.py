@@ -234,13 +234,21 @@ def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, t
 MOMENTS = ("variants to measure", "The service listens", "This machine")
 
 
-@pytest.mark.parametrize("moment", cases(MOMENTS, by_default=1))
-def test_ctrl_c_leaves_no_process(start: Start, tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        *cases([(moment, signal.SIGINT) for moment in MOMENTS], by_default=1),
+        pytest.param("The service listens", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_to_end_leaves_no_process(
+    start: Start, tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
     process = start(*TINY)
     read_until(process, moment)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    assert process.returncode == 128 + number, output
     assert processes_left(MARK, str(tmp_path), within_s=5) == []
 
 
@@ -271,16 +279,6 @@ def test_a_demo_that_is_killed_takes_its_service_along(start: Start, tmp_path: P
     assert len(processes_with(MARK, str(tmp_path))) > 2
     process.kill()
     assert processes_left(MARK, str(tmp_path)) == []
-
-
-@pytest.mark.long
-def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
-    process = start(*TINY)
-    read_until(process, "The service listens")
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert processes_left(MARK, str(tmp_path), within_s=5) == []
 
 
 @pytest.mark.long

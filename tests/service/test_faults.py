@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import celery
 import psutil
@@ -139,12 +140,19 @@ def test_a_run_survives_connections_that_the_database_ends(postgres: str, proces
 
 
 @pytest.mark.long
-def test_a_result_waits_for_a_database_that_is_away(postgres: str, processes: Processes) -> None:
-    """It is away while the measurement ends, for less than the lease."""
+@pytest.mark.parametrize(
+    ("asked", "lease_s", "attempts"),
+    [({}, 60, ["succeeded"]), ({"measure": LONGER_THAN_THE_LEASE}, LEASE_S, ["database_away", "succeeded"])],
+    ids=["shorter than the lease", "longer"],
+)
+def test_a_run_ends_only_when_the_database_is_away_for_longer_than_the_lease(
+    postgres: str, processes: Processes, asked: dict[str, Any], lease_s: int, attempts: list[str]
+) -> None:
+    """It is away while the measurement ends."""
     with migrated(postgres) as database, gate_to(postgres, 5432) as gate:
         gate.open()
-        job_id = submit(database, matmul())
-        variables = {"OPTIGPU_DATABASE_URL": gate.url, "OPTIGPU_LEASE_S": "60"}
+        job_id = submit(database, matmul(**asked))
+        variables = {"OPTIGPU_DATABASE_URL": gate.url, "OPTIGPU_LEASE_S": str(lease_s)}
         worker = processes.start("worker", "--device", "cpu", **variables)
         child = child_of(worker)
         gate.shut()
@@ -152,25 +160,7 @@ def test_a_result_waits_for_a_database_that_is_away(postgres: str, processes: Pr
         gate.open()
         job = ended(database, job_id)
         stop(worker)
-        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["succeeded"])
-        assert stored_once(database, job)
-
-
-@pytest.mark.long
-def test_a_run_ends_when_the_database_is_away_for_longer_than_the_lease(
-    postgres: str, processes: Processes
-) -> None:
-    with migrated(postgres) as database, gate_to(postgres, 5432) as gate:
-        gate.open()
-        job_id = submit(database, matmul(measure=LONGER_THAN_THE_LEASE))
-        worker = processes.start("worker", "--device", "cpu", OPTIGPU_DATABASE_URL=gate.url)
-        child = child_of(worker)
-        gate.shut()
-        child.wait(timeout=LEASE_S + 20)
-        gate.open()
-        job = ended(database, job_id)
-        stop(worker)
-        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["database_away", "succeeded"])
+        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, attempts)
         assert stored_once(database, job)
 
 

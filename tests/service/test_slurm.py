@@ -164,20 +164,18 @@ def test_the_end_of_an_allocation_keeps_what_is_measured(here: Site) -> None:
     assert [attempt.outcome for attempt in job.attempts] == ["succeeded"]
 
 
-def test_an_allocation_that_ends_before_anything_was_measured_is_followed_by_another(here: Site) -> None:
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [("TERM", "allocation_ended"), pytest.param("KILL", "lost", marks=pytest.mark.long)],
+)
+def test_an_allocation_that_ends_before_anything_was_measured_is_followed_by_another(
+    here: Site, number: str, outcome: str
+) -> None:
+    """The lease of a pilot that is killed runs out, as that of any worker."""
     job_id = here.submit(note="3")
-    here.cluster.ask("scancel", "--signal=TERM", "--batch", here.running(job_id))
+    here.cluster.ask("scancel", f"--signal={number}", "--batch", here.running(job_id))
     job = here.until_state(job_id, JobState.SUCCEEDED)
-    assert [attempt.outcome for attempt in job.attempts] == ["allocation_ended", "succeeded"]
-
-
-@pytest.mark.long
-def test_a_pilot_that_is_killed_is_followed_by_another(here: Site) -> None:
-    """Its lease runs out, as that of any worker."""
-    job_id = here.submit(note="3")
-    here.cluster.ask("scancel", "--signal=KILL", "--batch", here.running(job_id))
-    job = here.until_state(job_id, JobState.SUCCEEDED)
-    assert [attempt.outcome for attempt in job.attempts] == ["lost", "succeeded"]
+    assert [attempt.outcome for attempt in job.attempts] == [outcome, "succeeded"]
 
 
 @pytest.mark.long

@@ -119,8 +119,7 @@ FAST, SLOW, ALONE = "1x Fast CPU", "1x Slow CPU", "1x Lonely CPU"
 
 
 def _speed(value: float, hardware: str, *stack: str, **changes: Any) -> Result:
-    metrics = {"tokens_per_s": a_metric("tokens_per_s", value, (0.95 * value, 1.05 * value))}
-    return a_result(metrics, hardware=hardware, stack=stack, **changes)
+    return a_speed(value, (0.95 * value, 1.05 * value), hardware=hardware, stack=stack, **changes)
 
 
 @pytest.fixture
@@ -220,9 +219,9 @@ def test_flags_are_those_of_a_comparison_of_all_rows_whatever_came_and_went(data
 
 def test_a_result_of_unknown_quality_beats_none_that_has_one(database: Database) -> None:
     with database.write() as session:
-        _enter(session, _figures(100.0, 1.0, None, None), "unmeasured")
-        _enter(session, _figures(50.0, 2.0, 0.1, None), "measured")
-        _enter(session, _figures(60.0, 2.0, 0.05, 3.0), "better")
+        enter(session, _of("unmeasured", _figures(100.0, 1.0, None, None)))
+        enter(session, _of("measured", _figures(50.0, 2.0, 0.1, None)))
+        enter(session, _of("better", _figures(60.0, 2.0, 0.05, 3.0)))
         flags = {each.variant_digest: each.pareto for each in session.scalars(select(LeaderboardEntry))}
         by_label = [flags[_of(name).variant.variant_digest] for name in ("unmeasured", "measured", "better")]
     assert by_label == [True, False, True]
@@ -252,12 +251,6 @@ def _of(name: str, metrics: dict[str, Any] | None = None, **changes: Any) -> Res
 def _figures(speed: float, size: float | None, kld: float | None, joules: float | None) -> dict[str, Any]:
     values = {"tokens_per_s": speed, "weight_bytes": size, "kld_mean": kld, "j_per_token": joules}
     return {name: a_metric(name, value) for name, value in values.items()}
-
-
-def _enter(session: Session, figures: dict[str, Any], name: str) -> None:
-    result = _of(name, figures)
-    results.add(session, result, {})
-    standings.enter(session, result)
 
 
 def _kept(session: Session) -> dict[str, bool | None]:

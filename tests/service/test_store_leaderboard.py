@@ -367,5 +367,4 @@ def test_results_that_arrive_together_leave_one_current(postgresql_database: Dat
 
 
 def _speed(value: float, hour: int = 0, **changes: Any) -> Result:
-    metrics = {"tokens_per_s": a_metric("tokens_per_s", value, (value, value))}
-    return a_result(metrics, measured_at=NOON + timedelta(hours=hour), **changes)
+    return a_speed(value, (value, value), measured_at=NOON + timedelta(hours=hour), **changes)

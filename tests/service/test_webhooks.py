@@ -23,14 +23,14 @@ from optigpu.documents.administration import (
     WebhookEvent,
 )
 from optigpu.documents.result import Result
-from optigpu.store import alerts, jobs, results, standings, webhooks
+from optigpu.store import alerts, jobs, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import WebhookDelivery
 from optigpu.vocabulary import new_id, utc_now
 from tests.service.pages import Browser
 from tests.service.processes import eventually
 from tests.service.receiver import Receiver, receiving
-from tests.service.records import NOON, a_metric, a_result, a_spec
+from tests.service.records import NOON, a_metric, a_result, a_spec, a_sure_speed, entered
 from tests.service.serving import Served, serving
 
 BOTH = ["job.finished", "regression.found"]
@@ -173,22 +173,14 @@ def test_old_deliveries_are_forgotten_and_those_that_wait_are_not(database: Data
 
 def a_speed(value: float, hour: int = 0, **changes: Any) -> Result:
     """A careful result at one place of the leaderboard."""
-    metric = a_metric("tokens_per_s", value, (0.99 * value, 1.01 * value))
     careful: dict[str, Any] = {"warnings": (), "replicates": 5}
-    return a_result({"tokens_per_s": metric}, measured_at=NOON + timedelta(hours=hour), **careful | changes)
-
-
-def enter(database: Database, *made: Result) -> None:
-    for result in made:
-        with database.write() as session:
-            results.add(session, result, {})
-            standings.enter(session, result)
+    return a_sure_speed(value, measured_at=NOON + timedelta(hours=hour), **careful | changes)
 
 
 def test_a_result_that_is_worse_than_the_one_before_is_a_regression(database: Database) -> None:
     made = webhook(database, "https://hooks.example.org")
     before, slower = a_speed(100.0, 0), a_speed(50.0, 1)
-    enter(database, before, slower)
+    entered(database, before, slower)
     with database.write() as session:
         (taken,) = webhooks.take(session, 8)
     told = json.loads(taken.body)
@@ -215,7 +207,7 @@ def test_what_is_no_regression_is_not_told(sqlite_database: Database, changes: d
     place = f"preset:{'-'.join(map(str, changes.values()))}"  # the database is shared
     made = webhook(sqlite_database, "https://hooks.example.org")
     slower: dict[str, Any] = {"value": 50.0, "hour": 1, "model": place} | changes
-    enter(sqlite_database, a_speed(100.0, 0, model=place), a_speed(**slower))
+    entered(sqlite_database, a_speed(100.0, 0, model=place), a_speed(**slower))
     assert deliveries(sqlite_database, made) == ()
 
 
@@ -297,7 +289,7 @@ def test_an_administrator_makes_one_on_its_page_follows_it_and_deletes_it(
 def first(database: Database) -> Result:
     """The first result of a place, and a webhook that asks for alerts."""
     result = a_speed(100.0)
-    enter(database, result)
+    entered(database, result)
     with database.write() as session:
         webhooks.create(session, "https://hooks.example.org", [WebhookEvent.ALERT_FIRED], "somebody")
     return result
@@ -308,7 +300,7 @@ def speeds(database: Database) -> Speeds:
     hours = iter(range(1, 1000))
 
     def enter_all(*values: float, **changes: Any) -> list[dict[str, Any]]:
-        enter(database, *(a_speed(value, next(hours), **changes) for value in values))
+        entered(database, *(a_speed(value, next(hours), **changes) for value in values))
         with database.write() as session:
             return [json.loads(each.body)["data"] for each in webhooks.take(session, 100)]
 
@@ -340,7 +332,7 @@ def test_of_a_metric_that_should_be_low_more_is_worse(database: Database, first:
         metrics = {
             name: a_metric(name, value) for name, value in (("tokens_per_s", 100.0), ("ttft_s", seconds))
         }
-        enter(database, a_result(metrics, warnings=(), replicates=5, measured_at=NOON + timedelta(hours=1)))
+        entered(database, a_result(metrics, warnings=(), replicates=5, measured_at=NOON + timedelta(hours=1)))
         with database.write() as session:
             assert len(webhooks.take(session, 100)) == fired
 
@@ -377,7 +369,7 @@ def test_a_change_of_before_the_rule_is_not_told(database: Database, first: Resu
 def test_one_rule_too_many_is_a_conflict(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "MOST_RULES", 1)
     speed = a_speed(100.0)
-    enter(service.database, speed)
+    entered(service.database, speed)
     asked = {"result_id": speed.id, "kind": "change_point"}
     assert [service.client.post("/v1/alerts", json=asked).status_code for _ in range(2)] == [201, 409]
 

@@ -1,4 +1,4 @@
-"""Replicates that are made up and the verdict on them; requests with a known truth: correlated, spread, heavy-tailed."""
+"""Replicates that are made up and the verdict on them; requests with a known truth: correlated, spread, with tails."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

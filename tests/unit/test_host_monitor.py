@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,10 @@ from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
 from tests.drivers.nvml import build
+from tests.engine.machines import tree
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CPU = min(os.sched_getaffinity(0))
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    """A made-up file system."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def stat_line(pid: int, name: str, *, session: int, used: tuple[int, int], ended: tuple[int, int]) -> str:
@@ -50,7 +41,7 @@ def test_cpu_time_is_summed_over_the_cpus_that_count(tmp_path: Path) -> None:
         "cpu10 5 5 5 5 5 5 5 5 5 5\n"
         "intr 12345 0 1\n"
     )
-    root = tree(tmp_path, {"proc/stat": stat})
+    root = tree(tmp_path, **{"proc/stat": stat})
     both = counters.cpu_times({0, 1}, root)
     assert both == CpuTimes(work_s=333 / TICKS_PER_S, idle_s=1610 / TICKS_PER_S, steal_s=50 / TICKS_PER_S)
     one = counters.cpu_times({1}, root)
@@ -65,7 +56,7 @@ def test_processes_are_read_whatever_their_name(tmp_path: Path) -> None:
         "proc/self/stat": "not a number",
         "proc/43/status": "its stat is gone",
     }
-    (found,) = counters.processes(tree(tmp_path, {name: text for name, text in lines.items() if text}))
+    (found,) = counters.processes(tree(tmp_path, **{name: text for name, text in lines.items() if text}))
     assert found == ProcessTimes(
         pid=41,
         started=777,
@@ -90,7 +81,7 @@ def test_heat_is_counted_once_for_each_core_and_each_package(tmp_path: Path) -> 
             f"{folder}/thermal_throttle/core_throttle_count": f"{10**core}\n",
             f"{folder}/thermal_throttle/package_throttle_count": f"{(package + 1) * 10**4}\n",
         }
-        tree(tmp_path, files)
+        tree(tmp_path, **files)
     assert sum(counters.numbers(counters.heat_files(range(8), tmp_path))) == 31111
     assert sum(counters.numbers(counters.heat_files({1, 5, 6}, tmp_path))) == 30110, (
         "those that are asked for"
@@ -101,7 +92,7 @@ def test_waiting_for_a_quota_is_summed_up_to_the_root_group_in_both_versions(tmp
     group = "sys/fs/cgroup"
     root = tree(
         tmp_path,
-        {
+        **{
             "proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/a/b\n",
             f"{group}/cpu,cpuacct/a/cpu.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 250000000\n",
             f"{group}/a/b/cpu.stat": "usage_usec 9\nnr_throttled 1\nthrottled_usec 1500000\n",
@@ -191,7 +182,7 @@ def test_a_thread_of_the_kernel_counts_and_has_no_name() -> None:
 def test_the_kernel_s_threads_have_a_flag(tmp_path: Path) -> None:
     line = stat_line(2, "kthreadd", session=0, used=(0, 0), ended=(0, 0)).split()
     line[8] = str(0x00208040)  # the flags of proc_pid_stat(5)
-    (found,) = counters.processes(tree(tmp_path, {"proc/2/stat": " ".join(line)}))
+    (found,) = counters.processes(tree(tmp_path, **{"proc/2/stat": " ".join(line)}))
     assert found.kernel
 
 
@@ -368,12 +359,12 @@ def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
 def test_what_control_groups_use_is_not_free_but_for_page_cache(
     tmp_path: Path, groups: str, files: dict[str, str], free: int
 ) -> None:
-    assert free_host_bytes(tree(tmp_path, {"proc/self/cgroup": groups} | files)) == free
+    assert free_host_bytes(tree(tmp_path, **{"proc/self/cgroup": groups}, **files)) == free
 
 
 @pytest.mark.parametrize("limit", ["max", str(2**62)])
 def test_without_a_limit_it_is_what_the_machine_has_available(tmp_path: Path, limit: str) -> None:
-    tree(tmp_path, {"proc/self/cgroup": "0::/a"} | group("a", limit, used=700))
+    tree(tmp_path, **{"proc/self/cgroup": "0::/a"}, **group("a", limit, used=700))
     free, memory = free_host_bytes(tmp_path), psutil.virtual_memory()
     assert 700 < free <= memory.total
 
@@ -391,5 +382,5 @@ def test_the_largest_cache_that_the_kernel_tells_counts(
     tmp_path: Path, sizes: tuple[str, ...], expected: int | None
 ) -> None:
     folder = "sys/devices/system/cpu/cpu0/cache"
-    root = tree(tmp_path, {f"{folder}/index{index}/size": f"{size}\n" for index, size in enumerate(sizes)})
+    root = tree(tmp_path, **{f"{folder}/index{index}/size": f"{size}\n" for index, size in enumerate(sizes)})
     assert last_level_cache_bytes(root) == expected
