@@ -13,7 +13,7 @@ from rich.progress import track
 from benchmarks.stacks import Case, Stack, details_of, spec_of
 from optigpu.child.messages import Ready
 from optigpu.conductor.outcome import builds_of
-from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import ask
 from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, as_document
 from optigpu.documents.result import Outcome, Samples

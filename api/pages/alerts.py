@@ -12,7 +12,7 @@ from api.problems import from_store
 from optigpu.documents.administration import AlertKind, AlertRequest, AuditAction, WebhookEvent
 from optigpu.documents.fields import FieldsError, line, refusing
 from optigpu.documents.views import History
-from optigpu.store import alerts, audit, history, webhooks
+from optigpu.store import alerts, audit, results, webhooks
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, StoreError
 
@@ -91,6 +91,6 @@ def _place(
     if result_id is None:
         return None, errors
     try:
-        return history.of_result(session, result_id, limit=1), errors
+        return results.history_of(session, result_id, limit=1), errors
     except StoreError as error:
         return None, errors or [str(error)]

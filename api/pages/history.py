@@ -8,7 +8,7 @@ from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor, Uuid
 from api.routes.leaderboard import MetricName
 from optigpu.report.charts.svg import figure
-from optigpu.store import history, leaderboard
+from optigpu.store import leaderboard, results
 from optigpu.store.filters import LeaderboardQuery
 
 router = APIRouter()
@@ -32,7 +32,7 @@ def read_history(view: ReaderView, asked: Annotated[HistoryAsked, Query()]) -> R
 
     metric = asked.metric.value if asked.metric else None
     with view.service.database.read() as session:
-        found = history.of_result(session, asked.result, metric=metric, cursor=asked.cursor)
+        found = results.history_of(session, asked.result, metric=metric, cursor=asked.cursor)
     known, root = with_changes(found), view.look.root
     return view.page(
         "history.html",

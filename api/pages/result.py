@@ -28,7 +28,7 @@ from optigpu.report.charts.marks import samples_data
 from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.numbers import short, with_interval
 from optigpu.statistics.stored import StoredResult
-from optigpu.store import artifacts, history, jobs, leaderboard, results
+from optigpu.store import artifacts, jobs, leaderboard, results
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, Document, NotFoundError, SpecError
 
@@ -56,7 +56,7 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
         document = current(results.get(session, result_id))
         stored = StoredResult.model_validate(document)
         files = artifacts.list_(session, result_id).artifacts
-        timeline = history.of_result(session, result_id)
+        timeline = results.history_of(session, result_id)
         shapes = _histograms(session, stored)
         spec = _spec(session, document)
         baseline = leaderboard.baseline_of(session, result_id)

@@ -11,7 +11,7 @@ from api.parameters import Cursor, Id
 from api.routes.leaderboard import MetricName
 from api.service import ServiceDep
 from optigpu.documents.views import History
-from optigpu.store import history
+from optigpu.store import results
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404, 410))
@@ -24,7 +24,8 @@ class HistoryQuery(Frozen):
         MetricName | None, Query(description="Default: the primary metric of the result's workload.")
     ] = None
     limit: Annotated[
-        Annotated[int, Field(ge=1, le=history.MOST)], Query(description="The largest number of results.")
+        Annotated[int, Field(ge=1, le=results.MOST_POINTS)],
+        Query(description="The largest number of results."),
     ] = 200
     cursor: Cursor | None = None
 
@@ -39,5 +40,7 @@ def get_history(
 
     metric = wanted.metric.value if wanted.metric else None
     with service.database.read() as session:
-        found = history.of_result(session, result_id, metric=metric, limit=wanted.limit, cursor=wanted.cursor)
+        found = results.history_of(
+            session, result_id, metric=metric, limit=wanted.limit, cursor=wanted.cursor
+        )
     return with_changes(found)

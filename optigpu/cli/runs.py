@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.options import Given
-from optigpu.cli.output import FormatOption, OutputFormat, echo, show_job, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, Stop, echo, show_job, show_list, stoppable
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 
 from optigpu.child.messages import BatchesReady, BatchTried, TryBatch
 from optigpu.conductor.outcome import provenance_of
-from optigpu.conductor.processes.asking import ask
-from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.child import Child, ask
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantFinished, VariantStarted
 from optigpu.documents.facts import MeterFacts, RunFacts, plain

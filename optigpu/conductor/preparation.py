@@ -12,9 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
-from optigpu.conductor.processes.asking import ask
-from optigpu.conductor.processes.child import TASKS, Child
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.child import TASKS, Child, ask
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts

@@ -15,10 +15,15 @@ import psutil
 from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.confinement import needs_network, scratch_folder
+from optigpu.conductor.processes.confinement import (
+    child_variables,
+    needs_network,
+    recorded_variables,
+    scratch_folder,
+    secrets_of,
+)
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
@@ -28,10 +33,10 @@ from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
 from optigpu.hardware.identity import software_fingerprint
-from optigpu.hub_organisations import hub_refusal
 from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest import kept
+from optigpu.variables import hub_refusal
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 MOST_ANSWER_S, ANSWERS = 600.0, 4

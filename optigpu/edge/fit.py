@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.tflite import operators
-from optigpu.hardware.boards import Board, board, boards
+from optigpu.hardware.catalog import Board, board, boards
 from optigpu.vocabulary import Frozen, SpecError
 
 CLOCK_HZ = 240_000_000

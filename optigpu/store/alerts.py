@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.administration import AlertKind, AlertRequest, AlertView, WebhookEvent
 from optigpu.documents.result import Result
 from optigpu.documents.views import Decision, RowFacts, Standing, Withdrawn
-from optigpu.store import history, results, webhooks
+from optigpu.store import results, webhooks
 from optigpu.store.database import moment
 from optigpu.store.errors import row_of
 from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
@@ -40,7 +40,7 @@ def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
         created_by=created_by,
     )
     if asked.kind is AlertKind.CHANGE_POINT:
-        points = history.of_result(session, entry.result_id, limit=1).points
+        points = results.history_of(session, entry.result_id, limit=1).points
         row.fired_for = points[-1].result_id if points else entry.result_id
     session.add(row)
     session.flush()
@@ -89,7 +89,7 @@ def _look_at_bound(session: Session, rule: AlertRule, result: Result) -> None:
 def _look_for_change(session: Session, rule: AlertRule, result: Result) -> None:
     from optigpu.statistics.levels import with_changes  # here, because it loads numpy
 
-    found = with_changes(history.of_result(session, result.id, metric=rule.metric, limit=RESULTS))
+    found = with_changes(results.history_of(session, result.id, metric=rule.metric, limit=RESULTS))
     order = [point.result_id for point in found.points]
     told = order.index(rule.fired_for) if rule.fired_for in order else -1
     new = [change for change in found.changes if order.index(change.result_id) > told]

@@ -1,18 +1,18 @@
-"""Results as they were stored, and their raw samples."""
+"""Results as they were stored, and their raw samples; and the valid ones of one place on the leaderboard over time."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary, Result, Samples
-from optigpu.documents.views import SamplesView, Standing, Withdrawn
+from optigpu.documents.views import History, HistoryPoint, RowFacts, SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.entries import metric_row
 from optigpu.store.errors import absent, row_of
-from optigpu.store.statements import insert_into
+from optigpu.store.statements import before, encode_cursor, insert_into
 from optigpu.store.tables import (
     BoardRow,
     EnvironmentRow,
@@ -22,7 +22,7 @@ from optigpu.store.tables import (
     SamplesRow,
     VariantRow,
 )
-from optigpu.vocabulary import ConflictError, Frozen
+from optigpu.vocabulary import METRICS, ConflictError, Frozen, NotFoundError
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
@@ -168,3 +168,73 @@ def _with_environment() -> Select[ResultRow, EnvironmentRow]:
 def _documents(session: Session, query: Select[ResultRow, EnvironmentRow]) -> list[dict[str, Any]]:
     found = session.execute(query)
     return [row.document | {"environment": environment.document} for row, environment in found]
+
+
+MOST_POINTS = 1000
+
+
+def history_of(
+    session: Session,
+    result_id: str,
+    *,
+    metric: str | None = None,
+    limit: int = MOST_POINTS,
+    cursor: str | None = None,
+) -> History:
+    """The newest results of this one's place, without changes of their level, by its workload's primary metric if none
+    is given. Raises NotFoundError, for an unknown metric too, and CursorError."""
+    entry = row_of(session, LeaderboardEntry, Withdrawn.RESULT, result_id)
+    name = metric or session.get_one(BoardRow, entry.board).primary_metric
+    if name not in METRICS:
+        raise NotFoundError(f"There is no metric {name!r}; the metrics are {', '.join(METRICS)}.")
+    found = _found(session, entry, name, limit + 1, cursor)
+    points = tuple(_point(row) for row in reversed(found[:limit]))
+    facts = RowFacts.model_validate(entry.shown)
+    oldest = points[0] if len(found) > limit else None
+    return History(
+        **facts.model_dump(include={"workload", "model", "label", "backend", "device", "hardware"}),
+        metric=name,
+        unit=METRICS[name].unit,
+        better=METRICS[name].better,
+        points=points,
+        next_cursor=encode_cursor(oldest.measured_at.isoformat(), oldest.result_id) if oldest else None,
+    )
+
+
+def _found(
+    session: Session, entry: LeaderboardEntry, metric: str, limit: int, cursor: str | None
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    """The newest ones first."""
+    each = LeaderboardEntry
+    query = (
+        select(
+            *(each.result_id, each.measured_at, each.standing, each.replicates, each.warnings, each.shown),
+            *(MetricRow.value, MetricRow.low, MetricRow.high),
+        )
+        .join(MetricRow, (MetricRow.result_id == each.result_id) & (MetricRow.name == metric))
+        .where(
+            each.board == entry.board,
+            each.variant_digest == entry.variant_digest,
+            each.hardware_class == entry.hardware_class,
+            each.standing != Standing.INVALID,
+        )
+        .order_by(each.measured_at.desc(), each.result_id.desc())
+        .limit(limit)
+    )
+    if cursor is not None:
+        query = query.where(before(cursor, each.measured_at, each.result_id))
+    found: Sequence[Row[*tuple[Any, ...]]] = session.execute(query).all()
+    return found
+
+
+def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:
+    return HistoryPoint(
+        result_id=row.result_id,
+        measured_at=row.measured_at,
+        standing=row.standing,
+        value=row.value,
+        ci=None if row.low is None else (row.low, row.high),
+        replicates=row.replicates,
+        versions=RowFacts.model_validate(row.shown).versions,
+        warnings=tuple(row.warnings.split()),
+    )

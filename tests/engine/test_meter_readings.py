@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from optigpu.backends.torch.profile import Recording
-from optigpu.conductor.processes.metering import TRIES, Metering, MeterReading
+from optigpu.conductor.processes.rounds import TRIES, Metering, MeterReading
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.peaks import Bound
 from optigpu.meters import memory

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 
 from optigpu.backends import BACKENDS
 from optigpu.child.messages import Assignment, Ready
-from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import ask
 from optigpu.conductor.processes.rounds import TimedRounds
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence

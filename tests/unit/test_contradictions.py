@@ -13,8 +13,7 @@ import pytest
 
 from optigpu.backends.runtime import Generation, Ids, Logits, Pass
 from optigpu.child.messages import Audited, Metered
-from optigpu.conductor.processes.metering import MeterReading
-from optigpu.conductor.processes.rounds import Pause, Replicate
+from optigpu.conductor.processes.rounds import MeterReading, Pause, Replicate
 from optigpu.documents.facts import RunFacts, WeightFacts
 from optigpu.documents.result import OF_THE_OUTPUT, VerdictReason
 from optigpu.job.spec import JobSpec

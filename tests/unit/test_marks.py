@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from optigpu.child.messages import Metered
-from optigpu.conductor.processes.metering import MeterReading
-from optigpu.conductor.processes.rounds import Replicate
+from optigpu.conductor.processes.rounds import MeterReading, Replicate
 from optigpu.conductor.verdicts.cost import together, widened
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample, is_service
 from optigpu.conductor.verdicts.marks import INTERRUPTION, Goal, Yardstick, select

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from optigpu.child.messages import Metered
-from optigpu.conductor.processes.metering import MeterReading
+from optigpu.conductor.processes.rounds import MeterReading
 from optigpu.documents.facts import ImageQuality, MeterFacts
 from optigpu.documents.result import Measurement, VerdictReason
 from optigpu.documents.views import Decision

@@ -1,9 +1,11 @@
-"""One measuring process, seen from the conductor: starts it, exchanges messages with it, and always ends it.
+"""One measuring process, seen from the conductor: starts it, exchanges messages with it, and always ends it. `ask`
+waits for an answer while a job's limits are checked.
 
 Single-threaded and never blocking: one selector serves the commands, the answers and what the process prints. So full
 pipes cannot cause a deadlock, and control returns to the caller four times a second.
 """
 
+import logging
 import os
 import selectors
 import shutil
@@ -11,16 +13,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from typing import Protocol, TypeVar
 
 import psutil
 from pydantic import ValidationError
 
-from optigpu.child.messages import ANSWER, Answer
+from optigpu.child.messages import ANSWER, Answer, Broken, Progress, Refused
 from optigpu.conductor.processes.confinement import confined_program, temporary_folder
 from optigpu.hardware.cgroup import oom_kills
-from optigpu.vocabulary import CrashError, Frozen, HostMemoryError, ReplicateError
+from optigpu.vocabulary import (
+    CancelledError,
+    CrashError,
+    Frozen,
+    HostMemoryError,
+    OutOfMemoryError,
+    OverdueError,
+    ReplicateError,
+    UnsupportedError,
+)
 
 TASKS = (sys.executable, "-P", "-m", "optigpu.child.tasks")
 """The program of what is no variant. -P keeps files of the working directory from being taken for modules."""
@@ -279,3 +291,73 @@ class Child(AbstractContextManager["Child"]):
 def readable(text: str) -> str:
     """The text with only printable characters and line ends, which every database and terminal can show."""
     return "".join(character for character in text if character.isprintable() or character == "\n").strip()
+
+
+Wanted = TypeVar("Wanted", bound=Frozen)
+
+_log = logging.getLogger(__name__)
+
+
+class Watch(Protocol):
+    """The limits that hold while an answer is waited for, as JobProgress has them."""
+
+    def check(self) -> None:
+        """Called at least twice a second; raises to stop waiting."""
+
+    def show(self, doing: str) -> None:
+        """The process says what it is busy with."""
+
+
+class TimedWatch:
+    """A Watch of its own time: `limit_s` seconds from when it is made, unless somebody asks to stop before."""
+
+    def __init__(
+        self,
+        limit_s: float,
+        cancelled: Callable[[], str | None],
+        overdue: str,
+        doing: Callable[[str], None] = lambda _doing: None,
+    ) -> None:
+        """`overdue` is the error's sentence when the time is up; `doing` is told what the process says."""
+        self.show, self._cancelled, self._overdue = doing, cancelled, overdue
+        self._until = time.monotonic() + limit_s
+
+    def check(self) -> None:
+        reason = self._cancelled()
+        if reason is not None:
+            raise CancelledError(reason)
+        if time.monotonic() > self._until:
+            raise OverdueError(self._overdue)
+
+
+def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) -> Wanted:
+    """Sends a message and waits for its answer. Raises UnsupportedError when the process refuses, ReplicateError when
+    it fails, and what `progress.check` raises."""
+    child.tell(message)
+    return hear(child, wanted, progress)
+
+
+def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:
+    """Waits for the answer to what the process was told. Raises what `ask` raises."""
+    while True:
+        progress.check()
+        answer = child.listen()
+        if isinstance(answer, Progress):
+            progress.show(answer.doing)
+        elif isinstance(answer, wanted):
+            return answer
+        elif answer is not None:
+            raise _error_of(answer)
+
+
+def _error_of(answer: Answer) -> Exception:
+    if isinstance(answer, Refused):
+        return UnsupportedError(readable(answer.reason))
+    if not isinstance(answer, Broken):
+        return ReplicateError(f"The measuring process sent {answer.kind!r}, which was not asked for.")
+    reason = readable(answer.reason)
+    if answer.trace:
+        _log.warning("a measuring process failed: %s\n%s", reason, answer.trace)
+    if answer.fault == "out_of_memory":
+        return OutOfMemoryError(f"out of memory: {reason}")
+    return ReplicateError(reason)

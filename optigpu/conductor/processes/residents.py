@@ -15,10 +15,16 @@ from typing import Self
 
 from optigpu.backends.converted import remove_used
 from optigpu.child.messages import LOADING, WARMING_UP, Assignment, Begin, Ready, Round, RunRound, Started
-from optigpu.conductor.processes.asking import Watch, ask, hear
-from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.metering import Metering, MeterReading
-from optigpu.conductor.processes.rounds import ROUND_S, Replicate, TimedRounds, audit, in_turns
+from optigpu.conductor.processes.child import Child, Watch, ask, hear
+from optigpu.conductor.processes.rounds import (
+    ROUND_S,
+    Metering,
+    MeterReading,
+    Replicate,
+    TimedRounds,
+    audit,
+    in_turns,
+)
 from optigpu.conductor.saturation import Watched
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample

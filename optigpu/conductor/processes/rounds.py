@@ -10,18 +10,68 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunRound
-from optigpu.conductor.processes.asking import ask
-from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.metering import MeterReading
+from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
+from optigpu.conductor.processes.child import Child, ask
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick, select
 from optigpu.documents.load import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.estimate import AUDIT, SAMPLE
+from optigpu.meters import METERS
 from optigpu.statistics.intervals import relative_width
-from optigpu.vocabulary import ReplicateError
+from optigpu.vocabulary import METRICS, DeviceKind, ReplicateError
+
+TRIES = 2
+"""A meter that times requests is read so often where each reading is disturbed; the least disturbed one counts."""
+
+
+@dataclass(frozen=True)
+class MeterReading:
+    """What a meter read."""
+
+    metered: Metered
+    # What other processes did meanwhile; None for a meter that times no requests.
+    during: HostSample | None = None
+
+
+@dataclass(frozen=True)
+class Metering:
+    """Reads meters of a ready process."""
+
+    child: Child
+    device: DeviceKind
+    monitor: HostMonitor
+    progress: JobProgress
+
+    def read(self, meters: Sequence[str]) -> tuple[MeterReading, ...]:
+        found = []
+        for meter in meters:
+            self.progress.show(f"reading the {meter} meter")
+            with self.progress.advance(meter):
+                timed = METERS[meter].timed
+                found.append(self._timed(meter) if timed else MeterReading(self._ask(meter)))
+        return tuple(found)
+
+    def _timed(self, meter: str) -> MeterReading:
+        found: dict[float, MeterReading] = {}
+        for _ in range(TRIES):
+            before = self.monitor.read()
+            metered = self._ask(meter)
+            during = self.monitor.between(before, self.monitor.read())
+            yardstick = Yardstick(self.device, self.monitor.fastest_probe_s)
+            found.setdefault(yardstick.lost_share(during), MeterReading(metered, during))
+            if not yardstick.marks(during) or during.wall_s > self.progress.time_left_s:
+                break
+        return found[min(found)]
+
+    def _ask(self, meter: str) -> Metered:
+        metered = ask(self.child, RunMeter(meter=meter), Metered, self.progress)
+        unknown = sorted({*metered.values, *metered.reasons} - set(METRICS))
+        if unknown:
+            raise ReplicateError(f"The meter {metered.meter} gave unknown metrics: {', '.join(unknown)}.")
+        return metered
+
 
 MOST_REQUESTS = 100_000
 """Of one replicate: more would fill memory and database without making an interval noticeably shorter."""

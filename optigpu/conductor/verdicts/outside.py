@@ -8,7 +8,7 @@ no second one. Meters that time requests have disturbances and bounds of their o
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from optigpu.conductor.processes.metering import MeterReading
+from optigpu.conductor.processes.rounds import MeterReading
 from optigpu.conductor.verdicts import detectors, disturbance
 from optigpu.conductor.verdicts.cost import MOST, RANKED_UP_TO, Evidence, bound_of, together
 from optigpu.conductor.verdicts.disturbance import Disturbance
