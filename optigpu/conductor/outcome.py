@@ -54,8 +54,7 @@ def outcome_of(
     together: Mapping[int, Sequence[Evidence]],
     preparation: Preparation,
 ) -> Outcome:
-    """The outcome of a variant whose replicates were all measured, side by side with those of the variants in
-    `together`."""
+    """The outcome of a variant whose replicates were all measured, side by side with those of `together`."""
     spec, replicates = session.spec, [each.replicate for each in evidence]
     of_load = load_measurements(evidence)
     measurements = [*_measurements(variant, replicates), *of_load]
@@ -279,8 +278,7 @@ NO_CHECKOUT = (
 
 
 def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, facts: RunFacts) -> Provenance:
-    """The provenance of a measured variant, from what its first process and its meters recorded. What was not recorded
-    is null, with the reason."""
+    """The provenance of a measured variant, from what was recorded of it. What was not is null, with the reason."""
     why = NOT_RECORDED if variant.model else NO_MODEL
     weights = facts.weights or WeightFacts(reasons={"hash": why, "revision": why})
     dataset = facts.pictures.sha256 if facts.pictures else None

@@ -150,8 +150,7 @@ class Preparation:
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
-    """Measures the peak rates and writes each model's quality reference. If one fails, the metrics that need it are
-    missing."""
+    """Measures the peak rates and writes each model's quality reference. Metrics whose part fails are missing."""
     if not variants:
         return Preparation(None)
     first = variants[0]

@@ -113,9 +113,8 @@ NO_GUESSES: Mapping[int, Guess] = MappingProxyType({})
 
 
 class JobProgress:
-    """Follows a job's replicates part by part, predicts how long they still take, and checks the job's limits. For
-    each replicate: `begin`, `advance` around each of its parts, `end`. Replicates of several variants may be begun
-    again and again, in turns."""
+    """Follows a job's replicates part by part, predicts how long they still take, and checks the job's limits. For each
+    replicate: `begin` (again and again where several take turns), `advance` around each of its parts, `end`."""
 
     def __init__(
         self,

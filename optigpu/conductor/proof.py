@@ -73,8 +73,7 @@ def prove(
     within_s: float = PROOF_S,
 ) -> None:
     """Returns once the device has computed what it was asked to. `cancelled` is asked four times a second. Raises
-    UnsupportedError with the reason and what helps if it does not within `within_s`, CancelledError when asked to
-    stop."""
+    UnsupportedError with the reason and what helps if it does not in time, CancelledError when asked to stop."""
     watch = TimedWatch(within_s, cancelled, f"there was no answer within {within_s:g} s")
     try:
         with Child(program, child_variables(1)) as child:

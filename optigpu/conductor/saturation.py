@@ -41,8 +41,7 @@ class Saturation:
 
     def judge(self, variant: Variant, ready: Ready, measure: Measure, watch: Callable[[], Watched]) -> None:
         """Remembers the rate if the queue grew while the process warmed up, and in a round that nothing disturbed.
-        `watch` measures a round. Where PATIENCE times the least time of `measure` brings no undisturbed one, it stays
-        undecided, and the sweep goes on."""
+        `watch` measures one. Where PATIENCE times the least time brings no undisturbed one, the sweep goes on."""
         rate, load = _rate_of(variant), ready.facts.load
         if rate is None or load is None or not load.is_saturated:
             return

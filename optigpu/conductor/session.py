@@ -199,8 +199,7 @@ def environment_for(device: DeviceKind) -> Environment:
 
 
 def serving_sessions(endpoints: Iterable[str]) -> frozenset[int]:
-    """The sessions of the processes that listen where these endpoints are; not of a server elsewhere, nor of another
-    user's whose process is hidden."""
+    """The sessions of the processes that listen at these endpoints; not of servers elsewhere, nor of hidden ones."""
     parsed = map(parse_endpoint, endpoints)
     ports = {endpoint.port for endpoint in parsed if endpoint.is_loopback}
     if not ports:

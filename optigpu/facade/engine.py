@@ -190,8 +190,7 @@ def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
 
 
 def _beside_card(results: Sequence[Document]) -> list[tuple[Claim, list[Measured]]]:
-    """The claims for the card's speed, each with the measured figures of the same work, on any hardware by any
-    stack."""
+    """The claims for the card's speed, each with the measured figures of the same work, on any hardware."""
     measured = from_results(results)
     return [(claim, beside(claim, measured)) for claim in claims_of_the_card(baselines())]
 

@@ -53,8 +53,7 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
 
 
 def _named_models(spec: JobSpec) -> list[tuple[str | None, str]]:
-    """Each model, and what labels call it: nothing where it is the only one, its bare name where that tells them
-    apart."""
+    """Each model, and what labels call it: nothing for the only one, its bare name where that tells them apart."""
     if len(spec.models) < 2:
         return [(model, "") for model in spec.asked_models]
     bare = [parse_reference(model).name for model in spec.models]

@@ -138,8 +138,7 @@ def _objectives(result: Result, primary: str) -> tuple[Bounds, ...]:
 
 
 def _bounds(result: Result, name: str) -> Bounds:
-    """More is better. Around a figure without an interval the share that processes differ by, and nothing around a
-    count."""
+    """More is better. A figure without an interval gets the share that processes differ by, and a count nothing."""
     summary = result.metrics.get(name)
     if summary is None or summary.value is None:
         return None

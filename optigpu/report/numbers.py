@@ -83,8 +83,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def prefixed(numbers: Sequence[float], step: float) -> list[str]:
-    """Numbers of an axis that are `step` apart, with as many decimals as that needs and one SI prefix for all:
-    `0`, `20k`, `40k`."""
+    """Numbers of an axis `step` apart, with as many decimals as that needs and one SI prefix: `0`, `20k`, `40k`."""
     largest = max(map(abs, numbers), default=0.0)
     if largest >= 1e16 or (step and step < 1e-6):
         return ["0" if number == 0 else f"{number:.6g}" for number in numbers]

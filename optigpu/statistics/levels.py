@@ -56,8 +56,7 @@ RARE = 0.05
 
 
 def change_points(values: Sequence[float], seed: int = 0) -> tuple[int, ...]:
-    """The index of the first value of each new level, in order. In a series without a change one is found in 5% of
-    cases."""
+    """The index of the first value of each new level, in order; in 5% of cases one where nothing changed."""
     return tuple(_found(np.asarray(values, dtype=float), 0, np.random.default_rng(seed)))
 
 

@@ -21,8 +21,7 @@ RESULTS = 200
 
 
 def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
-    """Adds a rule for the place of a result. What happened before does not fire it. Raises NotFoundError,
-    ConflictError."""
+    """Adds a rule for a result's place. What happened before does not fire it. Raises NotFoundError, ConflictError."""
     entry = row_of(session, LeaderboardEntry, Withdrawn.RESULT, asked.result_id)
     if session.execute(select(func.count()).select_from(AlertRule)).scalar_one() >= MOST_RULES:
         raise ConflictError(f"There are {MOST_RULES} alert rules, the most that may be; delete one first.")

@@ -114,9 +114,8 @@ def default_url(data_dir: Path) -> str:
 
 
 def engine_for(url: str, *, foreign_keys: bool = True, transactions: bool = True) -> Engine:
-    """An engine with the settings that make the two databases behave alike. Without `foreign_keys` SQLite does not
-    enforce them: a migration rebuilds tables that others refer to. Without `transactions` PostgreSQL commits each
-    statement by itself."""
+    """An engine with settings that make the two databases behave alike. Without `foreign_keys` SQLite does not enforce
+    them: a migration rebuilds tables that others refer to. Without `transactions` PostgreSQL commits each statement."""
     address = address_of(url)
     if address.get_backend_name() == "postgresql":
         # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.

@@ -48,8 +48,7 @@ class JudgedReport(Frozen):
 
 
 def start_run(session: Session, request: DeviceRequest, model_sha256: str) -> StartedRun:
-    """Enters the start of a run, once for a repeated request. Raises ConflictError if it began a run of another
-    model."""
+    """Enters the start of a run, once for a repeated request. Raises ConflictError if that began another model's."""
     query = select(DeviceRun).where(
         DeviceRun.device_id == request.device_id,
         DeviceRun.boot_id == request.boot_id,

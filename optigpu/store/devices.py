@@ -101,8 +101,7 @@ def note_status(session: Session, device_id: str, status: DeviceStatus) -> None:
 
 def put_key(session: Session, request: DeviceRequest, secret: bytes, *, newest: bool) -> int:
     """Enters the key that follows the one which signed the request, and returns its version. Until it is used another
-    may take its place. Raises ConflictError for the key in use, and for a request after a later one: it may be a
-    copy."""
+    may take its place. Raises ConflictError for the key in use, and for a request after a later one: maybe a copy."""
     query = select(DeviceKey).where(DeviceKey.device_id == request.device_id)
     latest = session.scalars(query.order_by(DeviceKey.version.desc()).limit(1)).one()
     is_next = latest.version > request.key_version

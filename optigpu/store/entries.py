@@ -68,8 +68,7 @@ def place_of_value(metric: str, value: float) -> float:
 
 
 def first_standing(result: Result) -> Standing:
-    """Before it is compared with the others of its place: most have none, and rows that never changed are read
-    faster."""
+    """Before it is compared with others of its place: most have none, and rows that never changed read faster."""
     return Standing.CURRENT if result.verdict.valid else Standing.INVALID
 
 

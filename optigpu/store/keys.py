@@ -55,8 +55,7 @@ def create(session: Session, name: str, scopes: Iterable[str], lasts: timedelta 
 
 
 def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> bool:
-    """Enters a key that was chosen elsewhere; False if it is known, revoked or not. Raises StoreError if it is too
-    short."""
+    """Enters a key that was chosen elsewhere; False if it is known, even if revoked. Raises StoreError if too short."""
     if len(plain) < LEAST_CHARACTERS:
         raise StoreError(
             f"An API key needs at least {LEAST_CHARACTERS} characters; make one with `openssl rand -hex 32`."

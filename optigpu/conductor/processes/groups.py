@@ -36,9 +36,8 @@ class Group:
         self._shortened: dict[int, str] = {}
 
     def measure(self, preparation: Preparation) -> None:
-        """Fewer replicates than were asked for are measured where time is short. Raises what the session's listener
-        raises, and StoppedError when the job must stop: the variants that have a whole replicate have their outcome by
-        then."""
+        """Fewer replicates than were asked for are measured where time is short. Raises what the listener raises, and
+        StoppedError when the job must stop: variants with a whole replicate have their outcome by then."""
         try:
             self._measure_replicates()
         except StoppedError as stop:

@@ -24,9 +24,8 @@ WORKER_PREFIX = "worker-"
 def hold(
     folder: Path, device: DeviceKind, environment: Environment, waiting: Callable[[], None]
 ) -> Iterator[tuple[int, ...]]:
-    """Takes the locks that a job on `device` needs and yields their file descriptors. While another job has one of
-    them, `waiting` is called every quarter of a second; it may raise to stop waiting. Raises OptiGPUError if the
-    folder cannot be used."""
+    """Takes the locks that a job on `device` needs and yields their descriptors. While another job has one of them,
+    `waiting` is called four times a second, and may raise. Raises OptiGPUError if the folder cannot be used."""
     with ExitStack() as stack:
         descriptors = []
         for name, mode in _wanted(device, environment):

@@ -198,9 +198,8 @@ class HostMonitor:
         return gpu_counters(self._gpu) if self._gpu else GpuCounters()
 
     def _gpu_foreign(self, reading: HostReading) -> int:
-        """How many processes on the GPU are not ours. In a container the driver may give the host's process ids. Then
-        ours cannot be distinguished from others that came after the job began, but there is one for each of our
-        sessions."""
+        """How many processes on the GPU are not ours. In a container the driver may give the host's ids. Then ours
+        cannot be told from others that came after the job began, but there is one for each of our sessions."""
         pids = reading.gpu.pids or frozenset()
         ours = {each.pid for each in reading.processes.values() if each.session in reading.own}
         if pids & ours:

@@ -60,8 +60,7 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` (at least 3) multiples of 1, 2 or 5 times a power of ten, from at or below `low` to at or above
-    `high`."""
+    """At most `most` (at least 3) multiples of 1, 2 or 5 times a power of ten, that reach around `low` and `high`."""
     if high - low <= max(max(abs(low), abs(high)) * 1e-3, SMALLEST):  # too close for ticks between them
         room = max(abs(high) * 0.05, SMALLEST) if high else 0.5
         low, high = (0.0, 1.0) if low == high == 0 else (low - room, high + room)
