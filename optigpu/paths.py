@@ -5,11 +5,12 @@ import os
 import re
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from optigpu.vocabulary import UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 DATA_DIR, LOCK_DIR = "OPTIGPU_DATA_DIR", "OPTIGPU_LOCK_DIR"
 """The environment variables of the data folder and of the folder of locks."""
@@ -17,6 +18,26 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._+@%=,~-]*")
 """A path that means the same on every command line."""
 _ENDS = r"\s:;,=\"'"
 """What stands between the paths of a text."""
+
+
+@contextmanager
+def saying(problem: str, advice: str) -> Iterator[None]:
+    """An OSError within is an OptiGPUError: the problem, what the system says of it, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OptiGPUError(f"{problem} ({error.strerror}); {advice}.") from error
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """What to write in place of a file, whose name it gets at the end: whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def data_dir() -> Path:

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,9 +16,9 @@ from optigpu.documents.fields import is_report, read_json
 from optigpu.documents.older import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.documents.result import Attribution
 from optigpu.measure import Report
-from optigpu.paths import data_dir
+from optigpu.paths import data_dir, draft_of, saying
 from optigpu.report.leaderboard import models_text
-from optigpu.vocabulary import Document, OptiGPUError, SpecError, new_id, utc_now
+from optigpu.vocabulary import Document, SpecError, new_id, utc_now
 
 LAST = "last"
 FEWEST_CHARACTERS = 4
@@ -122,10 +122,7 @@ class Keeper:
 
     def keep(self, report: Report) -> KeptRun:
         """Writes the report with its raw samples, whole or not at all. Raises OptiGPUError if that is not possible."""
-        outcomes = (
-            KeptOutcome(index=each.index, status=each.status, reason=each.reason, samples=each.samples)
-            for each in report.outcomes
-        )
+        outcomes = (KeptOutcome.model_validate(each, from_attributes=True) for each in report.outcomes)
         run = RunDocument(
             id=self.id,
             created_at=utc_now(),
@@ -137,14 +134,10 @@ class Keeper:
         )
         document = run.model_dump(mode="json")
         path = folder() / f"{self.id}.json"
-        unfinished = path.with_suffix(".part")
         with _writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                unfinished.write_text(json.dumps(document), encoding="utf-8")
-                os.replace(unfinished, path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            with draft_of(path) as draft:
+                draft.write_text(json.dumps(document), encoding="utf-8")
         return KeptRun(path, document)
 
 
@@ -153,15 +146,9 @@ def files_of(run_id: str) -> Path:
     return folder() / f"{run_id}.files"
 
 
-@contextmanager
-def _writing(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OptiGPUError(
-            f"Runs cannot be kept in {place} ({error.strerror}); make room or give the right to write there, or "
-            "name another folder in OPTIGPU_DATA_DIR."
-        ) from error
+def _writing(place: Path) -> AbstractContextManager[None]:
+    advice = "make room or give the right to write there, or name another folder in OPTIGPU_DATA_DIR"
+    return saying(f"Runs cannot be kept in {place}", advice)
 
 
 def kept_runs() -> Iterator[KeptRun]:

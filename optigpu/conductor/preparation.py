@@ -1,7 +1,6 @@
 """Prepares a job before its first variant: the machine's peak rates, cached for a day, and the quality reference."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from optigpu.job.spec import Variant, digest
 from optigpu.meters.quality import QUALITY_FOLDER
 from optigpu.models.held import KERAS, TFLITE
 from optigpu.models.reference import parse_reference
-from optigpu.paths import cache_dir
+from optigpu.paths import cache_dir, draft_of
 from optigpu.quality.reference import refuse_reference
 from optigpu.roofline import Roofline, roofline_of
 from optigpu.vocabulary import (
@@ -121,11 +120,10 @@ class MachinePeaks:
 
     def _stored(self, peaks: Peaks) -> Peaks:
         """Writes the file completely or not at all. If the folder cannot be written, the next job measures again."""
-        draft = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            draft.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(peaks.model_dump_json())
-            draft.replace(self._path)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with draft_of(self._path) as draft:
+                draft.write_text(peaks.model_dump_json())
         return peaks
 
 

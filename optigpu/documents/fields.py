@@ -6,7 +6,7 @@ tells the two apart."""
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -254,6 +254,12 @@ def closest(given: str, names: Iterable[str]) -> list[str]:
     alike = get_close_matches(wanted, spelled, cutoff=LEAST_ALIKE if len(wanted) > SHORT else SHORT_ALIKE)
     found = dict.fromkeys([*sorted(begun, key=len), *sorted(containing, key=len), *alike])
     return [spelled[name] for name in found][:MOST_CLOSE]
+
+
+def require_known(given: str, known: Collection[str], unknown: str, listed: str) -> None:
+    """Raises SpecError for a name that is none of the known ones, with the close ones, and all behind `listed`."""
+    if given not in known:
+        raise SpecError(f"{unknown}.{did_you_mean(closest(given, known))} {listed} {', '.join(known)}.")
 
 
 def did_you_mean(close: Sequence[str]) -> str:

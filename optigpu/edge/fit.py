@@ -11,11 +11,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from optigpu.documents.fields import closest, did_you_mean
+from optigpu.documents.fields import require_known
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.tflite import operators
 from optigpu.hardware.catalog import Board, board, boards
-from optigpu.vocabulary import Frozen, SpecError
+from optigpu.vocabulary import Frozen
 
 CLOCK_HZ = 240_000_000
 """The clock of all published figures."""
@@ -218,9 +218,7 @@ def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
     """The verdicts for all boards, or for one. Raises SpecError for a board that is not listed."""
     found = board(only) if only is not None else None
     if only is not None and found is None:
-        names = [each.id for each in boards()]
-        meant = did_you_mean(closest(only, names))
-        raise SpecError(f"Unknown board {only!r}.{meant} Valid: {', '.join(names)}.")
+        require_known(only, [each.id for each in boards()], f"Unknown board {only!r}", "Valid:")
     macs, names = manifest.macs, [each.name for each in manifest.operators]
     claimed = macs and manifest.network.family == "mobilenet_v2"
     return Fit(

@@ -15,6 +15,7 @@ from optigpu.facade.measuring import JobReport, job_spec, measured
 from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
+from optigpu.paths import saying
 from optigpu.report import Grid, markdown
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.summaries import CARD
@@ -23,7 +24,7 @@ from optigpu.report.claims import NOT_MEASURED, figure
 from optigpu.report.formats import columns
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import origin_line
-from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
+from optigpu.vocabulary import BenchMode, Document, SpecError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -144,7 +145,7 @@ class BenchmarkEngine(Shown):
         Raises SpecError where nothing has been measured, OptiGPUError where the folder cannot be written."""
         self._require_results()
         place = Path(folder)
-        try:
+        with saying(f"{place} cannot be written", "make it writable, or name another folder"):
             place.mkdir(parents=True, exist_ok=True)
             written = [place / "results.json", place / "comparison.md"]
             written[0].write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
@@ -157,10 +158,6 @@ class BenchmarkEngine(Shown):
             ):
                 with suppress(SpecError):  # nothing of that kind to draw
                     written += CHARTS[kind].write(Report(TITLE, results), place / name)
-        except OSError as error:
-            raise OptiGPUError(
-                f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."
-            ) from error
         return tuple(written)
 
     def _documents(self) -> list[Document]:

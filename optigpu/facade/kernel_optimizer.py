@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Literal, NamedTuple, get_args
 
-from optigpu.documents.fields import closest, did_you_mean
+from optigpu.documents.fields import require_known
 from optigpu.facade.shown import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Dtype, HardwareKind, card_of, devices, find
@@ -119,11 +119,8 @@ class CUDAKernelOptimizer(Shown):
         """What a kernel buys over what it replaces; `fused_int4_gemm` is measured where this machine has the card.
         fused_int4_gemm replaces widening all weights into memory and multiplying in float16; speculative_verify, of
         `rows` tokens, as many steps of one. Raises SpecError for another operation."""
-        if operation not in OPERATIONS:
-            meant = did_you_mean(closest(operation, OPERATIONS))
-            raise SpecError(
-                f"operation: {operation!r} is unknown.{meant} The operations are {', '.join(OPERATIONS)}."
-            )
+        unknown = f"operation: {operation!r} is unknown"
+        require_known(operation, OPERATIONS, unknown, "The operations are")
         shape = {"inputs": inputs, "outputs": outputs, "weight_bits": 16}
         if operation == "speculative_verify":
             one, several = (planned(self.card, Problem(rows=count, **shape)) for count in (1, rows))

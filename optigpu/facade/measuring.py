@@ -20,6 +20,7 @@ from optigpu.job.plan import with_default_stack
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.measure import run as measure
+from optigpu.paths import saying
 from optigpu.report import (
     Grid,
     RunProgress,
@@ -33,7 +34,7 @@ from optigpu.report.catalog import job_title
 from optigpu.report.charts import Report as Drawn
 from optigpu.techniques.base import Technique
 from optigpu.variables import DEFAULT_URL
-from optigpu.vocabulary import Document, OptiGPUError
+from optigpu.vocabulary import Document
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
@@ -116,12 +117,8 @@ class JobReport(Shown):
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""
         file = Path(path)
-        try:
+        with saying(f"{file} cannot be written", "name a file in a folder that you may write"):
             file.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OptiGPUError(
-                f"{file} cannot be written ({error.strerror}); name a file in a folder that you may write."
-            ) from error
         return file
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from optigpu.documents.facts import ModelFacts
-from optigpu.documents.fields import closest, did_you_mean, refusing
+from optigpu.documents.fields import refusing, require_known
 from optigpu.documents.result import Environment
 from optigpu.facade.in_process import ORIGINS, Origin, device_of
 from optigpu.hardware import best_device, probe
@@ -201,11 +201,7 @@ class QuantizationOptimizer:
         >>> model.generate(ids, max_new_tokens=4).shape[1] - ids.shape[1]
         4
         """
-        if precision not in STACKS:
-            meant = did_you_mean(closest(precision, STACKS))
-            raise SpecError(
-                f"There is no precision {precision!r}.{meant} The precisions are {', '.join(STACKS)}."
-            )
+        require_known(precision, STACKS, f"There is no precision {precision!r}", "The precisions are")
         reference, kind = parse_reference(name), best_device() if device is None else device_of(device)
         environment, names = probe(), STACKS[precision]
         if precision == INT4 and kind is DeviceKind.CUDA and "bitsandbytes" in environment.software:

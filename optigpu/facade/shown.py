@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
-from optigpu.documents.fields import closest, did_you_mean
+from optigpu.documents.fields import require_known
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.svg.picture import picture
 from optigpu.report.formats import Grid, console, html, terminal
-from optigpu.vocabulary import SpecError, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -62,10 +62,8 @@ class Picture:
 def drawn(kind: str, report: Report, path: str | Path | None = None) -> Picture:
     """A chart of a report, also written to `path`, whose suffix (.svg, .png) chooses the format. Raises SpecError for
     an unknown kind, and where the results have nothing that such a chart shows."""
-    chart = CHARTS.get(kind)
-    if chart is None:
-        meant = did_you_mean(closest(kind, CHARTS))
-        raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
+    require_known(kind, CHARTS, f"There is no chart {kind!r}", "The charts are")
+    chart = CHARTS[kind]
     file = None if path is None else Path(path)
     if file is not None:
         chart.draw(report, file)

@@ -1,7 +1,6 @@
 """A run as one ZIP file with everything that a paper or a colleague needs: figures, raw samples, tables, a citation."""
 
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,12 +10,13 @@ from tempfile import TemporaryDirectory
 
 from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution
+from optigpu.paths import draft_of, saying
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS
 from optigpu.report.formats import latex, markdown
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.rows import origin_line, took_turns
-from optigpu.vocabulary import Document, OptiGPUError, SpecError
+from optigpu.vocabulary import Document, SpecError
 
 FIGURES = ("figure.svg", "figure.png")
 
@@ -34,18 +34,13 @@ class Contents:
 
 def write_bundle(contents: Contents, path: Path) -> None:
     """Writes the ZIP file, whole or not at all. Raises OptiGPUError where that is not possible."""
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as bundle:
-            for name, data in _files(contents):
-                bundle.writestr(name, data)
-        os.replace(unfinished, path)
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise OptiGPUError(
-            f"{path} cannot be written ({error.strerror}); free space there, or name another file."
-        ) from error
+    with (
+        saying(f"{path} cannot be written", "free space there, or name another file"),
+        draft_of(path) as draft,
+        zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as bundle,
+    ):
+        for name, data in _files(contents):
+            bundle.writestr(name, data)
 
 
 def _files(contents: Contents) -> Iterator[tuple[str, str | bytes]]:

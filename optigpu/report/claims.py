@@ -182,6 +182,9 @@ def _record(row: ClaimRow) -> dict[str, object]:
     }
 
 
+MEASURED_FIELDS = ("metric", "value", "ci", "label", "hardware", "result_id")
+
+
 def claims_document(
     rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None
 ) -> Document:
@@ -202,13 +205,5 @@ def _document(row: ClaimRow) -> dict[str, object]:
         "findings": [finding.model_dump(mode="json") for finding in row.judgement.findings],
         "measured": None
         if measured is None
-        else {
-            "metric": measured.metric,
-            "value": measured.value,
-            "ci": measured.ci,
-            "label": measured.label,
-            "hardware": measured.hardware,
-            "result_id": measured.result_id,
-            "of_claim": row.of_claim,
-        },
+        else {name: getattr(measured, name) for name in MEASURED_FIELDS} | {"of_claim": row.of_claim},
     }

@@ -247,11 +247,5 @@ def _number(value: float | None) -> str:
 
 
 def _record(result: CheckResult) -> dict[str, object]:
-    check = result.check
-    return {
-        "subject": check.subject,
-        "name": check.name,
-        "case": check.case,
-        "device": check.device,
-        **result.model_dump(mode="json", exclude={"check"}),
-    }
+    check = result.check.model_dump(include={"subject", "name", "case", "device"})
+    return check | result.model_dump(mode="json", exclude={"check"})

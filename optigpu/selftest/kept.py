@@ -2,9 +2,7 @@
 one device of one hardware, and holds for the software that it names. One that is broken, of other software or cannot be
 read is ignored, with a sentence."""
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from optigpu import __version__
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, SelfTest, Subject
 from optigpu.hardware.identity import hardware_fingerprint, software_fingerprint
-from optigpu.paths import data_dir
+from optigpu.paths import data_dir, draft_of
 from optigpu.vocabulary import DeviceKind, OptiGPUError, utc_now
 
 AGAIN = "run `optigpu selftest` again"
@@ -85,15 +83,11 @@ def keep(outcome: SelfTest, environment: Environment) -> Path:
     OptiGPUError if it cannot be written."""
     before = read(environment, outcome.device).outcome
     path = path_of(environment, outcome.device)
-    draft = path.with_suffix(f".{os.getpid()}")
+    whole = before.followed_by(outcome) if before else outcome
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text((before.followed_by(outcome) if before else outcome).model_dump_json(indent=1))
-            draft.replace(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink()
+        with draft_of(path) as draft:
+            draft.write_text(whole.model_dump_json(indent=1))
     except OSError as error:
         raise OptiGPUError(
             f"The self-test could not be kept in {path.parent} ({error.strerror}), so later runs do not know of it; "

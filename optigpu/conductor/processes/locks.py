@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from optigpu.documents.result import Environment
-from optigpu.vocabulary import DeviceKind, OptiGPUError
+from optigpu.paths import saying
+from optigpu.vocabulary import DeviceKind
 
 POLL_S = 0.25
 WORKER_PREFIX = "worker-"
@@ -29,15 +30,12 @@ def hold(
     with ExitStack() as stack:
         descriptors = []
         for name, mode in _wanted(device, environment):
-            try:
+            with saying(
+                f"Cannot create a lock file in {folder}", "set OPTIGPU_LOCK_DIR to a writable folder"
+            ):
                 folder.mkdir(parents=True, exist_ok=True)
                 path = folder / f"{name}.lock"
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError as error:
-                raise OptiGPUError(
-                    f"Cannot create a lock file in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR to a writable "
-                    "folder."
-                ) from error
             stack.callback(os.close, descriptor)
             _take(descriptor, mode, waiting)
             descriptors.append(descriptor)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optigpu.documents.result import Attribution
+from optigpu.paths import saying
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.summaries import architecture_data, baselines_data, comparison_data
@@ -19,7 +20,7 @@ from optigpu.report.charts.variants import (
     throughput_data,
     waterfall_data,
 )
-from optigpu.vocabulary import Document, OptiGPUError, SpecError
+from optigpu.vocabulary import Document, SpecError
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,13 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
             "The report has no result to draw; run `optigpu ladder --model preset:gpt2 --stack int8_weight_only` first."
         )
     written: list[Written] = []
-    try:
+    with saying(f"{folder} cannot be written", "make it writable, or name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, chart in CHARTS.items():
             try:
                 written.append(Written(name, chart.write(report, folder / name)))
             except SpecError as error:
                 written.append(Written(name, reason=str(error)))
-    except OSError as error:
-        raise OptiGPUError(
-            f"{folder} cannot be written ({error.strerror}); make it writable, or name another folder."
-        ) from error
     if not any(each.files for each in written):
         reasons = " ".join(f"{each.name}: {each.reason}" for each in written)
         raise SpecError(f"No chart can be drawn from this report. {reasons}")
