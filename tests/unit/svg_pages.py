@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from xml.etree import ElementTree
 
+from optigpu.report.charts.svg.labels import Box
 from optigpu.report.charts.svg.markup import SIZE, SMALL, text_width
-from optigpu.report.charts.svg.plane import Box
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALLOWED = {

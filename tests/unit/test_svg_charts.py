@@ -14,10 +14,10 @@ from optigpu.report.charts import CHARTS
 from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof, samples_data
 from optigpu.report.charts.svg import PANELS, Figure, figure
-from optigpu.report.charts.svg.axes import SMALLEST, axis, drawable
+from optigpu.report.charts.svg.labels import Box, Wanted, around, placed
 from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width
 from optigpu.report.charts.svg.picture import TWO
-from optigpu.report.charts.svg.plane import Box, Wanted, around, placed
+from optigpu.report.charts.svg.plane import SMALLEST, axis, drawable
 from optigpu.report.charts.svg.points import steps
 from optigpu.report.numbers import prefixed
 from optigpu.vocabulary import Better, SpecError

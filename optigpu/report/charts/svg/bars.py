@@ -6,18 +6,6 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from optigpu.report.charts.marks import Counted, Mark, Panel, Samples
-from optigpu.report.charts.svg.axes import (
-    LINE,
-    TICKS_BELOW,
-    Scale,
-    axis,
-    below,
-    drawable,
-    label_width,
-    lying,
-    name_of,
-    whisker,
-)
 from optigpu.report.charts.svg.markup import (
     TAIL,
     Drawing,
@@ -37,7 +25,19 @@ from optigpu.report.charts.svg.markup import (
     title,
     wrapped,
 )
-from optigpu.report.charts.svg.plane import key
+from optigpu.report.charts.svg.plane import (
+    LINE,
+    TICKS_BELOW,
+    Scale,
+    axis,
+    below,
+    drawable,
+    key,
+    label_width,
+    lying,
+    name_of,
+    whisker,
+)
 from optigpu.report.numbers import short
 
 MOST_ROWS = 40
@@ -114,7 +114,6 @@ class _Bars:
         return key(
             list(looks),
             self.frame.width,
-            0.0,
             sample=lambda x, y, place: group(classes[place], rect(x - 5, y - 5, 10, 10)),
         )
 

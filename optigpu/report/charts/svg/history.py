@@ -5,16 +5,6 @@ from datetime import UTC, datetime
 
 from optigpu.documents.views import History, HistoryPoint, LevelChange
 from optigpu.report.charts.marks import change_text, history_title
-from optigpu.report.charts.svg.axes import (
-    LINE,
-    Scale,
-    Tick,
-    drawable,
-    gutter,
-    keep_apart,
-    label_width,
-    whisker,
-)
 from optigpu.report.charts.svg.markup import (
     SMALL,
     Drawing,
@@ -31,7 +21,18 @@ from optigpu.report.charts.svg.markup import (
     title,
     wrapped,
 )
-from optigpu.report.charts.svg.plane import Extent, Plane
+from optigpu.report.charts.svg.plane import (
+    LINE,
+    Extent,
+    Plane,
+    Scale,
+    Tick,
+    drawable,
+    gutter,
+    keep_apart,
+    label_width,
+    whisker,
+)
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Better

@@ -173,9 +173,9 @@ def rect(x: float, y: float, width: float, height: float, class_: str | None = N
     return element("rect", x=x, y=y, width=max(0.0, width), height=max(0.0, height), class_=class_)
 
 
-def path(points: Iterable[tuple[float, float]], class_: str, *, closed: bool = False) -> Svg:
+def path(points: Iterable[tuple[float, float]], class_: str) -> Svg:
     places = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    return element("polygon" if closed else "polyline", points=places, class_=class_)
+    return element("polyline", points=places, class_=class_)
 
 
 def linked(link: Link | None, source: str | None, label: str | None, *children: str) -> Svg:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from optigpu.report.charts.marks import Box, ChartData, Panel, Table, reasons
 from optigpu.report.charts.svg import PANELS
-from optigpu.report.charts.svg.axes import LINE
 from optigpu.report.charts.svg.markup import (
     SIZE,
     SMALL,
@@ -26,6 +25,7 @@ from optigpu.report.charts.svg.markup import (
     text_width,
     wrapped,
 )
+from optigpu.report.charts.svg.plane import LINE
 from optigpu.vocabulary import OptiGPUError, SpecError
 
 STYLE_SHEET = Path(__file__).with_name("charts.css")

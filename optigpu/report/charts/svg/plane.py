@@ -1,135 +1,250 @@
-"""A plot with two axes: where its edges are, and its lines, labels and names."""
+"""The lines and labels of axes; and a plot with two of them: where its edges are, and its lines, labels and names."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
-from optigpu.report.charts.svg.axes import (
-    BESIDE_NAME,
-    LINE,
-    TICKS_BELOW,
-    Scale,
-    axis,
-    below,
-    beside,
-    drawable,
-    gutter,
-    label_height,
-    label_width,
-    lying,
-    name_of,
-    spans_decades,
-)
+from optigpu.report.charts.marks import Interval
+from optigpu.report.charts.svg.labels import Box
 from optigpu.report.charts.svg.markup import (
+    SIZE,
     SMALL,
     TAIL,
     Frame,
     Svg,
     element,
     group,
+    line,
     number,
     shortened,
     text,
     text_width,
 )
+from optigpu.report.numbers import prefixed, superscript
 
-NEAR, FAR = 8.0, 16.0
-"""How far labels stand from their points."""
+LARGEST = 1e30
+"""What is beyond is not drawn: differences of larger numbers overflow."""
+SMALLEST = 1e-30
+"""What is below is drawn as 0."""
+LOGARITHMIC_FROM = 30
+"""An axis is logarithmic where the largest value is so many times the smallest: less would lie on a line."""
+GAP = 10.0
+"""Between two labels of an axis."""
 
 
-class Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
+def drawable(*values: float | None) -> bool:
+    """Whether all are numbers that a page can hold."""
+    return all(value is not None and -LARGEST <= value <= LARGEST for value in values)  # as NaN is not
 
-    def met(self, others: Sequence["Box"]) -> list["Box"]:
-        """Those of the others that lie on it."""
-        left, top, right, bottom = self
-        return [
-            each
-            for each in others
-            if left < each.right and each.left < right and top < each.bottom and each.top < bottom
-        ]
 
-    def meets_any(self, others: Sequence["Box"]) -> bool:
-        """Whether one of the others lies on it."""
-        return bool(self.met(others))
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether values are better seen on a logarithmic axis."""
+    return bool(values) and min(values) > SMALLEST and max(values) >= LOGARITHMIC_FROM * min(values)
 
-    def holds(self, other: "Box") -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
+
+class Tick(NamedTuple):
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From a value to a place between `start` and `end`; what lies outside of `low` and `high` is put at the edge. A
+    logarithmic one puts what is not above `low` at its beginning."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: tuple[Tick, ...]
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        inside = min(self.high, max(self.low, value))
+        if self.logarithmic:
+            share = math.log(inside / self.low) / math.log(self.high / self.low)
+        else:
+            share = (inside - self.low) / (self.high - self.low)
+        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` (at least 3) multiples of 1, 2 or 5 times a power of ten, that reach around `low` and `high`."""
+    if high - low <= max(max(abs(low), abs(high)) * 1e-3, SMALLEST):  # too close for ticks between them
+        room = max(abs(high) * 0.05, SMALLEST) if high else 0.5
+        low, high = (0.0, 1.0) if low == high == 0 else (low - room, high + room)
+    step = _step_from((high - low) / max(1, most - 1))
+    while True:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < max(3, most):  # around 0 there are always three
+            return [number * step for number in range(first, last + 1)]
+        step = _step_from(step * 1.01)
+
+
+def _step_from(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least so large."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(each * power for each in (1, 2, 5, 10) if each * power >= least * (1 - 1e-9))
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Ticks from at or below `low` (above 0) to at or above `high`: at 1, 2 and 5 where these are at most `most`, else
+    at 1 and 10 or every few decades."""
+    high = max(high, low * 1.001)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        every = [factor * 10.0**power for power in powers for factor in factors]
+        below = max(each for each in every if each <= low * (1 + 1e-9))
+        above = min(each for each in every if each >= high * (1 - 1e-9))
+        found = [each for each in every if below <= each <= above]
+        if len(found) <= max(2, most):
+            return found
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    stride = math.ceil((last - first) / max(1, most - 1))
+    return [10.0 ** (first + stride * number) for number in range(math.ceil((last - first) / stride) + 1)]
+
+
+def axis(
+    low: float,
+    high: float,
+    start: float,
+    end: float,
+    *,
+    most: int = 7,
+    logarithmic: bool = False,
+    floor: float | None = None,
+    size: Callable[[str], float] = text_width,
+) -> Scale:
+    """A scale whose ticks reach around the values and whose labels, `size` of each text along the axis, keep apart.
+    `floor` is where a logarithmic axis ends below: its lowest label says that less is there too."""
+    if logarithmic:
+        low = max(low, floor or SMALLEST)
+        high = max(high, low)
+
+    def scale(count: int) -> Scale:
+        values = log_ticks(low, high, count) if logarithmic else linear_ticks(low, high, count)
+        step = min((after - before for before, after in pairwise(values)), default=0.0)
+        texts = [superscript(each) for each in values] if logarithmic else prefixed(values, step)
+        if floor and logarithmic and values[0] <= floor:
+            texts[0] = f"≤{texts[0]}"
+        ticks = tuple(Tick(value, text) for value, text in zip(values, texts, strict=True))
+        return Scale(values[0], values[-1], start, end, ticks, logarithmic)
+
+    found = (scale(count) for count in range(max(2, most), 1, -1))
+    fitting = next((each for each in found if keep_apart(each, size)), None)
+    if fitting:
+        return fitting
+    least = scale(2)
+    return replace(least, ticks=(least.ticks[0], least.ticks[-1]))
+
+
+def keep_apart(scale: Scale, size: Callable[[str], float]) -> bool:
+    places = [(abs(scale(tick.value) - scale.start), size(tick.text)) for tick in scale.ticks]
+    return all(
+        after - before >= (wide + next_wide) / 2 + GAP
+        for (before, wide), (after, next_wide) in pairwise(places)
+    )
+
+
+LINE = 1.35 * SIZE
+"""The height of a line of text."""
+BESIDE_NAME = 64.0
+"""The width beside the name of an upright axis, for which way is better."""
+TICKS_BELOW = 18.0
+"""The height of the labels below a plot."""
+
+
+def label_width(words: str) -> float:
+    return text_width(words, SMALL)
+
+
+def label_height(_: str) -> float:
+    return SMALL
+
+
+def gutter(scale: Scale) -> float:
+    """The room that the labels of an upright axis need."""
+    return max(label_width(tick.text) for tick in scale.ticks) + 8
+
+
+def lying(make: Callable[[float, float], Scale], start: float, end: float, width: float) -> Scale:
+    """A scale from `start` to `end`, or a shorter one where its first or last label would not lie within the width."""
+    scale = make(start, end)
+    for _ in range(4):
+        first, last = (label_width(scale.ticks[place].text) / 2 for place in (0, -1))
+        over = (
+            max(0.0, first - scale(scale.ticks[0].value)),
+            max(0.0, scale(scale.ticks[-1].value) + last - width),
         )
-
-    def common(self, other: "Box") -> float:
-        """The area that both cover."""
-        across = min(self.right, other.right) - max(self.left, other.left)
-        down = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(0.0, across) * max(0.0, down)
-
-
-class Wanted(NamedTuple):
-    """A label of a point: where the point is, and the size of the label."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def around(x: float, y: float, radius: float) -> Box:
-    return Box(x - radius, y - radius, x + radius, y + radius)
-
-
-def placed(
-    wanted: Sequence[Wanted], page: Box, solid: Sequence[Box], soft: Sequence[Box]
-) -> list[Box | None]:
-    """A place for each label, in their order; None where there is none left. Labels lie on no `solid` box, and on
-    `soft` ones as little as they can."""
-    taken, found = list(solid), []
-    for each in wanted:
-        place = _place(each, page, taken, soft)
-        found.append(place)
-        taken += [place] if place else []
-    return found
-
-
-def _place(each: Wanted, page: Box, taken: Sequence[Box], soft: Sequence[Box]) -> Box | None:
-    """The best place of a label: one that is further off has to cover less for it."""
-    wide, high = FAR + each.width, FAR + each.height
-    reach = Box(each.x - wide, each.y - high, each.x + wide, each.y + high)
-    taken, soft = reach.met(taken), reach.met(soft)
-    best, least = None, math.inf
-    for rank, place in enumerate(_candidates(each)):
-        if 2.0 * rank >= least:
+        if not any(over):
             break
-        if page.holds(place) and not place.meets_any(taken):
-            cost = sum(map(place.common, place.met(soft))) + 2.0 * rank
-            if cost < least:
-                best, least = place, cost
-    return best
+        start, end = start + over[0], end - over[1]
+        scale = make(start, end)
+    return scale
 
 
-def _candidates(each: Wanted) -> Iterator[Box]:
-    """Right, left, above, below and between, close to the point and then further off."""
-    x, y, wide, high = each
-    for gap in (NEAR, FAR):
-        near = gap * 0.6
-        corners = (
-            (x + gap, y - high / 2),
-            (x - gap - wide, y - high / 2),
-            (x + near, y - near - high),
-            (x - near - wide, y - near - high),
-            (x + near, y + near),
-            (x - near - wide, y + near),
-            (x - wide / 2, y - gap - high),
-            (x - wide / 2, y + gap),
-        )
-        yield from (Box(left, top, left + wide, top + high) for left, top in corners)
+def below(scale: Scale, top: float, bottom: float) -> Svg:
+    """An axis that lies below a plot, with a line through the plot at each tick."""
+    lines = (f"M{number(scale(each.value))},{number(top)}V{number(bottom)}" for each in scale.ticks)
+    labels = [text(scale(each.value), bottom + 15, each.text) for each in scale.ticks]
+    zero = line(scale(0), top, scale(0), bottom, "c-zero") if scale.holds(0) else ""
+    return _axis(lines, zero, labels, "middle")
+
+
+def beside(scale: Scale, left: float, right: float) -> Svg:
+    """An axis that stands left of a plot."""
+    lines = (f"M{number(left)},{number(scale(each.value))}H{number(right)}" for each in scale.ticks)
+    labels = [text(left - 6, scale(each.value) + 4, each.text) for each in scale.ticks]
+    zero = line(left, scale(0), right, scale(0), "c-zero") if scale.holds(0) else ""
+    return _axis(lines, zero, labels, "end")
+
+
+def _axis(lines: Iterable[str], zero: str, labels: Sequence[str], anchor: str) -> Svg:
+    named = element("g", *labels, text_anchor=anchor)
+    return group("c-axis", element("path", d="".join(lines)), zero, named, hidden=True)
+
+
+def name_of(words: str, scale: Scale, x: float, y: float, width: float) -> Svg:
+    """The name of an axis, from the left edge or, where `x` is another, up to there."""
+    kind = f"{words}, log scale" if scale.logarithmic else words
+    return group("c-name", text(x, y, kind, anchor="end" if x else None, width=width, size=SMALL))
+
+
+CAP = 4.0
+
+
+def whisker(ci: Interval | None, scale: Scale, at: float, *, upright: bool = False, cap: float = CAP) -> Svg:
+    """Along the scale, at a place of the other axis; nothing where there is no interval."""
+    if ci is None or not drawable(*ci):
+        return Svg("")
+    low, high = scale(ci[0]), scale(ci[1])
+    whole = _stroke((low, at), (high, at), upright)
+    ends = _end(low, scale.start, scale.end, at, upright, cap, beyond=ci[0] < scale.low * (1 - 1e-9))
+    ends += _end(high, scale.end, scale.start, at, upright, cap, beyond=ci[1] > scale.high * (1 + 1e-9))
+    return element("path", d=whole + ends, class_="c-ci")
+
+
+def _end(
+    place: float, edge: float, other_edge: float, at: float, upright: bool, cap: float, *, beyond: bool
+) -> str:
+    """A cap, or an arrow that points beyond the edge."""
+    if not beyond:
+        return _stroke((place, at - cap), (place, at + cap), upright)
+    back = edge + (cap if other_edge > edge else -cap)
+    return _stroke((back, at - cap), (edge, at), upright) + _stroke((edge, at), (back, at + cap), upright)
+
+
+def _stroke(start: tuple[float, float], end: tuple[float, float], upright: bool) -> str:
+    (x1, y1), (x2, y2) = (start[::-1], end[::-1]) if upright else (start, end)
+    from_x, from_y, to_x, to_y = number(x1), number(y1), number(x2), number(y2)
+    if from_y == to_y:
+        return f"M{from_x},{from_y}H{to_x}"
+    return f"M{from_x},{from_y}" + (f"V{to_y}" if from_x == to_x else f"L{to_x},{to_y}")
 
 
 HEIGHT_WIDE, HEIGHT_NARROW = 330.0, 280.0
@@ -192,19 +307,16 @@ class Plane:
     frame: Frame
 
     @classmethod
-    def fitted(
-        cls, frame: Frame, x: Extent, y: Extent, names: tuple[str, str], *, top: float = LINE + 8,
-        plot: float | None = None, right: float = 14.0
-    ) -> "Plane":  # fmt: skip
+    def fitted(cls, frame: Frame, x: Extent, y: Extent, names: tuple[str, str], *, top: float) -> "Plane":
         """`names` are of x and y; `top` is where the plot begins, below the name of the upright axis."""
-        height = plot or (HEIGHT_NARROW if frame.is_narrow else HEIGHT_WIDE)
+        height = HEIGHT_NARROW if frame.is_narrow else HEIGHT_WIDE
         upright = y.scale(top + height, top, most=7, upright=True)
         left = gutter(upright)
         most = 5 if frame.is_narrow else 8
         across = lying(
             lambda start, end: x.scale(start, end, most=most, upright=False),
             left,
-            frame.width - right,
+            frame.width - 14,
             frame.width,
         )
         return cls(across, upright, *names, frame)
@@ -265,17 +377,15 @@ _SHAPES: tuple[tuple[tuple[float, float], ...] | None, ...] = (
 """Corners in radii; None is a circle."""
 
 
-MARK, GAP = 17.0, 16.0
+MARK, APART = 17.0, 16.0
 
 
 Sample = Callable[[float, float, int], Svg]
 """What stands for a series in a key, from its middle and its number."""
 
 
-def key(
-    names: Sequence[str], width: float, y: float, *, sample: Sample = point, least: int = 2
-) -> tuple[Svg, float]:
-    """Each name after its sample, from `y` down, and how high that is; nothing for fewer than `least` names."""
+def key(names: Sequence[str], width: float, *, sample: Sample = point, least: int = 2) -> tuple[Svg, float]:
+    """Each name after its sample, and how high all are; nothing for fewer than `least` names."""
     if len(names) < least:
         return Svg(""), 0.0
     parts: list[str] = []
@@ -285,7 +395,7 @@ def key(
         wide = MARK + text_width(shown, SMALL)
         if x and x + wide > width:
             x, row = 0.0, row + 1
-        middle = y + LINE * row + LINE / 2
+        middle = LINE * row + LINE / 2
         parts += [sample(x + 7, middle, place), text(x + MARK, middle + 4, shown)]
-        x += wide + GAP
+        x += wide + APART
     return group("c-key", *parts), LINE * (row + 1) + 4

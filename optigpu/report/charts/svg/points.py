@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from optigpu.report.charts.marks import GOAL_PERCENT, Form, Mark, Panel, Roof
-from optigpu.report.charts.svg.axes import LINE, SMALLEST, drawable, whisker
 from optigpu.report.charts.svg.bars import nothing, spoken
+from optigpu.report.charts.svg.labels import Box, Wanted, around, placed
 from optigpu.report.charts.svg.markup import (
     SMALL,
     TAIL,
@@ -27,16 +27,16 @@ from optigpu.report.charts.svg.markup import (
     wrapped,
 )
 from optigpu.report.charts.svg.plane import (
+    LINE,
     RADIUS,
     SERIES,
-    Box,
+    SMALLEST,
     Extent,
     Plane,
-    Wanted,
-    around,
+    drawable,
     key,
-    placed,
     point,
+    whisker,
 )
 from optigpu.report.numbers import short
 from optigpu.vocabulary import Better
@@ -125,7 +125,7 @@ class _Points:
         # where each point is a series, with what else is said of it
         more = {each.series: each.text for each in self.marks if self.is_own and each.text != each.label}
         named = [f"{name}: {more[name]}" if more.get(name) else name for name in series]
-        legend, high = key(named, self.frame.width, 0.0, least=1 if self.frame.alone else 2)
+        legend, high = key(named, self.frame.width, least=1 if self.frame.alone else 2)
         names = (self.panel.x_axis, self.panel.axis)
         plane = Plane.fitted(self.frame, self.look.x, self.look.y, names, top=high + LINE + 8)
         behind = self.look.behind(plane)
