@@ -229,12 +229,11 @@ def _found(
 
 def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:
     return HistoryPoint(
-        result_id=row.result_id,
-        measured_at=row.measured_at,
-        standing=row.standing,
-        value=row.value,
+        **{
+            name: getattr(row, name)
+            for name in ("result_id", "measured_at", "standing", "value", "replicates")
+        },
         ci=None if row.low is None else (row.low, row.high),
-        replicates=row.replicates,
         versions=RowFacts.model_validate(row.shown).versions,
         warnings=tuple(row.warnings.split()),
     )
