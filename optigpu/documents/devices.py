@@ -58,7 +58,6 @@ class RunnerName(StrEnum):
 
     @property
     def is_host(self) -> bool:
-        """Whether it runs on a host."""
         return self.value.endswith("-host")
 
 

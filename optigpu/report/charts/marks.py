@@ -30,7 +30,6 @@ class Report:
 
     @property
     def rows(self) -> tuple[AttributionRow, ...]:
-        """What the attribution says of each variant."""
         return self.attribution.rows if self.attribution else ()
 
     @property
