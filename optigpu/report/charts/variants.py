@@ -42,7 +42,9 @@ def ladder_data(report: Report) -> ChartData:
     )
     if not marks:
         raise SpecError("No result has a value to draw; `optigpu run --format json` prints the reasons.")
-    return _one(report, Panel(title="ladder", form=Form.BARS, axis=_axis(report), marks=marks))
+    return of_panels(
+        report, report.results, Panel(title="ladder", form=Form.BARS, axis=_axis(report), marks=marks)
+    )
 
 
 def roofline_data(report: Report) -> ChartData:
@@ -64,7 +66,7 @@ def roofline_data(report: Report) -> ChartData:
         marks=tuple(_under_roof(each, step) for each, step in found),
         roofs=tuple(_roofs(found)),
     )
-    return _one(report, panel)
+    return of_panels(report, report.results, panel)
 
 
 def _under_roof(result: Document, step: Document) -> Mark:
@@ -107,7 +109,7 @@ def quality_data(report: Report) -> ChartData:
         marks=tuple(_point(each, loss) for each in timed if (loss := loss_of(each, name))),
         missing=missing_of(timed, name),
     )
-    return _one(report, panel)
+    return of_panels(report, report.results, panel)
 
 
 def throughput_data(report: Report) -> ChartData:
@@ -129,7 +131,7 @@ def throughput_data(report: Report) -> ChartData:
         marks=marks,
         missing=missing_of(report.results, "latency_s"),
     )
-    return _one(report, panel)
+    return of_panels(report, report.results, panel)
 
 
 def _point(result: Document, x: Estimate) -> Mark:
@@ -139,10 +141,6 @@ def _point(result: Document, x: Estimate) -> Mark:
 
 def _axis(report: Report) -> str:
     return heading(report.results[0]["variant"]["primary_metric"])
-
-
-def _one(report: Report, panel: Panel) -> ChartData:
-    return of_panels(report, report.results, panel)
 
 
 LATENCIES = ("latency_s", "step_s")
