@@ -186,11 +186,16 @@ def from_leaderboard(rows: Iterable["LeaderboardRow"]) -> list[Measured]:
     """The figure of each row, except for those that say too little."""
     return [
         Measured(
-            **row.model_dump(include={"metric", "label", "hardware", "workload", "backend", "result_id"}),
+            metric=row.metric,
             value=row.value.value,
             ci=row.value.ci,
+            label=row.label,
+            hardware=row.hardware,
+            workload=row.workload,
             models=_names(row.model),
             stack=tuple({"name": name} for name in row.techniques),
+            backend=row.backend,
+            result_id=row.result_id,
         )
         for row in rows
         if row.value.value is not None and not says_too_little(row)

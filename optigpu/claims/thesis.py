@@ -341,11 +341,14 @@ def _measured(
                 continue
             if find(known.chip.name) is find(smaller.hardware):
                 device = MeasuredDevice(
-                    **row.model_dump(include={"device_id", "board", "power_source", "report_id"}),
+                    device_id=row.device_id,
+                    board=row.board,
                     network=board.network.label,
                     model_sha256=board.model_sha256,
                     fps=row.figures[EdgeMetric.FPS].value or 0.0,
                     fps_per_watt=efficiency,
+                    power_source=row.power_source,
+                    report_id=row.report_id,
                 )
                 found.append((board, device))
     if not found:
@@ -357,9 +360,14 @@ def _measured(
 def _worker(rows: Iterable[EdgeWorkerRow], wanted: Device | None) -> MeasuredWorker | None:
     made = [
         MeasuredWorker(
-            **row.model_dump(include=set(MeasuredWorker.model_fields)),
+            hardware=row.hardware,
             named=wanted is not None and find_class(row.hardware) is wanted,
+            backend=row.backend,
+            label=row.label,
             fps=row.images_per_s or 0.0,
+            fps_per_watt=row.fps_per_watt,
+            energy_source=row.energy_source,
+            result_id=row.result_id,
         )
         for row in rows
         if row.fps_per_watt is not None

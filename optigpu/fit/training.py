@@ -88,9 +88,12 @@ def fit_of(
 ) -> FitOfTraining:
     pairs = zip(stacks, needs, strict=True)
     return FitOfTraining(
-        **{name: getattr(asked, name) for name in ("model", "usable_bytes", "batch", "sequence_tokens")},
+        model=asked.model,
         gpu=asked.card.name,
         memory_bytes=asked.card.memory_bytes or 0,
+        usable_bytes=asked.usable_bytes,
+        batch=asked.batch,
+        sequence_tokens=asked.sequence_tokens,
         stacks=tuple(_row(stack, found, asked.usable_bytes) for stack, found in pairs),
     )
 

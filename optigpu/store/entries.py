@@ -81,7 +81,7 @@ def entry_of(result: Result) -> LeaderboardEntry:
     return LeaderboardEntry(
         result_id=result.id,
         board=board_number(variant.workload_digest, result.source),
-        **variant.model_dump(include={"variant_digest", "model", "backend", "device"}),
+        variant_digest=variant.variant_digest,
         hardware_class=result.environment.hardware_class,
         source=result.source,
         standing=first_standing(result),
@@ -89,6 +89,9 @@ def entry_of(result: Result) -> LeaderboardEntry:
         earlier=0,
         measured_at=result.created_at,
         workload=variant.workload["kind"],
+        model=variant.model,
+        backend=variant.backend,
+        device=variant.device,
         replicates=primary.replicates if primary else 0,
         warnings=" ".join(verdict.warnings),
         reasons=" ".join(verdict.reasons),

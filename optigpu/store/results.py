@@ -229,11 +229,12 @@ def _found(
 
 def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:
     return HistoryPoint(
-        **{
-            name: getattr(row, name)
-            for name in ("result_id", "measured_at", "standing", "value", "replicates")
-        },
+        result_id=row.result_id,
+        measured_at=row.measured_at,
+        standing=row.standing,
+        value=row.value,
         ci=None if row.low is None else (row.low, row.high),
+        replicates=row.replicates,
         versions=RowFacts.model_validate(row.shown).versions,
         warnings=tuple(row.warnings.split()),
     )
