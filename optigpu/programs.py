@@ -64,6 +64,7 @@ class ResidentProgram:
         return Ended(process.returncode, "", "")
 
     def end(self) -> None:
+        """Ends the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -49,16 +49,19 @@ class Span:
             self.recorded.update_name(name)
 
     def note(self, values: Mapping[str, Value]) -> None:
+        """Adds attributes."""
         if self.recorded is not None:
             self.recorded.set_attributes(dict(values))
 
     def fail(self, reason: str) -> None:
+        """Marks it as failed."""
         if self.recorded is not None:
             from opentelemetry.trace import Status, StatusCode
 
             self.recorded.set_status(Status(StatusCode.ERROR, reason))
 
     def end(self) -> None:
+        """Ends it now."""
         if self.recorded is not None:
             self.recorded.end()
 

@@ -134,6 +134,7 @@ class Flag(NamedTuple):
 
 
 def job_flags() -> list[Flag]:
+    """The flags of JobSpec's own fields."""
     schemas = _schemas(_job())
     workloads = [f"{name} (the default)" if name == DEFAULT_WORKLOAD else name for name in WORKLOADS]
     helps = {

@@ -123,6 +123,7 @@ def _technique(item: str) -> dict[str, str]:
 
 
 def job_panels() -> Panels:
+    """Every flag of a job."""
     from optigpu.cli.flags import job_flags, section_flags, sections, workload_flags
 
     own = {"Job": job_flags(), "Workload": workload_flags()}

@@ -58,6 +58,7 @@ class RunnerName(StrEnum):
 
     @property
     def is_host(self) -> bool:
+        """Whether it runs on a host."""
         return self.value.endswith("-host")
 
 

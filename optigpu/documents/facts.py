@@ -354,4 +354,5 @@ class RunFacts(MeterFacts):
         return self.model_copy(update=found | {"recorded": recorded})
 
     def why_null(self, name: str) -> str:
+        """The reason why a field is null."""
         return self.reasons.get(name, NOT_RECORDED)

@@ -55,6 +55,7 @@ class PilotFile(Frozen):
 
     @property
     def content(self) -> bytes | None:
+        """The compressed bytes."""
         return None if self.data is None else base64.b64decode(self.data)
 
 

@@ -36,6 +36,7 @@ class Measurement(Frozen):
 
     @property
     def unit(self) -> str:
+        """The metric's unit, from the vocabulary."""
         return METRICS[self.name].unit
 
     @model_validator(mode="after")
@@ -237,9 +238,11 @@ class Environment(Frozen):
     allocation: Allocation | None = None
 
     def has(self, device: DeviceKind) -> bool:
+        """Whether this machine has such a device."""
         return device is DeviceKind.CPU or bool(self.gpus(device))
 
     def gpus(self, device: DeviceKind) -> tuple[Accelerator, ...]:
+        """Its GPUs of that kind."""
         return tuple(gpu for gpu in self.accelerators if gpu.kind is device)
 
 

@@ -52,6 +52,7 @@ class SelfCheck(Frozen):
 
     @property
     def label(self) -> str:
+        """The name with its case."""
         return f"{self.name} ({self.case})" if self.case else self.name
 
 
@@ -93,10 +94,12 @@ class SelfTest(Frozen):
 
     @property
     def failed(self) -> tuple[CheckResult, ...]:
+        """The checks that failed."""
         return tuple(result for result in self.results if result.status is CheckStatus.FAILED)
 
     @property
     def summary(self) -> SelfTestSummary:
+        """It in short."""
         statuses = [result.status for result in self.results]
         return SelfTestSummary(
             ended_at=self.ended_at,

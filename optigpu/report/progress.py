@@ -203,15 +203,18 @@ class SelfTestProgress(Spoken):
         self._task = self.bar.add_task("starting", total=None)
 
     def expect(self, count: int) -> None:
+        """So many checks will run."""
         self._count = count
         self.bar.update(self._task, total=count)
 
     def doing(self, text: str) -> None:
+        """What goes on now."""
         self.bar.update(self._task, description=text)
         if self.may_speak():
             self.say(f"{self._ended}/{self._count}  {text}")
 
     def ended(self, result: CheckResult) -> None:
+        """A check has ended."""
         self._ended += 1
         self.bar.update(self._task, completed=self._ended)
         if result.status is CheckStatus.FAILED:

@@ -103,6 +103,7 @@ class Database:
             session.execute(select(1))
 
     def close(self) -> None:
+        """Closes the pooled connections."""
         self._engine.dispose()
         self._glancing.dispose()
 

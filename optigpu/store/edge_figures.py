@@ -67,6 +67,7 @@ def figures_of(report: Document, board: str, costs: CostAssumptions) -> dict[Edg
 
 
 def _reasons(missing: str | None, board: str, costs: CostAssumptions) -> dict[EdgeMetric, str]:
+    """Why metrics have no value."""
     found = dict.fromkeys((EdgeMetric.ENERGY, EdgeMetric.FPS_PER_WATT), missing) if missing else {}
     if costs.price is None:
         return found | {EdgeMetric.COST: f"The price of {board} is not known; give one with price=."}

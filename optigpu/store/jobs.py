@@ -192,10 +192,12 @@ ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
 
 
 def _summary(job: Job) -> JobSummary:
+    """The job in a list."""
     return job.as_view(JobSummary, **_of_spec(job.spec))
 
 
 def _view(session: Session, job: Job, lease_s: float) -> JobView:
+    """The job as it is now, whole."""
     attempts = select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number)
     place = begins = None
     if job.state is JobState.QUEUED and job.via is None:

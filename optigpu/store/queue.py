@@ -129,6 +129,7 @@ _WAITS = in_state(JobState.QUEUED), Job.via.is_(None)
 
 
 def counts(session: Session) -> dict[JobState, int]:
+    """How many jobs are in each state."""
     found = dict.fromkeys(JobState, 0)
     for state, count in session.execute(select(Job.state, func.count()).group_by(Job.state)):
         found[state] = count

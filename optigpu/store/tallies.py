@@ -59,6 +59,7 @@ class Tally:
     busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def plus(self, other: "Tally") -> "Tally":
+        """Both together."""
         whole = Tally()
         for each in fields(self):
             kept = getattr(whole, each.name)
@@ -77,6 +78,7 @@ class Tally:
         return whole
 
     def took(self, phase: Phase, device: DeviceKind, lasted: timedelta) -> None:
+        """Counts one duration."""
         seconds = max(0.0, lasted.total_seconds())
         self.phases[PhaseBucket(phase, device, bisect_left(BOUNDS_S, seconds))] += 1
         self.phase_s[phase, device] += seconds

@@ -115,6 +115,7 @@ def revive(session: Session, job: Job, at: datetime) -> None:
 
 
 def attempt_of(session: Session, job_id: str, number: int) -> Attempt | None:
+    """The job's attempt with that number."""
     query = select(Attempt).where(Attempt.job_id == job_id, Attempt.number == number)
     return session.scalars(query).one_or_none()
 

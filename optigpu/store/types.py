@@ -57,9 +57,11 @@ class JsonText(TypeDecorator[dict[str, object]]):
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> str | None:
+        """Writes the object."""
         return None if value is None else to_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, object] | None:
+        """Reads the object."""
         return None if value is None else from_json(value)
 
 

@@ -30,6 +30,7 @@ class Report:
 
     @property
     def rows(self) -> tuple[AttributionRow, ...]:
+        """What the attribution says of each variant."""
         return self.attribution.rows if self.attribution else ()
 
     @property
