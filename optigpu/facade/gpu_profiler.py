@@ -263,11 +263,14 @@ class GPUProfiler(Shown):
         gpus = environment.accelerators
         profile = ForwardProfile(
             precision=known,
-            **{name: getattr(found, name) for name in ("dtype", "device", "weight_bytes", "peak_bytes")},
+            dtype=found.dtype,
+            device=found.device,
             ran_on=gpus[0].name if gpus and found.device is DeviceKind.CUDA else environment.cpu_model,
             threads=torch.get_num_threads(),
             latency_s=median(found.latencies_s),
             kernels=kernel_figures(found.kernels, PASSES),
+            weight_bytes=found.weight_bytes,
+            peak_bytes=found.peak_bytes,
         )
         self.profiles.append(profile)
         return profile

@@ -55,8 +55,14 @@ def summary_of(variant: Variant) -> VariantSummary:
         workload.pop("batch_size", None)
         workload["memory_limit_bytes"] = variant.memory_limit_bytes
     return VariantSummary(
-        **variant.model_dump(include={"index", "role", "label", "model", "backend", "endpoint", "device"}),
+        index=variant.index,
+        role=variant.role,
+        label=variant.label,
         workload=workload,
+        model=variant.model,
+        backend=variant.backend,
+        endpoint=variant.endpoint,
+        device=variant.device,
         stack=tuple(technique.model_dump(mode="json") for technique in variant.stack),
         workload_digest=variant.workload_digest,
         variant_digest=variant.digest,

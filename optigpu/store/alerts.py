@@ -27,7 +27,10 @@ def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
         raise ConflictError(f"There are {MOST_RULES} alert rules, the most that may be; delete one first.")
     row = AlertRule(
         id=new_id(),
-        **{name: getattr(entry, name) for name in ("board", "variant_digest", "hardware_class", "result_id")},
+        board=entry.board,
+        variant_digest=entry.variant_digest,
+        hardware_class=entry.hardware_class,
+        result_id=entry.result_id,
         label=RowFacts.model_validate(entry.shown).label,
         metric=asked.metric or session.get_one(BoardRow, entry.board).primary_metric,
         kind=asked.kind.value,

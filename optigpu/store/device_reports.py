@@ -148,8 +148,13 @@ def _answer(row: DeviceReportRow) -> ReportAnswer:
 
 def _enter(session: Session, report: DeviceReportRow) -> None:
     """Enters a report that was just stored on the edge leaderboard."""
-    names = ("model_sha256", "input_source", "runner", "device_id", "ranked")
-    place = {name: getattr(report, name) for name in names}
+    place = {
+        "model_sha256": report.model_sha256,
+        "input_source": report.input_source,
+        "runner": report.runner,
+        "device_id": report.device_id,
+        "ranked": report.ranked,
+    }
     standing = session.get(EdgeStanding, place)
     if standing is None:
         session.add(EdgeStanding(**place, report_id=report.id))

@@ -118,17 +118,27 @@ def techniques_of(result: Result) -> tuple[str, ...]:
 
 
 def _row_facts(result: Result, versions: dict[str, str]) -> RowFacts:
-    shown, verdict = set(RowFacts.model_fields), result.verdict
+    variant, verdict = result.variant, result.verdict
     return RowFacts(
-        **result.variant.model_dump(include=shown),
-        **{name: _value(result, name) for name in METRICS if name in shown},
         result_id=result.id,
         job_id=result.job_id,
         source=result.source,
         measured_at=result.created_at,
+        workload=variant.workload,
+        workload_digest=variant.workload_digest,
+        variant_digest=variant.variant_digest,
+        model=variant.model,
+        label=variant.label,
         techniques=techniques_of(result),
+        backend=variant.backend,
+        device=variant.device,
         hardware=result.environment.hardware_class,
         versions=versions,
+        weight_bytes=_value(result, "weight_bytes"),
+        peak_bytes=_value(result, "peak_bytes"),
+        top1_agreement=_value(result, "top1_agreement"),
+        kld_mean=_value(result, "kld_mean"),
+        j_per_token=_value(result, "j_per_token"),
         warnings=tuple(map(str, verdict.warnings)),
         reasons=tuple(map(str, verdict.reasons)),
         notes=verdict.notes,
