@@ -56,7 +56,7 @@ All other tests use their own processes, folders, databases and a CPU of their o
 OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm"})
 """The backend of each marker that needs an environment which `optigpu engines install` makes."""
 QUICK = ("unit/", "contract/", "engine/", "service/")
-"""Folders of `make check`: all tests of the first two, one case of each test of the others."""
+"""Folders of `make check`: all cases of the contract's tests, and one case of each of the others."""
 LASTING = ("slow", "long", "real_model")
 """Markers of what `make check` leaves out; `make test` leaves out the second."""
 REAL_MODEL = TRAINED["smollm2-135m"]
@@ -144,7 +144,7 @@ def is_quick(item: pytest.Item, place: str, seen: set[str]) -> bool:
     function = place.partition("[")[0]
     is_first = function not in seen
     seen.add(function)
-    return is_first or place.startswith(("unit/", "contract/"))
+    return is_first or place.startswith("contract/")
 
 
 def unmet_markers() -> frozenset[str]:

@@ -51,7 +51,6 @@ def test_a_check_takes_one_case_of_each_test_and_no_server(
         "engine/test_it.py::test_cases[1]",
         "engine/test_it.py::test_store[sqlite]",
         "unit/test_it.py::test_cases[1]",
-        "unit/test_it.py::test_cases[2]",
         "unit/test_it.py::test_store[sqlite]",
         "unit/test_it.py::test_timed",
     ]

@@ -53,10 +53,11 @@ def count(folders: Sequence[Path]) -> Counts:
     """The counts over all Python files under the folders."""
     texts = [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py"))]
     trees = [ast.parse(text) for text in texts]
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, Function)]
     return Counts(
         inner_imports=sum(map(_imports_library, functions)),
-        any_types=sum(_is_any(node) for tree in trees for node in ast.walk(tree)),
+        any_types=sum(map(_is_any, nodes)),
         type_ignores=sum(map(_type_ignores, texts)),
         cached_classes=sum(map(_is_cached_class, functions)),
     )

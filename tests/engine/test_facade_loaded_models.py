@@ -32,7 +32,7 @@ from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.sessions import BRIEF
 from tests.engine.tiny_models import ignore, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread", "forked_children")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread", "forked_children")]
 PROMPT = "The future of AI is"
 NEW = 24
 
@@ -216,7 +216,6 @@ def test_optimized_inference_is_what_the_techniques_run_under() -> None:
     assert layer(torch.zeros(1, 4)).requires_grad
 
 
-@pytest.mark.slow
 def test_what_is_compiled_runs_as_a_graph_and_generate_runs_it_too() -> None:
     graphs: list[torch.fx.GraphModule] = []
     model = loaded("fp32")

@@ -34,7 +34,7 @@ from tests.engine.converted_engines import (
     transformers_model,
 )
 
-pytestmark = pytest.mark.llama
+pytestmark = [pytest.mark.slow, pytest.mark.llama]
 
 prepared = partial(converted_engines.prepared, "llama_cpp")
 ROUNDED = 1e-2
@@ -62,7 +62,6 @@ def test_scored_logits_are_transformers_logits(tmp_path: Path, kind: GgufType | 
     assert error(found, transformers_logits(TINY, tokens)[:, 8:]) <= bound
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
 def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(
     tmp_path: Path, kind: GgufType
@@ -132,7 +131,6 @@ def error_of(runtime: SteppedRuntime, exact: Logits) -> float:
     return float(error(scored_after_prompt(runtime), exact))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", cases(["Q4_K_M", "IQ2_XS", *sorted({*get_args(LlamaCppType)} - {"Q4_K_M", "IQ2_XS"})])
 )
@@ -188,7 +186,6 @@ def kept() -> Path:
     return cache_dir() / "converted" / "gguf"
 
 
-@pytest.mark.slow
 def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, models: Path) -> None:
     prepared(tmp_path)
     # Files of other versions of the writer may lie beside it.

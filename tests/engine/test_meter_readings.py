@@ -23,6 +23,8 @@ from tests.engine.measuring import Standing, standing_ready
 from tests.engine.meter_contexts import doing, fail, generating, multiplying
 from tests.engine.processes import program
 
+pytestmark = pytest.mark.slow
+
 HELD_BYTES = 64 * 2**20
 
 
@@ -101,7 +103,6 @@ def recorded(context: MeterContext, steps: int) -> Recording:
     return recording
 
 
-@pytest.mark.slow
 def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     context = generating(tmp_path, new_tokens=6)
     reading = ProfileMeter().read(context)
@@ -116,7 +117,6 @@ def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     assert attached(context.runtime) == []
 
 
-@pytest.mark.slow
 def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> None:
     decoding = ProfileMeter().read(generating(tmp_path)).values
     assert decoding["memory_bound_share"] > 0.9
@@ -126,7 +126,6 @@ def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> 
     assert product.facts.model_dump()["recorded"]["profile"]["table"][0]["bound"] == Bound.COMPUTE
 
 
-@pytest.mark.slow
 def test_the_trace_is_chrome_s_and_kept_under_the_job_s_folder(tmp_path: Path) -> None:
     context = generating(tmp_path)
     readings = [ProfileMeter().read(context) for _ in range(2)]

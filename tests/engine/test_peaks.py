@@ -30,6 +30,8 @@ from tests.engine.caches import OPERATORS, cache_with
 from tests.engine.processes import program
 from tests.unit.made_results import metric
 
+pytestmark = pytest.mark.slow
+
 CPU = DeviceKind.CPU
 
 
@@ -253,7 +255,6 @@ def holds(result: Result) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 def test_a_real_process_measures_this_machine(cache: Path) -> None:
     def peaks(program: Sequence[str] = TASKS) -> MachinePeaks:
@@ -276,7 +277,6 @@ def test_a_real_process_measures_this_machine(cache: Path) -> None:
     assert peaks((sys.executable, "-c", "raise SystemExit(1)")).known == found, "it was measured again"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 @pytest.mark.long
 @pytest.mark.usefixtures("cache")

@@ -42,7 +42,7 @@ from tests.engine.meter_contexts import (
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
-pytestmark = pytest.mark.usefixtures("trained_model")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("trained_model")]
 
 NOT_OF_A_TEXT = {
     "accuracy", "accuracy_loss_percent", "loss_final", "loss_deviation", "gradient_norm", "alone_agreement",
@@ -70,7 +70,6 @@ def loss_of(model: Any, tokens: list[int], first: int) -> tuple[float, int]:
     return mean * (len(tokens) - first), len(tokens) - first
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stack", [(), (NoKvCache(),), (Spy(), StaticKvCache())])
 def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     stack: tuple[Technique, ...], tmp_path: Path
@@ -81,7 +80,6 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
@@ -90,14 +88,12 @@ def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_
     assert 0.95 < rounded.values["top1_agreement"] <= 1
 
 
-@pytest.mark.slow
 def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path: Path) -> None:
     reading = measured(tmp_path, Flattened())
     assert reading.values["kld_mean"] > 0.1
     assert reading.values["top1_agreement"] == 1
 
 
-@pytest.mark.slow
 def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, Spoiled(noise=1.0), text="file:mine.txt")
     assert reading.values["kld_mean"] > 0.05
@@ -106,7 +102,6 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
     assert reading.values["perplexity_delta"] > 0.1
 
 
-@pytest.mark.slow
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
     reading = measured(tmp_path, Int8WeightOnly(), StaticKvCache())
     reference = torch.from_numpy(np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32)).view(
@@ -127,7 +122,6 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
     assert reading.values["top1_agreement"] == pytest.approx(float(agree))
 
 
-@pytest.mark.slow
 def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> None:
     make_reference(context(tmp_path))
     stored = np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32).reshape(512, VOCABULARY)
@@ -139,7 +133,6 @@ def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> Non
     assert np.abs(stored - np.concatenate(expected)).max() < 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [None, 63])
 def test_perplexity_is_that_of_an_independent_evaluation(
     stride: int | None, tmp_path: Path, language_dir: Path, trained_model: Path
@@ -163,7 +156,6 @@ def test_perplexity_is_that_of_an_independent_evaluation(
     assert abs(reading.values["perplexity_delta"]) < 1e-4
 
 
-@pytest.mark.slow
 def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, text="file:mine.txt", tokens=200, window=50, stride=20)
     facts = reading.facts.model_dump()["quality"]
@@ -183,7 +175,6 @@ def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path
     assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
 
-@pytest.mark.slow
 def test_accuracy_is_that_of_an_independent_evaluation(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -201,7 +192,6 @@ def test_accuracy_is_that_of_an_independent_evaluation(
     assert plain.values["kld_mean"] <= 1e-6
 
 
-@pytest.mark.slow
 def test_what_spoils_the_answers_is_an_accuracy_lost(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -229,7 +219,6 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
     return float(np.mean(right))
 
 
-@pytest.mark.slow
 def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Path) -> None:
     runtime = runtime_of(MODEL, Spy(), StaticKvCache())
     runtime.generate(torch.zeros((2, 24), dtype=torch.int64), 40)
@@ -263,7 +252,6 @@ def test_scores_are_the_logits_after_each_forced_token(stack: tuple[Technique, .
     assert not torch.is_inference_mode_enabled()
 
 
-@pytest.mark.slow
 def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 
@@ -299,7 +287,6 @@ def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(
     assert reading.values["top1_agreement"] > 0.99
 
 
-@pytest.mark.slow
 def test_random_weights_have_no_quality(tmp_path: Path) -> None:
     name = "preset:tiny-llama-test"
     random = context_of(runtime_of(name), tmp_path, model=name)
@@ -307,7 +294,6 @@ def test_random_weights_have_no_quality(tmp_path: Path) -> None:
         assert_nothing(reading, "random weights, which do not behave like trained ones")
 
 
-@pytest.mark.slow
 def test_why_there_is_no_reference_is_what_every_variant_says(tmp_path: Path, language_dir: Path) -> None:
     reading = make_reference(context(tmp_path, text="file:missing.txt"))
     assert_nothing(reading, r"missing.txt under .* cannot be read")
@@ -316,7 +302,6 @@ def test_why_there_is_no_reference_is_what_every_variant_says(tmp_path: Path, la
     assert again.reasons == reading.reasons
 
 
-@pytest.mark.slow
 def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, language_dir: Path) -> None:
     make_reference(context(tmp_path, text="file:mine.txt"))
     with (language_dir / "mine.txt").open("a") as text:
@@ -324,7 +309,6 @@ def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, la
     assert_nothing(QualityMeter().read(context(tmp_path, text="file:mine.txt")), "changed while the job ran")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"), [({"seed": 1}, "seed 0"), ({"quality": QualityOptions(tokens=64)}, "tokens 512")]
 )
@@ -334,7 +318,6 @@ def test_a_reference_for_another_setting_is_none(change: dict[str, Any], name: s
     assert_nothing(reading, f"was made for {name} but this variant has")
 
 
-@pytest.mark.slow
 def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -> None:
     make_reference(context(tmp_path))
     logits = tmp_path / QUALITY_FOLDER / "logits.f32"
@@ -345,7 +328,6 @@ def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -
     assert_nothing(QualityMeter().read(context(tmp_path)), "do not match its manifest")
 
 
-@pytest.mark.slow
 def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
     tmp_path: Path, language_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +338,5 @@ def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
     assert (tmp_path / QUALITY_FOLDER / "logits.f32").stat().st_size == 100 * VOCABULARY * 4
 
 
-@pytest.mark.slow
 def test_logits_that_are_no_numbers_are_a_reason(tmp_path: Path) -> None:
     assert_nothing(measured(tmp_path, Broken()), f"{VOCABULARY} of {VOCABULARY} logits are NaN or infinite")

@@ -22,6 +22,8 @@ from optigpu.vocabulary import (
 )
 from tests.engine.sessions import session_with, small_job
 
+pytestmark = pytest.mark.slow
+
 Started = Callable[[], frozenset[int]]
 
 grid = partial(small_job, measure={"replicates": 2})
@@ -62,7 +64,6 @@ def test_libraries_are_imported_side_by_side_and_models_loaded_one_by_one(
     assert not started()
 
 
-@pytest.mark.slow
 def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     spec = grid("bf16", "static_kv_cache", "eager_attention", "inference_mode")
     variants = variants_of(spec)
@@ -116,7 +117,6 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, 
     assert not started()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "doing", "kind"),
     [
@@ -137,7 +137,6 @@ def test_a_process_that_crashes_while_it_loads_a_model_s_own_files_is_unsupporte
     assert str(turn.errors[0]) == f"{damaged}{said}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["path:sound", "preset:tiny-llama-test"])
 def test_a_kept_conversion_that_a_process_crashed_on_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
@@ -191,7 +190,6 @@ def group_and_events(
     return group, events
 
 
-@pytest.mark.slow
 def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in_a_later_turn(
     tmp_path: Path,
 ) -> None:
@@ -206,7 +204,6 @@ def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in
     assert list(dict.fromkeys(started)) == [(number, index) for number in range(3) for index in range(ALL)]
 
 
-@pytest.mark.slow
 def test_only_variants_that_shared_every_replicate_are_compared_in_pairs(tmp_path: Path) -> None:
     group = measured_group(tmp_path, "well_behaved", space=(ALL, 2))
     assert not group.fit_together
@@ -220,7 +217,6 @@ def side_by_side(group: Group, index: int) -> list[int]:
     return list(result.facts.side_by_side)
 
 
-@pytest.mark.slow
 def test_a_variant_that_fails_in_a_later_turn_ends_with_its_reason(tmp_path: Path) -> None:
     group, events = group_and_events(tmp_path, "dying", "SIGUSR1", 1, "-", space=(ALL, 2, 1))
     assert set(group.outcomes) == {0, 1, 2, 3}

@@ -34,6 +34,8 @@ from optigpu.vocabulary import DeviceKind, ReplicateError
 from tests.engine.processes import program
 from tests.engine.sessions import session_with, small_job
 
+pytestmark = pytest.mark.slow
+
 QUIET = HostSample(wall_s=ROUND_S, cpus=2, foreign_s=0.0, idle_s=0.1, steal_s=0.0)
 BUSY = HostSample(wall_s=ROUND_S, cpus=2, foreign_s=ROUND_S / 2, idle_s=0.1, steal_s=0.0)
 MIN_S, MAX_S = 4.0, 20.0
@@ -168,7 +170,6 @@ def restless(folder: Path, seconds: float) -> dict[int, Replicate]:
     return Residents(session, 0).measure(variants_of(spec)).replicates
 
 
-@pytest.mark.slow
 def test_who_computes_after_its_turn_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "LONGEST_REST_S", 60.0)  # until it rests, on a busy machine too
     calm, other = restless(tmp_path, 0.1).values()

@@ -39,6 +39,8 @@ from optigpu.vocabulary import DeviceKind, LeaseLostError, VariantStatus
 from tests.engine.processes import is_alive, may_come_first, program, wait_until
 from tests.engine.sessions import AT_ONCE, FAST, small_job
 
+pytestmark = pytest.mark.slow
+
 job = partial(small_job, plan="ladder")
 
 
@@ -68,7 +70,6 @@ def conductor(tmp_path: Path) -> Conductor:
     return Conductor(tmp_path / "locks")
 
 
-@pytest.mark.slow
 def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
     report = conductor.run(job("bf16", "static_kv_cache", measure={"replicates": 3}), "well_behaved")
     kinds = [event.kind for event in conductor.events if event.kind not in ("progressed", "printed")]
@@ -123,7 +124,6 @@ def test_a_variable_that_may_change_what_is_measured_is_passed_on_and_recorded(
     assert "hf_secret" not in result.model_dump_json(), "a preset needs no token"
 
 
-@pytest.mark.slow
 def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
     stack = ("bf16", "no_kv_cache", "eager_attention")
     report = conductor.run(job(*stack, plan="grid"), "moody")
@@ -150,7 +150,6 @@ def test_a_wrong_output_is_measured_and_never_ranked(conductor: Conductor) -> No
     assert "3 of 8 tokens" in (report.attribution.rows[1].reason or "")
 
 
-@pytest.mark.slow
 def test_sampling_goes_on_until_the_median_is_known_or_the_time_is_over(conductor: Conductor) -> None:
     (result,) = conductor.run(job(plan="single"), "erratic", 0.001).results
     assert VerdictWarning.NOT_CONVERGED in result.verdict.warnings
@@ -183,7 +182,6 @@ def test_a_round_without_all_its_numbers_is_refused(conductor: Conductor, kind: 
     assert words in (outcome.reason or "")
 
 
-@pytest.mark.slow
 def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Conductor) -> None:
     asked: list[None] = []
     spec = job("bf16", "static_kv_cache", limits=AT_ONCE | {"timeout_s": 5})
@@ -207,7 +205,6 @@ def test_cancelling_ends_a_silent_process(
     assert not started()
 
 
-@pytest.mark.slow
 def test_what_the_listener_raises_passes_and_ends_the_process(tmp_path: Path) -> None:
     def listener(event: Event) -> None:
         if isinstance(event, Progressed) and event.doing == "deaf":
@@ -250,7 +247,6 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     assert [index for index, _ in groupby(starts)] == [0, 1, 0]
 
 
-@pytest.mark.slow
 def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conductor) -> None:
     spec = job("bf16", "static_kv_cache")
     first = conductor.run(spec, "well_behaved")
@@ -285,7 +281,6 @@ def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conduct
     assert conductor.run(job(plan="single"), "well_behaved").results
 
 
-@pytest.mark.slow
 def test_a_technique_that_failed_its_self_test_is_unsupported_and_the_others_go_on(
     conductor: Conductor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +300,6 @@ def test_a_technique_that_failed_its_self_test_is_unsupported_and_the_others_go_
     assert str(outcome.status) == "succeeded"
 
 
-@pytest.mark.slow
 def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "interrupted", tmp_path)
     wait_until((tmp_path / "pid").exists)
@@ -316,7 +310,6 @@ def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: P
     assert not (tmp_path / "interrupted").exists()
 
 
-@pytest.mark.slow
 def test_killing_the_conductor_ends_its_process(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "interrupted", tmp_path)
     wait_until((tmp_path / "pid").exists)
@@ -326,7 +319,6 @@ def test_killing_the_conductor_ends_its_process(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(child))
 
 
-@pytest.mark.slow
 def test_the_device_stays_locked_until_the_last_process_is_gone(tmp_path: Path) -> None:
     conductor = start_conductor(tmp_path, "deaf", tmp_path / "pid")
     wait_until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
@@ -339,7 +331,6 @@ def test_the_device_stays_locked_until_the_last_process_is_gone(tmp_path: Path) 
     wait_until(lambda: not is_locked(tmp_path / "locks" / "cpu.lock"))
 
 
-@pytest.mark.slow
 def test_the_real_measuring_process(tmp_path: Path) -> None:
     document = {"workload": {"kind": "matmul", "sizes": [64, 128]}, "measure": FAST, "limits": AT_ONCE}
     report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path)
@@ -375,7 +366,6 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_a_job_waits_for_a_process_that_works_and_then_goes_on(tmp_path: Path) -> None:
     conductor = Conductor(tmp_path / "locks")
     with beside(Load(1.0), seed=0):

@@ -16,6 +16,8 @@ from optigpu.vocabulary import AttemptEndedError, SpecError, VariantStatus
 from tests.engine.processes import program
 from tests.engine.sessions import AT_ONCE, small_job
 
+pytestmark = pytest.mark.slow
+
 Started = Callable[[], frozenset[int]]
 
 INCOMPLETE, SINGLE = VerdictWarning.INCOMPLETE, VerdictWarning.SINGLE_REPLICATE
@@ -120,7 +122,6 @@ def test_a_variant_without_a_whole_replicate_ends_with_the_reason(
     assert "time limit" in (late.outcomes[1].reason or "")
 
 
-@pytest.mark.slow
 def test_groups_that_have_ended_are_kept(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     report = story.cancelled(0, "run_audit")
@@ -195,7 +196,6 @@ def test_replicates_for_which_there_is_no_time_are_left_out(
     assert second.seconds == 0
 
 
-@pytest.mark.slow
 def test_no_more_variants_are_side_by_side_than_there_is_time_to_measure(tmp_path: Path) -> None:
     """Rather three of them whole than four of them not at all."""
     report, _ = measured(grid(85, min_seconds=20, max_seconds=20, replicates=1), tmp_path)

@@ -45,7 +45,7 @@ from tests.engine.packed_models import (
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 from tests.engine.trained_model import save_trained_model
 
-pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("models_dir", "one_torch_thread")]
 LAYOUTS = {
     "gptq": Layout(),
     "gptq_v2": Layout(less_one=False),
@@ -101,7 +101,6 @@ def test_without_its_technique_a_packed_model_is_the_widened_one(
     assert {type(layer).__name__ for layer in linear_layers(runtime.model).values()} == {"Linear"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
 def test_a_packed_model_may_compute_in_bfloat16_and_in_a_compiled_graph(
     layout: str, written: dict[tuple[str, str], Any]
@@ -291,7 +290,6 @@ def test_awq_refuses_an_opt_model_without_relu_and_outputs_that_are_no_multiple_
     assert not stand_in.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "samples", "length", "why"),
     [

@@ -50,7 +50,7 @@ from tests.engine.training import (
     weights_of,
 )
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 TO_DISK = ActivationOffload(target="disk", smallest_bytes=256)
 
 

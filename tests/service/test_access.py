@@ -16,6 +16,8 @@ from tests.service.device_client import Claim, invited, manifest
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served, serving
 
+pytestmark = pytest.mark.slow
+
 ORIGIN = "https://bench.example.org"
 STRANGER = "https://elsewhere.example.org"
 PAGES = ("/", "/docs")
@@ -44,7 +46,6 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/", 200), ("/v1/jobs", 200), ("/nothing", 404), ("/v1/jobs/x", 422), ("/docs", 200)],
@@ -115,7 +116,6 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.slow
 def test_whoever_has_no_key_may_read(public: Served) -> None:
     assert {path: public.client.get(path).status_code for path in READS} == dict.fromkeys(READS, 200)
     job = public.submit(None, **WITH_KEY)
@@ -130,7 +130,6 @@ CHALLENGES = {"HTTPBearer": "Bearer", "PilotToken": "Bearer", "DeviceSignature":
 """What a call without credentials is asked for, by the scheme that the document names."""
 
 
-@pytest.mark.slow
 def test_every_call_that_writes_needs_a_key(public: Served) -> None:
     job, before = public.submit(None, **WITH_KEY), public.count_jobs()
     document = public.client.get("/openapi.json").json()
@@ -159,7 +158,6 @@ def test_a_wrong_key_is_still_refused_and_a_right_one_still_writes(public: Serve
     assert public.client.post("/v1/jobs", json=MATMUL, headers=WITH_KEY).status_code == 202
 
 
-@pytest.mark.slow
 def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
     """Every call that the document says needs a key does."""
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", api_key=KEY) as served:

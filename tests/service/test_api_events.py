@@ -21,6 +21,8 @@ from optigpu.vocabulary import JobState
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving
 
+pytestmark = pytest.mark.slow
+
 FOLLOW_TIMEOUT_S = 60.0
 POLL_S = 0.05
 LAST_WORDS = ("state", "succeeded")
@@ -184,7 +186,6 @@ def test_events_arrive_while_they_happen(service: Served) -> None:
     assert [message.words for message in stream][-1] == LAST_WORDS
 
 
-@pytest.mark.slow
 def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     job_id = service.submit()["id"]
     lease = service.claim()
@@ -214,7 +215,6 @@ def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     assert stories == [list(range(number % 3 + 1, last + 1)) for number in range(followers)]
 
 
-@pytest.mark.slow
 def test_a_follower_holds_no_session_and_many_share_one_poll(
     any_service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +293,6 @@ def test_more_events_than_a_feed_keeps_are_read_from_the_database(
     assert len(first) > 50
 
 
-@pytest.mark.slow
 def test_ten_thousand_events_at_once_arrive_in_their_order(any_service: Served) -> None:
     """One transaction writes them all, while a client follows and others ask."""
     job_id, count = any_service.submit()["id"], 10_000

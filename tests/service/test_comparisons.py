@@ -16,6 +16,8 @@ from optigpu.vocabulary import Scheduler, new_id
 from tests.service.records import NOON, a_metric, a_result, a_spec, a_sure_speed, entered
 from tests.service.serving import MATMUL, Served
 
+pytestmark = pytest.mark.slow
+
 OLD, NEW = {"optigpu": "0.1.0", "torch": "2.13.0"}, {"optigpu": "0.1.0", "torch": "2.14.0"}
 PLAIN = a_result(index=0)
 REMOVED_BACKENDS = {"ctranslate2": ("ctranslate2_int8",), "executorch": ()}

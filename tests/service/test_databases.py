@@ -34,6 +34,8 @@ from tests.servers.databases import fresh_database, libpq
 from tests.servers.process import this_machine
 from tests.service.records import NOON, a_metric, a_result, a_spec, fill
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = [
     {"z": 1, "a": {"nested": [1, 2.5, None, True, "ü 🚀"]}},
     {"tiny": 5e-324, "large": 1.7976931348623157e308, "third": 1 / 3, "negative_zero": -0.0},
@@ -305,7 +307,6 @@ def submit(url: str) -> None:
         jobs.submit(session, a_spec())
 
 
-@pytest.mark.slow
 def test_a_backup_of_an_older_version_is_brought_up_to_date(
     database_url: str, command: Command, tmp_path: Path
 ) -> None:

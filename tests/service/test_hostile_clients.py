@@ -14,6 +14,8 @@ from optigpu.store.statements import encode_cursor
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served
 
+pytestmark = pytest.mark.slow
+
 LISTS = ("/v1/jobs", "/v1/leaderboard", "/v1/devices", "/v1/edge/leaderboard", "/v1/audit")
 UUID = "01980000-0000-7000-8000-000000000000"
 INJECTIONS = (

@@ -14,6 +14,8 @@ from optigpu.vocabulary import new_id
 from tests.service.records import a_metric, a_result, a_worker
 from tests.service.serving import MATMUL, Served, serving
 
+pytestmark = pytest.mark.slow
+
 httpx2 = pytest.importorskip("httpx2")
 KEY = "a-first-key-that-is-long-enough"
 Asked = Callable[[Any], Awaitable[Any]]

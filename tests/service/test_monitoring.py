@@ -33,6 +33,8 @@ from tests.service.serving import MATMUL, Served, serving, worker_context
 from worker.heartbeat import Heartbeat, StoredJob
 from worker.recorder import AttemptTrace, Recorder, parent_of
 
+pytestmark = pytest.mark.slow
+
 CPU = DeviceKind.CPU
 CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -50,7 +52,6 @@ def test_a_service_that_can_serve_says_so(service: Served) -> None:
     assert service.client.get("/readyz").json() == {"status": "ready"}
 
 
-@pytest.mark.slow
 def test_an_old_schema_is_not_ready_but_alive(database_url: str) -> None:
     with serving(database_url) as served:
         migrations.downgrade(database_url, "base")
@@ -67,7 +68,6 @@ def test_an_old_schema_is_not_ready_but_alive(database_url: str) -> None:
         assert served.client.get("/v1/jobs").status_code == 503
 
 
-@pytest.mark.slow
 def test_a_disk_with_too_little_room_is_not_ready(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
@@ -99,7 +99,6 @@ def test_a_database_that_is_away_is_a_problem_that_hides_its_address(tmp_path: P
         assert str(folder) not in answer.text
 
 
-@pytest.mark.slow
 def test_the_broker_is_part_of_being_ready(tmp_path: Path, redis_url: str, silent_broker: str) -> None:
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, redis_url=redis_url) as served:
@@ -124,7 +123,6 @@ def test_a_new_job_rings_the_workers_of_its_device(tmp_path: Path, redis_url: st
     assert b"optigpu.look" in rings[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("away", ["silent", "refusing"])
 def test_a_job_is_stored_while_the_broker_is_away(tmp_path: Path, silent_broker: str, away: str) -> None:
     broker = silent_broker if away == "silent" else f"redis://127.0.0.1:{free_port()}/0"
@@ -252,7 +250,6 @@ def spans_of(collector: Receiver) -> list[Any]:
     return [span for scope in scopes for span in scope.spans]
 
 
-@pytest.mark.slow
 @pytest.mark.otel
 def test_a_trace_goes_from_the_caller_through_the_post_to_the_attempt(
     tmp_path: Path, collector: Receiver, monkeypatch: pytest.MonkeyPatch

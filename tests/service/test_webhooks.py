@@ -33,6 +33,8 @@ from tests.service.receiver import Receiver, receiving
 from tests.service.records import NOON, a_metric, a_result, a_spec, a_sure_speed, entered
 from tests.service.serving import Served, serving
 
+pytestmark = pytest.mark.slow
+
 BOTH = ["job.finished", "regression.found"]
 LOCAL = ("127.0.0.1",)
 Speeds = Callable[..., list[dict[str, Any]]]
@@ -69,7 +71,6 @@ def deliveries(database: Database, made: NewWebhookView) -> tuple[DeliveryView, 
         return webhooks.deliveries(session, made.id).deliveries
 
 
-@pytest.mark.slow
 def test_a_job_that_ends_is_told_signed_to_who_asked(database: Database, receiver: Receiver) -> None:
     made = webhook(database, receiver.url())
     webhook(database, receiver.url(), WebhookEvent.REGRESSION_FOUND)
@@ -255,7 +256,6 @@ def test_there_may_be_so_many_webhooks_and_no_more(service: Served, monkeypatch:
     assert [service.client.post("/v1/webhooks", json=asked).status_code for _ in range(2)] == [201, 409]
 
 
-@pytest.mark.slow
 def test_an_administrator_makes_one_on_its_page_follows_it_and_deletes_it(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -31,6 +31,8 @@ from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption, StoredJob
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 3.0
 MOMENT = timedelta(milliseconds=1)
 ON_ONE_ENGINE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -151,7 +153,6 @@ def broken(*_: Any) -> bool:
     raise TypeError("a fault of our own")
 
 
-@pytest.mark.slow
 @ON_ONE_ENGINE
 def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with_a_reason(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +181,6 @@ def gate(postgres_server_url: str) -> Iterator[Gate]:
         yield gate
 
 
-@pytest.mark.slow
 def test_a_lease_survives_a_database_that_comes_back_in_time(gate: Gate) -> None:
     context = worker_context(Database(gate.url), lease_s=8)
     with closing(context.database), claimed(context) as heartbeat:
@@ -192,7 +192,6 @@ def test_a_lease_survives_a_database_that_comes_back_in_time(gate: Gate) -> None
         assert eventually(heartbeat.interruption, within_s=6) is Interruption.CANCELLED
 
 
-@pytest.mark.slow
 def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Gate) -> None:
     context = worker_context(Database(gate.url), lease_s=LEASE_S)
     with closing(context.database), claimed(context) as heartbeat:
@@ -213,7 +212,6 @@ def own_database(tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
 def test_after_a_failure_a_device_that_is_gone_fails_no_other_job(own_database: Database) -> None:
     first, second = submit(own_database, matmul(**UNSUPPORTED)), submit(own_database, matmul())
     context = worker_context(own_database)
@@ -229,7 +227,6 @@ def test_after_a_failure_a_device_that_is_gone_fails_no_other_job(own_database: 
 
 
 @pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
 def test_after_a_failure_a_device_that_works_goes_on(own_database: Database) -> None:
     submit(own_database, matmul(**UNSUPPORTED))
     second = submit(own_database, matmul())
@@ -240,7 +237,6 @@ def test_after_a_failure_a_device_that_works_goes_on(own_database: Database) -> 
 
 
 @pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
 def test_a_worker_that_is_to_stop_while_it_proves_its_device_has_lost_nothing(own_database: Database) -> None:
     context = worker_context(own_database)
     context.in_doubt, context.proof = True, program("unproven", "hangs")
@@ -251,7 +247,6 @@ def test_a_worker_that_is_to_stop_while_it_proves_its_device_has_lost_nothing(ow
 
 
 @pytest.mark.usefixtures("forked_children")
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", cases(["embedded", "service"], by_default=1))
 def test_a_worker_whose_device_is_gone_ends_with_a_sentence(
     own_database: Database, tmp_path: Path, redis_url: str, mode: str
