@@ -89,6 +89,7 @@ def test_sigkill_is_memory_only_when_the_kernel_says_so(
             ask(child, RunRound(seconds=1))
 
 
+@pytest.mark.slow
 def test_the_kernel_kills_for_memory(small_group: Path) -> None:
     with (
         start("hungry", small_group) as child,

@@ -138,6 +138,7 @@ def test_torch_has_the_weights_that_a_file_was_written_of(name: str, models: Pat
     assert AutoModelForCausalLM.from_pretrained(models / "saved").config.model_type == model.config.model_type
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_written_so_that_llama_cpp_and_transformers_read_the_same_of_it(models: Path) -> None:
     from llama_cpp import Llama
 

@@ -50,6 +50,7 @@ def in_another_process(code: str, folder: Path) -> list[str]:
     return answer.stdout.split()
 
 
+@pytest.mark.slow
 def test_another_process_sees_the_same_machine(tmp_path: Path) -> None:
     code = "import sys; from optigpu.hardware import probe; here = probe()\n"
     code += (

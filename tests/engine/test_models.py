@@ -338,6 +338,7 @@ def require_measured(folder: Path, family: str, number: int, names: tuple[str, .
             assert 0 < (changed.runtime.weights().quantized or 0) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "number", "names"), QUICK, ids=[case[0] for case in QUICK])
 def test_a_decoder_is_measured(folder: Path, family: str, number: int, names: tuple[str, ...]) -> None:
     require_measured(folder, family, number, names)

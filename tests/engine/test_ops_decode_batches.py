@@ -188,6 +188,7 @@ def guessed(
     return torch.cat([first, others], dim=1), calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "group", "family"), spread(KINDS, SHAPES, by_default=4), ids=str)
 def test_the_tokens_are_those_of_plain_decoding(kind: WeightKind, group: int, family: str) -> None:
     shape = SHAPES[family]

@@ -85,6 +85,7 @@ def begun(program: Program, sequences: int = 1, **options: object) -> CpuDecoder
 # ---- The same numbers as plain torch.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "group", "family", "kv"), spread(KINDS, SHAPES, CACHES, by_default=5), ids=str
 )
@@ -233,6 +234,7 @@ def test_a_seed_gives_the_same_text_and_another_seed_another() -> None:
     assert drawn(program, 1.0, 7, sequences=8).unique(dim=0).shape[0] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_as_often_as_their_probability_says(temperature: float) -> None:
     program, sequences = random_program(SMALL, "w8"), 4000

@@ -233,6 +233,7 @@ def test_all_threads_together_read_every_byte_once(shape: Shape, threads: int) -
     )
 
 
+@pytest.mark.slow
 # ---- Which page goes where.
 @settings(deadline=None)
 @given(

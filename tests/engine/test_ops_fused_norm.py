@@ -178,6 +178,7 @@ def test_nan_and_infinity_are_not_hidden() -> None:
                 assert summed.isfinite().sum() == 2 * 39
 
 
+@pytest.mark.slow
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     cases = [operands((2, 3, 48), dtype) for dtype in TYPES]
 
@@ -194,6 +195,7 @@ def test_compiles_into_one_graph_with_the_same_result() -> None:
         torch.testing.assert_close(compiled(cases), step(cases))
 
 
+@pytest.mark.slow
 def test_the_operators_keep_their_promises_to_pytorch() -> None:
     assert native_norm_reason() is None
     x, residual, weight, bias = operands((2, 3, 20), torch.float32)

@@ -145,6 +145,7 @@ def test_rows_with_no_finite_number_with_zeros_and_with_denormals() -> None:
         assert y[4].isfinite().all()
 
 
+@pytest.mark.slow
 def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
     q, scale, bias = int8_layer(64, 48)
     packed, inputs = pack_dynamic(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]

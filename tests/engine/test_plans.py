@@ -201,6 +201,7 @@ def started(events: list[Event]) -> list[tuple[int, int]]:
     return [(index, replicate) for index, replicate, doing in new if doing.endswith(": starting")]
 
 
+@pytest.mark.slow
 def test_what_is_predicted_to_be_too_large_is_not_measured(tmp_path: Path) -> None:
     small = search("int8_weight_only", limits={"max_bytes": 1_000_000, "wait_for_quiet_s": 0})
     report, _ = searched(small, tmp_path)

@@ -53,6 +53,7 @@ def test_the_hardware_is_asked_again_when_other_gpus_are_visible(monkeypatch: py
     assert probe().accelerators == ()
 
 
+@pytest.mark.slow
 def test_the_cuda_that_torch_was_built_with_is_read_without_loading_torch(tmp_path: Path) -> None:
     version = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
     tree(tmp_path, **{"torch__version.py": version})

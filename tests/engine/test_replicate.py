@@ -154,6 +154,7 @@ def read_by(reading: Reading) -> Metered:
     return metered("memory", Subject(context.runtime, context.request, work, Harness()), lambda _: reading)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_metric_that_is_no_number_has_a_reason_and_spares_the_others(number: float) -> None:
     heard = read_by(Reading({"peak_bytes": number, "host_peak_bytes": 5.0}, {"weight_bytes": "no model"}))

@@ -198,6 +198,7 @@ def test_an_exported_graph_decodes_right_again_and_again(
         runtime.generate(prompt(1), NEW_TOKENS)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_exported_is_refused() -> None:
     runtime = runtime_of("path:gpt2", ExportAot())
     runtime.model.transformer.ln_f.register_forward_pre_hook(looking_at_values)

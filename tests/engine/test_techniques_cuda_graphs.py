@@ -27,6 +27,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "record_cuda_graph", record_by_hand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "others"),
     spread(FAMILIES, [((),), ((Int8KvCache(),),), ((SlidingKvCache(window=6, sinks=2),),)], by_default=3),

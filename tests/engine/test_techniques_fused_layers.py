@@ -106,6 +106,7 @@ def test_fused_qkv_runs_two_products_of_each_layer_fewer(name: str) -> None:
     assert_needs_hook(FusedQkv(), "modules", claim)
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_outputs_stay_what_they_were(name: str, technique: Technique) -> None:
     reference = in_float64(runtime_of(f"path:{name}").model)

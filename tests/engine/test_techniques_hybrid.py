@@ -139,6 +139,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "target"), [(8, 0.26), (4, 0.16)])
 def test_a_gpt2_of_some_size_meets_the_target_without_being_told(bits: Any, target: float) -> None:
     model = gpt2_of_some_size()

@@ -37,6 +37,7 @@ LENGTH = 14
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

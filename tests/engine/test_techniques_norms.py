@@ -77,6 +77,7 @@ def test_fused_rmsnorm_runs_one_operator_for_each_addition_and_norm(name: str) -
     assert_needs_hook(FusedRmsnorm(), "modules", claim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(dict.fromkeys(["opt", "llama", "qwen3", *FUSED]), 3))
 def test_outputs_stay_what_they_were_and_what_was_fused_is_recorded(name: str) -> None:
     plain = runtime_of(f"path:{name}")
@@ -91,6 +92,7 @@ def test_outputs_stay_what_they_were_and_what_was_fused_is_recorded(name: str) -
         assert facts["norm_backend"] == fused_norm.norm_backend("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "others"),
     [("gpt2", [FusedGelu()]), ("qwen2", [FusedQkv(), FusedSwiglu()])],

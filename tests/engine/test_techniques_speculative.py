@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "draft"), spread(FAMILIES, [None, "itself", "another"], by_default=4))
 def test_the_tokens_are_those_of_greedy_decoding(family: str, draft: str | None) -> None:
     other = "path:llama" if family == "gpt2" else "path:gpt2"

@@ -63,6 +63,7 @@ def test_the_metrics_follow_from_the_time_of_the_pass(runtime: Any, monkeypatch:
     assert found == {"images_per_s": 6.0, "latency_s": 0.5, "requests_per_s": 6.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),), (NoKvCache(),)], ids=["dynamic", "static", "none"])
 def test_prefill_gives_the_logits_of_the_prompts_last_token(
@@ -78,6 +79,7 @@ def test_prefill_gives_the_logits_of_the_prompts_last_token(
     assert done.seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [prefill_runtime, image_runtime], ids=["prefill", "classify"])
 def test_a_pass_goes_through_the_stacks_forward_hook(make: Any) -> None:
     model = "path:gpt2" if make is prefill_runtime else "preset:tiny-resnet-test"

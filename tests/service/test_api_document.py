@@ -78,6 +78,7 @@ def test_every_call_is_named_tagged_and_described(document: dict[str, Any]) -> N
         assert set(operation["tags"]) <= known
 
 
+@pytest.mark.slow
 def test_every_error_is_documented_as_a_problem(document: dict[str, Any]) -> None:
     for call, operation in operations(document):
         errors = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
@@ -91,6 +92,7 @@ def test_every_error_is_documented_as_a_problem(document: dict[str, Any]) -> Non
     assert {"401", "403", "409", "413", "415", "422", "429"} <= set(posting)
 
 
+@pytest.mark.slow
 def test_every_call_that_needs_a_key_says_so(document: dict[str, Any]) -> None:
     """A claim needs a code in its body instead."""
     for call, operation in operations(document):

@@ -48,6 +48,7 @@ def test_a_client_that_has_the_page_gets_no_body(service: Served) -> None:
     assert service.client.get(PAGE, headers={"If-None-Match": tag}).status_code == 200
 
 
+@pytest.mark.slow
 def test_each_form_and_encoding_is_a_page_of_its_own(service: Served) -> None:
     for number in range(20):
         entered(service.database, a_sure_speed(float(number), stack=(f"t{number}",)))
@@ -85,6 +86,7 @@ def test_a_kept_page_is_for_those_who_may_read(service: Served) -> None:
     assert service.client.get(PAGE).status_code == 200
 
 
+@pytest.mark.slow
 def test_kept_pages_count_against_the_limit(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("limited")
     with serving(f"sqlite:///{folder / 'optigpu.db'}", rate_limit="10/day") as limited:

@@ -57,11 +57,13 @@ def ranked(service: Served) -> Served:
     return service
 
 
+@pytest.mark.slow
 def test_the_best_come_first_and_only_valid_results_are_ranked(ranked: Served) -> None:
     found = [[(row["rank"], row["value"]["value"]) for row in board["rows"]] for board in boards(ranked)]
     assert found == [[(1, 90), (2, 30), (3, 20), (4, 10)], [(1, 2.0)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "values"),
     [
@@ -278,6 +280,7 @@ def by_model(boards: tuple[Board, ...]) -> dict[str | None, Board]:
     return {board.model: board for board in boards}
 
 
+@pytest.mark.slow
 def test_models_are_never_ranked_against_each_other_and_machines_are_a_column(four_models: Served) -> None:
     with Client(four_models.url) as client:
         boards = by_model(client.leaderboard().boards)
@@ -300,6 +303,7 @@ def test_models_are_never_ranked_against_each_other_and_machines_are_a_column(fo
         assert len(list(client.leaderboard_rows())) == 4 * 6 + 1
 
 
+@pytest.mark.slow
 def test_a_careless_rerun_and_a_row_without_an_interval_outrank_nothing(four_models: Served) -> None:
     with Client(four_models.url) as client:
         (board,) = client.leaderboard(model="preset:gpt2").boards
@@ -320,6 +324,7 @@ def test_a_careless_rerun_and_a_row_without_an_interval_outrank_nothing(four_mod
         assert [row.value.value for row in clean.rows] == [120.0, 60.0, 40.0, 30.0, 20.0, 10.0]
 
 
+@pytest.mark.slow
 def test_a_withdrawn_result_is_gone_with_its_reason_and_the_next_best_takes_its_place(
     four_models: Served,
 ) -> None:

@@ -245,6 +245,7 @@ def test_each_device_has_a_limit_of_its_own(tmp_path: Path) -> None:
         assert status(second) == 200
 
 
+@pytest.mark.slow
 def test_nobody_can_use_up_the_calls_of_a_device(tmp_path: Path) -> None:
     """Wrong signatures count for their address."""
     limits: dict[str, Any] = {"device_rate_limit": "3/day", "rate_limit": "8/day"}

@@ -276,6 +276,7 @@ def at_once(service: Served, count: int, send: Callable[[httpx.Client], Any]) ->
         return list(pool.map(call, range(count)))
 
 
+@pytest.mark.slow
 def test_copies_at_the_same_moment_are_stored_once(service: Served, device: EdgeDevice) -> None:
     body, header = signed(device)
     answers = at_once(
@@ -303,6 +304,7 @@ def test_a_body_has_a_limit(service: Served, device: EdgeDevice) -> None:
     assert device.post("measurements", exact + b" ").status_code == 413
 
 
+@pytest.mark.slow
 def test_behind_a_proxy_the_path_is_signed_with_its_prefix_or_without(tmp_path: Any) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", root_path="/optigpu") as served:
         device = enrolled(served.client, served.database)

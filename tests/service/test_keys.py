@@ -117,6 +117,7 @@ def test_a_request_leaves_the_time_of_its_key(service: Served, keyed: dict[str, 
     assert used == [("read",), ("submit",)]
 
 
+@pytest.mark.slow
 def test_the_last_uses_are_written_when_the_service_stops(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, api_key=BOOTSTRAP) as served:
@@ -158,6 +159,7 @@ def test_the_environment_names_a_first_key(database_url: str) -> None:
             assert [key.name for key in keys.list_(session)] == ["OPTIGPU_API_KEY"]
 
 
+@pytest.mark.slow
 def test_a_key_of_the_environment_that_was_revoked_is_refused_without_a_write(database_url: str) -> None:
     with serving(database_url, api_key=BOOTSTRAP) as served:
         assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 200
@@ -168,6 +170,7 @@ def test_a_key_of_the_environment_that_was_revoked_is_refused_without_a_write(da
             assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 401
 
 
+@pytest.mark.slow
 def test_too_many_calls_are_refused_until_later(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="3/day") as served:
         answers = [served.client.get("/v1/jobs") for _ in range(5)]
@@ -241,6 +244,7 @@ def test_only_a_valid_key_has_a_successor(database: Database) -> None:
             keys.rotate(session, "none", grace=DAY)
 
 
+@pytest.mark.slow
 def test_keys_are_rotated_on_the_command_line_and_the_audit_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def shape(seen: Inspector, table: str) -> Shape:
     )
 
 
+@pytest.mark.slow
 def test_the_newest_migration_only_adds(database_url: str) -> None:
     migrations.upgrade(database_url, BEFORE)
     before = shapes(database_url)

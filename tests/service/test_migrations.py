@@ -224,6 +224,7 @@ def test_progress_that_has_accumulated_is_removed_but_for_the_newest(database_ur
     assert found == [(1, "state"), (3, "planned"), (5, "progressed")]
 
 
+@pytest.mark.slow
 def test_events_of_before_hold_their_results_and_those_of_today_name_them(database_url: str) -> None:
     migrations.upgrade(database_url)
     fill(database_url)
@@ -254,6 +255,7 @@ _JOB = """
 """
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_migrations_and_a_difference_is_found(database_url: str) -> None:
     migrations.upgrade(database_url)
     migrations.check(database_url)

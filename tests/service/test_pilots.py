@@ -103,6 +103,7 @@ def measured(begun: Begun) -> Result:
     return a_result().model_copy(update={"variant": summary_of(known)})
 
 
+@pytest.mark.slow
 def test_a_pilot_does_by_http_what_a_worker_does_in_the_database(service: Served) -> None:
     begun = launched(service)
     calls = Calls(service, begun.token)
@@ -133,6 +134,7 @@ def test_a_pilot_does_by_http_what_a_worker_does_in_the_database(service: Served
     assert samples == {"tflops": [[1.5, 2.5]]}
 
 
+@pytest.mark.slow
 def test_no_worker_takes_a_job_for_a_scheduler(service: Served) -> None:
     job_id = service.submit(JOB)["id"]
     with service.database.write() as session:
@@ -233,6 +235,7 @@ def test_only_the_hash_of_a_token_is_stored(service: Served) -> None:
     assert begun.token not in repr(vars(row))
 
 
+@pytest.mark.slow
 def test_guessing_tokens_is_limited_by_address(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", rate_limit="4/day") as served:
         begun = launched(served)  # the first call of this address

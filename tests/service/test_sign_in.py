@@ -137,6 +137,7 @@ def test_a_sign_in_ends_with_its_key(guarded: Served, browser: Browser) -> None:
     assert browser.client.get("/v1/jobs").status_code == 401
 
 
+@pytest.mark.slow
 def test_a_sign_in_is_stored_alike(database: Database) -> None:
     """It ends when its hours are over, with its key, and when the key's own time is over."""
     with database.write() as session:

@@ -199,6 +199,7 @@ def test_a_result_finds_its_baseline(filled: Database) -> None:
 LATER = {"optigpu": "0.2.0", "torch": "2.14.0"}
 
 
+@pytest.mark.slow
 def test_flags_are_those_of_a_comparison_of_all_rows_whatever_came_and_went(database: Database) -> None:
     random_ = random.Random(7)
     known: list[str] = []

@@ -110,6 +110,7 @@ def listed(database: Database) -> WorkerView:
     return view
 
 
+@pytest.mark.slow
 def test_a_folder_that_comes_later_is_listed_while_it_is_there_and_its_job_taken(
     context: WorkerContext, models: Path
 ) -> None:

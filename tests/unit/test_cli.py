@@ -70,6 +70,7 @@ def spec(**flags: Any) -> JobSpec:
     return spec_of(flags, on_cpu)
 
 
+@pytest.mark.slow
 def test_help_names_every_command(optigpu: Command) -> None:
     ran = optigpu("--help")
     assert ran.status == 0

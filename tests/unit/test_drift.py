@@ -28,6 +28,7 @@ def correlated(rng: np.random.Generator, n: int) -> Array:
     return np.asarray(np.exp(series[50:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [FEWEST_REQUESTS, 90, 600])
 @pytest.mark.parametrize("noise", [heavy_tailed, correlated])
 def test_noise_is_taken_for_drift_in_one_of_a_hundred_at_most(noise: Noise, n: int) -> None:

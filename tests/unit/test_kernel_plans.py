@@ -317,6 +317,7 @@ def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
     assert known("i9-13900K").peak_flop_per_s["fp32"] == pytest.approx(8 * 5.8e9 * 32 + 16 * 4.3e9 * 16)
 
 
+@pytest.mark.slow
 def test_reading_the_catalog_loads_nothing_heavy() -> None:
     heavy = {"numpy", "torch", "transformers", "httpx", "rich"}
     code = (

@@ -119,6 +119,7 @@ def test_littles_law_fails_where_a_query_is_lost_or_counted_twice() -> None:
     assert not LittlesLaw(counted=2, rate=1, latency_s=1, late_s=0, tolerance=0.5).holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "grows"), cases([(16.0, False), (26.0, True), (10.0, False), (60.0, True)]))
 def test_a_queue_that_grows_is_told_from_one_that_comes_and_goes(rate: float, grows: bool) -> None:
     """The engine serves 20 a second."""

@@ -43,6 +43,7 @@ def can_be_nameless() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_be_nameless(), reason="the kernel allows no user namespace")
 def test_a_user_id_without_a_name_needs_the_data_folder_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

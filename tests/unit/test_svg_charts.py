@@ -129,6 +129,7 @@ def test_any_panel_is_sound_markup_whose_labels_keep_apart(form: Form, data: st.
 moments = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @example(  # its axis begins at -100
     [datetime(1999 + year, 1, 1, tzinfo=UTC) for year in range(7)],
