@@ -17,11 +17,11 @@ from optigpu.documents.events import Estimated, PlannedVariant
 from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line
 from optigpu.documents.older import RUN_FORMAT, RunDocument
 from optigpu.documents.views import JobPreview
+from optigpu.hub_organisations import hub_refusal
 from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.variables import hub_refusal
 from optigpu.vocabulary import SpecError, VariantStatus
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from pydantic import ValidationError
 
 from optigpu.documents.events import Event, VariantFinished
-from optigpu.documents.fields import is_report, read_json
+from optigpu.documents.files import is_report, read_json
 from optigpu.documents.older import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.documents.result import Attribution
 from optigpu.measure import Report

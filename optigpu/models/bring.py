@@ -23,12 +23,12 @@ import httpx
 from filelock import FileLock, Timeout
 
 from optigpu.http_clients import http_client, proxy_at_fault
+from optigpu.hub_organisations import hub_refusal
 from optigpu.models.files import sound_directory
 from optigpu.models.held import models_dir
 from optigpu.models.hub import why_no_hub
 from optigpu.models.reference import ModelReference
 from optigpu.models.trained import TrainedModel
-from optigpu.variables import hub_refusal
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError
 
 ORIGIN = "origin.json"

@@ -1,7 +1,7 @@
 """Reads the leaderboard: boards of results that can be compared, each ranked by one metric.
 
 A board holds the results of one workload digest: a kind of workload with its shapes and its model. Hardware is a
-column and a filter. `standings` says which results are current, `filters` in which order they are listed.
+column and a filter. `standings` says which results are current, `ranks` in which order they are listed.
 """
 
 from collections import defaultdict
@@ -18,20 +18,11 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
-from optigpu.store import filters
+from optigpu.store import filters, ranks
 from optigpu.store.entries import stack_text
 from optigpu.store.errors import CursorError
-from optigpu.store.filters import (
-    HEAD_ROWS,
-    OF_BOARD,
-    OF_ENTRY,
-    OF_METRIC,
-    ROWS,
-    Found,
-    LeaderboardQuery,
-    Place,
-    Values,
-)
+from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
+from optigpu.store.ranks import Found, Place
 from optigpu.store.statements import decode_cursor, encode_cursor
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Document, NotFoundError
@@ -50,7 +41,7 @@ Names = tuple[str, ...]
 
 metrics, entries, boards = MetricRow.__table__.c, LeaderboardEntry.__table__.c, BoardRow.__table__.c
 _METRIC = func.coalesce(bindparam("metric", type_=metrics.name.type), boards.primary_metric)
-_GROUP = case({standing.value: number for standing, number in filters.GROUPS.items()}, value=metrics.standing)
+_GROUP = case({standing.value: number for standing, number in ranks.GROUPS.items()}, value=metrics.standing)
 _ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
 """The order of a board's rows."""
 
@@ -148,7 +139,7 @@ class _Reader:
         self, numbers: Sequence[int], of_entry: Values, limit: int, place: Place | None = None
     ) -> Sequence[Found]:
         """Of each board, by its number, its first rows, or those that follow a place."""
-        values = of_entry | (filters.parameters(place) if place else {})
+        values = of_entry | (ranks.parameters(place) if place else {})
         values |= {"board": numbers[0]} if len(numbers) == 1 else {"boards": numbers}
         statement = _rows(
             _set(OF_ENTRY, of_entry),
@@ -167,7 +158,7 @@ class _Reader:
 
     def _board(self, board: Found, rows: Sequence[Found], count: int) -> dict[str, Any]:
         metric = self.query.metric or board.primary_metric
-        shown, last = filters.ranked(board.workload_digest, rows[: self.limit], self.place)
+        shown, last = ranks.ranked(board.workload_digest, rows[: self.limit], self.place)
         return {
             "workload_digest": board.workload_digest,
             "workload": board.document,
@@ -288,7 +279,7 @@ def _rows(
         metrics.name == _METRIC,
         or_(*(metrics.standing == bindparam(None, standing, literal_execute=True) for standing in standings)),
     )
-    keys = [each.label(name) for each, name in zip(_ORDER, filters.PARAMETERS, strict=True)]
+    keys = [each.label(name) for each, name in zip(_ORDER, ranks.PARAMETERS, strict=True)]
     place = (metrics.board, metrics.standing, metrics.hardware_class)
     of_class = func.row_number().over(partition_by=place, order_by=_ORDER).label("of_class")
     found = (
@@ -301,7 +292,7 @@ def _rows(
         *found.c, func.count().over(partition_by=found.c.board).label("number")
     )
     each = (counted.where(found.c.of_class == 1) if best else counted).subquery("each")
-    following = [each.c[name] for name in filters.PARAMETERS]
+    following = [each.c[name] for name in ranks.PARAMETERS]
     position = func.row_number().over(partition_by=each.c.board, order_by=following).label("position")
     numbered: Select[*Columns] = select(*each.c, position)
     if continues:
@@ -335,7 +326,7 @@ def _position(cursor: str | None) -> tuple[Place | None, str | None]:
         (newest,) = decode_cursor(cursor, str)
         return None, newest
     except CursorError:
-        return filters.place_of(cursor), None
+        return ranks.place_of(cursor), None
 
 
 def _by_reason(board: Found) -> dict[str, int]:

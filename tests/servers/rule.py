@@ -9,9 +9,13 @@ does not work, they fail with one sentence.
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+from filelock import FileLock
 
 from tests.servers.process import Machine, NoServerError, Server, wait_until_it_answers
 
@@ -120,10 +124,12 @@ def apt_installs(package: str, machine: Machine) -> bool:
         return False
     print(f"Installing {package} with apt-get for the tests ...", file=sys.stderr)
     environment = {**machine.environment, "DEBIAN_FRONTEND": "noninteractive"}
-    return all(
-        _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment)
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *package.split()])
-    )
+    # Another process of the tests may install something at the same time, and `apt-get update` waits for nobody.
+    with FileLock(Path(tempfile.gettempdir()) / "optigpu-tests-apt-get.lock"):
+        return all(
+            _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment)
+            for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *package.split()])
+        )
 
 
 def _may_install(machine: Machine) -> bool:
