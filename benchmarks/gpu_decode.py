@@ -346,12 +346,13 @@ def measure(
     with _ready(preset, shapes, weights, text, options) as subjects:
         rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         order = list(subjects)
-        turns = range(WARM_UPS + options.turns)
+        warm_ups = 0 if text.device == "cpu" else WARM_UPS  # a rehearsal's figures say nothing
+        turns = range(warm_ups + options.turns)
         for turn in track(turns, f"{preset} {weights}", console=console(stderr=True)):
             for subject in order:
                 subject.start(prompt)
                 rate = text.new / seconds_of(partial(subject.decode, text.new))
-                if turn >= WARM_UPS:
+                if turn >= warm_ups:
                     rates[subject.name].append(rate)
             order = [*order[1:], order[0]]
         lines: list[Line] = []

@@ -70,12 +70,8 @@ def quarter(options: argparse.Namespace) -> int:
 
 
 def _variables(work: Path, device: str) -> dict[str, str]:
-    """Of every step: data of its own, and on a card caches too, in one place for the engine and for the benchmarks.
-
-    A rehearsal takes the operators that are compiled for this CPU already, and interprets Triton's.
-    """
+    """Data and, on a card, caches of its own; a rehearsal takes what is compiled for this CPU already."""
     work.mkdir(parents=True, exist_ok=True)
-    caches_of = {"cuda": {"XDG_CACHE_HOME": str(work / "cache")}, "cpu": {"TRITON_INTERPRET": "1"}}
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -83,7 +79,7 @@ def _variables(work: Path, device: str) -> dict[str, str]:
         "OPTIGPU_DATASETS_DIR": str(ROOT / "tests" / "text"),
         "TORCHINDUCTOR_CACHE_DIR": str(work / INDUCTOR),
         "TRITON_CACHE_DIR": str(work / TRITON),
-        **caches_of[device],
+        **({"XDG_CACHE_HOME": str(work / "cache")} if device == "cuda" else {"TRITON_INTERPRET": "1"}),
     }
 
 

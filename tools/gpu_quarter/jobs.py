@@ -29,10 +29,7 @@ def service(folder: Path) -> int:
 
 
 def quality(folder: Path) -> int:
-    """What each stack costs, there and on a CPU; 1 where one does not agree, or was measured on one side alone.
-
-    A rehearsal on a CPU measures once, and compares that with itself.
-    """
+    """What each stack costs, there and on a CPU, once if there is one; 1 where they do not agree, or one is missing."""
     spec: Any = read_json(folder / "job.json")
     there = measured(folder, "device", spec)
     here = there if spec["device"] == "cpu" else measured(folder, "cpu", spec | {"device": "cpu"})
