@@ -4,7 +4,7 @@ from datetime import datetime
 
 from optigpu.documents.devices import DeviceMessage, DeviceReport, MessageAnswer, ReportAnswer, SentReport
 from optigpu.edge.plausibility import Evidence, Run, judge
-from optigpu.hardware.catalog import board
+from optigpu.hardware.boards import board
 from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session
 from optigpu.store.device_reports import JudgedReport

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.document import write
+from optigpu.cli.measuring import measure
 from optigpu.cli.options import validated
-from optigpu.cli.output import measure
 from optigpu.documents.result import AttributionRow
 from optigpu.job.spec import JobSpec
 from optigpu.report import console, ladder_grid, terminal

@@ -79,12 +79,8 @@ def markdown(document: Document) -> str:
         f"- {'reached' if goal['reached'] else 'NOT reached'}: {goal['goal']}" for goal in document["goals"]
     ]
     parts += [_built(document), "\n".join(["### Goals", "", *goals])]
-    load, cores = document["load_before"], document["cores"]
-    if document["speed"] and load > BUSY * cores:
-        parts.insert(
-            0,
-            f"**Others used this machine: a load of {load:.1f} on {cores} cores before the run. Ratios mean little.**",
-        )
+    if document["speed"] and (load := load_of_others(document)):
+        parts.insert(0, f"**Others used this machine: {load} before the run. Ratios mean little.**")
     return "\n\n".join(part.rstrip() for part in parts)
 
 
@@ -270,13 +266,18 @@ def goals(document: Document) -> list[Document]:
 
 def loaded(document: Document, *, timed: bool) -> Iterator[str]:
     """Why the figures are those of a machine that others used: a sentence each. Quality needs no quiet machine."""
-    load, cores = document["load_before"], document["cores"]
-    if timed and load > BUSY * cores:
-        yield f"Others used this machine, with a load of {load:.1f} on {cores} cores before the run."
+    if timed and (load := load_of_others(document)):
+        yield f"Others used this machine, with {load} before the run."
     for name, case in document.get("speed", {}).items():
         for line in case.get("lines", ()):
             if VerdictReason.FOREIGN_PROCESS in line["verdict"]:
                 yield f"{name}, {line['name']}: {' '.join(line['notes'])}"
+
+
+def load_of_others(document: Document) -> str | None:
+    """The load before the run, where it was too high to time anything."""
+    load, cores = document["load_before"], document["cores"]
+    return f"a load of {load:.1f} on {cores} cores" if load > BUSY * cores else None
 
 
 def _kin(document: Document, case: Case) -> list[Document]:

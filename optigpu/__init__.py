@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from optigpu.facade.functions.attention import benchmark_generation as benchmark_generation
     from optigpu.facade.functions.attention import flash_attention_native as flash_attention_native
     from optigpu.facade.functions.attention import standard_attention as standard_attention
-    from optigpu.facade.functions.precisions import (
+    from optigpu.facade.functions.checkpointing import (
         CheckpointedTransformerBlock as CheckpointedTransformerBlock,
     )
-    from optigpu.facade.functions.precisions import compare_checkpointing as compare_checkpointing
-    from optigpu.facade.functions.precisions import compare_precisions as compare_precisions
-    from optigpu.facade.functions.precisions import (
+    from optigpu.facade.functions.checkpointing import compare_checkpointing as compare_checkpointing
+    from optigpu.facade.functions.checkpointing import (
         enable_gradient_checkpointing_hf as enable_gradient_checkpointing_hf,
     )
+    from optigpu.facade.functions.precisions import compare_precisions as compare_precisions
     from optigpu.facade.functions.precisions import train_step_bf16 as train_step_bf16
     from optigpu.facade.functions.precisions import train_step_fp16 as train_step_fp16
     from optigpu.facade.functions.precisions import train_step_fp32 as train_step_fp32

@@ -9,9 +9,10 @@ _BY_MODULE = {
     "engine": "BenchmarkEngine",
     "functions.attention": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_attention_implementations "
     "benchmark_generation flash_attention_native standard_attention",
+    "functions.checkpointing": "CheckpointedTransformerBlock compare_checkpointing enable_gradient_checkpointing_hf",
     "functions.timing": "benchmark_torch_compile",
-    "functions.precisions": "CheckpointedTransformerBlock compare_checkpointing compare_precisions "
-    "enable_gradient_checkpointing_hf train_step_bf16 train_step_fp16 train_step_fp32 train_with_gradient_accumulation",
+    "functions.precisions": "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 "
+    "train_with_gradient_accumulation",
     "gpu_profiler": "GPUProfiler",
     "kernel_optimizer": "CUDAKernelOptimizer simulate_matmul simulate_matmul_devices",
     "measuring": "JobReport ladder leaderboard run",

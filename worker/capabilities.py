@@ -12,9 +12,9 @@ import structlog
 from optigpu import __version__
 from optigpu.backends import BACKENDS
 from optigpu.conductor.processes.locks import WORKER_PREFIX
-from optigpu.documents.older import COMPARED
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import SelfTestSummary
+from optigpu.documents.versions import COMPARED
 from optigpu.hardware import hardware_class
 from optigpu.hardware.device_kinds import no_device
 from optigpu.hardware.probe import probed

@@ -8,7 +8,7 @@ from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
 from optigpu.documents.devices import DeviceReportView, DeviceView
 from optigpu.documents.edge import EdgeMetric
-from optigpu.hardware.catalog import boards as catalog
+from optigpu.hardware.boards import boards as catalog
 from optigpu.report.edge_leaderboard import edge_grids
 from optigpu.store import device_reports, devices, edge_leaderboard
 from optigpu.store.database import Session

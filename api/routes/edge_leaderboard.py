@@ -15,7 +15,7 @@ from api.service import ServiceDep
 from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage
 from optigpu.documents.fields import Entry, unknown
-from optigpu.hardware.catalog import boards as catalog
+from optigpu.hardware.boards import boards as catalog
 from optigpu.store import edge_leaderboard
 from optigpu.store.database import Session
 from optigpu.store.edge_leaderboard import HEAD_ROWS, ROWS, EdgeQuery

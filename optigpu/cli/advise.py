@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optigpu.cli.flags import SIZE, read_quantity
+from optigpu.cli.measuring import default_device, ended_when_stopped
 from optigpu.cli.options import parse_stack
-from optigpu.cli.output import (
-    FormatOption,
-    JsonToo,
-    OutputFormat,
-    default_device,
-    echo,
-    ended_when_stopped,
-    present,
-    show_list,
-)
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, echo, present, show_list
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, DeviceKind, Document, ServiceError, SpecError, StoreError
 

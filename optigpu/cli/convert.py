@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optigpu.cli.flags import DURATION, SIZE, read_quantity
-from optigpu.cli.output import (
-    NOTHING_RANKED,
-    FormatOption,
-    OutputFormat,
-    echo,
-    ended_when_stopped,
-    show_grid,
-    show_list,
-)
+from optigpu.cli.measuring import ended_when_stopped
+from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, echo, show_grid, show_list
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:

@@ -6,21 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flags import DURATION, SIZE, read_quantity
+from optigpu.cli.measuring import default_device, ended_when_stopped, explain, measure, measure_and_show, show
 from optigpu.cli.options import Given, SpecFile, parse_stack, spec_of
-from optigpu.cli.output import (
-    FormatOption,
-    OutputFormat,
-    default_device,
-    echo,
-    ended_when_stopped,
-    explain,
-    measure,
-    measure_and_show,
-    present,
-    show,
-    show_grid,
-    show_list,
-)
+from optigpu.cli.output import FormatOption, OutputFormat, echo, present, show_grid, show_list
 from optigpu.vocabulary import BenchMode, DeviceKind, Document, OptiGPUError, Precision, SpecError
 
 if TYPE_CHECKING:

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flags import DURATION, read_quantity
-from optigpu.cli.output import (
-    FormatOption,
-    OutputFormat,
-    default_device,
-    echo,
-    ended_when_stopped,
-    measure_and_show,
-    show_grid,
-    show_list,
-)
+from optigpu.cli.measuring import default_device, ended_when_stopped, measure_and_show
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show_list
 from optigpu.vocabulary import RecipeName, SpecError
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.options import Given
-from optigpu.cli.output import FormatOption, OutputFormat, Stop, echo, show_job, show_list, stoppable
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_job, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.documents.files import read_json
 from optigpu.vocabulary import Document, SpecError, is_id

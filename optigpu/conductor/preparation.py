@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.child import TASKS, Child, ask
-from optigpu.conductor.processes.confinement import child_variables
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from optigpu.child.messages import Proven, RunProof
 from optigpu.conductor.processes.child import TASKS, Child, TimedWatch, ask, readable
-from optigpu.conductor.processes.confinement import child_variables
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS

@@ -13,8 +13,9 @@ from optigpu import paths
 from optigpu.backends import BACKENDS
 from optigpu.child.messages import Checked, Checks, ListChecks, RunCheck
 from optigpu.conductor.processes.child import END_GRACE_S, TASKS, Child, TimedWatch, ask
-from optigpu.conductor.processes.confinement import child_variables, scratch_folder
+from optigpu.conductor.processes.confinement import scratch_folder
 from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.session import environment_for
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.result import Environment

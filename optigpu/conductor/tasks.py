@@ -7,8 +7,8 @@ from types import MappingProxyType
 from optigpu import paths
 from optigpu.child.messages import PredictTraining, RecipeMade, RunRecipe, TrainingPredicted
 from optigpu.conductor.processes.child import TASKS, Child, TimedWatch, ask
-from optigpu.conductor.processes.confinement import child_variables
 from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.session import environment_for
 from optigpu.fit.training import FitOfTraining, TrainingAsked, fit_of
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest, check_output

@@ -338,12 +338,22 @@ class Outcome(Frozen):
         return tuple(counted(records, values) for records, values in of_each)
 
 
-OF_THE_OUTPUT = frozenset(VerdictReason) - {
-    VerdictReason.THROTTLED,
-    VerdictReason.FOREIGN_PROCESS,
-    VerdictReason.DRIFT,
-    VerdictReason.INTERRUPTED,
-}
+OF_THE_OUTPUT = frozenset(
+    {
+        VerdictReason.OUTPUT_INVALID,
+        VerdictReason.QUALITY_BELOW_GATE,
+        VerdictReason.LOSS_DIVERGED,
+        VerdictReason.LITTLES_LAW,
+        VerdictReason.CACHED_RESULT,
+        VerdictReason.CLOCK_CONTRADICTED,
+        VerdictReason.HARNESS_REPLACED,
+        VerdictReason.WARM_UP_SLEPT,
+        VerdictReason.WORKED_WHILE_IDLE,
+        VerdictReason.UNDECLARED_ROUNDING,
+        VerdictReason.NOT_THE_MODEL,
+        VerdictReason.WRONG_DEVICE,
+    }
+)
 """The reasons that lie in the variant itself. All others are disturbances, which variants side by side share."""
 
 

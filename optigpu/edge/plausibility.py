@@ -13,7 +13,7 @@ from statistics import median
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState, RunnerName
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import FAR_SLOWER, fastest_possible_s, predict
-from optigpu.hardware.catalog import Board
+from optigpu.hardware.boards import Board
 
 LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000
 SLACK, SLACK_US = 0.02, 500_000

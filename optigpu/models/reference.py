@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from optigpu.documents.fields import closest, did_you_mean
+from optigpu.documents.fields import require_known
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.vocabulary import Frozen, SpecError
 
@@ -37,10 +37,7 @@ def parse_reference(text: str) -> ModelReference:
     if kind == "hub" or not colon:
         return _hub(name if colon else text)
     if kind == "preset":
-        known = PRESETS | IMAGE_PRESETS
-        if name not in known:
-            meant = did_you_mean(closest(name, known))
-            raise SpecError(f"Unknown preset {name!r}.{meant} The presets are {', '.join(known)}.")
+        require_known(name, PRESETS | IMAGE_PRESETS, f"Unknown preset {name!r}", "The presets are")
     elif kind == "bundled":
         if name not in BUNDLED:
             raise SpecError(f"Unknown bundled model {name!r}. The bundled models are {', '.join(BUNDLED)}.")

@@ -4,8 +4,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from optigpu.documents.older import compared, versions_of
 from optigpu.documents.result import MetricSummary, Result
+from optigpu.documents.versions import compared, versions_of
 from optigpu.documents.views import RowFacts, Standing
 from optigpu.store import edge_leaderboard
 from optigpu.store.tables import LeaderboardEntry, MetricRow

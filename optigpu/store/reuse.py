@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.older import versions_of
 from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
+from optigpu.documents.versions import versions_of
 from optigpu.documents.views import RowFacts, Standing
 from optigpu.job.measured import as_measured
 from optigpu.job.plan import variants_of

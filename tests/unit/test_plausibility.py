@@ -19,7 +19,7 @@ from optigpu.edge.plausibility import (
     Run,
     judge,
 )
-from optigpu.hardware.catalog import board
+from optigpu.hardware.boards import board
 from optigpu.statistics.intervals import fewest_for
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
