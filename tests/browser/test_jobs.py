@@ -190,6 +190,7 @@ def save(database: Database, lease: Lease, index: int) -> None:
         outcomes.save_outcome(session, lease, an_outcome(result))
 
 
+@pytest.mark.long
 def test_everything_can_be_done_by_the_keyboard(guarded: Guarded, page: Page) -> None:
     before = guarded.served.count_jobs()
     page.goto("/jobs/new")
@@ -224,6 +225,7 @@ def test_what_is_wrong_stands_at_its_field_while_one_types(guarded: Guarded, pag
     expect(page.locator("#preview")).to_contain_text("2 variants")
 
 
+@pytest.mark.long
 def test_all_of_it_works_without_scripts(guarded: Guarded, browser: Browser) -> None:
     with without_scripts(browser, guarded.served.url) as page:
         page.goto("/login")

@@ -69,6 +69,7 @@ def violations(page: Page, options: dict[str, object]) -> list[str]:
     return [f"{each['id']}: {[node['html'][:200] for node in each['nodes'][:3]]}" for each in found]
 
 
+@pytest.mark.long
 def test_the_call_reference_is_accessible(page: Page) -> None:
     """Its 500 kB are looked at by the rules that do not need a layout of each element."""
     page.goto("/docs")

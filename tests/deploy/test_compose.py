@@ -250,6 +250,7 @@ def test_an_expression_names_series_and_labels_that_are_served(
         assert matched <= served[str(selector.name)] | {"instance", "job"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -26,6 +26,7 @@ from optigpu.store import keys
 from optigpu.store.database import default_url
 from optigpu.variables import KNOWN
 from optigpu.vocabulary import new_id
+from tests.breadth import cases
 from tests.deploy.compose import ROOT, read_compose
 from tests.deploy.gpu_host import LISTED
 from tests.engine.processes import optigpu
@@ -161,7 +162,7 @@ def listens(port: str) -> bool:
         return probe.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-@pytest.fixture(params=list(BEFORE))
+@pytest.fixture(params=cases(["caddy", "nginx"], 1))
 def url(request: pytest.FixtureRequest, service: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address behind the proxy, whose name this process finds on this machine and whose certificate it trusts."""
     of_the_system = socket.getaddrinfo

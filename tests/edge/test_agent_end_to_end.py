@@ -186,6 +186,7 @@ def identities(reports: list[DeviceReportView]) -> list[tuple[str, int]]:
     return [(document["boot_id"], document["sequence"]) for document in documents]
 
 
+@pytest.mark.long
 def test_an_agent_on_micropython_lives_through_a_restart_of_the_api(
     service: Service, tmp_path: Path, bytecode: Path
 ) -> None:

@@ -14,6 +14,7 @@ from optigpu.meters.gpu_utilization import GpuUtilizationMeter
 from optigpu.meters.telemetry import TelemetryMeter
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.train_step import TrainStep
+from tests.breadth import cases
 from tests.drivers.nvml import ask, build
 from tests.drivers.questions import REQUEST_J
 from tests.engine.machines import tree
@@ -170,14 +171,16 @@ def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "reason"),
-    [
-        ("refuses", "does not let this user read its energy counter"),
-        ("lost", "The GPU is lost"),
-        ("falls", "fell from"),
-        ("jumps", "jumped from"),
-        ("still", "did not change"),
-        ("not_loaded", "driver is not loaded"),
-    ],
+    cases(
+        [
+            ("refuses", "does not let this user read its energy counter"),
+            ("lost", "The GPU is lost"),
+            ("falls", "fell from"),
+            ("jumps", "jumped from"),
+            ("still", "did not change"),
+            ("not_loaded", "driver is not loaded"),
+        ]
+    ),
 )
 def test_a_gpu_s_counter_that_fails_is_a_reason_and_no_guess(library: Path, mode: str, reason: str) -> None:
     """Lost, falling and jumping come after two dozen looks: within the window of requests."""

@@ -235,6 +235,7 @@ def script(folder: Path, name: str, body: str) -> None:
     file.chmod(0o755)
 
 
+@pytest.mark.long
 @pytest.mark.slow  # two processes that load torch
 def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
     folder, log, real = tmp_path / "bin", tmp_path / "log", shutil.which("g++")

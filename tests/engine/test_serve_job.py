@@ -135,6 +135,7 @@ def sweep_on_a_machine_that_is(
     return outcomes(tmp_path, SWEEP)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_sweep_stops_at_the_rate_at_which_the_queue_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.result import Accelerator, VerdictReason, VerdictWarning
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
+from tests.breadth import spread
 from tests.engine.children.attacks import put_back
 from tests.engine.children.tampered import tamper
 from tests.engine.measuring import (
@@ -82,7 +83,7 @@ def undone() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undone")
-@pytest.mark.parametrize("tampering", ATTACKS)
+@pytest.mark.parametrize("tampering", spread(ATTACKS, by_default=5))
 def test_an_attack_is_invalid_with_its_own_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tampering: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_request_leaves_the_choice_of_kernels_as_it_was() -> None:
     assert allowed() == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_code_that_was_compiled_for_one_kernel_is_not_taken_for_another() -> None:
     """torch's own cache would: its key does not hold which kernels were allowed."""

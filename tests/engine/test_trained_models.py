@@ -242,6 +242,7 @@ def test_stopped_it_leaves_nothing(sources: Sources, moment: str) -> None:
     assert sources.left() == []
 
 
+@pytest.mark.long
 def test_what_a_killed_process_left_is_no_model_and_is_cleared_by_the_next(sources: Sources) -> None:
     program = (
         "import os, signal; from huggingface_hub import constants; from optigpu.models import bring, trained; "

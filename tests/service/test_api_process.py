@@ -19,6 +19,7 @@ from api import __main__
 from api.__main__ import main
 from optigpu.store import keys
 from optigpu.store.database import Database
+from tests.breadth import cases
 from tests.service.pages import Page
 from tests.service.processes import LISTENS, address, environment, stop, watched_processes
 from tests.service.records import a_metric, a_result
@@ -187,7 +188,7 @@ def prefixed(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(params=["removes", "passes on"])
+@pytest.fixture(params=cases(["removes", "passes on"], 1))
 def proxied(request: pytest.FixtureRequest, prefixed: Served) -> Iterator[httpx.Client]:
     """A client that sees the service under the path alone."""
     transport = Removing() if request.param == "removes" else httpx.HTTPTransport()

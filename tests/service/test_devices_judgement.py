@@ -141,6 +141,7 @@ def test_a_duplicate_is_not_judged_again(service: Served, device: EdgeDevice) ->
     assert device.reports(sent) == [first | {"duplicate": True}]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_forged_is_accepted_and_everything_honest_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -351,8 +351,8 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("database_url", cases(["sqlite", "postgresql"], 1), indirect=True)
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_a_claim_and_a_report_outlive_the_end_of_the_service(tmp_path: Path, database_url: str) -> None:
     migrations.upgrade(database_url)
     port = free_port()

@@ -144,6 +144,7 @@ def beside_servers(tmp_path: Path, postgres_server_url: str, redis_url: str) -> 
             yield beside_servers
 
 
+@pytest.mark.long
 def test_jobs_are_run_once_each_by_two_workers(beside_servers: Processes) -> None:
     api = beside_servers.start("api", "--port", "0")
     both = [beside_servers.start("worker", "--device", "cpu") for _ in range(2)]

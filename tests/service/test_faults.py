@@ -244,6 +244,7 @@ def test_celery_shows_what_waits_and_what_runs(
     assert [look(on_postgresql, job_id).state for job_id in (first, second)] == [JobState.QUEUED] * 2
 
 
+@pytest.mark.long
 def test_lost_repeated_and_senseless_messages_change_nothing(
     beside_servers: Processes, on_postgresql: Database, broker: redis.Redis, app: celery.Celery
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_job_runs_in_an_allocation_which_its_result_names(here: Site) -> None:
     assert here.in_slurm() == []
 
 
+@pytest.mark.long
 def test_a_cancel_reaches_a_pilot_and_a_job_that_still_waits(here: Site) -> None:
     runs = here.submit(note="60")
     here.running(runs)
@@ -166,8 +167,9 @@ def test_the_end_of_an_allocation_keeps_what_is_measured(here: Site) -> None:
 
 @pytest.mark.parametrize(
     ("number", "outcome"),
-    [("TERM", "allocation_ended"), pytest.param("KILL", "lost", marks=pytest.mark.long)],
+    [("TERM", "allocation_ended"), ("KILL", "lost")],
 )
+@pytest.mark.long
 def test_an_allocation_that_ends_before_anything_was_measured_is_followed_by_another(
     here: Site, number: str, outcome: str
 ) -> None:

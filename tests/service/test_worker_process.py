@@ -17,6 +17,7 @@ from optigpu.hardware.probe import probed
 from optigpu.store import workers
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from tests.breadth import cases
 from tests.deploy.compose import read_compose
 from tests.drivers.nvml import ROOT, build
 from tests.service.processes import Processes, eventually, stop, watched_processes
@@ -75,6 +76,7 @@ def test_neither_mode_loads_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_torch_without_cuda_beside_a_gpu_keeps_the_worker_from_starting(
     processes: Processes, database: Database, tmp_path: Path
@@ -139,10 +141,7 @@ def asked(uuid: str, library: Path, mode: str = "") -> tuple[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "mode", "shown"),
-    [
-        ("GPU-m", "", "GPU-made-up"),
-        ("MIG-made-up-2", "mig", "MIG-made-up-2"),
-    ],
+    cases([("GPU-m", "", "GPU-made-up"), ("MIG-made-up-2", "mig", "MIG-made-up-2")], 1),
 )
 def test_every_other_gpu_is_hidden(library: Path, named: str, mode: str, shown: str) -> None:
     assert asked(named, library, mode) == (shown, "")
@@ -151,11 +150,14 @@ def test_every_other_gpu_is_hidden(library: Path, named: str, mode: str, shown: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "mode", "sentence"),
-    [
-        ("GPU-other", "", "This machine has no GPU GPU-other; it has: GPU-made-up (NVIDIA Made-up)."),
-        ("MIG-made-up", "mig", "Several GPUs begin with MIG-made-up: MIG-made-up-0 "),
-        ("GPU-made-up", "not_loaded", "The NVIDIA driver is not loaded; load it and run again."),
-    ],
+    cases(
+        [
+            ("GPU-other", "", "This machine has no GPU GPU-other; it has: GPU-made-up (NVIDIA Made-up)."),
+            ("MIG-made-up", "mig", "Several GPUs begin with MIG-made-up: MIG-made-up-0 "),
+            ("GPU-made-up", "not_loaded", "The NVIDIA driver is not loaded; load it and run again."),
+        ],
+        1,
+    ),
 )
 def test_a_gpu_that_is_not_there_is_a_sentence(library: Path, named: str, mode: str, sentence: str) -> None:
     shown, error = asked(named, library, mode)
@@ -235,6 +237,7 @@ def test_a_worker_is_healthy_while_it_gives_signs_of_life(
     assert not (tmp_path / "heartbeat").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_misspelled_setting_is_in_the_log_of_the_service(processes: Processes) -> None:
     more = {"OPTIGPU_EMBEDDED_WORKER": "false", "OPTIGPU_RATELIMIT": "1/second"}

@@ -85,6 +85,17 @@ class Ran(NamedTuple):
 
 
 Convert = Callable[..., Ran]
+RANDOM = ("--allow-random-calibration", "--samples", "8")
+
+
+def leaves_nothing(ran: Ran) -> bool:
+    return not ran.output.exists() and list(ran.output.parent.iterdir()) == []
+
+
+def said(ran: Ran) -> str:
+    """The one line that begins with Error."""
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+    return line.removeprefix("Error: ")
 
 
 @pytest.fixture(scope="session")

@@ -11,69 +11,9 @@ import psutil
 import pytest
 
 from optigpu.edge.convert import ConversionRequest, Data, check_request
-from optigpu.edge.gate import check_model
-from optigpu.edge.tflite import parse_tflite, read_tflite
-from optigpu.vocabulary import SpecError, UnsupportedError
-from tests.breadth import cases
-from tests.edge.convert.conftest import Convert, Ran, command_line, environment
-
-RANDOM = ("--allow-random-calibration", "--samples", "8")
-REFUSED = {
-    "dynamic": r"The input's shape [None, None, None, 3] is dynamic; give each dimension but the batch a number",
-    "two_inputs": "The network has 2 inputs; the device agent runs models with one of each.",
-    "whole_numbers": "The network takes int32; build it with a float32 input, which is then quantized.",
-    "large": "The output has 131,072 numbers, and golden vectors of at most 65,536 are kept",
-    "transposed": "ESP-NN lacks the operator TRANSPOSE_CONV, which would run slowly on the device; replace it",
-    "lacking": "TFLite Micro lacks the operator GELU; replace it in the network (it has RELU, RELU6",
-    "floating": "The model has floating-point operators left: ELU. Replace them by operators that",
-    "bicubic": "TensorFlow cannot convert the operator ResizeBicubic to INT8; replace it",
-    "exponential": "TFLite Micro cannot run the model: Node EXP (number 1) failed to prepare",
-    "sequence": "The network has a loop, as recurrent layers (LSTM, GRU) have, and TensorFlow cannot convert loops",
-    "not_a_number": "The network's outputs hold NaN or infinity, and its weights dense",
-    "constant": "The model answers the same to 8 different inputs, so golden vectors would prove nothing",
-}
-
-
-def leaves_nothing(ran: Ran) -> bool:
-    return not ran.output.exists() and list(ran.output.parent.iterdir()) == []
-
-
-def said(ran: Ran) -> str:
-    """The one line that begins with Error."""
-    (line,) = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
-    return line.removeprefix("Error: ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "sentence"), cases(REFUSED.items()))
-def test_a_network_that_no_device_runs_is_one_sentence(
-    soon: Convert, models: Path, name: str, sentence: str
-) -> None:
-    ran = soon(models / f"{name}.keras", *RANDOM)
-    assert (ran.status, ran.out) == (1, "")
-    assert said(ran).startswith(sentence)
-    assert leaves_nothing(ran)
-
-
-@pytest.mark.slow
-def test_an_arena_that_is_too_small_is_one_sentence(soon: Convert, models: Path) -> None:
-    ran = soon(models / "tiny.keras", *RANDOM, "--arena", "2KB")
-    assert (ran.status, leaves_nothing(ran)) == (1, True)
-    assert said(ran).startswith("The model's tensors do not fit into an arena of 2,000 bytes (")
-    assert said(ran).endswith("use a smaller input or width, or a larger --arena.")
-
-
-@pytest.mark.slow
-def test_data_that_does_not_fit_the_network_is_one_sentence(
-    soon: Convert, models: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "inputs.npz"
-    np.savez(path, inputs=np.zeros((4, 8, 8, 3), np.float32))
-    ran = soon(models / "tiny.keras", "--npz", path)
-    assert (ran.status, leaves_nothing(ran)) == (2, True)
-    assert (
-        said(ran) == f"{path}: inputs has the shape [4, 8, 8, 3], and the network takes [samples, 16, 16, 3]."
-    )
+from optigpu.edge.tflite import read_tflite
+from optigpu.vocabulary import SpecError
+from tests.edge.convert.conftest import RANDOM, Convert, command_line, environment, leaves_nothing, said
 
 
 @pytest.mark.parametrize(
@@ -210,30 +150,6 @@ def test_a_conversion_whose_parent_is_killed_ends_too(edge: Path, tmp_path: Path
     parent.communicate(timeout=30)
     assert gone(child)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_truncated_model_is_one_sentence(tiny: Ran) -> None:
-    model = (tiny.output / "tiny.tflite").read_bytes()
-    for length in [*range(0, 400, 7), *range(400, len(model) - 64, 131)]:
-        with pytest.raises(SpecError, match=r"is (a damaged|not a) TensorFlow Lite model"):
-            parse_tflite(model[:length], "model.tflite")
-
-
-@pytest.mark.slow
-def test_a_model_with_wrong_bytes_is_refused_or_read_but_never_crashes(tiny: Ran) -> None:
-    model = bytearray((tiny.output / "tiny.tflite").read_bytes())
-    random = np.random.default_rng(1)
-    refused = 0
-    for _ in range(3000):
-        damaged = bytearray(model)
-        for place in random.integers(0, len(model), 4):
-            damaged[place] = random.integers(0, 256)
-        try:
-            check_model(parse_tflite(bytes(damaged), "model.tflite"))
-        except (SpecError, UnsupportedError):
-            refused += 1
-    assert refused > 300
 
 
 @pytest.mark.parametrize(
