@@ -125,7 +125,7 @@ def measured(case: EngineCase) -> dict[str, Any]:
     load, started = os.getloadavg()[0], time.monotonic()
     report = run_shown(case.spec())
     about = {"load_before": load, "budget_s": case.budget_s, "seconds": time.monotonic() - started}
-    return about | {"spent": report.spent, "stopped": report.stopped} | report.document()
+    return about | {"stopped": report.stopped} | report.document()
 
 
 def markdown(document: Document, chart: str) -> str:

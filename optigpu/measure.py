@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import Field
-
 from optigpu.conductor.largest_batch import scale_batches
 from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
@@ -24,10 +22,11 @@ from optigpu.conductor.session import Session, open_session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished, Waiting
 from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples, VerdictWarning
+from optigpu.documents.timeline import Span
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import PREPARE, within_deadline
+from optigpu.job.estimate import within_deadline
 from optigpu.job.plan import variants_of
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
@@ -53,8 +52,7 @@ class Report(Frozen):
 
     It covers the whole job, with the outcomes of earlier attempts that were passed to the run. `stopped` says why the
     job ended before everything was measured; None if it did not. `cancelled` is whether somebody asked for that.
-    `spent` are this run's seconds by what they went into, over all processes: "prepare", "start" (of which "import"),
-    "sample", "audit", each meter; what else a job takes lies between them.
+    `timeline` is where this run's time went.
     """
 
     spec: JobSpec
@@ -63,7 +61,7 @@ class Report(Frozen):
     attribution: Attribution
     stopped: str | None = None
     cancelled: bool = False
-    spent: dict[str, float] = Field(default_factory=dict)
+    timeline: tuple[Span, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The report as plain JSON, without raw samples."""
@@ -123,7 +121,7 @@ def run(
         memory_rule=memory_rule,
         plan=plan,
     )
-    stop, again, spent = _measured(opening, todo, outcomes, on_event)
+    stop, again, spans = _measured(opening, todo, outcomes, on_event)
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
@@ -134,7 +132,7 @@ def run(
         attribution=attribution,
         stopped=f"{stop} {_kept(found)}" if stop else None,
         cancelled=isinstance(stop, CancelledError),
-        spent=dict(spent),
+        timeline=spans,
     )
 
 
@@ -143,33 +141,34 @@ def _measured(
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-) -> tuple[StoppedError | None, Samples, Mapping[str, float]]:
+) -> tuple[StoppedError | None, Samples, tuple[Span, ...]]:
     """Measures variants in one session and adds an outcome for each. Returns why the session had to stop, if it had,
     what the baseline measured again, and where the time went."""
     again: Samples = ()
-    spent: Mapping[str, float] = {}
+    spans: tuple[Span, ...] = ()
     try:
         with opening as session:
-            spent = session.progress.spent
             session.progress.limit(session.spec.limits.timeout_s)
-            if todo:
-                wait_for_quiet(session)
-                again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
+            try:
+                if todo:
+                    wait_for_quiet(session)
+                    again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
+            finally:
+                spans = session.progress.spans()
     except StoppedError as stop:
         status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
         reason = f"{stop} No replicate of this variant was whole by then."
         for index in (variant.index for variant in todo if variant.index not in outcomes):
             outcomes[index] = Outcome(index=index, status=status, reason=reason)
             on_event(VariantFinished(outcome=outcomes[index]))
-        return stop, again, spent
-    return None, again, spent
+        return stop, again, spans
+    return None, again, spans
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
     """Adds each outcome as soon as it is known. Raises StoppedError when the job must stop. Returns what the baseline
     measured again at the end if the variants were not all side by side."""
-    with session.progress.within(PREPARE):
-        preparation = prepare(session, todo)
+    preparation = prepare(session, todo)
     # of several models or workloads the first one's, which attribution compares with itself
     baseline = next(
         (variant for variant in todo if variant.role is Role.BASELINE and not variant.index), None
@@ -242,6 +241,7 @@ def _problems(spec: JobSpec, environment: Environment) -> Iterator[str]:
         )
 
 
+LOOKING = "looking for other processes"
 LOOK_S = 1.0
 """The kernel counts CPU time in hundredths of a second: a shorter look would show little."""
 POLL_S = 0.2
@@ -260,14 +260,14 @@ def wait_for_quiet(session: Session) -> None:
     wait_s = session.spec.limits.wait_for_quiet_s
     if wait_s == 0:
         return
-    session.progress.show("looking for other processes")
+    session.progress.show(LOOKING)
     busy = _look(session)
     if busy is None:
         return
     session.on_event(Waiting(doing=_doing(busy, wait_s), up_to_s=wait_s))
     until = time.monotonic() + wait_s
     while busy is not None and (left_s := until - time.monotonic()) > 0:
-        session.progress.show(_doing(busy, left_s))
+        session.progress.show(_doing(busy, left_s), LOOKING)
         busy = _look(session)
 
 

@@ -15,6 +15,7 @@ from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.files import is_report, read_json
 from optigpu.documents.older import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.documents.result import Attribution
+from optigpu.documents.timeline import Span
 from optigpu.measure import Report
 from optigpu.paths import data_dir, draft_of, saying
 from optigpu.report.leaderboard import models_text
@@ -88,6 +89,11 @@ class KeptRun:
         return {result: {path.name: path.read_bytes() for path in paths} for result, paths in found.items()}
 
     @property
+    def timeline(self) -> tuple[Span, ...]:
+        """Where its time went; empty where the run was kept by an earlier version, or printed."""
+        return tuple(Span.model_validate(each) for each in self.document.get("timeline", ()))
+
+    @property
     def stopped(self) -> str | None:
         """Why the run ended before everything was measured; None if it did not."""
         stopped: str | None = self.document.get("stopped")
@@ -131,6 +137,7 @@ class Keeper:
             attribution=report.attribution,
             outcomes=tuple(outcomes),
             stopped=report.stopped,
+            timeline=report.timeline,
         )
         document = run.model_dump(mode="json")
         path = folder() / f"{self.id}.json"

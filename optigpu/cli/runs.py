@@ -50,15 +50,30 @@ def runs(
 
 def show(
     which: Which,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Show where the run's time went.")] = False,
     format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Show a kept run again, or a job of a service: as a table, Markdown, CSV, LaTeX or JSON."""
     run = find_run(which, url, api_key)
-    show_job(run.document, run.attribution, format_)
+    if timeline:
+        _show_timeline(run, format_)
+    else:
+        show_job(run.document, run.attribution, format_)
     if run.stopped:
         echo(run.stopped, err=True)
+
+
+def _show_timeline(run: "KeptRun", form: OutputFormat) -> None:
+    from optigpu.report import job_title
+    from optigpu.report.charts.timeline import NO_TIMELINE, timeline_grid
+
+    if not run.timeline:
+        raise SpecError(NO_TIMELINE)
+    spans = [span.model_dump(mode="json") for span in run.timeline]
+    labels = {row.index: row.label for row in run.attribution.rows}
+    show_list(timeline_grid(job_title(run.spec, run.results), run.timeline, labels), spans, spans, form)
 
 
 def export(
@@ -132,7 +147,7 @@ def _is_kept(which: str) -> bool:
 
 Kind = Literal[
     "ladder", "roofline", "quality", "throughput", "precision", "overview", "lengths", "batches", "loads", "pareto",
-    "bits", "waterfall", "comparison", "baselines", "architecture",
+    "bits", "waterfall", "comparison", "baselines", "architecture", "timeline",
 ]  # fmt: skip
 
 
@@ -151,11 +166,12 @@ def chart(
 ) -> None:
     """Draw results: each variant's speed, its place under the roofline, speed against quality or against latency."""
     from optigpu.report.catalog import combined
-    from optigpu.report.charts import CHARTS
+    from optigpu.report.charts import CHARTS, Report
 
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
-    CHARTS[kind](title, results, output, found[0].attribution if len(found) == 1 else None)
+    own = (found[0].attribution, found[0].timeline) if len(found) == 1 else ()
+    CHARTS[kind].draw(Report(title, results, *own), output)
     echo(str(output))
 
 
@@ -171,7 +187,7 @@ def charts(
 
     run = find_run(which, url, api_key)
     title, results = combined([run.document])
-    for each in write_charts(Report(title, results, run.attribution), out):
+    for each in write_charts(Report(title, results, run.attribution, run.timeline), out):
         for file in each.files:
             echo(str(file))
         if each.reason:

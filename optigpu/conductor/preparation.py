@@ -152,12 +152,17 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
     if not variants:
         return Preparation(None)
     first = variants[0]
-    session.progress.begin(first.index, 0, "preparing")
-    peaks = MachinePeaks(
-        session.environment, session.spec.device, session.threads, session.progress, keep=session.descriptors
-    )
-    _ = peaks.known
-    make_references(session, variants)
+    session.progress.turn_to(first.index, 0)
+    with session.progress.for_the_job("preparing"):
+        peaks = MachinePeaks(
+            session.environment,
+            session.spec.device,
+            session.threads,
+            session.progress,
+            keep=session.descriptors,
+        )
+        _ = peaks.known
+        make_references(session, variants)
     return Preparation(peaks)
 
 

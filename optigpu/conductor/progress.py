@@ -1,13 +1,14 @@
-"""A job's progress and its limits, and how long its parts take: guessed at first, then as they were measured."""
+"""A job's progress and its limits, how long its parts take (guessed at first, then as measured), and where its time
+went."""
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
 from optigpu.documents.events import Event, Progressed
+from optigpu.documents.timeline import Span
 from optigpu.job.estimate import COMPILE, SAMPLE, START, Guess, Plan
 from optigpu.job.spec import Measure
 from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
@@ -108,7 +109,44 @@ class Pace:
             self._expected[part, number] = expected
 
 
+CpuClocks = Callable[[], Mapping[int, float]]
+"""Reads the CPU seconds that each of a job's processes has used, by its id."""
+
+
+class Timeline:
+    """Where a job's time goes: whatever a process or the job does is followed by what comes next, without a gap.
+
+    What a replicate does several times, as in its turns, is one span.
+    """
+
+    def __init__(self, began_s: float, doing: str) -> None:
+        self.cpu_clocks: CpuClocks = dict
+        self._began_s = began_s
+        # When each began, its wall-clock seconds and its CPU seconds.
+        self._spans: dict[tuple[int | None, int, str], tuple[float, float, float]] = {}
+        self._now = (None, 0, doing)
+        self._since, self._used = began_s, self.cpu_clocks()
+
+    def turn_to(self, index: int | None, replicate: int, doing: str, at_s: float) -> None:
+        """What was done until now ends, and something else begins."""
+        used = self.cpu_clocks()
+        cpu_s = sum(seconds - self._used.get(pid, 0.0) for pid, seconds in used.items())
+        began_s, wall_s, earlier_s = self._spans.get(self._now, (self._since - self._began_s, 0.0, 0.0))
+        self._spans[self._now] = (began_s, wall_s + at_s - self._since, earlier_s + cpu_s)
+        self._now, self._since, self._used = (index, replicate, doing), at_s, used
+
+    def spans(self, at_s: float) -> tuple[Span, ...]:
+        """All spans until now, in the order in which they began."""
+        self.turn_to(*self._now, at_s)
+        return tuple(
+            Span(index=index, replicate=replicate, doing=doing, began_s=began_s, seconds=seconds, cpu_s=cpu_s)
+            for (index, replicate, doing), (began_s, seconds, cpu_s) in self._spans.items()
+        )
+
+
 PROGRESS_PERIOD_S = 1.0
+ENDING = "ending"
+"""In a timeline: a process has been measured, and ends."""
 NO_GUESSES: Mapping[int, Guess] = MappingProxyType({})
 
 
@@ -127,8 +165,6 @@ class JobProgress:
         measure: Measure | None = None,
     ) -> None:
         """`indexes` are those of the variants that will be measured, `guesses` how long their parts take, if known."""
-        # The seconds that each part took, of all replicates together.
-        self.spent: defaultdict[str, float] = defaultdict(float)
         self._on_event, self._cancelled = on_event, cancelled
         self._pace = Pace({index: guesses.get(index, Guess()) for index in indexes}, replicates)
         self._measure = measure or Measure()
@@ -138,6 +174,8 @@ class JobProgress:
         self._unit: Unit = (next(iter(indexes), 0), 0)
         self._doing = "waiting for the device"
         self._started, self._told = time.monotonic(), -math.inf
+        self._of_the_job = True
+        self.timeline = Timeline(self._started, self._doing)
         # Which round of how many is measured, and when it began: more than one in a search.
         self._round, self._rounds, self._round_began = 0, 1, self._started
         # When the present part began, how long it takes, and all that was left then.
@@ -171,18 +209,39 @@ class JobProgress:
 
     def begin(self, index: int, replicate: int, doing: str) -> None:
         """Work on this replicate starts or continues; reported at once."""
-        self._unit = (index, replicate)
+        self._unit, self._of_the_job = (index, replicate), False
         self._pace.add(self._unit)
         self._between()
         self.show(doing)
 
     def turn_to(self, index: int, replicate: int) -> None:
         self._unit = (index, replicate)
+        self._turn(self._doing)
 
-    def show(self, doing: str) -> None:
-        """Sets the text for what the current replicate does; reported at once."""
+    def show(self, doing: str, span: str = "") -> None:
+        """Sets the text for what the current replicate does; reported at once. `span` is what the timeline calls it, if
+        not the same."""
         self._doing = doing
+        self._turn(span or doing)
         self._tell()
+
+    @contextmanager
+    def for_the_job(self, doing: str) -> Iterator[None]:
+        """What the block does is done for all variants."""
+        self._of_the_job = True
+        try:
+            self.show(doing)
+            yield
+        finally:
+            self._of_the_job = False
+
+    def spans(self) -> tuple[Span, ...]:
+        """Where the time went until now."""
+        return self.timeline.spans(time.monotonic())
+
+    def _turn(self, doing: str) -> None:
+        index, replicate = (None, 0) if self._of_the_job else self._unit
+        self.timeline.turn_to(index, replicate, doing, time.monotonic())
 
     @contextmanager
     def advance(self, part: str, seconds: float = 0.0) -> Iterator[None]:
@@ -193,8 +252,7 @@ class JobProgress:
         parts = (START, COMPILE) if part == START else (part,)
         self._part_s = sum(self._pace.part_left_s(self._unit, each, self._most_sample_s) for each in parts)
         try:
-            with self.within(part):
-                yield
+            yield
             took_s = time.monotonic() - self._began
             if part == SAMPLE:
                 self._pace.sample(self._unit, took_s)
@@ -202,15 +260,6 @@ class JobProgress:
                 self._pace.take(self._unit, part, took_s)
         finally:
             self._between()
-
-    @contextmanager
-    def within(self, part: str) -> Iterator[None]:
-        """The block's seconds are added to those that are spent on this part, whatever becomes of it."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spent[part] += time.monotonic() - began
 
     def compiled(self, seconds: float | None) -> None:
         """The process is ready, and compiled for so long; None: it compiled nothing."""
@@ -224,12 +273,12 @@ class JobProgress:
 
     def end(self) -> None:
         self.leave_out([self._unit])
-        self.show("done")
+        self.show("done", ENDING)
 
     def give_up(self, index: int) -> None:
         """The variant has failed: its remaining replicates are not measured."""
         self.leave_out([unit for unit in self._pace.left if unit[0] == index])
-        self.show("given up")
+        self.show("given up", ENDING)
 
     def leave_out(self, units: Iterable[Unit]) -> None:
         for unit in units:

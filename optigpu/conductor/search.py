@@ -13,7 +13,7 @@ from optigpu.conductor.session import Session
 from optigpu.documents.events import Event, VariantFinished, VariantStarted
 from optigpu.documents.result import Outcome, Samples
 from optigpu.fit.memory import predicted_weight_bytes
-from optigpu.job.estimate import PREPARE, plan_time
+from optigpu.job.estimate import plan_time
 from optigpu.job.search import limited, round_spec, rounds_of, survivors, too_large, with_round
 from optigpu.job.spec import Variant
 from optigpu.vocabulary import DeadlineError, SpecError, StoppedError, VariantStatus
@@ -43,8 +43,7 @@ class _Search:
 
     def run(self, left: Sequence[Variant]) -> None:
         """Measures round by round until one is left, or none is allowed to go on."""
-        with self._session.progress.within(PREPARE):
-            preparation = prepare(self._session, left)
+        preparation = prepare(self._session, left)
         with Residents(self._session, 0) as residents:
             for number in range(self._count):
                 chosen = self._measure_round(number, left, residents, preparation)

@@ -27,6 +27,7 @@ from optigpu.documents.events import Event, Printed
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
+from optigpu.hardware.counters import cpu_clock_s
 from optigpu.hardware.identity import software_fingerprint
 from optigpu.hub_organisations import hub_refusal
 from optigpu.job.estimate import Plan
@@ -76,12 +77,17 @@ class Session:
         self.monitor = HostMonitor(
             self.spec.device, self.environment, lambda: self._running | serving, self.others
         )
+        self.progress.timeline.cpu_clocks = self._cpu_clocks
 
     def in_round(self, plan: Plan, on_event: Callable[[Event], None]) -> "Session":
         """This session for a round of a search: its job is another one, device, processes and progress are the same."""
         found = copy(self)
         found.spec, found.fitting, found.on_event = plan.spec, plan.replicates, on_event
         return found
+
+    def _cpu_clocks(self) -> dict[int, float]:
+        """The CPU seconds of each running process."""
+        return {pid: used_s for pid in self._running if (used_s := cpu_clock_s(pid)) is not None}
 
     @property
     def replicates(self) -> int:

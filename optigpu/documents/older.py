@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Result, Samples
+from optigpu.documents.timeline import Span
 from optigpu.vocabulary import SCHEMA_VERSION, Document, Frozen, VariantStatus
 
 _WEIGHT_REASONS = {"model_revision": "revision", "weight_hash": "hash"}
@@ -67,7 +68,7 @@ def _problems(result: Document) -> list[str]:
     return [] if figure.get("value") is not None else [NO_FIGURE]
 
 
-RUN_FORMAT = 1
+RUN_FORMAT = 2
 """Of the document. A program refuses one of a later format, and reads all earlier ones."""
 
 
@@ -81,7 +82,8 @@ class KeptOutcome(Frozen):
 
 
 class RunDocument(Frozen):
-    """A report with its raw samples. `stopped` says why the run ended before everything was measured."""
+    """A report with its raw samples. `stopped` says why the run ended before everything was measured, and `timeline`,
+    since format 2, where its time went."""
 
     format: int = RUN_FORMAT
     id: str
@@ -91,6 +93,7 @@ class RunDocument(Frozen):
     attribution: Attribution
     outcomes: tuple[KeptOutcome, ...]
     stopped: str | None = None
+    timeline: tuple[Span, ...] = ()
 
     @field_validator("results", mode="before")
     @classmethod

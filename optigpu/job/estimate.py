@@ -17,9 +17,6 @@ START, COMPILE, SAMPLE, AUDIT = "start", "compile", "sample", "audit"
 
 What the first process of a variant compiles is kept on disk for the others.
 """
-PREPARE, IMPORT = "prepare", "import"
-"""What time is spent on beside them: the job's preparation, and within the starts the import of libraries."""
-
 START_S, OPERATOR_START_S, COMPILE_S = 6.0, 4.0, 40.0
 """Of a process that loads a model, of one that has none, and what compiling adds to the first of a variant."""
 AUDIT_S, METER_S = 1.0, 2.0

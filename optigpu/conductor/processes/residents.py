@@ -30,7 +30,7 @@ from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
-from optigpu.job.estimate import IMPORT, SAMPLE, START
+from optigpu.job.estimate import START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
@@ -169,10 +169,9 @@ class Residents(AbstractContextManager["Residents"]):
         with self._failing_alone(variant):
             with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):
                 if variant.index not in self._started and variant.index not in self.errors:
-                    with progress.within(IMPORT):
-                        # Importing takes seconds of one core each.
-                        side_by_side = min(session.threads, MOST_RESIDENT - len(self._ready))
-                        self._start(variants[: max(1, side_by_side) if self._memory.has_space() else 1])
+                    # Importing takes seconds of one core each.
+                    side_by_side = min(session.threads, MOST_RESIDENT - len(self._ready))
+                    self._start(variants[: max(1, side_by_side) if self._memory.has_space() else 1])
                 if variant.index in self.errors:
                     raise self.errors[variant.index]
                 if self._number == 0:  # the others measure what it measured
@@ -194,10 +193,9 @@ class Residents(AbstractContextManager["Residents"]):
     def _watch_queue(self, variant: Variant, child: Child) -> Watched:
         progress, monitor = self._session.progress, self._session.monitor
         progress.show("watching the queue")
-        with progress.within(SAMPLE):
-            before = monitor.read()
-            found = ask(child, RunRound(seconds=ROUND_S), Round, progress)
-            sample = monitor.between(before, monitor.read())
+        before = monitor.read()
+        found = ask(child, RunRound(seconds=ROUND_S), Round, progress)
+        sample = monitor.between(before, monitor.read())
         yardstick = Yardstick(variant.device, monitor.fastest_probe_s)
         return Watched(found.loads, yardstick.marks(sample), sample.wall_s)
 
@@ -259,7 +257,7 @@ class Residents(AbstractContextManager["Residents"]):
 
     def _finish(self, resident: _Resident) -> None:
         variant, progress = resident.variant, self._session.progress
-        progress.begin(variant.index, self._number, "checking")
+        progress.begin(variant.index, self._number, "checking with fresh inputs")
         with self._failing_alone(variant):
             audited, during = audit(resident.child, resident.ready, self._session.monitor, progress)
             before = self._readings.get(variant.index, ())

@@ -47,7 +47,7 @@ class Metering:
     def read(self, meters: Sequence[str]) -> tuple[MeterReading, ...]:
         found = []
         for meter in meters:
-            self.progress.show(f"reading the {meter} meter")
+            self.progress.show(f"reading the {meter} meter", meter)
             with self.progress.advance(meter):
                 timed = METERS[meter].timed
                 found.append(self._timed(meter) if timed else MeterReading(self._ask(meter)))
@@ -334,7 +334,6 @@ def audit(
     child: Child, ready: Ready, monitor: HostMonitor, progress: JobProgress
 ) -> tuple[Audited, HostSample]:
     """Requests with fresh inputs, a last check of the output, and what other processes did meanwhile."""
-    progress.show("checking with fresh inputs")
     pairs = min(AUDIT_PAIRS, int(AUDIT_SECONDS / max(2 * ready.request_s, 1e-9)))
     repeat = pairs >= AUDIT_REQUESTS
     single = AUDIT_REQUESTS - (AUDIT_REQUESTS * ready.request_s > AUDIT_SECONDS)

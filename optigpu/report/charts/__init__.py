@@ -11,6 +11,7 @@ from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, 
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.summaries import architecture_data, baselines_data, comparison_data
 from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
+from optigpu.report.charts.timeline import timeline_data
 from optigpu.report.charts.variants import (
     ladder_data,
     overview_data,
@@ -66,6 +67,7 @@ CHARTS: dict[str, Chart] = {
     "comparison": Chart(comparison_data),
     "baselines": Chart(baselines_data),
     "architecture": Chart(architecture_data),
+    "timeline": Chart(timeline_data),
 }
 """The charts by name."""
 

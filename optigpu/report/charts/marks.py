@@ -11,6 +11,7 @@ from statistics import median
 from pydantic import Field
 
 from optigpu.documents.result import Attribution, AttributionRow
+from optigpu.documents.timeline import Span
 from optigpu.documents.views import History, LevelChange
 from optigpu.report.formats import Column, Grid, tabulated
 from optigpu.report.numbers import short, with_interval
@@ -22,11 +23,13 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Report:
-    """What a chart is drawn from: results as JSON, and the attribution of their job; None for those of several jobs."""
+    """What a chart is drawn from: results as JSON, the attribution of their job, and where its time went; nothing of
+    both for results of several jobs."""
 
     title: str
     results: Sequence[Document]
     attribution: Attribution | None = None
+    timeline: Sequence[Span] = ()
 
     @property
     def rows(self) -> tuple[AttributionRow, ...]:
