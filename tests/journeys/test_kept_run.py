@@ -31,6 +31,12 @@ def test_a_run_is_listed_shown_compared_drawn_and_exported(
     figure = run["results"][1]["metrics"]["tokens_per_s"]["value"]
     for form in ("table", "md", "csv", "tex"):
         assert "bf16" in machine.optigpu("show", run["id"][-8:], "--format", form)
+    spans = machine.read("show", run["id"], "--timeline")
+    assert {(span["index"], span["doing"]) for span in spans} >= {(0, "loading"), (1, "measuring")}
+    assert min(span["seconds"] for span in spans) >= 0
+    loaded = [span for span in spans if span["doing"] == "loading"]
+    assert all(span["cpu_s"] > 0 for span in loaded)
+    assert "the whole job" in machine.optigpu("show", run["id"], "--timeline")
 
     file = machine.folder / "runs" / f"{run['id']}.json"
     compared = machine.read("compare", f"{file}#baseline", f"{file}#bf16")

@@ -8,7 +8,7 @@ from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, of
 from optigpu.report.formats import Grid, columns
 from optigpu.vocabulary import Better, SpecError
 
-MOST_PHASES = 6
+MOST_PHASES = 5
 """Columns of the table; what took less is together under "other"."""
 SHORT = {
     "looking for other processes": "wait",
