@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import httpx
@@ -30,9 +31,9 @@ from optigpu.models.bring import Watch, bring
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.models.trained import TRAINED
 from optigpu.paths import data_dir, without_home
-from optigpu.report import Grid, RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
+from optigpu.report import RunProgress, brief_grid, console, job_title, terminal
+from optigpu.report.brief import WIDTH
 from optigpu.report.charts import CHARTS
-from optigpu.report.formats import columns
 from optigpu.report.progress import ShareProgress
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Phase
@@ -109,8 +110,8 @@ def _demo(screen: Console, folder: Path, options: argparse.Namespace, interrupti
         spec = JobSpec.model_validate(ladder_spec(model, device, stack, workload))
         job = _measure(screen, client, spec, interruption)
         results = client.results(job.id)
-        for grid in (*continuations(results), *_board_of(client, results)):
-            screen.print(terminal(grid))
+        for line in continuations(results):
+            screen.print(line, markup=False, highlight=False)
         drawn = _draw(job, results, folder / CHART)
     for line in _ending(folder, model, drawn):
         screen.print(line, markup=False, highlight=False)
@@ -135,22 +136,17 @@ def workload_for(model: str) -> dict[str, Any]:
     return {"kind": "generate", "prompt": PROMPT, "new_tokens": RANDOM_IDS["new_tokens"]}
 
 
-def continuations(results: Sequence[Document]) -> Iterator[Grid]:
-    """How each variant went on from the prompt; no table where none read a text."""
-    said = [
-        (result["variant"]["label"], result["facts"]["recorded"]["output_text"])
+def continuations(results: Sequence[Document]) -> Iterator[str]:
+    """How each variant went on from the prompt; nothing where none read a text."""
+    said = {
+        result["variant"]["label"]: " ".join(result["facts"]["recorded"]["output_text"].split())
         for result in results
         if "output_text" in result["facts"]["recorded"]
-    ]
+    }
     if said:
-        rows = tuple((label, " ".join(text.split())) for label, text in said)
-        yield Grid(title="", columns=columns("variant", f"{PROMPT} ..."), rows=rows)
-
-
-def _board_of(client: Client, results: Sequence[Document]) -> Sequence[Grid]:
-    """The leaderboard's board with these results; none where there are none."""
-    digests = {result["variant"]["workload_digest"] for result in results}
-    return leaderboard_grids(client.leaderboard(workload=digests.pop(), limit=10)) if digests else ()
+        yield f"{PROMPT} ..."
+    for label, text in said.items():
+        yield "  " + shorten(f"{label}: ... {text}", WIDTH - 2, placeholder=" ...")
 
 
 def _draw(job: JobView, results: Sequence[Document], path: Path) -> bool:
@@ -243,7 +239,7 @@ def _follow(screen: Console, client: Client, job: JobView, interruption: Interru
     if job.attribution:
         results = client.results(job.id)
         attribution = Attribution.model_validate(job.attribution, extra="ignore")
-        screen.print(terminal(ladder_grid(job_title(job.spec, results), attribution, results)))
+        screen.print(terminal(brief_grid(job_title(job.spec, results), attribution, results)))
     if job.state is not JobState.SUCCEEDED:
         screen.print(f"The job {job.state}: {job.reason}", markup=False)
     return job

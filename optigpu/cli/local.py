@@ -8,7 +8,7 @@ import typer
 from optigpu.cli.flags import DURATION, SIZE, read_quantity
 from optigpu.cli.measuring import default_device, ended_when_stopped, explain, measure, measure_and_show, show
 from optigpu.cli.options import Given, SpecFile, parse_stack, spec_of
-from optigpu.cli.output import FormatOption, OutputFormat, echo, present, show_grid, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, Verbose, echo, present, show_grid, show_list
 from optigpu.vocabulary import BenchMode, DeviceKind, Document, OptiGPUError, Precision, SpecError
 
 if TYPE_CHECKING:
@@ -44,42 +44,46 @@ def run(
     given: Given,
     spec_file: SpecFile = None,
     format_: FormatOption = OutputFormat.TABLE,
+    verbose: Verbose = False,
 ) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
     With --plan ladder, --plan ablation or --plan grid it measures many.
     """
-    measure_and_show(_for_here(spec_of(given, default_device, spec_file)), format_)
+    measure_and_show(_for_here(spec_of(given, default_device, spec_file)), format_, verbose=verbose)
 
 
 def ladder(
     given: Given,
     spec_file: SpecFile = None,
     format_: FormatOption = OutputFormat.TABLE,
+    verbose: Verbose = False,
 ) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
     Without --stack, the techniques that suit the device, and beside them those that exclude the others.
     """
-    measure_and_show(_with_plan("ladder", given, spec_file), format_)
+    measure_and_show(_with_plan("ladder", given, spec_file), format_, verbose=verbose)
 
 
 def ablation(
     given: Given,
     spec_file: SpecFile = None,
     format_: FormatOption = OutputFormat.TABLE,
+    verbose: Verbose = False,
 ) -> None:
     """Measure a ladder and the whole stack without each technique, so that no order decides what a technique buys.
 
     Without --stack, the techniques that a ladder takes.
     """
-    measure_and_show(_with_plan("ablation", given, spec_file), format_)
+    measure_and_show(_with_plan("ablation", given, spec_file), format_, verbose=verbose)
 
 
 def search(
     given: Given,
     spec_file: SpecFile = None,
     format_: FormatOption = OutputFormat.TABLE,
+    verbose: Verbose = False,
 ) -> None:
     """Search the stacks of a menu of techniques for the best: every stack briefly, the better third for longer.
 
@@ -92,7 +96,7 @@ def search(
     if "stack" not in given and spec_file is None:
         spec = with_default_menu(spec)
     measured = measure(spec)
-    show(measured, format_)
+    show(measured, format_, verbose=verbose)
     if format_ in (OutputFormat.TABLE, OutputFormat.MARKDOWN):
         show_grid(pareto_grid(measured.report), format_)
     measured.end()

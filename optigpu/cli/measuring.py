@@ -43,10 +43,10 @@ def default_device() -> DeviceKind:
     return best_device()
 
 
-def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:
+def measure_and_show(spec: "JobSpec", form: OutputFormat, *, verbose: bool = False) -> None:
     """Measures a job and prints it; a status other than 0 ends the command."""
     measured = measure(spec)
-    show(measured, form)
+    show(measured, form, verbose=verbose)
     measured.end()
 
 
@@ -80,9 +80,9 @@ def measure(spec: "JobSpec") -> Measured:
     return Measured(report, document, status, unranked)
 
 
-def show(measured: Measured, form: OutputFormat) -> None:
+def show(measured: Measured, form: OutputFormat, *, verbose: bool = False) -> None:
     """Prints the table on stdout, and what there is to explain."""
-    show_job(measured.document, measured.report.attribution, form)
+    show_job(measured.document, measured.report.attribution, form, brief=not verbose)
     explain(measured)
 
 

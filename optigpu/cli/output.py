@@ -30,6 +30,10 @@ class OutputFormat(StrEnum):
 
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="The form of the output.")]
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print all columns and notes, as `optigpu show last` does.")
+]
+
 JsonToo = Annotated[bool, typer.Option("--json", hidden=True)]
 """What other programs call `--format json`; the help names one of the two."""
 
@@ -113,16 +117,19 @@ def present(
             show_grid(grid, form)
 
 
-def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
-    """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
-    from optigpu.report import job_title, ladder_csv, ladder_grid
+def show_job(
+    document: Document, attribution: "Attribution", form: OutputFormat, *, brief: bool = False
+) -> None:
+    """Prints a job's results: `document` is {"spec", "results", "attribution"}. `brief` is of the table alone."""
+    from optigpu.report import brief_grid, job_title, ladder_csv, ladder_grid
 
     results = document["results"]
+    grid_of = brief_grid if brief and form is OutputFormat.TABLE else ladder_grid
     present(
         form,
         document,
         lambda: ladder_csv(attribution, results),
-        lambda: [ladder_grid(job_title(document["spec"], results), attribution, results)],
+        lambda: [grid_of(job_title(document["spec"], results), attribution, results)],
     )
 
 

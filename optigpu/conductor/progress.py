@@ -124,8 +124,9 @@ class Timeline:
         self._began_s = began_s
         # When each began, its wall-clock seconds and its CPU seconds.
         self._spans: dict[tuple[int | None, int, str], tuple[float, float, float]] = {}
-        self._now = (None, 0, doing)
-        self._since, self._used = began_s, self.cpu_clocks()
+        self._now: tuple[int | None, int, str] = (None, 0, doing)
+        self._since = began_s
+        self._used: Mapping[int, float] = {}
 
     def turn_to(self, index: int | None, replicate: int, doing: str, at_s: float) -> None:
         """What was done until now ends, and something else begins."""

@@ -1,5 +1,6 @@
 """Presents results to people and programs: terminal tables, Markdown, CSV, live progress."""
 
+from optigpu.report.brief import brief_grid
 from optigpu.report.catalog import (
     environment_grid,
     job_title,
@@ -23,9 +24,9 @@ from optigpu.report.leaderboard import (
 from optigpu.report.progress import RunProgress, SelfTestProgress, selftest_csv, selftest_grid
 
 __all__ = [
-    "Column", "Grid", "RunProgress", "SelfTestProgress", "comparison_grid", "console", "csv_text", "edge_csv",
-    "edge_grids", "environment_grid", "html", "job_title", "jobs_grid", "ladder_csv", "ladder_grid", "ladder_records",
-    "latex", "leaderboard_csv", "leaderboard_grid", "leaderboard_grids", "leaderboard_records", "markdown",
-    "model_facts", "models_grid", "runs_grid", "selftest_csv", "selftest_grid", "technique_facts", "techniques_grid",
-    "terminal",
+    "Column", "Grid", "RunProgress", "SelfTestProgress", "brief_grid", "comparison_grid", "console", "csv_text",
+    "edge_csv", "edge_grids", "environment_grid", "html", "job_title", "jobs_grid", "ladder_csv", "ladder_grid",
+    "ladder_records", "latex", "leaderboard_csv", "leaderboard_grid", "leaderboard_grids", "leaderboard_records",
+    "markdown", "model_facts", "models_grid", "runs_grid", "selftest_csv", "selftest_grid", "technique_facts",
+    "techniques_grid", "terminal",
 ]  # fmt: skip

@@ -153,7 +153,7 @@ def test_a_search_ends_with_the_fastest_stack_measured_as_asked(tmp_path: Path) 
     assert fractions == sorted(fractions)
     assert len(started(events)) == 8 + 1, "only the last round needs another process"
     done = {span.doing for span in report.timeline}
-    assert {"starting", "loading", "warming up", "measuring", "checking with fresh inputs", "memory"} <= done
+    assert {"starting", "measuring", "checking with fresh inputs", "memory"} <= done
     own = digest(report.spec.model_dump(mode="json"))
     assert {each.provenance.spec_digest for each in report.results if each.provenance} == {own}
 

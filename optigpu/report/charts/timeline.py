@@ -8,7 +8,7 @@ from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, of
 from optigpu.report.formats import Grid, columns
 from optigpu.vocabulary import Better, SpecError
 
-MOST_PHASES = 5
+MOST_PHASES = 4
 """Columns of the table; what took less is together under "other"."""
 SHORT = {
     "looking for other processes": "wait",
@@ -38,7 +38,7 @@ def timeline_grid(title: str, spans: Sequence[Span], labels: Mapping[int, str]) 
     return Grid(
         title=title,
         columns=columns(
-            "variant", *(f"{SHORT.get(each, each)}:" for each in phases), "other:", "all (s):", "CPU (s):"
+            "variant", *(f"{SHORT.get(each, each)}:" for each in phases), "other:", "all:", "CPU:"
         ),
         rows=tuple(rows),
         notes=(

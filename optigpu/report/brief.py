@@ -1,0 +1,159 @@
+"""What a person reads first of a job: one sentence, one table that fits 80 columns, and at most four notes.
+
+The table with all columns and notes is ladder.py's.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from optigpu.documents.result import Attribution, Gain, VerdictReason, VerdictWarning
+from optigpu.report.formats import FRAME, TEXT_WIDTH, Grid, columns
+from optigpu.report.ladder import FURTHER_METRICS, METRICS_OF_SOME_WORKLOADS
+from optigpu.report.numbers import MISSING, NOT_VALID, scaled, short
+from optigpu.report.rows import REASONS, WARNINGS, Row, heading, origin_line, rows_of
+from optigpu.vocabulary import Document, Role
+
+WIDTH = 80
+MOST_NOTES = 4
+FASTEST, INVALID, NO_RESULT, WARNED = "*", "!", "x", "~"
+"""The marks of rows; each stands for the first of these that holds."""
+FIRST = ("weight_bytes", "top1_agreement", "loss_deviation", "kld_mean", "ttft_s")
+"""The columns that matter most; others follow while they fit."""
+OTHER_WORK = frozenset({VerdictReason.FOREIGN_PROCESS, VerdictWarning.DISTURBED, VerdictWarning.SHARED_HOST})
+
+
+def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
+    """The table of a job, below a headline where there is something to compare."""
+    rows = rows_of(attribution, results)
+    marks = [_mark(row, attribution, _shared(rows)) for row in rows]
+    found = [
+        ("variant", [row.label for row in rows]),
+        (f"{heading(attribution.metric)}:", [_figure(row, attribution.metric) for row in rows]),
+        ("times:", [_times(row.ended.speedup) for row in rows]),
+        *_further(rows, attribution.metric),
+    ]
+    while sum(map(_width, found)) + FRAME + 2 > WIDTH and len(found) > 3:
+        found.pop()
+    found.append(("", marks))
+    grid = Grid(
+        title="\n".join(filter(None, (title, headline(attribution, rows)))),
+        columns=columns(*(name for name, _ in found)),
+        rows=tuple(zip(*(cells for _, cells in found), strict=True)),
+        notes=tuple(_notes(rows, results)),
+        faint=frozenset(number for number, row in enumerate(rows) if not row.valid),
+    )
+    return grid.without_empty_columns()
+
+
+def headline(attribution: Attribution, rows: Sequence[Row]) -> str | None:
+    """What the fastest variant buys and costs beside the baseline; None where nothing can be compared."""
+    best = next((row for row in rows if row.ended.index == attribution.best), None)
+    baseline = next((row for row in rows if row.ended.role is Role.BASELINE), None)
+    if best is None or baseline is None:
+        return None
+    gain = best.ended.speedup
+    if best is baseline or gain is None:
+        return "Nothing that was measured here is faster than the baseline." if best is baseline else None
+    interval = f" [{short(gain.ci[0])} to {short(gain.ci[1])}]" if gain.ci else ""
+    now, before = ((row.metric("weight_bytes") or {}).get("value") for row in (best, baseline))
+    share = f", with {now / before:.0%} of the bytes of its weights" if now and before else ""
+    return f"{best.label} is {short(gain.ratio)} times as fast as the baseline here{interval}{share}; {_cost(best)}."
+
+
+def _cost(row: Row) -> str:
+    agreement = (row.metric("top1_agreement") or {}).get("value")
+    if agreement is None:
+        return "its loss of quality was not measured"
+    if agreement == 1:
+        return "it picks the same tokens"
+    return f"it picks another token in {100 * (1 - agreement):.2g}% of places"
+
+
+def _further(rows: Sequence[Row], primary: str) -> Iterator[tuple[str, list[str]]]:
+    """The columns beside speed that any variant has a figure for, the most important first."""
+    for name in (*FIRST, *(name for name in FURTHER_METRICS if name not in FIRST)):
+        title, scale = FURTHER_METRICS[name]
+        shown = [row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,)) for row in rows]
+        if name != primary and any(
+            row.has_figure(name) and there for row, there in zip(rows, shown, strict=True)
+        ):
+            yield f"{title}:", [scaled(row.metric(name), scale) for row in rows]
+
+
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    name, cells = column
+    longest = max(map(len, (name.removesuffix(":"), *cells)))
+    return (longest if name.endswith(":") else min(longest, TEXT_WIDTH)) + FRAME
+
+
+def _figure(row: Row, metric: str) -> str:
+    """`602 ±7%`: the value with the longer side of its 95% interval."""
+    found = row.metric(metric)
+    if not found or found["value"] is None:
+        return MISSING
+    if not found.get("ci"):
+        return short(found["value"])
+    longer = max(abs(bound - found["value"]) for bound in found["ci"])
+    return f"{short(found['value'])} ±{longer / found['value']:.0%}"
+
+
+def _times(gain: Gain | None) -> str:
+    return "" if gain is None else f"{short(gain.ratio)}x{'' if gain.valid else NOT_VALID}"
+
+
+def _shared(rows: Sequence[Row]) -> frozenset[str]:
+    """The warnings of all valid results."""
+    each = [frozenset(row.warnings) for row in rows if row.valid]
+    return frozenset.intersection(*each) if each else frozenset()
+
+
+def _mark(row: Row, attribution: Attribution, shared: frozenset[str]) -> str:
+    if row.result is None:
+        return NO_RESULT
+    if not row.valid:
+        return INVALID
+    if row.ended.index == attribution.best and len(attribution.rows) > 1:
+        return FASTEST
+    return WARNED if set(row.warnings) - shared - OTHER_WORK else ""
+
+
+def _notes(rows: Sequence[Row], results: Sequence[Document]) -> Iterator[str]:
+    """The most important first; what there is no room for is in the whole table."""
+    notes = [*_reasons(rows), *_warnings(rows)]
+    origin = list(filter(None, [origin_line(results)]))
+    room = MOST_NOTES - len(origin)
+    if len(notes) > room:
+        left = len(notes) - (room - 1)
+        notes = [*notes[: room - 1], f"{left} more notes: `optigpu show last`."]
+    yield from (*notes, *origin)
+
+
+def _reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Why variants have no valid result, each reason once."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if row.result is None:
+            labels.setdefault(f"{NO_RESULT} {{}}: {row.ended.status}: {row.ended.reason}", []).append(
+                row.label
+            )
+        elif not row.valid:
+            why = "; ".join(REASONS.get(each, each) for each in row.result["verdict"]["reasons"])
+            labels.setdefault(f"{INVALID} {{}}: not ranked, because {why}.", []).append(row.label)
+    for note, those in labels.items():
+        yield note.replace("{}", ", ".join(those), 1)
+
+
+def _warnings(rows: Sequence[Row]) -> Iterator[str]:
+    """What other work on the machine did; then the warnings of all valid results, and those of some of them."""
+    carriers: dict[str, list[str]] = {}
+    for row in rows:
+        for warning in row.warnings if row.valid else ():
+            carriers.setdefault(warning, []).append(row.label)
+    if OTHER_WORK & carriers.keys():
+        yield "Other work used this machine meanwhile; the intervals include what it can have cost."
+    shared = _shared(rows)
+    words = [WARNINGS.get(warning, warning) for warning in carriers if warning in shared - OTHER_WORK]
+    if words:
+        yield f"All rows: {'; '.join(words)}."
+    for warning, those in carriers.items():
+        if warning not in shared | OTHER_WORK:
+            yield f"{WARNED} {', '.join(those)}: {WARNINGS.get(warning, warning)}."

@@ -1,0 +1,79 @@
+"""The short table of a job: a headline, 80 columns, at most four notes."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from optigpu.documents.result import Attribution
+from optigpu.report import brief_grid, terminal
+from optigpu.report.brief import MOST_NOTES, WIDTH, headline
+from optigpu.report.charts.marks import Report
+from optigpu.report.rows import rows_of
+from optigpu.vocabulary import Document, VariantStatus
+from tests.unit.made_reports import BATCHES_REPORT, LADDER_REPORT, LOADS_REPORT, MATMUL_REPORT, THREE
+
+WHOLE = f"{THREE} + torch_compile"
+
+
+def attribution_of(report: Report) -> Attribution:
+    """The report's own; of results that were measured apart, one without gains."""
+    assert report.attribution is not None
+    return report.attribution
+
+
+def lines(report: Report) -> list[str]:
+    console = Console(width=WIDTH, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(terminal(brief_grid(report.title, attribution_of(report), report.results)))
+    return captured.get().splitlines()
+
+
+def headline_of(report: Report) -> str | None:
+    return headline(attribution_of(report), rows_of(attribution_of(report), report.results))
+
+
+@pytest.mark.parametrize("report", [LADDER_REPORT, LOADS_REPORT, BATCHES_REPORT, MATMUL_REPORT])
+def test_one_table_fits_a_terminal_of_80_columns(report: Report) -> None:
+    if report.attribution is None:
+        report = replace(report, attribution=Attribution(metric="tokens_per_s", rows=()))
+    shown = lines(report)
+    assert max(map(len, shown)) <= WIDTH
+    assert sum(line.startswith("└") for line in shown) == 1
+    grid = brief_grid(report.title, attribution_of(report), report.results)
+    assert len(grid.notes) <= MOST_NOTES
+
+
+def test_the_headline_says_what_the_fastest_buys_and_costs() -> None:
+    said = headline_of(LADDER_REPORT)
+    assert said is not None
+    assert said.startswith(f"{WHOLE} is 4.72 times as fast as the baseline here [4.49 to 4.91]")
+    assert "28% of the bytes" in said
+    assert said.endswith("it picks another token in 3% of places.")
+
+
+def test_each_row_has_its_mark_and_each_mark_a_note() -> None:
+    grid = brief_grid("t", attribution_of(LADDER_REPORT), LADDER_REPORT.results)
+    marks = {row[0]: row[-1] for row in grid.rows}
+    assert marks[WHOLE] == "*"
+    assert marks["no_kv_cache"] == "!"
+    assert any(note.startswith("! no_kv_cache: not ranked") for note in grid.notes)
+
+
+def test_what_did_not_run_says_why_and_what_is_too_much_is_counted() -> None:
+    attribution = attribution_of(LADDER_REPORT)
+    results: list[Document] = [*LADDER_REPORT.results][:1]
+    rows = tuple(
+        row.model_copy(
+            update={"status": VariantStatus.FAILED, "reason": f"reason {row.index}", "speedup": None}
+        )
+        if row.index
+        else row
+        for row in attribution.rows
+    )
+    grid = brief_grid("t", attribution.model_copy(update={"rows": rows, "best": 0}), results)
+    assert [row[-1] for row in grid.rows] == ["*", *["x"] * 6]
+    assert grid.notes[0] == "x bf16: failed: reason 1"
+    assert grid.notes[-2] == "4 more notes: `optigpu show last`."
+    assert grid.title.endswith("Nothing that was measured here is faster than the baseline.")
