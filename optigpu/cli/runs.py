@@ -147,7 +147,7 @@ def _is_kept(which: str) -> bool:
 
 Kind = Literal[
     "ladder", "roofline", "quality", "throughput", "precision", "overview", "lengths", "batches", "loads", "pareto",
-    "bits", "waterfall", "comparison", "baselines", "architecture", "timeline",
+    "bits", "waterfall", "baselines", "timeline",
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from optigpu.job.bench import SIZES, brief
 from optigpu.paths import saying
 from optigpu.report import Grid, markdown
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.summaries import CARD
-from optigpu.report.charts.summaries import claims as claims_of_the_card
+from optigpu.report.charts.baselines import CARD
+from optigpu.report.charts.baselines import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
 from optigpu.report.formats import columns
 from optigpu.report.numbers import short, with_interval

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from optigpu.documents.result import Attribution
 from optigpu.paths import saying
+from optigpu.report.charts.baselines import baselines_data
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
-from optigpu.report.charts.summaries import architecture_data, baselines_data, comparison_data
 from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
 from optigpu.report.charts.timeline import timeline_data
 from optigpu.report.charts.variants import (
@@ -64,9 +64,7 @@ CHARTS: dict[str, Chart] = {
     "pareto": Chart(pareto_data),
     "bits": Chart(bits_data),
     "waterfall": Chart(waterfall_data),
-    "comparison": Chart(comparison_data),
     "baselines": Chart(baselines_data),
-    "architecture": Chart(architecture_data),
     "timeline": Chart(timeline_data),
 }
 """The charts by name."""

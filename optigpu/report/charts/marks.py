@@ -106,28 +106,11 @@ class Panel(Frozen):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
-class Table(Frozen):
-    """Cells as text, the headings first; a cell without a figure is "-"."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-class Box(Frozen):
-    """A box of a diagram: a heading and lines, on a level from the top."""
-
-    heading: str
-    lines: tuple[str, ...]
-    level: int
-
-
 class ChartData(Frozen):
     """Everything that a chart shows."""
 
     title: str
     panels: tuple[Panel, ...] = ()
-    table: Table | None = None
-    boxes: tuple[Box, ...] = ()
     note: str = ""
     origin: str | None = None
 

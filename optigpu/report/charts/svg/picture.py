@@ -1,12 +1,11 @@
-"""A chart as a file that stands alone: its title, panels, table or boxes, note and origin, with the styles inside."""
+"""A chart as a file that stands alone: its title, panels, note and origin, with the styles inside."""
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from optigpu.report.charts.marks import Box, ChartData, Panel, Table, reasons
+from optigpu.report.charts.marks import ChartData, Panel, reasons
 from optigpu.report.charts.svg import PANELS
 from optigpu.report.charts.svg.markup import (
     SIZE,
@@ -16,13 +15,8 @@ from optigpu.report.charts.svg.markup import (
     Svg,
     element,
     escaped,
-    group,
-    line,
     number,
-    path,
-    rect,
     text,
-    text_width,
     wrapped,
 )
 from optigpu.report.charts.svg.plane import LINE
@@ -133,10 +127,6 @@ def _faint(words: str, width: float, y: float) -> tuple[list[Svg], float]:
 
 def _content(data: ChartData) -> tuple[float, list[list[Drawing]]]:
     """The width of what is shown, and its rows."""
-    if data.table:
-        return _table(data.table)
-    if data.boxes:
-        return _diagram(data.boxes)
     if len(data.panels) == 1:
         return ONE.width, [[_panel(data.panels[0], ONE)]]
     drawings = [_panel(each, TWO) for each in data.panels]
@@ -156,77 +146,3 @@ def _panel(panel: Panel, frame: Frame) -> Drawing:
     missing = f"Not shown: {'; '.join(reasons(panel.missing))}." if panel.missing else ""
     lines, high = _faint(missing, frame.width, top + drawn.height + 4)
     return Drawing(top + drawn.height + high + 4, (heading, _moved(drawn, 0, top), *lines))
-
-
-LEAST, MOST = 90.0, 200.0
-"""The widths of the columns of a table."""
-PAD = 10.0
-
-
-def _table(table: Table) -> tuple[float, list[list[Drawing]]]:
-    """A line below each row; figures end at the right."""
-    columns = zip(table.headings, *table.rows, strict=True)
-    widths: list[float] = []
-    for heading, *cells in columns:  # wide enough for each cell and for each word of the heading
-        words = (text_width(each, SMALL * BOLD) for each in heading.split())
-        widths.append(min(MOST, max(LEAST, *words, *(text_width(each, SMALL) for each in cells)) + PAD))
-    ends = [sum(widths[: place + 1]) for place in range(len(widths))]
-    headings = [
-        wrapped(words, wide - PAD, MOST_LINES, SMALL * BOLD)
-        for words, wide in zip(table.headings, widths, strict=True)
-    ]
-    parts: list[str] = []
-    for lines, end in zip(headings, ends, strict=True):
-        parts += [
-            text(end, LINE * (row + 1), words, class_="c-cell c-column", anchor="end")
-            for row, words in enumerate(lines)
-        ]
-    y = LINE * max(map(len, headings)) + 8
-    for name, *cells in table.rows:
-        parts.append(line(0, y, ends[-1], y))
-        y += LINE + 8
-        parts.append(text(0, y - 8, name, class_="c-cell", width=widths[0], size=SMALL))
-        parts += [
-            text(end, y - 8, cell, class_="c-cell", anchor="end", width=wide, size=SMALL)
-            for cell, end, wide in zip(cells, ends[1:], widths[1:], strict=True)
-        ]
-    return max(ONE.width, ends[-1]), [[Drawing(y, (group("c-table", *parts),))]]
-
-
-ARROW = 30.0
-"""Between two levels of a diagram."""
-
-
-def _diagram(boxes: Sequence[Box]) -> tuple[float, list[list[Drawing]]]:
-    """Levels from the top, joined by arrows."""
-    levels = [[box for box in boxes if box.level == level] for level in sorted({box.level for box in boxes})]
-    width = max(ONE.width, 190.0 * max(map(len, levels)))
-    parts: list[str] = []
-    y = 0.0
-    for place, level in enumerate(levels):
-        wide = (width + PAD) / len(level) - PAD
-        drawn = [
-            [each for words in box.lines for each in wrapped(words, wide - 2 * PAD, 4, SMALL)]
-            for box in level
-        ]
-        high = LINE * (max(map(len, drawn)) + 1) + 12
-        for column, (box, lines) in enumerate(zip(level, drawn, strict=True)):
-            left = column * (wide + PAD)
-            parts.append(_box(box.heading, lines, place, (left, y, wide, high)))
-            if place + 1 < len(levels):
-                middle, end = left + wide / 2, y + high + ARROW - 3
-                parts.append(line(middle, y + high + 3, middle, end, "c-arrow"))
-                parts.append(path([(middle - 4, end - 6), (middle, end), (middle + 4, end - 6)], "c-arrow"))
-        y += high + ARROW
-    return width, [[Drawing(y - ARROW, tuple(parts))]]
-
-
-def _box(heading: str, lines: Sequence[str], level: int, place: tuple[float, float, float, float]) -> Svg:
-    x, y, width, _ = place
-    middle, room = x + width / 2, width - PAD
-    return group(
-        f"c-box c-s{level + 1}",
-        rect(*place),
-        text(middle, y + LINE, heading, class_="c-label", anchor="middle", width=room, size=SMALL * BOLD),
-        *(text(middle, y + LINE * (row + 2), words, anchor="middle") for row, words in enumerate(lines)),
-    )
