@@ -1,6 +1,7 @@
 """Families of decoders: what a model is described as, and the layers whose weights it reads."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.kv_caches import new_cache
@@ -16,7 +19,7 @@ from optigpu.job.spec import resolve
 from optigpu.models.described import decoder_facts, decoder_shape, image_facts
 from optigpu.models.families import FAMILIES, ModelFamily, Passes
 from optigpu.models.held import MODELS_DIR
-from optigpu.models.loading.describing import description
+from optigpu.models.loading.describing import described, description
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import count_weights, load_image_model, load_model, loaded_facts
 from optigpu.models.reference import parse_reference
@@ -198,6 +201,9 @@ def test_a_folder_is_read_with_the_names_and_defaults_of_its_family(
         "bert": {},
         "wav2vec2": {},
         "vit": {"image_size": 32},
+        "llava": {},
+        "speech_to_text": {},
+        "qwen2_audio": {},
         "nobody-knows": {},
     }
     for family, values in folders.items():
@@ -232,6 +238,13 @@ def test_a_folder_is_read_with_the_names_and_defaults_of_its_family(
             "path:wav2vec2 is a wav2vec2 model, which generates no text; name a model"
         )
         assert refusal("vit").startswith("path:vit classifies images; name a model that generates text")
+        assert refusal("llava").startswith("path:llava is a vision-language model (llava); name a model")
+        assert refusal("speech_to_text").startswith(
+            "path:speech_to_text is a speech model (speech_to_text); name"
+        )
+        assert refusal("qwen2_audio").startswith(
+            "path:qwen2_audio is a model of text and sound (qwen2_audio); "
+        )
         assert refusal("nobody-knows").startswith("The configuration of path:nobody-knows cannot be read: ")
         assert "model type `nobody-knows`" in refusal("nobody-knows")
         assert image_facts(parse_reference("path:vit")).image_size == 32
@@ -241,6 +254,15 @@ def test_a_folder_is_read_with_the_names_and_defaults_of_its_family(
             load_image_model(parse_reference("path:gptj"), device="cpu", dtype="float32")
     monkeypatch.setattr("optigpu.models.described.PROGRAM", "optigpu.no_such_program")
     assert read("bloom") == (32, 2, 4, 250880, None)
+
+
+@pytest.mark.long
+def test_each_other_model_of_transformers_has_one_sentence() -> None:
+    others = set(CONFIG_MAPPING) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    others.remove("nougat")  # which has no configuration without its parts
+    for name in sorted(others):
+        told = described(CONFIG_MAPPING[name]())
+        assert told.images or re.fullmatch(r"(is|classifies) [^\n]{10,200}\.", told.refused or ""), name
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

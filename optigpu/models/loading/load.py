@@ -15,6 +15,7 @@ from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
@@ -219,6 +220,8 @@ def why_no_decoder(config: PretrainedConfig) -> str | None:
         return f"is an encoder ({name}), which generates no text; name a model that does."
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not goes_on:
         return f"is a vision-language model ({name}); name a model that generates text from text alone."
+    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING and not goes_on:
+        return f"is a model of text and sound ({name}); name a model that generates text from text alone."
     if not goes_on:
         return f"is a {name} model, which generates no text; name a model that does."
     text = config.get_text_config(decoder=True)
