@@ -189,6 +189,8 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, trained: bool = F
     return layer
 
 
+_SAME = ("FalconLinear",)
+"""transformers' subclasses of Linear that only write its product in another way."""
 LinearLayer = torch.nn.Linear | Conv1D
 Replacement = TypeVar("Replacement", bound=torch.nn.Module)
 
@@ -237,8 +239,14 @@ def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool])
 
 
 def linear_places(model: torch.nn.Module) -> list[Place]:
-    """Every torch Linear and every Conv1D of transformers, the head included; no subclasses (quantized layers)."""
-    return places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
+    """Every torch Linear and every Conv1D of transformers, the head included; of subclasses, which quantized layers
+    are, those alone that compute the same."""
+    return places_of(model, _is_linear)
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    return kind in (torch.nn.Linear, Conv1D) or (issubclass(kind, torch.nn.Linear) and kind.__name__ in _SAME)
 
 
 def expert_places(model: torch.nn.Module) -> list[Place]:

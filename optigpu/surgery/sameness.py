@@ -91,7 +91,12 @@ def rounding_of(model: PreTrainedModel, logits: torch.Tensor) -> float:
 
 
 def require_same(technique: str, model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> None:
-    """Raises UnsupportedError if logits differ by more than another order of sums explains."""
+    """Raises UnsupportedError if logits differ by more than another order of sums explains.
+
+    Of a model whose own are NaN or infinite the check of what it generates says so.
+    """
+    if not bool(wanted.isfinite().all()):
+        return
     bound = rounding_of(model, wanted)
     difference = float((found - wanted).abs().max())
     if not difference <= bound:

@@ -22,7 +22,7 @@ from optigpu.vocabulary import UnsupportedError, VariantStatus
 from tests.breadth import long
 from tests.engine.converted_engines import own_cache
 from tests.engine.sessions import GENERATE, QUICK, measured, quick_job
-from tests.engine.tiny_models import asked, runtime_of, tiny_model
+from tests.engine.tiny_models import VOCABULARY, asked, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 Tensors = dict[str, torch.Tensor]
@@ -92,6 +92,14 @@ def test_what_may_be_absent_is_not_missed(
     loaded = load_model(parse_reference("path:enough"), device="cpu", dtype="float32").state_dict()
     expected = tiny_model(family).state_dict()
     assert all(loaded[name].equal(each) for name, each in expected.items())
+
+
+def test_a_head_of_its_own_stays_where_config_json_calls_it_tied(models_dir: Path) -> None:
+    edited(models_dir / "own", tiny_model("qwen2"), with_one("lm_head.weight", VOCABULARY, 64))
+    found, tied = runtime_of("path:own"), runtime_of("path:qwen2")
+    assert bool((found.model.get_output_embeddings().weight == 1).all())
+    assert (found.facts.tied_head, tied.facts.tied_head) == (False, True)
+    assert found.weights == tied.weights + VOCABULARY * 64
 
 
 def test_a_result_says_which_tensors_its_model_does_not_use(models_dir: Path, tmp_path: Path) -> None:
