@@ -16,7 +16,7 @@ from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, Model
 from optigpu.hardware.intensity import Kernel
 from optigpu.models.facts import Facts
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 Ids = NDArray[np.int64]
 """Token ids, [batch, length]."""
@@ -26,6 +26,10 @@ Images = NDArray[np.float32]
 """[batch, channels, height, width]."""
 Pixels = NDArray[np.uint8]
 """One image, [height, width, 3] in RGB."""
+
+
+class UnlikeWholeError(UnsupportedError):
+    """What is timed gives no logits, and decodes other tokens than passes over the same text predict."""
 
 
 @dataclass(frozen=True)

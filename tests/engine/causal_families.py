@@ -143,12 +143,12 @@ def causal_families() -> list[str]:
     return sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - _OTHERS)
 
 
-def causal_model(family: str, number: int = 0) -> Any:
+def causal_model(family: str, number: int = 0, **fields: Any) -> Any:
     """A model of at most a few million weights, always the same; of an odd `number` with odd sizes, of every third one
-    with its head tied or untied as its family does not have it."""
+    with its head tied or untied as its family does not have it; `fields` of its configuration are as they are given."""
     torch.manual_seed(0)
     number = 0 if family in _EVEN else number
-    config = _config(CONFIG_MAPPING[family], _ODD if number % 2 else _SIZES, number % 3 == 2)
+    config = _config(CONFIG_MAPPING[family], _ODD if number % 2 else _SIZES, number % 3 == 2, fields)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -157,7 +157,7 @@ def causal_model(family: str, number: int = 0) -> Any:
     return model
 
 
-def _config(kind: Any, sizes: Mapping[str, Any], other_head: bool) -> Any:
+def _config(kind: Any, sizes: Mapping[str, Any], other_head: bool, fields: dict[str, Any]) -> Any:
     """Small sizes for what the configuration has, and for the configurations of its parts."""
     usual, family = kind(), kind.model_type
     had = usual.to_dict()
@@ -169,8 +169,11 @@ def _config(kind: Any, sizes: Mapping[str, Any], other_head: bool) -> Any:
     if other_head:
         changes["tie_word_embeddings"] = not had.get("tie_word_embeddings", True)
     parts = {name: getattr(usual, name, None) for name in kind.sub_configs}
-    changes |= {name: _config(type(part), sizes, False).to_dict() for name, part in parts.items() if part}
-    return kind(**(changes | _OF_FAMILIES.get(family, {})))
+    changes |= {name: _config(type(part), sizes, False, {}).to_dict() for name, part in parts.items() if part}
+    own = _OF_FAMILIES.get(family, {})
+    if own.get("num_key_value_heads") == _SIZES["num_attention_heads"]:  # each has keys of its own
+        own = own | {"num_key_value_heads": sizes["num_attention_heads"]}
+    return kind(**(changes | own | fields))
 
 
 def save(model: Any, folder: Path, number: int = 0) -> None:

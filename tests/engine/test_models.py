@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.backends.endpoint.prompts import tokenizer_of
+from optigpu.backends.runtime import UnlikeWholeError
 from optigpu.backends.torch import TorchBackend
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.child import replicate
@@ -42,10 +43,12 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT, Choice
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Workload
+from tests.breadth import cases
 from tests.engine.causal_families import causal_families, causal_model, save
 from tests.engine.measuring import in_process
+from tests.engine.test_configuration_fields import ROTATIONS
 from tests.engine.test_replicate import assignment
-from tests.engine.tiny_models import VOCABULARY, ignore, tiny_model
+from tests.engine.tiny_models import VOCABULARY, ignore, prompt, tiny_model
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -223,6 +226,13 @@ OTHERS = (
 )
 QUICK = [(family, number, (CHEAP[number % len(CHEAP)],)) for number, family in enumerate(TYPES)]
 EVERY = [(family, number, (*CHEAP, *OTHERS)) for number, family in enumerate(causal_families())]
+ODD: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 2.0, "sliding_window": 4}),
+    ("gpt_oss", {"sliding_window": 4}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    *(("llama", {"rope_parameters": each, "head_dim": 16}) for each in ROTATIONS),
+]
+"""Soft caps, sinks, a window in some layers, and each kind of rotation."""
 WORKLOAD = {"kind": "generate", "prompt_tokens": 5, "new_tokens": 3}
 TOKENS = 24
 """Of the text that quality is measured on."""
@@ -253,6 +263,8 @@ def measured(folder: Path, family: str, *stack: str | dict[str, Any]) -> Measure
     quality = work.measure.quality.model_copy(update={"tokens": TOKENS})
     runtime = TorchBackend().prepare(replicate.order_of(work), ignore)
     assert isinstance(runtime, TorchDecodingRuntime)
+    if reason := workload.check(runtime.facts):
+        raise UnsupportedError(reason)
     request = workload.prepare(runtime)
     assert request.check().problem is None
     context = MeterContext(runtime, request, workload, work.variant.model, folder, work.seed, quality)
@@ -316,9 +328,9 @@ def measured_or_told(folder: Path, family: str, *stack: str) -> Measured | None:
         return None
 
 
-def require_measured(folder: Path, family: str, number: int, names: tuple[str, ...]) -> None:
+def require_measured(folder: Path, family: str, number: int, names: tuple[str, ...], **fields: Any) -> None:
     """The plain model, and with each of the techniques that can be applied."""
-    model = causal_model(family, number)
+    model = causal_model(family, number, **fields)
     save(model, folder / family, number)
     plain = measured_or_told(folder, family)
     if plain is None:
@@ -335,13 +347,44 @@ def require_measured(folder: Path, family: str, number: int, names: tuple[str, .
             continue
         require_quality(changed.context, 1e-6 if technique.keeps_predictions() else 4.0)
         if Choice.WEIGHTS in technique.chosen():
-            assert 0 < (changed.runtime.weights().quantized or 0) <= 1
+            assert 0.5 < (changed.runtime.weights().quantized or 0) <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "number", "names"), QUICK, ids=[case[0] for case in QUICK])
 def test_a_decoder_is_measured(folder: Path, family: str, number: int, names: tuple[str, ...]) -> None:
     require_measured(folder, family, number, names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "fields"), cases(ODD, by_default=1))
+def test_an_odd_decoder_is_measured(folder: Path, family: str, fields: dict[str, Any]) -> None:
+    require_measured(folder, family, 0, (*CHEAP, "int8_kv_cache", "no_kv_cache"), **fields)
+
+
+def test_what_looks_ahead_is_predicted_by_what_came_before(folder: Path) -> None:
+    save(causal_model("bert-generation"), folder / "bert-generation")
+    runtime, tokens = measured(folder, "bert-generation").runtime, prompt(1, 8).numpy()
+    with pytest.raises(UnlikeWholeError, match="predict a token by those behind it as well"):
+        next(runtime.score(tokens, 5))
+    assert (next(runtime.whole(tokens, 5)) == next(runtime.whole(tokens[:, :6], 5))).all()
+
+
+def test_a_request_behind_the_context_of_config_json_is_one_sentence(folder: Path) -> None:
+    save(causal_model("llama", max_position_embeddings=4), folder / "llama")
+    with pytest.raises(UnsupportedError) as refused:
+        measured(folder, "llama")
+    require_sentence(str(refused.value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases(["", "static_kv_cache", *CHEAP, *OTHERS]))
+def test_weights_that_are_nan_are_told(folder: Path, name: str) -> None:
+    model = causal_model("llama")
+    model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    save(model, folder / "llama")
+    with pytest.raises((UnsupportedError, AssertionError), match="NaN or infinite"):
+        measured(folder, "llama", *filter(None, [name]))
 
 
 @pytest.mark.slow

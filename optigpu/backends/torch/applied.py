@@ -143,9 +143,9 @@ class DecodingModel(AppliedModel):
         progress("applying")
         self._mode = mode_of(self.modes, device)
         require_cacheable(self.model, cache)
-        stepless = why_no_steps(self.model)
+        self._stepless = why_no_steps(self.model)
         self._change_model(stack)
-        self._decoder = self._make_decoder(stack, cache, stepless)
+        self._decoder = self._make_decoder(stack, cache)
         self._decode: Loop = self._decoder.decode
         for technique in stack:
             self._decode = technique.loop(self._decode, self.model, self.notes)
@@ -214,7 +214,7 @@ class DecodingModel(AppliedModel):
 
     def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
         """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
-        return whole_passes(self.model, tokens, first, self._mode)
+        return whole_passes(self.model, tokens, first, self._mode, self._stepless)
 
     def sample(self, rows: int, length: int) -> torch.Tensor:
         """Sequences drawn from the model at temperature 1 with the seed, int64 [rows, length]."""
@@ -239,7 +239,7 @@ class DecodingModel(AppliedModel):
             self.decoded = (batch, length)
 
     def _make_decoder(
-        self, stack: tuple[Technique, ...], cache: CacheOptions, stepless: str | None
+        self, stack: tuple[Technique, ...], cache: CacheOptions
     ) -> LibraryDecoder | LeanDecoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
@@ -247,9 +247,9 @@ class DecodingModel(AppliedModel):
             return step
 
         if not overriding(stack, "step", "loop"):
-            return LibraryDecoder(self.model, cache, self.modes, self._mode, stepless)
-        if stepless:
-            raise UnsupportedError(stepless)
+            return LibraryDecoder(self.model, cache, self.modes, self._mode, self._stepless)
+        if self._stepless:
+            raise self._stepless.error
         return LeanDecoder(self.model, cache, wrap, self._mode)
 
 

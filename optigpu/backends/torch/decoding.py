@@ -6,6 +6,7 @@ each token.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from optigpu.backends.runtime import Sampling
+from optigpu.backends.runtime import Sampling, UnlikeWholeError
 from optigpu.backends.torch.attention import Mode
 from optigpu.backends.torch.device import Clock
 from optigpu.backends.torch.kv_caches import cache_argument, new_cache, no_steps
@@ -32,6 +33,19 @@ LOGITS_A_PASS = 2**24
 """How many logits one pass over a whole sequence may return: 64 MiB of float32."""
 
 
+@dataclass(frozen=True)
+class Stepless:
+    """Why the steps of a plain model cannot be asked for their logits, as a sentence. `alike`: what it decodes is what
+    passes over the whole text predict."""
+
+    why: str
+    alike: bool = True
+
+    @property
+    def error(self) -> UnsupportedError:
+        return (UnsupportedError if self.alike else UnlikeWholeError)(self.why)
+
+
 class LibraryDecoder:
     """transformers' own `generate` with its defaults but for the choice of tokens, the cache, and no end token."""
 
@@ -43,7 +57,7 @@ class LibraryDecoder:
         cache: CacheOptions,
         modes: ModeOptions,
         mode: Mode,
-        stepless: str | None = None,
+        stepless: Stepless | None = None,
     ) -> None:
         """`mode` is what `score` enters, and is made of `modes`; `generate` by itself would record no gradients.
         `stepless`: of `why_no_steps`."""
@@ -78,9 +92,9 @@ class LibraryDecoder:
         Nothing else may be decoded before the iteration has ended. Raises UnsupportedError for a model without steps.
         """
         if self._cache.kind == "none":
-            return whole_passes(self._model, tokens, prefill, self._mode)
+            return whole_passes(self._model, tokens, prefill, self._mode, self._stepless)
         if self._stepless:
-            raise UnsupportedError(self._stepless)
+            raise self._stepless.error
         step = DecodeStep(self._model)
         cache = new_cache(self._model, self._cache, tokens.shape[1])
         return _forced(step, step, cache, tokens, prefill, self._mode)
@@ -228,11 +242,11 @@ class LeanDecoder:
         return self._kept[0]
 
 
-def why_no_steps(model: PreTrainedModel) -> str | None:
-    """Why the steps of a plain model cannot be asked for their logits, as a sentence, or None.
+def why_no_steps(model: PreTrainedModel) -> Stepless | None:
+    """Why the steps of a plain model cannot be asked for their logits, or None.
 
     A model that the table of families does not hold is asked itself: steps after a short text, and a pass over all of
-    it, predict the same. Raises UnsupportedError if not even that pass runs.
+    it, predict the same, and what follows a token changes nothing. Raises UnsupportedError if no pass runs.
     """
     family = model.config.model_type
     if family_of(family).decoder or count_packed(model):
@@ -247,30 +261,40 @@ def why_no_steps(model: PreTrainedModel) -> str | None:
     try:
         step = DecodeStep(model)
     except UnsupportedError as error:
-        return str(error)
+        return Stepless(str(error))
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     tokens = torch.arange(1, TEXT + STEPS + 1, device=model.device)[None] % vocabulary
     with told(unfit):
         wanted = torch.cat(list(whole_passes(model, tokens, TEXT, torch.no_grad)))
+        alone = next(whole_passes(model, tokens[:, : TEXT + 1], TEXT, torch.no_grad))
+    if _differ(model, alone, wanted[:1]):
+        return Stepless(no_steps(model, "predict a token by those behind it as well"), alike=False)
     try:
         with told(refused):
             cache = new_cache(model, CacheOptions(), TEXT + STEPS)
             found = torch.cat(list(_forced(step, step, cache, tokens, TEXT, torch.no_grad)))
     except UnsupportedError as error:
-        return str(error)
-    # In 16 bits a router may choose another expert, which no bound of rounding holds.
-    if model.dtype == torch.float32 and float((found - wanted).abs().max()) > rounding_of(model, wanted):
-        return no_steps(model, "predict other tokens from a cache than from the whole text")
+        return Stepless(str(error))
+    if _differ(model, found, wanted):
+        return Stepless(
+            no_steps(model, "predict other tokens from a cache than from the whole text"), alike=False
+        )
     return None
 
 
+def _differ(model: PreTrainedModel, found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """By more than rounding; in 16 bits a router may choose another expert, which no bound of rounding holds."""
+    return model.dtype == torch.float32 and float((found - wanted).abs().max()) > rounding_of(model, wanted)
+
+
 def whole_passes(
-    model: PreTrainedModel, tokens: torch.Tensor, first: int, mode: Mode
+    model: PreTrainedModel, tokens: torch.Tensor, first: int, mode: Mode, stepless: Stepless | None = None
 ) -> Iterator[torch.Tensor]:
     """As `score`, by passes over the whole sequence so far, uncached, each for as many positions as LOGITS_A_PASS
-    allows."""
+    allows: for one where what follows may change a prediction."""
     batch, length = tokens.shape
-    at_once = max(1, LOGITS_A_PASS // (batch * model.config.get_text_config(decoder=True).vocab_size))
+    most = LOGITS_A_PASS if stepless is None or stepless.alike else 0
+    at_once = max(1, most // (batch * model.config.get_text_config(decoder=True).vocab_size))
     for start in range(first, length, at_once):
         end = min(start + at_once, length)
         # The mode is left before each yield: it would hold for the caller as well.

@@ -23,7 +23,7 @@ from optigpu.models.loading.load import (
 )
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, Technique
-from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Task
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PassModel(AppliedModel):
             cache, self.facts = cache_options(stack), loaded_facts(self.model)
             require_cacheable(self.model, cache)
             if cache.kind != "none" and (stepless := why_no_steps(self.model)):
-                raise UnsupportedError(stepless)
+                raise stepless.error
             self.notes.record(**cache_facts(cache, self.facts))
             self._forward = PrefillPass(self.model, cache)
         self._change_model(stack)

@@ -19,6 +19,7 @@ from optigpu.backends.runtime import (
     ReferenceRuntime,
     RemoteRuntime,
     TextRuntime,
+    UnlikeWholeError,
 )
 from optigpu.documents.facts import ModelFacts
 from optigpu.vocabulary import UnsupportedError
@@ -120,7 +121,7 @@ class DecodingRequest:
         compared = (end - begin) * len(tokens)
         if wrong:
             return f"{wrong} logits of {end - begin} steps are NaN or infinite.", how
-        if "logits_not_given" in how or self._decode or is_agreement(agreed, compared):
+        if _INCOMPARABLE & how.keys() or self._decode or is_agreement(agreed, compared):
             return None, how
         return (
             f"Of {compared} tokens that were decoded, {compared - agreed} are not what the engine predicts after the "
@@ -140,7 +141,9 @@ class DecodingRequest:
                 return iter(()), {"logits_not_given": str(error)}
             if not isinstance(self._runtime, ReferenceRuntime):
                 raise
-            return self._runtime.whole(tokens, first), {"logits_not_of_the_timed_loop": str(error)}
+            unlike = isinstance(error, UnlikeWholeError)
+            note = "logits_not_compared" if unlike else "logits_not_of_the_timed_loop"
+            return self._runtime.whole(tokens, first), {note: str(error)}
 
     def observe(self) -> None:
         self._runtime.observe(self._prompt)
@@ -170,6 +173,8 @@ def exceeds_context(model: ModelFacts, tokens: int, fields: str) -> str | None:
     return f"{fields} = {tokens} exceeds the model's context of {model.longest} tokens; ask for fewer."
 
 
+_INCOMPARABLE = {"logits_not_given", "logits_not_compared"}
+"""Notes of a check that has no logits to compare tokens with."""
 TOLERANCE = 0.1
 """A token may be less likely than the best one by this share of the standard deviation of the logits: a batch rounds
 other than a single sequence does."""
