@@ -12,6 +12,7 @@ from optigpu.ops.decode.cuda.packing import joined, numbers_shape, pack_for_cuda
 from optigpu.ops.decode.program import UNEVEN, WeightKind
 from optigpu.ops.layouts import decode_bytes
 from optigpu.vocabulary import DeviceKind
+from tests.breadth import cases
 from tests.engine.native_paths import assert_right
 
 SCENES = (
@@ -20,7 +21,6 @@ SCENES = (
     "linear_endings",
     "most_likely",
     "beginnings",
-    "keys_and_values",
     "attentions",
     "prefills",
     "steps",
@@ -28,10 +28,10 @@ SCENES = (
 )
 
 
-@pytest.mark.long
-def test_the_operators_are_right_where_they_are_interpreted() -> None:
-    calls = "".join(f"{name}()\n" for name in SCENES)
-    code = f"from tests.engine.triton_decode import {', '.join(SCENES)}\n{calls}print('right')"
+@pytest.mark.parametrize("names", cases(["everything", " ".join(SCENES), "other_steps"], by_default=1))
+def test_the_operators_are_right_where_they_are_interpreted(names: str) -> None:
+    calls = "".join(f"{name}()\n" for name in names.split())
+    code = f"from tests.engine.triton_decode import {', '.join(names.split())}\n{calls}print('right')"
     assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 

@@ -5,6 +5,7 @@ A kernel is interpreted or compiled from the moment that its module is imported,
 """
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from optigpu.ops.decode.calls import split_heads, turned
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder, prefill
 from optigpu.ops.decode.cuda.packing import (
@@ -22,10 +24,10 @@ from optigpu.ops.decode.cuda.packing import (
     unpack_from_cuda,
 )
 from optigpu.ops.decode.cuda.state import LayerCache, State
-from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
+from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attend_call, join_call
 from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
-from optigpu.ops.decode.cuda.triton_steps import choose_call, query_key_value_call
+from optigpu.ops.decode.cuda.triton_steps import choose_call
 from optigpu.ops.decode.program import (
     Activation,
     CacheKind,
@@ -36,10 +38,20 @@ from optigpu.ops.decode.program import (
     Sampling,
     WeightKind,
 )
+from optigpu.ops.decode.selftest import capped, normed_heads
 from optigpu.ops.launch import LaunchTarget
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
-from tests.engine.random_programs import Packing, Shape, random_program, rotary
+from tests.engine.random_programs import (
+    LIKE_GEMMA,
+    LIKE_MIXTRAL,
+    LIKE_NEOX,
+    LIKE_OLMO,
+    LIKE_OSS,
+    Packing,
+    Shape,
+    random_program,
+)
 
 DIVIDED = LaunchTarget(warps=3, dp4a=False)
 """As on a GPU, several tiles for each of several programs."""
@@ -51,7 +63,27 @@ CACHES: tuple[CacheKind, ...] = ("bf16", "int8")
 TINY = {
     "llama": Shape(True, 128, 4, 2, 32, 160, VOCABULARY, window=3, activation="silu", biases=False),
     "gpt2": Shape(False, 96, 2, 2, 32, 128, VOCABULARY, positions=10.0),
+    "all": Shape(
+        *(True, 64, 4, 2, 16, 64, VOCABULARY),
+        window=2,
+        activation="relu2",
+        norms="both",
+        head_norms="whole",
+        rotary_size=8,
+        **dict.fromkeys(("neighbours", "by_groups", "parallel", "alternates", "sinks", "shared"), True),
+        scales=(3.0, 0.5),
+        caps=(3.0, 2.0),
+        experts=4,
+    ),
+    "gemma": LIKE_GEMMA._replace(width=64, window=2, inner=96),
+    "neox": LIKE_NEOX._replace(width=64),
+    "olmo": LIKE_OLMO._replace(width=64),
+    "mixtral": LIKE_MIXTRAL._replace(width=64, inner=64),
+    "oss": LIKE_OSS._replace(width=64, inner=64),
 }
+OTHERS = tuple(TINY)[2:]
+"""What further families have."""
+SEEDS = range(12)
 
 
 class Draw:
@@ -68,18 +100,42 @@ class Draw:
         return Norm("layer" if kind == "layer" else "rms", 1 + self(width, size=0.1), bias, 1e-5)
 
 
+def random_shape(seed: int) -> Shape:
+    """Small, with a choice of everything that a description has."""
+    choose = random.Random(seed).choice
+    kv_heads, flags = choose((1, 2, 4)), (False, True)
+    return Shape(
+        *(choose(flags), choose((64, 96)), 4, kv_heads, choose((16, 24)), 64, VOCABULARY),
+        window=choose((None, 2)),
+        activation=choose(("silu", "relu2", "gelu_tanh")),
+        norms=choose(("before", "after", "both")),
+        head_norms=choose((None, "head", "whole")),
+        rotary_size=choose((None, 8)),
+        scales=choose(((1.0, 1.0), (3.0, 0.5))),
+        caps=choose(((None, None), (3.0, 2.0))),
+        experts=choose((0, 3)),
+        clamp=choose((None, (1.7, 2.0))),
+        **{name: choose(flags) for name in ("neighbours", "by_groups", "parallel", "alternates")},
+        **{name: choose(flags) for name in ("sinks", "shared", "biases")},
+    )
+
+
+def shape_of(family: str) -> Shape:
+    """Blocks of a family, or those of `random_shape` where that is a number."""
+    return random_shape(int(family)) if family.isdigit() else TINY[family]
+
+
 def tiny_program(
     packing: Packing, family: str, kinds: tuple[WeightKind, ...], device: str = "cpu", blocks: int = 2
 ) -> Program:
-    """Blocks like GPT-2's, or like Llama's with a window."""
-    return random_program(TINY[family]._replace(blocks=blocks), *kinds, packing=packing, device=device)
+    return random_program(shape_of(family)._replace(blocks=blocks), *kinds, packing=packing, device=device)
 
 
 def assert_step_as_reference(
     family: str, kinds: tuple[WeightKind, ...], kv: CacheKind, device: str = "cpu", blocks: int = 2
 ) -> None:
     """The logits of whole steps, of two sequences; the largest error is at most 1e-3 of the largest logit."""
-    count = 4 if family == "llama" else 2  # past the window
+    count = {"gpt2": 2, "llama": 4}.get(family, 3)  # past the window
     tokens, expected = untied(tiny_program(pack, family, kinds, blocks=blocks), kv, SEQUENCES, count)
     decoder = CudaDecoder(tiny_program(pack_for_cuda, family, kinds, device, blocks), kv)
     decoder.begin(SEQUENCES, count)
@@ -99,6 +155,25 @@ def steps() -> None:
         assert_step_as_reference("llama", (kind,), of_llama, blocks=1)
         assert_step_as_reference("gpt2", ("w3k", "w4k") if kind == "w3k" else (kind,), of_gpt2, blocks=1)
     assert_step_as_reference("llama", ("w8", "w4", "w4", "bf16", "w4"), "bf16")
+
+
+def everything() -> None:
+    """A step and a prompt of blocks with all that a description may have, but for a clamp."""
+    assert_step_as_reference("all", ("w8", "w4", "bf16"), "int8")
+    assert_prefills("all", "w4", "bf16")
+
+
+def other_steps() -> None:
+    """Steps of further families, and of random ones."""
+    mixes: tuple[tuple[WeightKind, ...], ...] = (
+        ("w4",),
+        ("w8", "w4", "bf16"),
+        ("w8",),
+        ("w4k", "w8"),
+        ("w3k",),
+    )
+    for index, family in enumerate((*OTHERS, *map(str, SEEDS))):
+        assert_step_as_reference(family, mixes[index % 5], CACHES[index // 5 % 2])
 
 
 def linear_layers() -> None:
@@ -231,56 +306,31 @@ def beginnings() -> None:
                 assert torch.equal(x, rows + unpack_from_cuda(positions)[8])
 
 
-def keys_and_values() -> None:
-    """Queries, keys and values with a norm, biases and rotary, in one matrix and in three, for both caches."""
-    scenes = ((4, 2, 16, True), (3, 1, 80, True), (2, 2, 24, False), (2, 1, 16, False))
-    for index, (heads, kv_heads, size, turned) in enumerate(scenes):
-        draw = Draw(size)
-        norm, x = draw.norm("layer", 64), draw(SEQUENCES, 64)
-        counts = (heads, kv_heads, kv_heads)
-        weights = [draw(count * size, 64, size=0.1) for count in counts]
-        biases = [draw(count * size) for count in counts]
-        table = rotary(size, 10000)(7) if turned else None
-        whole = pack_for_cuda(torch.cat(weights), torch.cat(biases), "bf16", 0)
-        exact, _ = exact_linear(norm_of(x, norm), whole)
-        expected = turned_heads(exact.unflatten(1, (-1, size)), heads + kv_heads, table, 5)
-        parts = [pack_for_cuda(w, b, "bf16", 0) for w, b in zip(weights, biases, strict=True)]
-        for matrices, kv in zip(([whole], parts), turned_by(index, CACHES), strict=True):
-            query, layer = torch.empty(SEQUENCES, heads, size), empty_layer(kv_heads, 7, size, kv)
-            first = 0
-            for matrix in matrices:
-                at = torch.full((SEQUENCES,), 5).int()
-                query_key_value_call(x, norm, matrix, first, table, at, query, layer, DIVIDED).run()
-                first += matrix.outputs // size
-            queries, keys, values = expected.split(counts, dim=1)
-            assert_near(query, queries, queries.abs() + 5)
-            if kv == "int8":
-                assert_near(layer.fresh, torch.cat([keys, values], dim=1), keys.abs().max() + 5)
-                continue
-            for cache, exact in ((layer.keys, keys), (layer.values, values)):
-                assert bool(((cache[:, :, 5] - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
-                cache[:, :, 5] = 0
-                assert not cache.any()
-
-
 def attentions() -> None:
-    """Head sizes, shared heads, windows, lengths of one token to several blocks of several parts, both caches."""
-    scenes = [  # heads, kv_heads, size, window, positions
-        (1, 1, 64, None, (0, 127, 128, 299)),
-        (4, 1, 128, None, (0, 40)),
-        (6, 2, 16, 20, (5, 19, 20, 290)),
-        (1, 1, 80, 1, (0, 33)),
-        (3, 1, 24, 150, (149, 299)),
+    """Norms and turns of heads, shared heads, windows, caps and sinks, one token to several blocks of several parts."""
+    plain, turned = Shape(False, blocks=1), Shape(True, blocks=1)
+    grouped = turned._replace(heads=6, kv_heads=2, head_size=16, window=20, by_groups=True, neighbours=True)
+    capped = turned._replace(heads=3, kv_heads=1, head_size=24, window=150, rotary_size=8, caps=(3.0, None))
+    scenes = [
+        (plain._replace(heads=1, kv_heads=1, head_size=64), (0, 127, 128, 299)),
+        (turned._replace(heads=4, kv_heads=1, head_size=128, head_norms="head"), (0, 40)),
+        (grouped._replace(head_norms="whole"), (5, 19, 20, 290)),
+        (plain._replace(heads=1, kv_heads=1, head_size=80, window=1, head_norms="head"), (0, 33)),
+        (plain._replace(heads=3, kv_heads=3, head_size=24, head_norms="whole"), (3,)),
+        (capped._replace(sinks=True), (149, 299)),
     ]
-    for heads, kv_heads, size, window, positions in scenes:
-        draw = Draw(heads * size)
-        query = draw(SEQUENCES, heads, size)
-        layers = {kv: empty_layer(kv_heads, 300, size, kv) for kv in CACHES}
+    for shape, positions in scenes:
+        draw, program = (
+            Draw(shape.heads * shape.head_size),
+            random_program(shape, "bf16", packing=pack_for_cuda),
+        )
+        found = draw(SEQUENCES, (shape.heads + 2 * shape.kv_heads) * shape.head_size)
+        layers = {kv: empty_layer(shape.kv_heads, 300, shape.head_size, kv) for kv in CACHES}
         for layer in layers.values():
             fill(layer, draw)
         for index, position in enumerate(positions):
             for warps, kv in zip((1, 32), turned_by(index, CACHES), strict=True):
-                assert_attends(query, layers[kv], warps, position, window)
+                assert_attends(found, program, layers[kv], warps, position)
 
 
 def turned_by(index: int, choices: tuple[CacheKind, ...]) -> tuple[CacheKind, ...]:
@@ -289,58 +339,57 @@ def turned_by(index: int, choices: tuple[CacheKind, ...]) -> tuple[CacheKind, ..
 
 
 def assert_attends(
-    query: torch.Tensor, layer: LayerCache, warps: int, position: int, window: int | None
+    found: torch.Tensor, program: Program, layer: LayerCache, warps: int, position: int
 ) -> None:
-    size, kv_heads = query.shape[2], layer.keys.shape[1]
-    parts = PartialSoftmax.of(query, layer, LaunchTarget(warps, dp4a=False))
+    (block,), size = program.blocks, program.head_size
+    angles = [rotary(300) for rotary in program.rotaries]
+    parts = PartialSoftmax.of(program.heads, layer, LaunchTarget(warps, dp4a=False))
     assert (parts.tops.shape[1] > 1) == (warps > 1)
-    at = torch.full((SEQUENCES,), position).int()
-    y = torch.full_like(query, torch.nan)
-    attention(query, layer, parts, at, y, size**-0.5, window)
-    if layer.key_steps is not None:
-        assert_appended(layer.keys, layer.key_steps, layer.fresh[:, :kv_heads], position)
-        assert_appended(layer.values, layer.value_steps, layer.fresh[:, kv_heads:], position)
-    exact = exact_attention(query, layer, position, size**-0.5, window)
-    assert float((y - exact).abs().max()) <= 1e-5, (query.shape, layer.keys.shape, window, position, warps)
-
-
-def assert_appended(
-    numbers: torch.Tensor, steps: torch.Tensor | None, fresh: torch.Tensor, position: int
-) -> None:
-    """The new token is in the int8 cache, rounded."""
-    expected, expected_steps = eight_bits(fresh)
-    assert torch.equal(numbers[:, :, position].float(), expected)
-    assert steps is not None
-    assert torch.equal(steps[:, :, position], expected_steps[..., 0])
+    at, y = torch.full((SEQUENCES,), position).int(), torch.full((SEQUENCES, program.heads * size), torch.nan)
+    attend_call(found, program, block, angles[0] if angles else None, layer, parts, at).run()
+    join_call(parts, block.sinks, y).run()
+    query, key, value = split_heads(found.unflatten(1, (-1, size)), program)
+    query, key = normed_heads(query, block.query_norm), normed_heads(key, block.key_norm)
+    for cosines, sines in angles:
+        turning = partial(turned, cosines[position], sines[position], neighbours=program.neighbours)
+        query, key = turning(query), turning(key)
+    for now, new in zip(cached(layer, position + 1), (key, value), strict=True):
+        step = 2**-7 * new.abs() if layer.key_steps is None else eight_bits(new)[1]
+        assert bool(((now[:, :, position] - new).abs() <= 0.501 * step + 1e-6).all())
+    exact = exact_attention(query, layer, position, program)
+    assert float((y.view_as(exact) - exact).abs().max()) <= 1e-5, (program, position, warps)
 
 
 def prefills() -> None:
-    """What the cache has after many tokens at once is the model's, but for the rounding of bfloat16 operands."""
-    scenes: tuple[tuple[str, WeightKind, CacheKind], ...] = (
-        ("llama", "w4", "bf16"),
-        ("gpt2", "w8", "int8"),
-        ("gpt2", "bf16", "bf16"),
-    )
-    for family, kind, kv in scenes:
-        tokens = torch.randint(VOCABULARY, (SEQUENCES, 11), generator=torch.Generator().manual_seed(0))
-        reference = ReferenceDecoder(tiny_program(pack, family, (kind,)), kv, exact=True)
-        reference.begin(SEQUENCES, 11)
-        reference.extend(tokens)
-        program = tiny_program(pack_for_cuda, family, (kind,))
-        decoder = CudaDecoder(program, kv)
-        decoder.begin(SEQUENCES, 11)
-        step = decoder._step
-        assert step is not None
-        if family == "llama":
-            decoder.extend(tokens)  # the last one by the kernels
-            assert decoder.length == 11
-        else:
-            prefill(program, step.layers, step.rotary, tokens[:, :2], 0)
-            prefill(program, step.layers, step.rotary, tokens[:, 2:], 2)
-        for layer, exact in zip(step.layers, reference._cache, strict=True):
-            for found, numbers in zip(cached(layer, 11), exact.transpose(2, 3), strict=True):
-                error = float((found - numbers).norm() / numbers.norm())
-                assert error <= 1e-2, (family, kind, kv, error)
+    for index, family in enumerate((*TINY, *map(str, SEEDS))):
+        assert_prefills(family, KINDS[1:][index % 4], CACHES[index % 2])
+
+
+def assert_prefills(family: str, kind: WeightKind, kv: CacheKind) -> None:
+    """What the cache has after many tokens at once is the model's, but for the rounding of bfloat16 operands in each
+    block, to which an int8 cache adds its own."""
+    blocks = 3 if shape_of(family).experts else 2  # the last one's cache shows what comes before it
+    reference = ReferenceDecoder(tiny_program(pack, family, (kind,), blocks=blocks), kv, exact=True)
+    program = tiny_program(pack_for_cuda, family, (kind,), blocks=blocks)
+    tokens = torch.randint(program.vocabulary, (SEQUENCES, 11), generator=torch.Generator().manual_seed(0))
+    reference.begin(SEQUENCES, 11)
+    reference.extend(tokens)
+    decoder = CudaDecoder(program, kv)
+    decoder.begin(SEQUENCES, 11)
+    step = decoder._step
+    assert step is not None
+    if family in ("llama", "all"):
+        decoder.extend(tokens)  # the last one by the kernels
+        assert decoder.length == 11
+    else:
+        prefill(program, step, tokens[:, :2], 0)
+        prefill(program, step, tokens[:, 2:], 2)
+    for index, (layer, exact) in enumerate(zip(step.layers, reference._cache, strict=True)):
+        for found, numbers in zip(cached(layer, 11), exact.transpose(2, 3), strict=True):
+            q, step_of = eight_bits(numbers.float())
+            rounding = float((q * step_of - numbers).norm() / numbers.norm()) if kv == "int8" else 0.0
+            error = float((found - numbers).norm() / numbers.norm())
+            assert error**2 <= (5e-3 * (index + 1)) ** 2 + rounding**2, (family, kind, kv, index, error)
 
 
 def decoding() -> None:
@@ -428,33 +477,11 @@ def assert_near(y: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> Non
     assert bool(((y - exact).abs() <= ROUNDING * size).all()), float(((y - exact).abs() / size).max())
 
 
-def turned_heads(
-    heads: torch.Tensor, count: int, table: tuple[torch.Tensor, torch.Tensor] | None, position: int
-) -> torch.Tensor:
-    """The first `count` of heads [rows, heads, size] turned, the others as they are."""
-    if table is None:
-        return heads
-    cosine, sine = (part[position].double() for part in table)
-    first, second = heads.chunk(2, dim=2)
-    turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=2)
-    return torch.cat([turned[:, :count], heads[:, count:]], dim=1)
-
-
-def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> LayerCache:
-    shape = (SEQUENCES, kv_heads, capacity)
-    dtype = torch.bfloat16 if kv == "bf16" else torch.int8
-    eight = kv == "int8"
-    return LayerCache(
-        keys=torch.zeros(*shape, size, dtype=dtype),
-        values=torch.zeros(*shape, size, dtype=dtype),
-        key_steps=torch.zeros(shape) if eight else None,
-        value_steps=torch.zeros(shape) if eight else None,
-        fresh=torch.zeros(SEQUENCES, 2 * kv_heads, size),
-    )
+def empty_layer(kv_heads: int, capacity: int, size: int, kv: CacheKind) -> LayerCache:
+    return LayerCache.empty(kv, SEQUENCES, kv_heads, capacity, size, torch.device("cpu"))
 
 
 def fill(layer: LayerCache, draw: Draw) -> None:
-    layer.fresh.copy_(draw(*layer.fresh.shape))
     for numbers, steps in ((layer.keys, layer.key_steps), (layer.values, layer.value_steps)):
         numbers.copy_(
             draw(*numbers.shape, size=1 if steps is None else 50).clamp(-127, 127).round(decimals=2)
@@ -472,14 +499,15 @@ def cached(layer: LayerCache, stop: int) -> list[torch.Tensor]:
     ]
 
 
-def exact_attention(
-    query: torch.Tensor, layer: LayerCache, position: int, scale: float, window: int | None
-) -> torch.Tensor:
+def exact_attention(query: torch.Tensor, layer: LayerCache, position: int, program: Program) -> torch.Tensor:
     """float64, from what the cache has."""
-    sharing = query.shape[1] // layer.keys.shape[1]
-    first = 0 if window is None else max(0, position + 1 - window)
+    (block,) = program.blocks
+    sharing = program.heads // program.kv_heads
+    first = 0 if block.window is None else max(0, position + 1 - block.window)
     keys, values = (
         part[:, :, first:].repeat_interleave(sharing, dim=1) for part in cached(layer, position + 1)
     )
-    scores = torch.einsum("rhd,rhtd->rht", query.double(), keys) * scale
-    return torch.einsum("rht,rhtd->rhd", scores.softmax(dim=2), values)
+    scores = capped(torch.einsum("rhd,rhtd->rht", query.double(), keys) * block.scale, program.score_cap)
+    sinks = torch.full((program.heads,), -torch.inf) if block.sinks is None else block.sinks
+    scores = torch.cat([scores, sinks.double().expand(SEQUENCES, -1).unsqueeze(2)], dim=2)
+    return torch.einsum("rht,rhtd->rhd", scores.softmax(dim=2)[..., :-1], values)

@@ -64,7 +64,7 @@ def _times_sigmoid(x: tl.tensor, s: tl.tensor):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """gelu_tanh (x sigmoid(c1 x + c2 x^3)), gelu (x (1 + erf(x / sqrt(2))) / 2), silu, relu or none of them."""
+    """gelu_tanh (x sigmoid(c1 x + c2 x^3)), gelu (x (1 + erf(x / sqrt(2))) / 2), silu, relu, relu2 or none of them."""
     if ACTIVATION == "gelu_tanh":
         x = _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282749306 * x * x))
     elif ACTIVATION == "gelu":
@@ -73,7 +73,21 @@ def activated(x, ACTIVATION: tl.constexpr):
         x = _times_sigmoid(x, x)
     elif ACTIVATION == "relu":
         x = tl.where(x < 0.0, 0.0, x)  # a maximum would lose NaN
+    elif ACTIVATION == "relu2":
+        x = tl.where(x < 0.0, 0.0, x * x)
     return x
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """activated(gate) * up, or with a LIMIT what Mixture.clamp says; NaN stays."""
+    if LIMIT > 0:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        result = _times_sigmoid(gate, ALPHA * gate) * (up + 1.0)
+    else:
+        result = activated(gate, ACTIVATION) * up
+    return result
 
 
 @triton.jit

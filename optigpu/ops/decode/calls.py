@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from optigpu.ops.decode.program import Activation, Sampling
+from optigpu.ops.decode.program import Activation, Expert, Matrix, Mixture, Program, Sampling
 from optigpu.ops.operands import named
 
 ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
@@ -19,6 +19,59 @@ ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappi
         "relu2": lambda x: torch.relu(x).square(),
     }
 )
+
+
+def split_heads(heads: torch.Tensor, program: Program) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of the outputs of Block.qkv, [rows, all heads, head_size]."""
+    counts = [program.heads, program.kv_heads, program.kv_heads]
+    if program.by_groups:
+        counts = [count // program.kv_heads for count in counts]
+    groups = heads.unflatten(1, (-1, sum(counts)))
+    query, key, value = (each.flatten(1, 2) for each in groups.split(counts, dim=2))
+    return query, key, value
+
+
+def turned(
+    cosines: torch.Tensor, sines: torch.Tensor, heads: torch.Tensor, *, neighbours: bool
+) -> torch.Tensor:
+    """Rotary embeddings of the first numbers of heads, [..., head_size]; cosines and sines: [..., their pairs]."""
+    size, along = 2 * cosines.shape[-1], -1 if neighbours else -2
+    first, second = heads[..., :size].unflatten(-1, (-1, 2) if neighbours else (2, -1)).unbind(along)
+    both = torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=along)
+    return torch.cat([both.flatten(-2), heads[..., size:]], dim=-1)
+
+
+def mixed(
+    h: torch.Tensor,
+    routed: torch.Tensor,
+    mixture: Mixture,
+    linear: Callable[[torch.Tensor, Matrix], torch.Tensor],
+    activation: Activation,
+) -> torch.Tensor:
+    """What the experts make of h, [rows, width]. routed: the router's outputs, [rows, experts]."""
+    scores = routed.sigmoid() if mixture.score == "sigmoid" else routed.softmax(dim=1)
+    wishes = scores if mixture.choice_bias is None else scores + mixture.choice_bias
+    chosen = wishes.topk(mixture.chosen, dim=1).indices
+    counted = scores.gather(1, chosen)
+    shares = mixture.scale * counted / (counted.sum(dim=1, keepdim=True) if mixture.normalized else 1)
+
+    def made(x: torch.Tensor, expert: Expert) -> torch.Tensor:
+        both = torch.cat([linear(x, matrix) for matrix in expert.up], dim=1)
+        gate, up = both.unflatten(1, (-1, 2)).unbind(2) if mixture.pairs else both.chunk(2, dim=1)
+        if mixture.clamp is None:
+            return linear(ACTIVATIONS[activation](gate) * up, expert.down)
+        alpha, limit = mixture.clamp
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return linear(gate * (alpha * gate).sigmoid() * (up + 1), expert.down)
+
+    found = torch.zeros_like(h)
+    for number in chosen.unique().tolist():
+        row, place = (chosen == number).nonzero(as_tuple=True)
+        found[row] += shares[row, place, None].to(h.dtype) * made(h[row], mixture.experts[number])
+    if mixture.shared is not None:
+        gate = None if mixture.shared_gate is None else linear(h, mixture.shared_gate).sigmoid()
+        found += made(h, mixture.shared) * (1 if gate is None else gate)
+    return found
 
 
 class ProgramDecoder(Protocol):

@@ -119,8 +119,8 @@ class Mixture:
     A token's experts are added, each times its score: softmax or sigmoid of the router's outputs, made to sum to 1
     where `normalized`, times `scale`. choice_bias: float32 [experts], added for the choice alone. The shared expert
     counts once, or sigmoid(shared_gate's output) times. An expert's inner numbers are activation(gate) * up; `pairs`
-    says that gate and up are neighbouring outputs, not halves. With `clamp` (alpha, limit) they are gate *
-    sigmoid(alpha * gate) * (up + 1), where gate is at most the limit and up within it.
+    says that gate and up are neighbouring outputs of one matrix, not halves. With `clamp` (alpha, limit) they are
+    gate * sigmoid(alpha * gate) * (up + 1), where gate is at most the limit and up within it.
     """
 
     router: Matrix

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 
 from optigpu.documents.selftest import Comparison
-from optigpu.ops.decode.calls import ACTIVATIONS, ProgramDecoder
+from optigpu.ops.decode.calls import ACTIVATIONS, ProgramDecoder, mixed, split_heads, turned
 from optigpu.ops.decode.cpu.cache import KEY_BLOCK
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import pack, unpack
@@ -106,35 +106,11 @@ class ReferenceDecoder:
 
     def _mlp(self, h: torch.Tensor, mlp: Mlp | Mixture) -> torch.Tensor:
         if isinstance(mlp, Mixture):
-            return torch.cat([self._mixed(row, mlp) for row in h.split(1)])
+            routed = self._linear(h, mlp.router).double()
+            return mixed(h, routed, mlp, self._linear, self._program.activation)
         activation, up = ACTIVATIONS[self._program.activation], self._linear(h, mlp.up)
         inner = activation(up) if mlp.gate is None else activation(self._linear(h, mlp.gate)) * up
         return self._linear(inner, mlp.down)
-
-    def _mixed(self, h: torch.Tensor, mixture: Mixture) -> torch.Tensor:
-        """What the experts make of one row, [1, width]."""
-        routed = self._linear(h, mixture.router)[0].double()
-        scores = routed.sigmoid() if mixture.score == "sigmoid" else routed.softmax(dim=0)
-        wishes = scores if mixture.choice_bias is None else scores + mixture.choice_bias
-        chosen = wishes.topk(mixture.chosen).indices.sort().values
-        weights = mixture.scale * scores[chosen] / (scores[chosen].sum() if mixture.normalized else 1)
-        pairs = [(mixture.experts[i], w) for i, w in zip(chosen.tolist(), weights.tolist(), strict=True)]
-        if mixture.shared is not None:
-            gate = None if mixture.shared_gate is None else self._linear(h, mixture.shared_gate).sigmoid()
-            pairs.append((mixture.shared, 1.0 if gate is None else float(gate)))
-        found = torch.zeros_like(h)
-        for expert, weight in pairs:
-            found += weight * self._linear(self._gated(h, expert, mixture), expert.down)
-        return found
-
-    def _gated(self, h: torch.Tensor, expert: Expert, mixture: Mixture) -> torch.Tensor:
-        both = torch.cat([self._linear(h, matrix) for matrix in expert.up], dim=1)
-        gate, up = both.unflatten(1, (-1, 2)).unbind(2) if mixture.pairs else both.chunk(2, dim=1)
-        if mixture.clamp is None:
-            return ACTIVATIONS[self._program.activation](gate) * up
-        alpha, limit = mixture.clamp
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return gate * (alpha * gate).sigmoid() * (up + 1)
 
     def _attention(self, x: torch.Tensor, index: int, block: Block) -> torch.Tensor:
         program, position = self._program, self.length
@@ -196,13 +172,8 @@ class ReferenceDecoder:
         """Rotary embeddings of [sequences, heads, head_size] at the present position."""
         if block.rotary is None:
             return heads
-        size = self._program.rotary_size
         cosines, sines = (table[self.length] for table in self._tables[block.rotary])
-        pairs = heads[..., :size].unflatten(2, (-1, 2) if self._program.neighbours else (2, -1))
-        along = 3 if self._program.neighbours else 2
-        first, second = pairs.unbind(along)
-        turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], dim=along)
-        return torch.cat([turned.flatten(2), heads[..., size:]], dim=2)
+        return turned(cosines, sines, heads, neighbours=self._program.neighbours)
 
     def _kept(self, heads: torch.Tensor) -> torch.Tensor:
         """What the cache has of [sequences, heads, head_size]."""
@@ -250,42 +221,25 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return x / math.sqrt(count)
 
 
-def split_heads(heads: torch.Tensor, program: Program) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of [sequences, all heads, head_size]."""
-    group = program.heads // program.kv_heads
-    if not program.by_groups:
-        query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
-    else:
-        groups = heads.unflatten(1, (-1, group + 2))
-        query, key, value = (each.flatten(1, 2) for each in groups.split([group, 1, 1], dim=2))
-    return query, key, value
-
-
 def normed_heads(heads: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
     """[sequences, heads, head_size] normed."""
-    if norm is None:
-        return heads
-    weight = norm.norm.weight.view(-1, norm.together)
-    bias = None if norm.norm.bias is None else norm.norm.bias.view(-1, norm.together)
-    parts = heads.flatten(1).unflatten(1, (-1, norm.together))
-    biases: list[torch.Tensor | None] = [None] * len(weight) if bias is None else [*bias]
-    pairs = zip(parts.unbind(1), weight, biases, strict=True)
-    found = [norm_of(x, replace(norm.norm, weight=w, bias=b)) for x, w, b in pairs]
-    return torch.cat(found, dim=1).view(heads.shape)
+    return heads if norm is None else norm_of(heads.flatten(1), norm.norm, norm.together).view_as(heads)
 
 
 def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
     return x if cap is None else cap * (x.double() / cap).tanh().to(x.dtype)
 
 
-def norm_of(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def norm_of(x: torch.Tensor, norm: Norm | None, together: int | None = None) -> torch.Tensor:
+    """Of all of the last dimension, or of as many numbers at a time."""
     if norm is None:
         return x
-    x = x.double()
+    parts = x.double().unflatten(-1, (-1, together or x.shape[-1]))
     if norm.kind == "layer":
-        x = x - x.mean(dim=1, keepdim=True)
-    x = x * (x.square().mean(dim=1, keepdim=True) + norm.epsilon).rsqrt() * norm.weight
-    return (x if norm.bias is None else x + norm.bias).float()
+        parts = parts - parts.mean(dim=-1, keepdim=True)
+    parts = parts * (parts.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
+    y: torch.Tensor = parts.flatten(-2) * norm.weight
+    return (y if norm.bias is None else y + norm.bias).float()
 
 
 def _matrices(program: Program) -> list[Matrix]:
@@ -310,7 +264,7 @@ Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
 @dataclass(frozen=True)
 class Shape:
     """Of a decoder. A `gated` one has RMSNorm, rotary embeddings, a gate, three matrices for the attention and an
-    embedding of its own."""
+    embedding of its own; a `mixed` one experts and more norms, a cap and sinks as well."""
 
     gated: bool
     heads: int
@@ -319,6 +273,7 @@ class Shape:
     head_size: int = 32
     inner: int = 256
     blocks: int = 2
+    mixed: bool = False
 
     @property
     def qkv(self) -> tuple[int, ...]:
@@ -330,7 +285,8 @@ class Shape:
 
 LIKE_GPT2 = Shape(gated=False, heads=4, kv_heads=4)
 LIKE_LLAMA = Shape(gated=True, heads=4, kv_heads=2)
-CASES: tuple[tuple[Shape, CacheKind], ...] = ((LIKE_LLAMA, "bf16"), (LIKE_GPT2, "int8"))
+MIXED = Shape(gated=True, heads=4, kv_heads=2, mixed=True)
+CASES: tuple[tuple[Shape, CacheKind], ...] = ((LIKE_LLAMA, "bf16"), (LIKE_GPT2, "int8"), (MIXED, "bf16"))
 
 
 def steps(kind: WeightKind, device: DeviceKind) -> Comparison:
@@ -413,9 +369,21 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
         weight, bias = draw(outputs, inputs, size=inputs**-0.5), draw(outputs, size=0.1)
         return packing(weight, bias if biased else None, kind, GROUP)
 
-    def norm() -> Norm:
-        weight, bias = ((draw(shape.width, size=0.1) + one).to(place) for one in (1, 0))
+    def norm(width: int = shape.width) -> Norm:
+        weight, bias = ((draw(width, size=0.1) + one).to(place) for one in (1, 0))
         return Norm("rms", weight, None, 1e-5) if shape.gated else Norm("layer", weight, bias, 1e-5)
+
+    def head_norm(heads: int) -> HeadNorm | None:
+        return HeadNorm(norm(heads * shape.head_size), shape.head_size) if shape.mixed else None
+
+    def mixture() -> Mixture:
+        """Of which the first expert is never chosen: no last bit decides that."""
+        made = tuple(
+            Expert((matrix(2 * shape.inner, shape.width),), matrix(shape.width, shape.inner))
+            for _ in range(3)
+        )
+        bias = torch.tensor([0.0, 2.0, 4.0], device=place)
+        return Mixture(matrix(3, shape.width), made, chosen=2, choice_bias=bias)
 
     def block() -> Block:
         return Block(
@@ -423,7 +391,9 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
             qkv=tuple(matrix(outputs, shape.width) for outputs in shape.qkv),
             output=matrix(shape.width, shape.heads * shape.head_size),
             second=norm(),
-            mlp=Mlp(
+            mlp=mixture()
+            if shape.mixed
+            else Mlp(
                 gate=matrix(shape.inner, shape.width, biased=False) if shape.gated else None,
                 up=matrix(shape.inner, shape.width),
                 down=matrix(shape.width, shape.inner),
@@ -431,6 +401,10 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
             rotary=0 if shape.gated else None,
             scale=shape.head_size**-0.5,
             window=7 if shape.gated else None,
+            query_norm=head_norm(shape.heads),
+            key_norm=head_norm(shape.kv_heads),
+            sinks=draw(shape.heads).to(place) if shape.mixed else None,
+            after_attention=norm() if shape.mixed else None,
         )
 
     def table(rows: int, size: float) -> Matrix:
@@ -458,6 +432,7 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
         blocks=tuple(block() for _ in range(shape.blocks)),
         final=norm(),
         head=head,
+        score_cap=5.0 if shape.mixed else None,
     )
 
 

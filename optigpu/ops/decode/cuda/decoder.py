@@ -12,7 +12,7 @@ Many tokens at once are matrix products in bfloat16 by torch: weights are widene
 activations, queries, keys and values rounded, where a step has int8 activations and float32 queries.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,15 @@ from optigpu.ops.decode import calls
 from optigpu.ops.decode.cuda.packing import joined, rows_from_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.state import LayerCache
 from optigpu.ops.decode.program import (
+    Activation,
     Block,
     CacheKind,
+    HeadNorm,
     Matrix,
     Mixture,
     Mlp,
     Norm,
     Program,
-    RotaryTable,
     Sampling,
     block_matrices,
 )
@@ -40,55 +41,27 @@ if TYPE_CHECKING:
     from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
 
-def unknown_to_cuda(program: Program) -> str | None:
-    """What the kernels lack of a program, in a sentence's words, or None."""
-    plain = program.rotary_size in (0, program.head_size) and len(program.rotaries) <= 1
-    turned = {block.rotary for block in program.blocks}
-    norms = [norm for block in program.blocks for norm in (block.query_norm, block.key_norm)]
-    lacks = {
-        "blocks without a norm before them": any(
-            not (block.first and block.second) for block in program.blocks
-        ),
-        "norms after attention or MLP": any(
-            block.after_attention or block.after_mlp for block in program.blocks
-        ),
-        "norms of queries and keys": any(norms),
-        "attention sinks": any(block.sinks is not None for block in program.blocks),
-        "rotary embeddings of some blocks or of parts of heads": not plain or len(turned) > 1,
-        "rotary embeddings of neighbouring numbers": program.neighbours,
-        "queries, keys and values by groups": program.by_groups,
-        "blocks whose attention and MLP run in parallel": program.parallel,
-        "scaled embeddings or residuals": (program.embedding_scale, program.residual_scale) != (1, 1),
-        "soft caps": program.score_cap is not None or program.logit_cap is not None,
-        "mixtures of experts": any(isinstance(block.mlp, Mixture) for block in program.blocks),
-        "the activation relu2": program.activation == "relu2",
-    }
-    return next((words for words, lacking in lacks.items() if lacking), None)
-
-
 MOST_OUTPUTS = 2**30
-"""The most outputs of a matrix: the kernels count them in int32, and load some tiles ahead."""
+"""The most outputs of a matrix, or of all of a block: the kernels count them in int32, and load some tiles ahead."""
 
 
 class CudaDecoder(calls.ProgramDecoder):
     """Runs a program whose matrices cuda/packing.py packed.
 
     Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
-    that are several matrices are joined to one, which is a copy of them. Raises UnsupportedError off a GPU and for what
-    the kernels do not know, and ValueError for another kind of cache or a matrix of more than MOST_OUTPUTS.
+    that are several matrices are joined to one, and so are the experts', which copies those that do not follow one
+    another in memory. Raises UnsupportedError off a GPU, and ValueError for another kind of cache or for more than
+    MOST_OUTPUTS.
     """
 
     def __init__(self, program: Program, kv: CacheKind = "bf16") -> None:
         if kv not in ("bf16", "int8"):
             raise ValueError(f"kv must be bf16 or int8, not {kv}.")
-        unknown = unknown_to_cuda(program)
-        if unknown:
-            raise UnsupportedError(f"The CUDA decoder does not know {unknown} yet; run this model on a CPU.")
-        parts = (block_matrices(block) for block in program.blocks)
-        largest = max(matrix.outputs for part in ((program.head,), *parts) for matrix in part)
+        parts = ((program.head,), *(block_matrices(block) for block in program.blocks))
+        largest = max(sum(matrix.outputs for matrix in part) for part in parts)
         if largest > MOST_OUTPUTS:
             raise ValueError(
-                f"The CUDA decoder takes matrices of at most {MOST_OUTPUTS} outputs; one has {largest}."
+                f"The CUDA decoder takes heads and blocks of at most {MOST_OUTPUTS} outputs; one has {largest}."
             )
         _check_device(program.device)
         blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
@@ -142,7 +115,7 @@ class CudaDecoder(calls.ProgramDecoder):
         before = self._length
         tokens = tokens.to(self._program.device)
         if tokens.shape[1] > 1:
-            prefill(self._program, step.layers, step.rotary, tokens[:, :-1], before)
+            prefill(self._program, step, tokens[:, :-1], before)
         step.state.position.fill_(before + tokens.shape[1] - 1)
         step.state.tokens.copy_(tokens[:, -1])
         step.run()
@@ -233,56 +206,54 @@ ROWS_AT_ONCE = 512
 """The most tokens of all sequences in one pass, which bounds its memory beside the cache."""
 
 
-def prefill(
-    program: Program,
-    layers: Sequence[LayerCache],
-    table: "RotaryTable | None",
-    tokens: torch.Tensor,
-    start: int,
-) -> None:
+def prefill(program: Program, step: "CudaDecodeStep", tokens: torch.Tensor, start: int) -> None:
     """Appends keys and values of tokens, int64 [sequences, count], at the positions from `start` on."""
     for part in tokens.split(max(1, ROWS_AT_ONCE // tokens.shape[0]), dim=1):
-        _append_part(program, layers, table, part, start)
+        _append_part(program, step, part, start)
         start += part.shape[1]
 
 
-def _append_part(
-    program: Program,
-    layers: Sequence[LayerCache],
-    table: "RotaryTable | None",
-    tokens: torch.Tensor,
-    start: int,
-) -> None:
-    stop = start + tokens.shape[1]
-    x = rows_from_cuda(program.embedding, tokens)  # [sequences, count, width]
+def _append_part(program: Program, step: "CudaDecodeStep", tokens: torch.Tensor, start: int) -> None:
+    """On rows, which are the tokens of one sequence after those of the other."""
+    stop, scale = start + tokens.shape[1], program.residual_scale
+    places = torch.arange(start, stop, device=tokens.device).repeat(len(tokens))
+    x = rows_from_cuda(program.embedding, tokens.flatten()) * program.embedding_scale
     if program.positions is not None:
-        x = x + rows_from_cuda(program.positions, torch.arange(start, stop, device=tokens.device))
-    angles = None if table is None else (table[0][start:stop], table[1][start:stop])
-    last = len(program.blocks) - 1
-    for index, (block, layer) in enumerate(zip(program.blocks, layers, strict=True)):
+        x = x + rows_from_cuda(program.positions, places)
+    for block, layer in zip(program.blocks, step.layers, strict=True):
         h = _norm(x, block.first)
-        found = torch.cat([_linear(h, matrix) for matrix in block.qkv], dim=2)
-        heads = found.unflatten(2, (-1, program.head_size)).transpose(1, 2)  # [sequences, heads, count, size]
-        query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
-        _append(layer, _turned(key, angles), value, start)
-        if index == last:
+        found = torch.cat([_linear(h, matrix) for matrix in block.qkv], dim=1)
+        query, key, value = calls.split_heads(found.unflatten(1, (-1, program.head_size)), program)
+        query, key = _norm_heads(query, block.query_norm), _norm_heads(key, block.key_norm)
+        if block.rotary is not None:
+            cosines, sines = (table[places, None] for table in step.rotaries[block.rotary])
+            query, key = (
+                calls.turned(cosines, sines, each, neighbours=program.neighbours) for each in (query, key)
+            )
+        query, key, value = (each.unflatten(0, tokens.shape).transpose(1, 2) for each in (query, key, value))
+        _append(layer, key, value, start)
+        if layer is step.layers[-1]:
             return  # the outputs of these tokens are not needed
-        x = x + _linear(_attended(block, layer, _turned(query, angles), start), block.output)
-        h = _norm(x, block.second)
-        activated = calls.ACTIVATIONS[program.activation]
-        mlp = block.mlp
-        assert isinstance(mlp, Mlp)  # or the program was refused
-        up = _linear(h, mlp.up)
-        inner = activated(up) if mlp.gate is None else activated(_linear(h, mlp.gate)) * up
-        x = x + _linear(inner, mlp.down)
+        before = x
+        attended = _attended(block, layer, query, start, program.score_cap).flatten(0, 1)
+        x = x + scale * _norm(_linear(attended, block.output), block.after_attention)
+        h = _norm(before if program.parallel else x, block.second)
+        x = x + scale * _norm(_mlp(h, block.mlp, program.activation), block.after_mlp)
 
 
-def _turned(heads: torch.Tensor, angles: "RotaryTable | None") -> torch.Tensor:
-    if angles is None:
-        return heads
-    cosine, sine = angles
-    first, second = heads.chunk(2, dim=3)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
+def _norm_heads(heads: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
+    """[rows, heads, head_size]."""
+    return heads if norm is None else _norm(heads.flatten(1), norm.norm, norm.together).view_as(heads)
+
+
+def _mlp(h: torch.Tensor, mlp: Mlp | Mixture, activation: Activation) -> torch.Tensor:
+    """Experts are chosen in float32, so that they are those of a step."""
+    if isinstance(mlp, Mixture):
+        routed = torch.nn.functional.linear(h, unpack_from_cuda(mlp.router), mlp.router.bias)
+        return calls.mixed(h, routed, mlp, _linear, activation)
+    activated, up = calls.ACTIVATIONS[activation], _linear(h, mlp.up)
+    inner = activated(up) if mlp.gate is None else activated(_linear(h, mlp.gate)) * up
+    return _linear(inner, mlp.down)
 
 
 def _append(layer: LayerCache, key: torch.Tensor, value: torch.Tensor, start: int) -> None:
@@ -298,7 +269,9 @@ def _append(layer: LayerCache, key: torch.Tensor, value: torch.Tensor, start: in
         steps[:, :, start:stop] = largest[..., 0] / INT8_LARGEST
 
 
-def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) -> torch.Tensor:
+def _attended(
+    block: Block, layer: LayerCache, query: torch.Tensor, start: int, cap: float | None
+) -> torch.Tensor:
     """[sequences, count, heads * head_size] of queries [sequences, heads, count, head_size]."""
     stop = start + query.shape[2]
     now = torch.arange(start, stop, device=query.device)[:, None]
@@ -306,15 +279,22 @@ def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) 
     seen = token <= now
     if block.window is not None:
         seen &= token > now - block.window
-    found = torch.nn.functional.scaled_dot_product_attention(
-        query.to(torch.bfloat16),
-        _kept(layer.keys, layer.key_steps, stop),
-        _kept(layer.values, layer.value_steps, stop),
-        attn_mask=seen,
-        scale=block.scale,
-        enable_gqa=True,
-    )
-    return found.float().transpose(1, 2).flatten(2)
+    keys, values = _kept(layer.keys, layer.key_steps, stop), _kept(layer.values, layer.value_steps, stop)
+    if cap is None and block.sinks is None:
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query.to(torch.bfloat16), keys, values, attn_mask=seen, scale=block.scale, enable_gqa=True
+        )
+        return found.float().transpose(1, 2).flatten(2)
+    group, parts = query.shape[1] // keys.shape[1], []
+    for head, q in enumerate(query.unbind(1)):  # one after the other, which bounds the memory of their scores
+        scores = block.scale * q @ keys[:, head // group].float().mT
+        if cap is not None:
+            scores = cap * (scores / cap).tanh()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if block.sinks is not None:
+            scores = torch.cat([scores, block.sinks[head].expand(*scores.shape[:2], 1)], dim=2)
+        parts.append(scores.softmax(dim=2)[..., :stop] @ values[:, head // group].float())
+    return torch.cat(parts, dim=2)
 
 
 def _kept(numbers: torch.Tensor, steps: torch.Tensor | None, stop: int) -> torch.Tensor:
@@ -329,10 +309,14 @@ def _linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     return y if matrix.bias is None else y + matrix.bias
 
 
-def _norm(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def _norm(x: torch.Tensor, norm: Norm | None, together: int | None = None) -> torch.Tensor:
+    """Of all of the last dimension, or of as many numbers at a time."""
     if norm is None:
         return x
+    parts = x.unflatten(-1, (-1, together or x.shape[-1]))
     if norm.kind == "layer":
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.epsilon)
-    y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.epsilon)
+        y = torch.nn.functional.layer_norm(parts, parts.shape[-1:], eps=norm.epsilon)
+    else:
+        y = torch.nn.functional.rms_norm(parts, parts.shape[-1:], eps=norm.epsilon)
+    y = y.flatten(-2) * norm.weight
     return y if norm.bias is None else y + norm.bias

@@ -138,6 +138,25 @@ def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
     return tuple(_join(list(group)) for _, group in groups)
 
 
+def stacked(matrices: Sequence[Matrix]) -> list[tuple[Matrix, torch.Tensor]]:
+    """Matrices of one shape, those of one kind and group joined, and each one's place in them, int32, -1 for none."""
+    kinds, found = [(matrix.kind, matrix.group) for matrix in matrices], []
+    for kind in dict.fromkeys(kinds):
+        some = [index for index, each in enumerate(kinds) if each == kind]
+        places = [some.index(index) if index in some else -1 for index in range(len(kinds))]
+        device = matrices[0].numbers.device
+        whole = _join([matrices[index] for index in some])
+        found.append((whole, torch.tensor(places, dtype=torch.int32, device=device)))
+    return found
+
+
+def rows_from(matrix: Matrix, rows: slice, outputs: int) -> Matrix:
+    """A matrix of so many outputs that has some rows of another one's tensors, or more than its own."""
+    parts = {name: getattr(matrix, name) for name in ("numbers", "scale", "unit", "bias")}
+    tensors = {name: part[rows] for name, part in parts.items() if part is not None}
+    return replace(matrix, outputs=outputs, **tensors)
+
+
 def _join(parts: Sequence[Matrix]) -> Matrix:
     first, bias = parts[0], None
     if len(parts) == 1:
@@ -147,11 +166,20 @@ def _join(parts: Sequence[Matrix]) -> Matrix:
         bias = torch.cat(
             [no if part.bias is None else part.bias for part, no in zip(parts, nothing, strict=True)]
         )
-    numbers, outputs = torch.cat([part.numbers for part in parts]), sum(part.outputs for part in parts)
+    numbers, outputs = _together([part.numbers for part in parts]), sum(part.outputs for part in parts)
     scales = [part.scale for part in parts if part.scale is not None]
     units = [part.unit for part in parts if part.unit is not None]
-    scale, unit = (torch.cat(each) if each else None for each in (scales, units))
+    scale, unit = (_together(each) if each else None for each in (scales, units))
     return Matrix(first.kind, outputs, first.inputs, first.group, numbers, scale, bias, unit)
+
+
+def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of the rows of all, which is no copy where they follow one another in memory."""
+    first, places = parts[0], [part.data_ptr() for part in parts]
+    ends = [place + part.nbytes for place, part in zip(places, parts, strict=True)]
+    if places[1:] == ends[:-1] and len({part.untyped_storage().data_ptr() for part in parts}) == 1:
+        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    return torch.cat(tuple(parts))
 
 
 def _words_of_uneven(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:

@@ -33,15 +33,13 @@ class State:
 class LayerCache:
     """The cache of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
 
-    steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
-    [sequences, 2 * kv_heads, head_size], the new token's keys and values before an int8 cache has them.
+    steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_steps: torch.Tensor | None
     value_steps: torch.Tensor | None
-    fresh: torch.Tensor
 
     @staticmethod
     def empty(
@@ -52,5 +50,4 @@ class LayerCache:
         dtype = torch.int8 if eight else torch.bfloat16
         keys, values = (torch.empty(*shape, head_size, dtype=dtype, device=device) for _ in range(2))
         key_steps, value_steps = (torch.empty(shape, device=device) if eight else None for _ in range(2))
-        fresh = torch.empty(sequences, 2 * kv_heads, head_size, device=device)
-        return LayerCache(keys, values, key_steps, value_steps, fresh)
+        return LayerCache(keys, values, key_steps, value_steps)

@@ -4,22 +4,29 @@ A program has one head of keys and values of one sequence, all the query heads t
 tokens. It takes TOKENS of them at a time, and each of those places keeps a softmax of its own, so that threads wait for
 each other only at the end. Queries, sums and the softmax are float32.
 
-A bfloat16 cache has the new token already (triton_steps.py). Of an int8 cache the step of a whole head must be known
-first, so the program that has the last part rounds the new key and value itself, and reads what it has rounded.
+Each program norms and turns its queries from what Block.qkv's product left. The one that has the last part does so with
+the new key, rounds it and the new value, and attends to what it has rounded.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
 from optigpu.ops.decode.cuda.state import LayerCache
-from optigpu.ops.decode.cuda.triton_products import rounded
-from optigpu.ops.decode.program import CacheKind
+from optigpu.ops.decode.cuda.triton_linear import (
+    matrix_without_memory,
+    norm_arguments,
+    norm_flags,
+    norm_without_memory,
+)
+from optigpu.ops.decode.cuda.triton_products import bfloat16, capped, rounded
+from optigpu.ops.decode.program import Block, CacheKind, HeadNorm, Mlp, Program
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
 
@@ -42,15 +49,14 @@ class PartialSoftmax:
     totals: torch.Tensor
 
     @staticmethod
-    def of(query: torch.Tensor, layer: LayerCache, target: LaunchTarget) -> "PartialSoftmax":
+    def of(heads: int, layer: LayerCache, target: LaunchTarget) -> "PartialSoftmax":
         """Room for the parts of a full cache, at most one for each program that can run at once."""
-        rows, heads, head_size = query.shape
-        kv_heads, capacity = layer.keys.shape[1:3]
+        rows, kv_heads, capacity, head_size = layer.keys.shape
         free = triton.cdiv(target.warps // WARPS, rows * kv_heads)
         blocks = triton.cdiv(capacity, tokens_at_once(heads // kv_heads, head_size))
         count = triton.next_power_of_2(max(1, min(MOST_PARTS, free, blocks)))
-        tops = torch.empty(rows * heads, count, device=query.device)
-        sums = torch.empty(rows * heads, count, head_size, device=query.device)
+        tops = torch.empty(rows * heads, count, device=layer.keys.device)
+        sums = torch.empty(rows * heads, count, head_size, device=layer.keys.device)
         return PartialSoftmax(sums, tops, torch.empty_like(tops))
 
 
@@ -60,78 +66,154 @@ def tokens_at_once(sharing: int, head_size: int) -> int:
     return int(max(1, min(MOST_TOKENS, NUMBERS // sums)))
 
 
-def attention(
-    query: torch.Tensor,
-    layer: LayerCache,
-    parts: PartialSoftmax,
-    position: torch.Tensor,
-    y: torch.Tensor,
-    scale: float,
-    window: int | None,
-) -> None:
-    """softmax(query @ keys * scale) @ values over the tokens up to position, int32 [sequences], the window's last ones.
-
-    query: float32 [sequences, heads, head_size]; y: the same, or flat. Writes the new token to an int8 cache.
-    """
-    attend_call(query, layer, parts, position, scale, window).run()
-    join_call(parts, y).run()
-
-
 def attend_call(
-    query: torch.Tensor,
+    found: torch.Tensor,
+    program: Program,
+    block: Block,
+    angles: tuple[torch.Tensor, torch.Tensor] | None,
     layer: LayerCache,
     parts: PartialSoftmax,
     position: torch.Tensor,
-    scale: float,
-    window: int | None,
 ) -> KernelCall:
-    """The softmax's intermediate results, to `parts`."""
-    rows, heads, head_size = query.shape
-    kv_heads, capacity = layer.keys.shape[1:3]
-    sharing = heads // kv_heads
-    steps = (query if step is None else step for step in (layer.key_steps, layer.value_steps))
-    tensors = (query, layer.fresh, layer.keys, layer.values, *steps, position, parts.sums, parts.tops)
-    arguments: tuple[Argument, ...] = (*tensors, parts.totals, scale, capacity, kv_heads)
-    constants = {
-        "WINDOW": window or 0,
+    """Appends the new token to the cache at its position, int32 [sequences]; the softmax over the tokens up to it.
+
+    found: float32 [sequences, outputs of Block.qkv]; angles: the block's rotary table, float32. The softmax's
+    intermediate results go to `parts`.
+    """
+    rows, kv_heads, capacity, head_size = layer.keys.shape
+    heads, sharing = program.heads, program.heads // kv_heads
+    group = sharing + 2 if program.by_groups else sharing
+    # Where the first key and value stand among the outputs, and how far apart keys are.
+    places = (sharing, sharing + 1, group) if program.by_groups else (heads, heads + kv_heads, 1)
+    steps = (found if step is None else step for step in (layer.key_steps, layer.value_steps))
+    arguments: list[Argument] = [found, *(angles or (found, found))]
+    constants: dict[str, str | int | float] = {}
+    for name, each in (("QUERY", block.query_norm), ("KEY", block.key_norm)):
+        norm, together = (each.norm, each.together) if each else (None, head_size)
+        arguments += norm_arguments(norm, found)
+        flags = norm_flags(norm) | {"TOGETHER": together}
+        constants |= {f"{name}_{flag}": value for flag, value in flags.items()}
+    arguments += [layer.keys, layer.values, *steps, position, parts.sums, parts.tops, parts.totals]
+    arguments += [block.scale, capacity, kv_heads, *places]
+    constants |= {
+        "WINDOW": block.window or 0,
+        "CAP": program.score_cap or 0.0,
+        "TURNED": 0 if angles is None else 2 * angles[0].shape[1],
+        "NEIGHBOURS": program.neighbours,
         "SHARING": sharing,
-        "MEMBERS": triton.next_power_of_2(sharing),
+        "GROUP": group,
         "HEAD": head_size,
-        "PADDED": triton.next_power_of_2(head_size),
         "TOKENS": tokens_at_once(sharing, head_size),
         "INT8": layer.key_steps is not None,
     }
-    return KernelCall(_attend, (rows * kv_heads, parts.tops.shape[1]), arguments, constants, WARPS)
+    return KernelCall(_attend, (rows * kv_heads, parts.tops.shape[1]), tuple(arguments), constants, WARPS)
 
 
-def join_call(parts: PartialSoftmax, y: torch.Tensor) -> KernelCall:
-    """What attention gives, from the softmax's parts."""
+def join_call(parts: PartialSoftmax, sinks: torch.Tensor | None, y: torch.Tensor) -> KernelCall:
+    """What attention gives, from the softmax's parts. y: float32 [sequences, heads * head_size]."""
     all_heads, count, head_size = parts.sums.shape
-    constants = {"HEAD": head_size, "PADDED": triton.next_power_of_2(head_size), "PARTS": count}
-    return KernelCall(_join, (all_heads,), (parts.sums, parts.tops, parts.totals, y), constants, WARPS)
+    constants = {"HEAD": head_size, "PARTS": count, "SINKS": 0 if sinks is None else len(sinks)}
+    arguments = (parts.sums, parts.tops, parts.totals, y if sinks is None else sinks, y)
+    return KernelCall(_join, (all_heads,), arguments, constants, WARPS)
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
-    """Of an 8B model, and of one whose heads are no power of two."""
-    scenes: tuple[tuple[CacheKind, int, int, int, int | None], ...] = (
-        ("bf16", 32, 8, 128, None),
-        ("int8", 3, 1, 80, 4096),
+    """Of an 8B model, of one whose heads are no power of two, and of others with norms, caps and sinks."""
+    norm, none = norm_without_memory("rms", 32), matrix_without_memory("bf16", 32, 32)
+    angles, mlp = (without_memory(8192, 64), without_memory(8192, 64)), Mlp(None, none, none)
+    plain = Block(norm, (none,), none, norm, mlp, 0.1, None)
+    program = Program(32, 32, 8, 128, 32, 32, 8192, "silu", none, None, (), (), norm, none)
+
+    def normed(kind: Literal["rms", "layer"], queries: int, keys: int, together: int = 0) -> Block:
+        norms = (HeadNorm(norm_without_memory(kind, count), together or count) for count in (queries, keys))
+        return replace(plain, query_norm=next(norms), key_norm=next(norms))
+
+    fours = replace(program, heads=8, kv_heads=4, head_size=256)
+    parted = replace(program, heads=64, head_size=256, neighbours=True, by_groups=True)
+    scenes: tuple[tuple[str, CacheKind, Program, Block], ...] = (
+        ("", "bf16", program, plain),
+        ("", "int8", replace(program, heads=3, kv_heads=1, head_size=80), replace(plain, window=4096)),
+        (", whole norms", "int8", program, normed("rms", 4096, 1024)),
+        (", norms and caps", "bf16", replace(fours, score_cap=50.0), normed("layer", 2048, 1024, 256)),
+        (", by groups with sinks", "bf16", parted, replace(plain, sinks=without_memory(64))),
     )
-    for kv, heads, kv_heads, size, window in scenes:
+    for words, kv, of, block in scenes:
+        heads, kv_heads, size = of.heads, of.kv_heads, of.head_size
         layer = LayerCache.empty(kv, 1, kv_heads, 8192, size, torch.device("meta"))
-        query = without_memory(1, heads, size)
-        parts = PartialSoftmax.of(query, layer, target)
+        parts = PartialSoftmax.of(heads, layer, target)
+        found = without_memory(1, (heads + 2 * kv_heads) * size)
         position = without_memory(1, dtype=torch.int32)
-        call = attend_call(query, layer, parts, position, size**-0.5, window)
-        shape = f"{heads} heads of {size} on {kv_heads}"
-        yield Example(f"{kv} cache, {shape}", call)
-        yield Example(shape, join_call(parts, query))
+        shape = f"{heads} heads of {size} on {kv_heads}{words}"
+        turned = None if size < 128 else angles
+        yield Example(f"{kv} cache, {shape}", attend_call(found, of, block, turned, layer, parts, position))
+        yield Example(shape, join_call(parts, block.sinks, without_memory(1, heads * size)))
+
+
+@triton.jit
+def _heads(
+    found,
+    head,
+    apart,
+    norm,
+    angles,
+    NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SHARING: tl.constexpr,
+    HEAD: tl.constexpr,
+    TURNED: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+):
+    """Some heads [ROWS, 1] of queries, or of keys, normed and turned, [ROWS, HEAD and what fills it up].
+
+    `found` are the first one's numbers; SHARING of them stand together, and such groups are `apart` heads apart.
+    """
+    weight, bias, epsilon = norm
+    cosine, sine = angles
+    column = tl.arange(0, triton.next_power_of_2(HEAD))[None, :]
+    inside = column < HEAD
+    own = (head // SHARING * apart + head % SHARING) * HEAD + column
+    value = tl.load(found + own, mask=inside, other=0.0)
+    if NORM != "none":
+        values, here = value, inside
+        if TOGETHER > HEAD:
+            number = tl.arange(0, triton.next_power_of_2(TOGETHER))[None, :]
+            each, here = number // HEAD, number < TOGETHER
+            place = (each // SHARING * apart + each % SHARING) * HEAD + number % HEAD
+            values = tl.load(found + place, mask=here, other=0.0)
+        if NORM == "layer":
+            mean = (tl.sum(values, axis=1) / TOGETHER)[:, None]
+            value, values = value - mean, tl.where(here, values - mean, 0.0)
+        value *= tl.div_rn(1.0, tl.sqrt_rn(tl.sum(values * values, axis=1) / TOGETHER + epsilon))[:, None]
+        value *= tl.load(weight + head * HEAD + column, mask=inside, other=0.0)
+        if NORM_BIAS:
+            value += tl.load(bias + head * HEAD + column, mask=inside, other=0.0)
+    if TURNED > 0:
+        turned = column < TURNED
+        if NEIGHBOURS:
+            is_second, other, angle = column % 2 == 1, column ^ 1, column // 2
+        else:
+            is_second, angle = column >= TURNED // 2, column % (TURNED // 2)
+            other = tl.where(is_second, column - TURNED // 2, column + TURNED // 2)
+        other = tl.broadcast_to(tl.where(turned, other, column), value.shape)
+        beside = tl.gather(value, other, axis=1)
+        c = tl.load(cosine + angle, mask=turned, other=1.0)
+        s = tl.load(sine + angle, mask=turned, other=0.0)
+        value = value * c + tl.where(is_second, beside, -beside) * s
+    return value
 
 
 @triton.jit
 def _attend(
-    query,
-    fresh,
+    found,
+    cosine,
+    sine,
+    query_weight,
+    query_bias,
+    query_epsilon,
+    key_weight,
+    key_bias,
+    key_epsilon,
     keys,
     values,
     key_steps,
@@ -143,14 +225,27 @@ def _attend(
     scale,
     capacity,
     kv_heads,
+    first_key,
+    first_value,
+    key_apart,
+    QUERY_NORM: tl.constexpr,
+    QUERY_NORM_BIAS: tl.constexpr,
+    QUERY_TOGETHER: tl.constexpr,
+    KEY_NORM: tl.constexpr,
+    KEY_NORM_BIAS: tl.constexpr,
+    KEY_TOGETHER: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    TURNED: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     SHARING: tl.constexpr,
-    MEMBERS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD: tl.constexpr,
-    PADDED: tl.constexpr,
     TOKENS: tl.constexpr,
     INT8: tl.constexpr,
 ):
+    MEMBERS: tl.constexpr = triton.next_power_of_2(SHARING)
+    PADDED: tl.constexpr = triton.next_power_of_2(HEAD)
     head = tl.program_id(0)  # of keys and values, of all sequences
     row = head // kv_heads
     part = tl.program_id(1)
@@ -161,15 +256,21 @@ def _attend(
         first = tl.maximum(now + 1 - WINDOW, 0)
     share = tl.cdiv(tl.cdiv(now + 1 - first, parts), TOKENS) * TOKENS
     start = first + part * share
-    stop = tl.minimum(start + share, now + 1)
-    if INT8:
-        stop = tl.minimum(stop, now)
+    stop = tl.minimum(start + share, now)
     member = tl.arange(0, MEMBERS)
     column = tl.arange(0, PADDED)
     near = tl.arange(0, TOKENS)
-    own = (head * SHARING + member)[:, None] * HEAD + column[None, :]
     own_inside = (member < SHARING)[:, None] & (column < HEAD)[None, :]
-    q = tl.load(query + own[:, None, :], mask=own_inside[:, None, :], other=0.0) * scale
+    own_key = head % kv_heads
+    found += row * (SHARING + 2) * kv_heads * HEAD
+    angles = (cosine + now * (TURNED // 2), sine + now * (TURNED // 2))
+    own = _heads(
+        *(found, own_key * SHARING + tl.minimum(member, SHARING - 1)[:, None], GROUP),
+        *((query_weight, query_bias, query_epsilon), angles, QUERY_NORM, QUERY_NORM_BIAS, QUERY_TOGETHER),
+        *(SHARING, HEAD, TURNED, NEIGHBOURS),
+    )
+    own *= scale
+    q = own[:, None, :]
     row_start = head.to(tl.int64) * capacity
     top = tl.full((MEMBERS, TOKENS), LOWEST_SCORE, tl.float32)
     total = tl.zeros((MEMBERS, TOKENS), tl.float32)
@@ -183,7 +284,7 @@ def _attend(
         score = tl.sum(q * k.to(tl.float32), axis=2)
         if INT8:
             score *= tl.load(key_steps + row_start + token, mask=token < stop, other=0.0)[None, :]
-        score = tl.where((token < stop)[None, :], score, float("-inf"))
+        score = tl.where((token < stop)[None, :], capped(score, CAP), float("-inf"))
         higher = tl.maximum(top, score)
         fading = tl.exp(top - higher)
         share_of = tl.exp(score - higher)
@@ -196,24 +297,34 @@ def _attend(
     fading = tl.exp(top - highest[:, None])
     all_ = tl.sum(total * fading, axis=1)
     mixed = tl.sum(sum_ * fading[:, :, None], axis=1)
-    if INT8:  # noqa: SIM102 - which is left out when it is compiled, and the next one is not
-        if (start <= now) & (now < start + share):
-            source = fresh + (row * kv_heads + head) * HEAD + column
-            new_k, k_step = rounded(tl.load(source, mask=column < HEAD, other=0.0))
-            new_v, v_step = rounded(tl.load(source + kv_heads * HEAD, mask=column < HEAD, other=0.0))
-            place = row_start + now
-            tl.store(keys + place * HEAD + column, new_k.to(tl.int8), mask=column < HEAD)
-            tl.store(values + place * HEAD + column, new_v.to(tl.int8), mask=column < HEAD)
+    if (start <= now) & (now < start + share):
+        new_k = _heads(
+            *(found + first_key * HEAD, tl.zeros((1, 1), tl.int32) + own_key, key_apart),
+            *((key_weight, key_bias, key_epsilon), angles, KEY_NORM, KEY_NORM_BIAS, KEY_TOGETHER),
+            *(1, HEAD, TURNED, NEIGHBOURS),
+        )
+        new_k = tl.reshape(new_k, (PADDED,))
+        value = found + (first_value + own_key * key_apart) * HEAD + column
+        new_v = tl.load(value, mask=column < HEAD, other=0.0)
+        place = row_start + now
+        k_step, v_step = 1.0, 1.0
+        if INT8:
+            new_k, k_step = rounded(new_k)
+            new_v, v_step = rounded(new_v)
             tl.store(key_steps + place, k_step)
             tl.store(value_steps + place, v_step)
-            flat = tl.load(query + own, mask=own_inside, other=0.0) * scale
-            new_score = tl.sum(flat * new_k.to(tl.float32)[None, :], axis=1) * k_step
-            newest = tl.maximum(highest, new_score)
-            before = tl.exp(highest - newest)
-            added = tl.exp(new_score - newest)
-            highest = newest
-            all_ = all_ * before + added
-            mixed = mixed * before[:, None] + (added * v_step)[:, None] * new_v.to(tl.float32)[None, :]
+            new_k, new_v = new_k.to(tl.int8), new_v.to(tl.int8)
+        else:
+            new_k, new_v = bfloat16(new_k), bfloat16(new_v)
+        tl.store(keys + place * HEAD + column, new_k, mask=column < HEAD)
+        tl.store(values + place * HEAD + column, new_v, mask=column < HEAD)
+        new_score = capped(tl.sum(own * new_k.to(tl.float32)[None, :], axis=1) * k_step, CAP)
+        newest = tl.maximum(highest, new_score)
+        before = tl.exp(highest - newest)
+        added = tl.exp(new_score - newest)
+        highest = newest
+        all_ = all_ * before + added
+        mixed = mixed * before[:, None] + (added * v_step)[:, None] * new_v.to(tl.float32)[None, :]
     slot = (head * SHARING + member) * parts + part
     tl.store(sums + slot[:, None] * HEAD + column[None, :], mixed, mask=own_inside)
     tl.store(tops + slot, highest, mask=member < SHARING)
@@ -221,14 +332,16 @@ def _attend(
 
 
 @triton.jit
-def _join(sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
+def _join(sums, tops, totals, sinks, y, HEAD: tl.constexpr, PARTS: tl.constexpr, SINKS: tl.constexpr):
     head = tl.program_id(0)
     slot = head * PARTS + tl.arange(0, PARTS)
-    column = tl.arange(0, PADDED)
+    column = tl.arange(0, triton.next_power_of_2(HEAD))
     inside = column < HEAD
     top = tl.load(tops + slot)
-    fading = tl.exp(top - tl.max(top, axis=0))
-    total = tl.sum(tl.load(totals + slot) * fading, axis=0)
+    sink = tl.load(sinks + head % SINKS) if SINKS > 0 else LOWEST_SCORE
+    highest = tl.maximum(tl.max(top, axis=0), sink)
+    fading = tl.exp(top - highest)
+    total = tl.sum(tl.load(totals + slot) * fading, axis=0) + tl.exp(sink - highest)
     part = tl.load(sums + slot[:, None] * HEAD + column[None, :], mask=inside[None, :], other=0.0)
     mixed = tl.sum(part * fading[:, None], axis=0)
     tl.store(y + head * HEAD + column, tl.div_rn(mixed, total), mask=inside)

@@ -26,9 +26,14 @@ SIXTEEN_MOVE, EIGHT_MOVE = tl.constexpr(MOVED[16]), tl.constexpr(MOVED[8])
 
 
 def embed_call(
-    state: State, embedding: Matrix, finer_places: torch.Tensor, positions: Matrix | None, x: torch.Tensor
+    state: State,
+    embedding: Matrix,
+    finer_places: torch.Tensor,
+    positions: Matrix | None,
+    x: torch.Tensor,
+    factor: float = 1.0,
 ) -> KernelCall:
-    """x, float32 [sequences, width], is the sum of the rows `tokens` of embedding and `position` of positions.
+    """x, float32 [sequences, width], is the row `tokens` of embedding, times a factor, and `position` of positions.
 
     finer_places: those of `places_of_finer`.
     """
@@ -44,11 +49,11 @@ def embed_call(
         "INPUTS": width,
         "BLOCK": EMBEDDED,
     }
-    arguments = (
+    tensors = (
         *(state.tokens, state.position, *_table_arguments(embedding, x)),
         *(finer_places, *_table_arguments(finer, x), *_table_arguments(added, x), x),
     )
-    return KernelCall(_embed, (rows, triton.cdiv(width, EMBEDDED)), arguments, constants)
+    return KernelCall(_embed, (rows, triton.cdiv(width, EMBEDDED)), (*tensors, factor), constants)
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a block is a program on every GPU
@@ -87,6 +92,7 @@ def _embed(
     positions_scale,
     positions_unit,
     x,
+    factor,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     FINER: tl.constexpr,
@@ -103,6 +109,7 @@ def _embed(
         place = tl.load(finer_places + token)
         if place >= 0:
             value += _part_of_row(finer_numbers, finer_scale, finer_unit, place, column, KIND, GROUP, INPUTS)
+    value *= factor
     if POSITIONS != "none":
         at = tl.load(position + row).to(tl.int64)
         value += _part_of_row(

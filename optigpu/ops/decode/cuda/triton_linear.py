@@ -7,16 +7,17 @@ Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
-from optigpu.ops.activation.triton_activation import activated
+from optigpu.ops.activation.triton_activation import activated, gated
 from optigpu.ops.decode.cuda.packing import numbers_shape
-from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
+from optigpu.ops.decode.cuda.triton_products import activations, capped, in_units, products, weights
 from optigpu.ops.decode.program import FEW_BITS, UNEVEN, Activation, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LEAST_INPUTS, Launch, LaunchTarget, divided, padded
@@ -71,19 +72,39 @@ def linear_call(
     activation: Activation | None = None,
     into: Into = "store",
     best: Best | None = None,
+    factor: float = 1.0,
+    cap: float | None = None,
+    clamp: tuple[float, float] | None = None,
+    experts: tuple[torch.Tensor, int, int] | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> KernelCall:
     """y = linear(norm(x)), or activation of that, or with a gate activation(gate's) * that; added to y, or times y.
 
-    x: float32 [rows, inputs]; y: float32 [rows, outputs]; both contiguous. The gate has the matrix's shape and kind.
+    What is added is `factor` times as large, and y is within the `cap`. `clamp` is a mixture's, instead of an
+    activation. x: float32 [rows, inputs]; y: float32 [rows, outputs]; both contiguous. The gate has the matrix's shape
+    and kind.
+
+    With `experts` row i of y is made by chosen[i], int32, of row i modulo those of x. `experts` are each one's place in
+    the matrix, int32, -1 for those in another one; how many rows their outputs there are apart; and its outputs are.
     """
-    rows = x.shape[0]
-    launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
+    rows = y.shape[0]
+    if experts:  # each row has weights of its own
+        target = replace(target, warps=max(1, target.warps // rows))
+    launch = launch_of(matrix, matrix.outputs, 1 if experts else rows, target, 2 if gate else 1)
     # The kernel never reads an absent tensor, but needs a pointer.
     arguments: list[Argument] = [x, *norm_arguments(norm, x), *matrix_arguments(matrix, x)]
     arguments += [*matrix_arguments(gate or matrix, x), y, *((best.value, best.index) if best else (x, x))]
-    arguments += [rows, matrix.outputs]
-    constants = matrix_flags(matrix, target) | norm_flags(norm)
-    constants |= {
+    places, apart, step = experts or (x, 0, 1)
+    arguments += [x if chosen is None else chosen, places, apart]
+    arguments += [rows, x.shape[0], matrix.outputs, factor]
+    constants: dict[str, str | int | float] = {
+        **matrix_flags(matrix, target),
+        **norm_flags(norm),
+        "EXPERTS": experts is not None,
+        "STEP": step,
+        "CAP": cap or 0.0,
+        "ALPHA": clamp[0] if clamp else 0.0,
+        "LIMIT": clamp[1] if clamp else 0.0,
         "GATED": gate is not None,
         "GATE_BIAS": gate is not None and gate.bias is not None,
         "ACTIVATION": activation or "none",
@@ -92,7 +113,8 @@ def linear_call(
         "ROWS": launch.rows,
         "TILE": launch.tile,
     }
-    return KernelCall(linear_kernel, launch.grid, tuple(arguments), constants, launch.warps)
+    grid = (launch.programs, rows if experts else launch.row_programs)
+    return KernelCall(linear_kernel, grid, tuple(arguments), constants, launch.warps)
 
 
 def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
@@ -103,7 +125,7 @@ def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
-    """The products of an 8B model and of GPT-2."""
+    """The products of an 8B model, of GPT-2, and of 8 among 128 experts."""
     rms, layer = norm_without_memory("rms", 4096), norm_without_memory("layer", 768)
     kinds: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
     for kind in kinds:
@@ -125,6 +147,16 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
     down = matrix_without_memory("bf16", 768, 3072, bias=True)
     call = linear_call(*_operands(down, 2), target, into="times")
     yield Example("bf16, 3072 to 768, 2 rows, times", call)
+    chosen, places = (without_memory(count, dtype=torch.int32) for count in (8, 128))
+    up = replace(matrix_without_memory("w4", 128 * 1536, 2048), outputs=768)
+    x, y, norm = without_memory(1, 2048), without_memory(8, 768), norm_without_memory("rms", 2048)
+    its = partial(linear_call, x, up, y, target, norm=norm, gate=up, activation="silu", chosen=chosen)
+    yield Example("w4, experts' gate and up of 2048 to 768", its(experts=(places, 1536, 1)))
+    paired = its(experts=(places, 1536, 2), clamp=(1.7, 7.0))
+    yield Example("w4, the same in pairs with a clamp", paired)
+    down = replace(matrix_without_memory("w4", 128 * 2048, 768), outputs=2048)
+    call = linear_call(y, down, without_memory(8, 2048), target, experts=(places, 2048, 1), chosen=chosen)
+    yield Example("w4, experts' down of 768 to 2048", call)
 
 
 def _operands(matrix: Matrix, rows: int) -> tuple[torch.Tensor, Matrix, torch.Tensor]:
@@ -177,8 +209,13 @@ def linear_kernel(
     y,
     best_value,
     best_index,
+    chosen,
+    places,
+    apart,
     rows,
+    x_rows,
     outputs,
+    factor,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -187,6 +224,11 @@ def linear_kernel(
     DP4A: tl.constexpr,
     NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    STEP: tl.constexpr,
+    CAP: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     GATED: tl.constexpr,
     GATE_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -196,50 +238,56 @@ def linear_kernel(
     TILE: tl.constexpr,
 ):
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    x_row, begin, stop = row, 0, outputs
+    if EXPERTS:
+        expert = tl.load(places + tl.load(chosen + tl.program_id(1)))
+        x_row, begin, stop = row % x_rows, expert * apart, tl.where(expert < 0, 0, outputs)
+    end = begin + stop * STEP
     start = tl.program_id(0) * TILE
     ahead = tl.num_programs(0) * TILE
-    output = start + tl.arange(0, TILE)
-    w1, w2, w3 = weights(numbers, scale, output, outputs, KIND, GROUP, INPUTS, PADDED)
+    output = begin + (start + tl.arange(0, TILE)) * STEP
+    w1, w2, w3 = weights(numbers, scale, output, end, KIND, GROUP, INPUTS, PADDED)
     g1, g2, g3 = w1, w2, w3
     if GATED:
-        g1, g2, g3 = weights(gate_numbers, gate_scale, output, outputs, KIND, GROUP, INPUTS, PADDED)
+        g1, g2, g3 = weights(gate_numbers, gate_scale, output, end, KIND, GROUP, INPUTS, PADDED)
     x1, x2, x3 = activations(
-        x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
+        x, norm_weight, norm_bias, epsilon, x_row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
     )
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     top_output = tl.zeros((ROWS,), tl.int32)
     not_finite = tl.zeros((ROWS,), tl.int32)
-    for place in range(start, outputs, ahead):
-        output = place + tl.arange(0, TILE)
+    for place in range(start, stop, ahead):
+        column = place + tl.arange(0, TILE)
+        output = begin + column * STEP
         # Asked for before this tile's are used.
-        n1, n2, n3 = weights(numbers, scale, output + ahead, outputs, KIND, GROUP, INPUTS, PADDED)
+        coming = output + ahead * STEP
+        n1, n2, n3 = weights(numbers, scale, coming, end, KIND, GROUP, INPUTS, PADDED)
         m1, m2, m3 = n1, n2, n3
         if GATED:
-            m1, m2, m3 = weights(
-                gate_numbers, gate_scale, output + ahead, outputs, KIND, GROUP, INPUTS, PADDED
-            )
-        inside = (row < rows)[:, None] & (output < outputs)[None, :]
-        to = y + row.to(tl.int64)[:, None] * outputs + output[None, :]
-        result = in_units(products(w1, w2, w3, x1, x2, x3, KIND, DP4A), unit, output, outputs, KIND)
+            m1, m2, m3 = weights(gate_numbers, gate_scale, coming, end, KIND, GROUP, INPUTS, PADDED)
+        inside = (row < rows)[:, None] & (column < stop)[None, :]
+        to = y + row.to(tl.int64)[:, None] * outputs + column[None, :]
+        result = in_units(products(w1, w2, w3, x1, x2, x3, KIND, DP4A), unit, output, end, KIND)
         if BIAS:
-            result += tl.load(bias + output, mask=output < outputs, other=0.0)[None, :]
+            result += tl.load(bias + output, mask=column < stop, other=0.0)[None, :]
         if GATED:
-            gate = in_units(products(g1, g2, g3, x1, x2, x3, KIND, DP4A), gate_unit, output, outputs, KIND)
+            gate = in_units(products(g1, g2, g3, x1, x2, x3, KIND, DP4A), gate_unit, output, end, KIND)
             if GATE_BIAS:
-                gate += tl.load(gate_bias + output, mask=output < outputs, other=0.0)[None, :]
-            result *= activated(gate, ACTIVATION)
+                gate += tl.load(gate_bias + output, mask=column < stop, other=0.0)[None, :]
+            result = gated(gate, result, ACTIVATION, ALPHA, LIMIT)
+        elif INTO == "times":
+            result = gated(result, tl.load(to, mask=inside, other=0.0), ACTIVATION, ALPHA, LIMIT)
         else:
             result = activated(result, ACTIVATION)
         if INTO == "add":
-            result += tl.load(to, mask=inside, other=0.0)
-        elif INTO == "times":
-            result *= tl.load(to, mask=inside, other=0.0)
-        tl.store(to, result, mask=inside)
+            result = result * factor + tl.load(to, mask=inside, other=0.0)
+        kept = capped(result, CAP)
+        tl.store(to, kept, mask=inside)
         if BEST:
-            seen = tl.where(inside, result, float("-inf"))
+            seen = tl.where(inside, kept, float("-inf"))
             here = tl.max(seen, axis=1)
             # Of equal ones the first, there and here.
-            first = tl.min(tl.where(seen == here[:, None], output[None, :], outputs), axis=1)
+            first = tl.min(tl.where(seen == here[:, None], column[None, :], outputs), axis=1)
             top_output = tl.where(here > top, first, top_output)
             top = tl.maximum(top, here)
             not_finite += tl.sum((inside & ~(tl.abs(result) < float("inf"))).to(tl.int32), axis=1)

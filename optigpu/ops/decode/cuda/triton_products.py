@@ -127,6 +127,23 @@ def over_largest(largest):
 
 
 @triton.jit
+def capped(x, CAP: tl.constexpr):
+    """CAP * tanh(x / CAP), or x where CAP is 0."""
+    if CAP > 0:
+        fading = tl.exp(tl.abs(x) * (-2 / CAP))
+        x = tl.where(x < 0.0, -CAP, CAP) * ((1.0 - fading) / (1.0 + fading))
+    return x
+
+
+@triton.jit
+def bfloat16(x):
+    """Rounded half to even by integers: a GPU's conversion does so too, and the interpreter's cuts off."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+
+
+@triton.jit
 def rounded(values):
     """int8 numbers of a vector, as int32, and their step."""
     largest = tl.max(magnitude(values), axis=0).to(tl.float32, bitcast=True)

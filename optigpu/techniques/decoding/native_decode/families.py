@@ -113,14 +113,6 @@ class Roles:
             (joined(self.mlp, self.down),),
         )
 
-    @property
-    def on_cuda(self) -> bool:
-        """Whether CUDA's decoder knows all of its parts; it refuses what else a model has."""
-        others = (self.after_attention, self.after_mlp, self.query_norm, self.turned_if, self.embedding_scale)
-        caps = (self.residual_scale, self.score_cap, self.logit_cap)
-        flags = (self.parallel, self.by_groups, self.neighbours, self.sinks, self.mixture)
-        return not any((*others, *caps, *flags))
-
 
 def joined(parent: str, name: str) -> str:
     """A path of two parts, the first of which may be empty."""

@@ -11,7 +11,7 @@ import torch
 
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.cpu.packing import pack, unpack
-from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, rows_from, unpack_from_cuda
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.ops.four_bits.few_bits import product_type
@@ -80,7 +80,7 @@ class DecodeLinear(HoldsMatrix):
         self, rows: torch.Tensor, left: torch.Tensor, arena: Arena | None, known: Compensation | None
     ) -> None:
         """Adds what rounding has left of some rows, int64 [count] in ascending order. left: float32 [count, inputs]."""
-        matrix = _pack(left, None, self.kind, self.group, arena, known)
+        matrix = packed(left, None, self.kind, self.group, arena, known)
         self.finer = HeldFinerRows(FinerRows(kept(rows, rows.device, arena), matrix))
 
     @property
@@ -121,7 +121,7 @@ def exchange_table(embedding: torch.nn.Embedding, matrix: Matrix) -> None:
 def packed_table(weight: torch.Tensor, kind: WeightKind, group: int) -> Matrix:
     """Rows that are looked up, [rows, width], in memory of their own."""
     arena = Arena(_bytes(weight, kind, group)) if weight.device.type == "cpu" else None
-    return _pack(weight, None, kind, group, arena, None)
+    return packed(weight, None, kind, group, arena)
 
 
 def candidates_of(
@@ -174,7 +174,7 @@ def exchange_linears(
         if moment is not last:
             last, known = moment, compensation_of(moment)
         weight, bias = weight_of(place.layer), place.layer.bias
-        place.put(DecodeLinear(_pack(weight, bias, kinds[place.path], group, arena, known)))
+        place.put(DecodeLinear(packed(weight, bias, kinds[place.path], group, arena, known)))
 
 
 def kept(tensor: torch.Tensor, device: torch.device, arena: Arena | None) -> torch.Tensor:
@@ -200,14 +200,8 @@ def rows_of(matrix: Matrix, first: int, last: int) -> Matrix:
     """The outputs [first, last) of a matrix; on a CPU multiples of DECODE_TILE."""
     unit = DECODE_TILE if matrix.numbers.device.type == "cpu" else 1
     rows = slice(first // unit, last // unit)
-    return replace(
-        matrix,
-        outputs=last - first,
-        numbers=matrix.numbers[rows],
-        scale=None if matrix.scale is None else matrix.scale[rows],
-        unit=None if matrix.unit is None else matrix.unit[rows],
-        bias=None if matrix.bias is None else matrix.bias[first:last],
-    )
+    bias = None if matrix.bias is None else matrix.bias[first:last]
+    return replace(rows_from(matrix, rows, last - first), bias=bias)
 
 
 def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
@@ -218,10 +212,7 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
         if start == matrix.outputs:
             matrix, start = next(left), 0
         rows = slice(start, start + layer.outputs)
-        layer.numbers = matrix.numbers[rows]
-        layer.scale = None if matrix.scale is None else matrix.scale[rows]
-        layer.unit = None if matrix.unit is None else matrix.unit[rows]
-        layer.bias = None if matrix.bias is None else matrix.bias[rows]
+        layer.hold(rows_from(matrix, rows, layer.outputs))
         start = rows.stop
 
 
@@ -233,14 +224,15 @@ def _bytes(weight: torch.Tensor, kind: WeightKind, group: int, finer: int = 0) -
     return more + decode_bytes(outputs, inputs, device, kind=kind, group=group)
 
 
-def _pack(
+def packed(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     kind: WeightKind,
     group: int,
-    arena: Arena | None,
-    known: Compensation | None,
+    arena: Arena | None = None,
+    known: Compensation | None = None,
 ) -> Matrix:
+    """For the operator of the weight's device."""
     if weight.device.type == "cpu":
         return pack(weight, bias, kind, group, arena, known)
     return pack_for_cuda(weight, bias, kind, group, known)

@@ -13,7 +13,6 @@ from optigpu.hardware.cpu import one_cpu_of_each_core
 from optigpu.models.loading.expressed import DECODER, ROTATIONS, Condition, Fields, unexpressed
 from optigpu.models.loading.storages import storage_of
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
-from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import (
     Activation,
     Block,
@@ -36,6 +35,7 @@ from optigpu.techniques.decoding.native_decode.layers import (
     DecodeTable,
     exchange_table,
     joined_matrices,
+    packed,
     packed_table,
     rows_of,
 )
@@ -161,8 +161,6 @@ def _other_shapes(model: PreTrainedModel, roles: Roles, blocks: list[Module]) ->
             f"needs an intermediate_size that is a multiple of {DECODE_TILE} where gate and up are one matrix; this "
             f"model has {model.config.intermediate_size}"
         )
-    if model.device.type != "cpu" and not roles.on_cuda:
-        return f"runs {roles.model} on a CPU alone as yet"
     return None
 
 
@@ -224,9 +222,10 @@ def program_of(model: PreTrainedModel) -> Program:
     angles = angles_of(decoder, stack, roles, embedding.numbers.device)
     rotary_size = 2 * angles[0](1)[0].shape[1] if angles else 0
     kinds = _kinds(config)
-    blocks = tuple(
-        _block(config, roles, block, index, kinds, len(angles)) for index, block in enumerate(stack)
-    )
+    with embedding.numbers.device:  # weights of norms that have none
+        blocks = tuple(
+            _block(config, roles, block, index, kinds, len(angles)) for index, block in enumerate(stack)
+        )
     head_size = head_size_of(stack[0].get_submodule(roles.attention))
     heads = blocks[0].output.inputs // head_size
     own_scale: torch.Tensor | None = getattr(getattr(decoder, roles.embedding), "embed_scale", None)
@@ -363,12 +362,15 @@ def _mixture(config: PreTrainedConfig, roles: Roles, module: Module) -> Mixture:
     router: Any = module.get_submodule(its.router)
     experts, bias = module.get_submodule(its.experts), getattr(router, "bias", None)
     lists = [part for _, part in experts.named_children() if isinstance(part, ModuleList)]
-    up, down = ([_decode_linear(part, str(number)).matrix for number in range(len(part))] for part in lists)
+    layers = [[_decode_linear(part, str(number)) for number in range(len(part))] for part in lists]
+    for part in layers:
+        joined_matrices(part)  # in memory, where their operator wants that
+    up, down = ([layer.matrix for layer in part] for part in layers)
     shared = None if its.shared is None else _mlp(module.get_submodule(its.shared), roles)
     choice_bias = None if its.choice_bias is None else getattr(router, its.choice_bias).detach().float()
     named = its.normalized
     return Mixture(
-        router=pack(router.weight, bias, "bf16", 0),
+        router=packed(router.weight, bias, "bf16", 0),
         experts=tuple(Expert((first,), last) for first, last in zip(up, down, strict=True)),
         chosen=getattr(config, its.chosen),
         score=its.score,
