@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from optigpu.ops.decode.cpu.packing import pack, unpack
-from optigpu.ops.decode.cuda.packing import joined, numbers_shape, pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda.packing import (
+    joined,
+    numbers_shape,
+    pack_for_cuda,
+    rows_from,
+    stacked,
+    unpack_from_cuda,
+)
 from optigpu.ops.decode.program import UNEVEN, WeightKind
 from optigpu.ops.layouts import decode_bytes
 from optigpu.vocabulary import DeviceKind
@@ -63,6 +70,20 @@ def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:
         parts = [pack_for_cuda(weight, None, kind, 32) for weight in weights]
         (whole,) = joined(parts)
         assert torch.equal(unpack_from_cuda(whole), torch.cat([unpack_from_cuda(each) for each in parts]))
+
+
+def test_experts_that_follow_one_another_in_memory_are_joined_without_a_copy() -> None:
+    whole = pack_for_cuda(torch.randn(8, 64, generator=torch.Generator().manual_seed(0)), None, "w4", 32)
+    parts = [rows_from(whole, slice(row, row + 4), 4) for row in (0, 4)]
+    ((matrix, places),) = stacked(parts)
+    assert matrix.numbers.data_ptr() == whole.numbers.data_ptr()
+    assert unpack_from_cuda(matrix).equal(unpack_from_cuda(whole))
+    assert places.tolist() == [0, 1]
+    (last, first), (other, places) = stacked(
+        [parts[1], pack_for_cuda(torch.ones(4, 64), None, "w8", 32), parts[0]]
+    )
+    assert unpack_from_cuda(last).equal(unpack_from_cuda(whole).roll(4, 0))
+    assert (first.tolist(), places.tolist(), other.kind) == ([0, -1, 1], [-1, 0, -1], "w8")
 
 
 def test_packing_refuses_what_it_cannot_hold() -> None:

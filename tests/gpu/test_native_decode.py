@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu]
 CAPACITY = 60
+FIRST = pytest.mark.gpu_first
 
 
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
 @pytest.mark.parametrize(
     "kinds",
     [
-        *(pytest.param((kind,), marks=pytest.mark.gpu_first) for kind in ("w4", "w8", "bf16")),
+        *(pytest.param((kind,), marks=FIRST) for kind in ("w4", "w8", "bf16")),
         *(("w3k",), ("w4k",), ("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")),
     ],
     ids="+".join,
@@ -30,7 +31,7 @@ def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv
     assert_step_as_reference(family, kinds, kv, device="cuda")
 
 
-@pytest.mark.gpu_first
+@FIRST
 @pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
 def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
     from tests.engine.triton_decode import assert_every_weight
@@ -38,9 +39,20 @@ def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
     assert_every_weight(kind, 32, torch.device("cuda"))
 
 
-@pytest.mark.gpu_first
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param("all", marks=FIRST), "gemma", "neox", "olmo", "mixtral", "oss", *map(str, range(4))],
+)
+def test_steps_of_further_blocks_are_the_references(family: str) -> None:
+    from tests.engine.triton_decode import assert_step_as_reference
+
+    assert_step_as_reference(family, ("w8", "w4", "bf16"), "int8", device="cuda")
+
+
 @pytest.mark.parametrize("kv", ["bf16", "int8"])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(each, marks=FIRST) for each in ("gpt2", "llama")), "all", "oss"]
+)
 def test_the_recorded_graph_does_what_its_launches_do_up_to_the_end(family: str, kv: CacheKind) -> None:
     from tests.engine.triton_decode import SEQUENCES
 
