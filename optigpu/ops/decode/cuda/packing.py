@@ -158,19 +158,16 @@ def rows_from(matrix: Matrix, rows: slice, outputs: int) -> Matrix:
 
 
 def _join(parts: Sequence[Matrix]) -> Matrix:
-    first, bias = parts[0], None
+    first, bias, device = parts[0], None, parts[0].numbers.device
     if len(parts) == 1:
         return first
     if any(part.bias is not None for part in parts):
-        nothing = (torch.zeros(part.outputs, device=part.numbers.device) for part in parts)
-        bias = torch.cat(
-            [no if part.bias is None else part.bias for part, no in zip(parts, nothing, strict=True)]
-        )
-    numbers, outputs = _together([part.numbers for part in parts]), sum(part.outputs for part in parts)
-    scales = [part.scale for part in parts if part.scale is not None]
-    units = [part.unit for part in parts if part.unit is not None]
-    scale, unit = (_together(each) if each else None for each in (scales, units))
-    return Matrix(first.kind, outputs, first.inputs, first.group, numbers, scale, bias, unit)
+        biases = (part.bias for part in parts)
+        nothing = (torch.zeros(part.outputs, device=device) for part in parts)
+        bias = torch.cat([no if own is None else own for own, no in zip(biases, nothing, strict=True)])
+    parts_of = {name: [getattr(part, name) for part in parts] for name in ("numbers", "scale", "unit")}
+    tensors = {name: _together(each) for name, each in parts_of.items() if each[0] is not None}
+    return replace(first, outputs=sum(part.outputs for part in parts), bias=bias, **tensors)
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,6 @@ Imported only where a GPU is used, because it loads Triton.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import triton
@@ -118,24 +117,19 @@ def join_call(parts: PartialSoftmax, sinks: torch.Tensor | None, y: torch.Tensor
 
 
 def examples(target: LaunchTarget) -> Iterator[Example]:
-    """Of an 8B model, of one whose heads are no power of two, and of others with norms, caps and sinks."""
+    """Of an 8B model, of one whose heads are no power of two, and of others with norms, a cap and sinks."""
     norm, none = norm_without_memory("rms", 32), matrix_without_memory("bf16", 32, 32)
     angles, mlp = (without_memory(8192, 64), without_memory(8192, 64)), Mlp(None, none, none)
     plain = Block(norm, (none,), none, norm, mlp, 0.1, None)
     program = Program(32, 32, 8, 128, 32, 32, 8192, "silu", none, None, (), (), norm, none)
-
-    def normed(kind: Literal["rms", "layer"], queries: int, keys: int, together: int = 0) -> Block:
-        norms = (HeadNorm(norm_without_memory(kind, count), together or count) for count in (queries, keys))
-        return replace(plain, query_norm=next(norms), key_norm=next(norms))
-
-    fours = replace(program, heads=8, kv_heads=4, head_size=256)
-    parted = replace(program, heads=64, head_size=256, neighbours=True, by_groups=True)
+    query, key = norm_without_memory("rms", 4096), norm_without_memory("layer", 1024)
+    normed = replace(plain, query_norm=HeadNorm(query, 4096), key_norm=HeadNorm(key, 128))
+    parted = replace(program, heads=64, head_size=256, neighbours=True, by_groups=True, score_cap=50.0)
     scenes: tuple[tuple[str, CacheKind, Program, Block], ...] = (
         ("", "bf16", program, plain),
         ("", "int8", replace(program, heads=3, kv_heads=1, head_size=80), replace(plain, window=4096)),
-        (", whole norms", "int8", program, normed("rms", 4096, 1024)),
-        (", norms and caps", "bf16", replace(fours, score_cap=50.0), normed("layer", 2048, 1024, 256)),
-        (", by groups with sinks", "bf16", parted, replace(plain, sinks=without_memory(64))),
+        (", normed", "int8", program, normed),
+        (", by groups with a cap and sinks", "bf16", parted, replace(plain, sinks=without_memory(64))),
     )
     for words, kv, of, block in scenes:
         heads, kv_heads, size = of.heads, of.kv_heads, of.head_size
