@@ -50,14 +50,24 @@ def decoded(model: PreTrainedModel, new_cache: Callable[[int], Cache]) -> torch.
     return torch.cat([_decoded(model, new_cache(text + STEPS), text) for text in texts])
 
 
+def _computed(model: PreTrainedModel) -> torch.Tensor:
+    """`decoded` with caches that grow; the logits of a text in one pass where a model takes none of transformers'."""
+    try:
+        with told(str):
+            return decoded(model, lambda _: DynamicCache(config=model.config))
+    except UnsupportedError:
+        with torch.no_grad():
+            found: torch.Tensor = model(input_ids=_ids(model, TEXT), use_cache=False).logits[0]
+        return found.float()
+
+
 def windows_of(model: PreTrainedModel) -> list[int]:
     """How many tokens layers reach back, as far as the configuration says."""
     return sorted(sizes_of(model.config.get_text_config(decoder=True), *_WINDOWS))
 
 
 def _decoded(model: PreTrainedModel, cache: Cache, text: int) -> torch.Tensor:
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(1, text + STEPS + 1, device=model.device)[None] % vocabulary
+    ids = _ids(model, text + STEPS)
     parts = [ids[:, :text], *ids[:, text:].split(1, dim=1)]
     last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     with torch.no_grad():
@@ -68,19 +78,21 @@ def _decoded(model: PreTrainedModel, cache: Cache, text: int) -> torch.Tensor:
     return torch.stack(found).float()
 
 
+def _ids(model: PreTrainedModel, count: int) -> torch.Tensor:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids: torch.Tensor = torch.arange(1, count + 1, device=model.device)[None] % vocabulary
+    return ids
+
+
 def require_same_attention(technique: str, model: PreTrainedModel) -> None:
     """Raises UnsupportedError if attention computes otherwise than transformers' fused one, where there is one and no
     packed layer."""
     if not (model.can_generate() and model._supports_sdpa) or count_packed(model):
         return
-
-    def growing(_: int) -> Cache:
-        return DynamicCache(config=model.config)
-
     own = model.config._attn_implementation
-    found = decoded(model, growing)
+    found = _computed(model)
     model.config._attn_implementation = "sdpa"
-    wanted = decoded(model, growing)
+    wanted = _computed(model)
     model.config._attn_implementation = own
     require_same(technique, model, wanted, found)
 
