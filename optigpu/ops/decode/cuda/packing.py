@@ -165,9 +165,10 @@ def _join(parts: Sequence[Matrix]) -> Matrix:
         biases = (part.bias for part in parts)
         nothing = (torch.zeros(part.outputs, device=device) for part in parts)
         bias = torch.cat([no if own is None else own for own, no in zip(biases, nothing, strict=True)])
-    parts_of = {name: [getattr(part, name) for part in parts] for name in ("numbers", "scale", "unit")}
-    tensors = {name: _together(each) for name, each in parts_of.items() if each[0] is not None}
-    return replace(first, outputs=sum(part.outputs for part in parts), bias=bias, **tensors)
+    names, outputs = ("numbers", "scale", "unit"), sum(part.outputs for part in parts)
+    numbers, scales, units = ([getattr(part, name) for part in parts] for name in names)
+    scale, unit = (None if each[0] is None else _together(each) for each in (scales, units))
+    return replace(first, outputs=outputs, numbers=_together(numbers), scale=scale, unit=unit, bias=bias)
 
 
 def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
