@@ -93,7 +93,7 @@ class Begin(Frozen):
 
 class Assignment(Frozen):
     """What this process is to measure. `folder` is shared by the job's processes and removed at its end. A server may
-    take `answer_s` seconds for one answer."""
+    take `answer_s` seconds for one answer. Where nothing is `timed`, one request is run before Ready."""
 
     kind: Literal["assignment"] = "assignment"
     variant: Variant
@@ -104,6 +104,7 @@ class Assignment(Frozen):
     folder: str
     threads: int | None = None
     answer_s: float = 600.0
+    timed: bool = True
 
 
 class RunRound(Frozen):

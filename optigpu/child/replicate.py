@@ -154,8 +154,8 @@ def refusal(assignment: Assignment) -> str | None:
 
 
 def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
-    """Loads the model, applies the stack, checks the output and warms up until requests agree. Raises UnsupportedError
-    when this machine or this model cannot do it."""
+    """Loads the model, applies the stack, and for timing checks the output and warms up until requests agree. Raises
+    UnsupportedError when this machine or this model cannot do it."""
     variant = assignment.variant
     backend, order = BACKENDS[variant.backend], order_of(assignment)
 
@@ -170,6 +170,12 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     runtime = backend.prepare(order, progress)
     request = _request(variant, runtime)
     load_s = time.perf_counter() - started
+    subject = Subject(runtime, request, assignment, harness)
+    if not assignment.timed:
+        request_s = request.check().request_s
+        return subject, Ready(
+            load_s=load_s, compile_s=None, steady=False, warmup_requests=1, request_s=request_s
+        )
     progress("hashing the weights")
     origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
@@ -195,7 +201,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         ),
         problem=check.problem,
     )
-    return Subject(runtime, request, assignment, harness), ready
+    return subject, ready
 
 
 def order_of(assignment: Assignment) -> Order:

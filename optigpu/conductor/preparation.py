@@ -38,6 +38,7 @@ from optigpu.vocabulary import (
 )
 from optigpu.workloads.base import Workload
 
+REFERENCE = "computing the quality reference"
 REFERENCE_BACKEND = "torch"
 """Makes the reference for variants of every backend, so that their quality is a distance from the same predictions."""
 
@@ -185,12 +186,14 @@ def make_references(session: Session, variants: Sequence[Variant]) -> None:
 
 def _make_reference(session: Session, like: Variant) -> None:
     """The plain fp32 model writes its logits into the folder; without them, the quality meter says what is missing."""
-    session.progress.show("computing the quality reference")
+    session.progress.show(REFERENCE)
     plain = {"role": Role.BASELINE, "stack": (), "label": "baseline", "backend": REFERENCE_BACKEND}
     baseline = like.model_copy(update=plain)
     try:
         with session.child(baseline) as child:
-            ask(child, session.assignment(baseline, 0), Ready, session.progress)
+            untimed = session.assignment(baseline, 0).model_copy(update={"timed": False})
+            ask(child, untimed, Ready, session.progress)
+            session.progress.show(REFERENCE)
             ask(child, RunReference(), Metered, session.progress)
     except (UnsupportedError, ReplicateError) as error:
         _log.warning("the quality reference could not be computed: %s", error)

@@ -105,7 +105,7 @@ def make_reference(context: MeterContext) -> Reading:
     """Leaves the fp32 model's predictions in the context's folder; its stack is empty. Where it cannot, the reason is
     left, which every variant's meter then gives."""
     folder = context.folder / QUALITY_FOLDER
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     made: Manifest | ImageSetting | LossSetting
     try:
         if context.workload.task is Task.TRAINING:

@@ -97,7 +97,7 @@ class Limits(Frozen):
         "one that runs has time until then.",
     )
     wait_for_quiet_s: float = Field(
-        60.0,
+        5.0,
         ge=0,
         le=3600,
         description="How long a job waits at most, before its first process, for other processes to rest.",
