@@ -34,7 +34,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
     local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
     remote.cancel, remote.withdraw, remote.leaderboard, runs.compare, runs.replay, advise.claims,
-    runs.chart, runs.charts, convert.tiny, convert.convert, models.recipe, advise.fit, advise.advise,
+    runs.chart, runs.charts, convert.convert, models.recipe, advise.fit, advise.advise,
     local.batch_scaling,
 )  # fmt: skip
 FLAGGED = {

@@ -15,7 +15,6 @@ from api.__main__ import main
 from optigpu.job import bench
 from optigpu.models.reference import BUNDLED
 from tests.edge.test_agent_end_to_end import ROOT, agent, finish, simulated_device
-from tests.edge.tiny_device import small_device
 from tests.engine.sessions import BRIEF as BRIEFLY
 from tests.journeys.machine import MEASURED, Machine, Station
 
@@ -77,13 +76,6 @@ def test_a_model_that_the_library_quantized_is_used_and_measured(machine: Machin
     )
     (result,) = run["results"]
     assert result["metrics"]["top1_agreement"]["value"] > 0.9
-
-
-def test_a_device_at_a_serial_line_that_runs_another_model_is_told_so(machine: Machine) -> None:
-    """It answers as the profile has it, and takes inputs of another length."""
-    with small_device("--seconds", "0.01") as port:
-        said = machine.refused("tiny", "--port", port, "--mode", "performance", "--runs", "1", status=1)
-    assert "Input has 3072 of 48 bytes" in said
 
 
 @pytest.mark.long
