@@ -140,7 +140,8 @@ def examples(target: LaunchTarget) -> Iterator[Example]:
         shape = f"{heads} heads of {size} on {kv_heads}{words}"
         turned = None if size < 128 else angles
         yield Example(f"{kv} cache, {shape}", attend_call(found, of, block, turned, layer, parts, position))
-        yield Example(shape, join_call(parts, block.sinks, without_memory(1, heads * size)))
+        if block is not normed:  # whose parts are joined as plain ones are
+            yield Example(shape, join_call(parts, block.sinks, without_memory(1, heads * size)))
 
 
 @triton.jit
