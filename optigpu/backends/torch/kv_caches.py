@@ -215,6 +215,7 @@ def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
         _require_static(model)
     if not _is_own(options):
         return
+    cache_argument(model)
     if others := layers_beside_whole_attention(model):
         raise UnsupportedError(
             f"int8_kv_cache and sliding_kv_cache need layers that attend to the whole sequence; this model also has "
