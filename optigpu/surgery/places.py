@@ -15,6 +15,7 @@ from torch.nn import Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from optigpu.ops.operands import is_finite
 from optigpu.surgery.read_layers import read_layers
 from optigpu.vocabulary import UnsupportedError
 
@@ -289,7 +290,7 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
                 f"{technique} needs layers whose inputs are a multiple of {group}; {place.path} has "
                 f"{weight.shape[1]}. Choose another group size, or leave it out of the stack."
             )
-        if not bool(weight.isfinite().all()):
+        if not is_finite(weight):
             raise UnsupportedError(damaged(technique, place.path))
     return places
 

@@ -21,7 +21,7 @@ from optigpu.ops.four_bits.few_bits import Rounding, few_bits_reason, round_comp
 from optigpu.ops.four_bits.grid import Grid, grid_of
 from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups, rounded_scale
 from optigpu.ops.four_bits.scheme import FURTHEST, Int4Scheme, Int4Weights
-from optigpu.ops.operands import named
+from optigpu.ops.operands import is_finite, named
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
@@ -48,7 +48,7 @@ def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) ->
     `products` is the type in which the C++ operator multiplies errors with it; torch does in float32. Inputs that are
     always zero are allowed. Raises ValueError if it is not a finite square matrix.
     """
-    if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
+    if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not is_finite(moment):
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
     size = moment.diagonal().mean()
     damped = moment / size if bool(size > 0) else torch.zeros_like(moment)

@@ -16,7 +16,7 @@ import torch
 
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.scheme import FURTHEST, REACH, Int4Scheme, Int4Weights
-from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST, named
+from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST, is_finite, named
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
 Found = TypeVar("Found")
@@ -59,7 +59,7 @@ def quantize_groups(
     outputs, inner = weight.shape
     if inner == 0 or inner % scheme.group_size:
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
-    if not bool(weight.isfinite().all()):
+    if not is_finite(weight):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
     if scheme.table and not scheme.symmetric:
         raise ValueError("quantize_groups takes uneven values only for a symmetric scheme.")

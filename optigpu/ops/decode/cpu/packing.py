@@ -33,7 +33,7 @@ from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
 from optigpu.ops.layouts import DECODE_TILE
-from optigpu.ops.operands import INT4_LEAST, INT4_ZERO, INT8_LARGEST, filled, named
+from optigpu.ops.operands import INT4_LEAST, INT4_ZERO, INT8_LARGEST, filled, is_finite, named
 
 ROWS = DECODE_TILE
 """Outputs of a block."""
@@ -137,7 +137,7 @@ def _strips(weight: torch.Tensor, at_once: int = AT_ONCE) -> Iterator[torch.Tens
     Raises ValueError when a weight is NaN or infinite.
     """
     for rows in weight.detach().split(max(1, at_once // weight.shape[1] // ROWS) * ROWS):
-        if not bool(rows.isfinite().all()):
+        if not is_finite(rows):
             raise ValueError("pack needs finite weights: this matrix holds NaN or infinity.")
         yield rows.float().contiguous()
 
@@ -258,5 +258,5 @@ def check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, gro
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
     if not inputs or (kind != "bf16" and inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
-    if bias is not None and (bias.shape != (outputs,) or not bool(bias.isfinite().all())):
+    if bias is not None and (bias.shape != (outputs,) or not is_finite(bias)):
         raise ValueError(f"pack needs one finite bias for each of {outputs} outputs.")

@@ -31,7 +31,7 @@ from optigpu.ops.decode.program import UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import scale_units
-from optigpu.ops.operands import INT4_ZERO, INT8_LARGEST
+from optigpu.ops.operands import INT4_ZERO, INT8_LARGEST, is_finite
 
 UNIT = 32
 HALF = 16
@@ -53,7 +53,7 @@ def pack_for_cuda(
     divide its inputs, or the bias does not fit.
     """
     check(weight, bias, kind, group)
-    if not bool(weight.isfinite().all()):
+    if not is_finite(weight):
         raise ValueError("pack_for_cuda needs finite weights: this matrix holds NaN or infinity.")
     outputs, inputs = weight.shape
     weight = weight.detach()
