@@ -17,6 +17,7 @@ from optigpu.conductor.largest_batch import scale_batches
 from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.progress import WAITING_FOR_DEVICE
 from optigpu.conductor.search import search
 from optigpu.conductor.session import Session, open_session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
@@ -28,6 +29,7 @@ from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
 from optigpu.job.estimate import within_deadline
 from optigpu.job.plan import variants_of
+from optigpu.job.rates import NO_RATES, Rates, keep_rates, known_rates
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (
@@ -107,7 +109,8 @@ def run(
     )
     todo = [variant for variant in variants if variant.index not in done]
     outcomes: dict[int, Outcome] = dict(done)
-    plan, estimate = foreseen(spec, todo)
+    rates = known_rates() if tuple(program) == REPLICATE else NO_RATES
+    plan, estimate = foreseen(spec, todo, rates)
     if todo:
         on_event(estimate)
     opening = open_session(
@@ -121,7 +124,9 @@ def run(
         memory_rule=memory_rule,
         plan=plan,
     )
-    stop, again, spans = _measured(opening, todo, outcomes, on_event)
+    stop, again, spans, took = _measured(opening, todo, outcomes, on_event)
+    if tuple(program) == REPLICATE:  # another program takes another time
+        keep_rates(_learned(rates, spec, todo, spans, took))
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
@@ -141,11 +146,12 @@ def _measured(
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-) -> tuple[StoppedError | None, Samples, tuple[Span, ...]]:
+) -> tuple[StoppedError | None, Samples, tuple[Span, ...], Mapping[tuple[int, str], float]]:
     """Measures variants in one session and adds an outcome for each. Returns why the session had to stop, if it had,
-    what the baseline measured again, and where the time went."""
+    what the baseline measured again, where the time went, and what each part of a variant took."""
     again: Samples = ()
     spans: tuple[Span, ...] = ()
+    took: Mapping[tuple[int, str], float] = {}
     try:
         with opening as session:
             session.progress.limit(session.spec.limits.timeout_s)
@@ -154,15 +160,31 @@ def _measured(
                     wait_for_quiet(session)
                     again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
             finally:
-                spans = session.progress.spans()
+                spans, took = session.progress.spans(), session.progress.took
     except StoppedError as stop:
         status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
         reason = f"{stop} No replicate of this variant was whole by then."
         for index in (variant.index for variant in todo if variant.index not in outcomes):
             outcomes[index] = Outcome(index=index, status=status, reason=reason)
             on_event(VariantFinished(outcome=outcomes[index]))
-        return stop, again, spans
-    return None, again, spans
+        return stop, again, spans, took
+    return None, again, spans, took
+
+
+def _learned(
+    rates: Rates,
+    spec: JobSpec,
+    variants: Sequence[Variant],
+    spans: Sequence[Span],
+    took: Mapping[tuple[int, str], float],
+) -> Rates:
+    """The rates after a run."""
+    by_index = {variant.index: variant for variant in variants}
+    learned = rates.with_parts({(by_index[index], part): seconds for (index, part), seconds in took.items()})
+    preparing = [span.seconds for span in spans if span.index is None and span.doing not in WAITS]
+    if not preparing:
+        return learned
+    return learned.with_preparing(spec.model, sum(preparing), quality="quality" in spec.measure.meters)
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
@@ -242,6 +264,7 @@ def _problems(spec: JobSpec, environment: Environment) -> Iterator[str]:
 
 
 LOOKING = "looking for other processes"
+WAITS = (WAITING_FOR_DEVICE, LOOKING)
 LOOK_S = 1.0
 """The kernel counts CPU time in hundredths of a second: a shorter look would show little."""
 POLL_S = 0.2

@@ -146,6 +146,7 @@ class Timeline:
 
 
 PROGRESS_PERIOD_S = 1.0
+WAITING_FOR_DEVICE = "waiting for the device"
 ENDING = "ending"
 """In a timeline: a process has been measured, and ends."""
 NO_GUESSES: Mapping[int, Guess] = MappingProxyType({})
@@ -173,7 +174,7 @@ class JobProgress:
         self._timeout_s, self._deadline = math.inf, math.inf
         self._half = (math.inf, "")
         self._unit: Unit = (next(iter(indexes), 0), 0)
-        self._doing = "waiting for the device"
+        self._doing = WAITING_FOR_DEVICE
         self._started, self._told = time.monotonic(), -math.inf
         self._of_the_job = True
         self.timeline = Timeline(self._started, self._doing)
@@ -235,6 +236,17 @@ class JobProgress:
             yield
         finally:
             self._of_the_job = False
+
+    @property
+    def took(self) -> dict[tuple[int, str], float]:
+        """The seconds of each part of a variant's first process, by the variant's index."""
+        parts = self._pace.took.items()
+        return {
+            (index, part): seconds
+            for (part, number), by_index in parts
+            for index, seconds in by_index.items()
+            if number == 0 and part != SAMPLE
+        }
 
     def spans(self) -> tuple[Span, ...]:
         """Where the time went until now."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from optigpu.documents.events import Estimated
+from optigpu.job.rates import NO_RATES, Rates
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters import METERS
 from optigpu.techniques.base import Phase
@@ -42,6 +43,8 @@ class Plan:
     spec: JobSpec
     guesses: Mapping[int, Guess]
     replicates: int
+    # Before the first of them starts.
+    prepare_s: float = 0.0
 
     @property
     def processes(self) -> int:
@@ -49,8 +52,8 @@ class Plan:
 
     @property
     def beside_sampling_s(self) -> float:
-        """The time in which processes start, are checked and read their meters."""
-        return sum(
+        """The time in which the job is prepared, and processes start, are checked and read their meters."""
+        return self.prepare_s + sum(
             guess.seconds[part]
             for guess in self.guesses.values()
             for replicate in range(self.replicates)
@@ -96,9 +99,10 @@ class Plan:
         return text
 
 
-def plan_time(spec: JobSpec, variants: Sequence[Variant]) -> Plan:
-    """The plan for the variants that are to be measured, with as many replicates as can fit into the job's limit.
-    Raises SpecError if even one process for each variant cannot, measured for the least time."""
+def plan_time(spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES) -> Plan:
+    """The plan for the variants that are to be measured, with as many replicates as can fit into the job's limit, by
+    what earlier runs took. Raises SpecError if even one process for each variant cannot, measured for the least
+    time."""
     once_s = len(variants) * spec.measure.min_seconds
     limit = spec.limits.timeout_s
     if once_s > limit:
@@ -111,21 +115,26 @@ def plan_time(spec: JobSpec, variants: Sequence[Variant]) -> Plan:
     fitting = limit / once_s if once_s else math.inf
     return Plan(
         spec=spec,
-        guesses={variant.index: guess_of(spec, variant) for variant in variants},
+        guesses={variant.index: guess_of(spec, variant, rates) for variant in variants},
         replicates=int(min(spec.measure.replicates, fitting)),
+        prepare_s=rates.preparing(spec.model, quality="quality" in spec.measure.meters) or 0.0,
     )
 
 
-def guess_of(spec: JobSpec, variant: Variant) -> Guess:
-    """What the request alone tells of a variant's replicates."""
+def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
+    """What the request and earlier runs tell of a variant's replicates."""
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
     start_s = START_S if variant.model else OPERATOR_START_S
     meters = [name for name in spec.measure.meters if name in METERS]
-    return Guess(
-        seconds={START: start_s}
+    guessed = (
+        {START: start_s}
         | ({COMPILE: COMPILE_S} if compiles else {})
         | {SAMPLE: sample_s(spec), AUDIT: AUDIT_S}
-        | {name: LONG_METERS_S.get(name, METER_S) for name in meters},
+        | {name: LONG_METERS_S.get(name, METER_S) for name in meters}
+    )
+    known = {part: seconds for part in guessed if (seconds := rates.of(variant, part)) is not None}
+    return Guess(
+        seconds=guessed | known,
         once=frozenset([COMPILE, *(name for name in meters if METERS[name].once)]),
     )
 

@@ -12,6 +12,7 @@ from math import ceil
 from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
 from optigpu.job.estimate import COMPILE, START, START_S, Guess, Plan, plan_time, spoken
+from optigpu.job.rates import NO_RATES, Rates
 from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
 from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique
@@ -50,14 +51,15 @@ def rounds_of(candidates: int) -> int:
     return count
 
 
-def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
+def estimated(spec: JobSpec, variants: Sequence[Variant], rates: Rates) -> Estimated:
     """How long all rounds will take: an estimate as rough as that of any job. In the rounds after the first one of each
     variant's processes is there."""
     count, left, seconds = rounds_of(len(variants)), list(variants), 0.0
     for number in range(count):
-        plan = plan_time(round_spec(spec, number, count), left)
+        plan = plan_time(round_spec(spec, number, count), left, rates)
         there = [plan.guesses[variant.index].seconds for variant in left if number]
-        seconds += plan.seconds - sum(parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
+        seconds += plan.seconds - (plan.prepare_s if number else 0.0)
+        seconds -= sum(parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
         left = left[: ceil(len(left) / SHRINK)]
     limit = spec.limits.timeout_s
     stacks = f"{len(variants)} of {len(variants) + left_out(spec)} stacks"
@@ -194,15 +196,15 @@ def with_round(outcome: Outcome, spec: JobSpec, number: int, count: int) -> Outc
     return outcome.model_copy(update={"result": result.model_copy(update=changes)})
 
 
-def foreseen(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated]:
-    """What the session begins with, and the event that tells how long all of it takes. Raises SpecError if the job's
-    limit is too short for its least."""
+def foreseen(spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES) -> tuple[Plan, Estimated]:
+    """What the session begins with, and the event that tells how long all of it takes, by what earlier runs took.
+    Raises SpecError if the job's limit is too short for its least."""
     if spec.plan is PlanName.SEARCH:
-        first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants)
-        return first, estimated(spec, variants)
+        first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants, rates)
+        return first, estimated(spec, variants, rates)
     if spec.plan is PlanName.BATCH_SCALING:
         return guessed(spec, variants)
-    plan = plan_time(spec, variants)
+    plan = plan_time(spec, variants, rates)
     return plan, plan.estimated()
 
 
