@@ -40,6 +40,11 @@ class Pace:
         for part in {part for guess in guesses.values() for part in guess.seconds}:
             self._expect(part)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether all guesses are of earlier runs."""
+        return all(guess.measured for guess in self._guesses.values())
+
     def add(self, unit: Unit) -> None:
         """One more replicate of a variant, as long as its last one."""
         index, number = unit
@@ -183,6 +188,7 @@ class JobProgress:
         # When the present part began, how long it takes, and all that was left then.
         self._began, self._part_s, self._left_s = self._started, 0.0, 0.0
         self._fraction = 0.0
+        self._between()
 
     def limit(self, timeout_s: float) -> None:
         self._started = self._round_began = time.monotonic()
@@ -363,10 +369,11 @@ class JobProgress:
         )
 
     def _remaining_s(self) -> float | None:
-        """What is left by the pace so far, counted down within a part; None until a first process is ready."""
+        """What is left by the pace so far, counted down within a part; None until a first process is ready, unless
+        earlier runs tell."""
         if not self._pace.left:
             return 0.0
-        if not self._pace.took:
+        if not (self._pace.took or self._pace.is_measured):
             return None
         left_s = self._left_s - min(self._told - self._began, self._part_s)
         return max(0.0, min(left_s, self._deadline - self._told))

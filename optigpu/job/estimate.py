@@ -27,10 +27,12 @@ LONG_METERS_S = {"highest_rate": 60.0}
 
 @dataclass(frozen=True)
 class Guess:
-    """Seconds that each part of a variant's replicate takes. Those in `once` are parts of its first replicate alone."""
+    """Seconds that each part of a variant's replicate takes. Those in `once` are parts of its first replicate alone.
+    `measured` says whether earlier runs took so long."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     once: frozenset[str] = frozenset()
+    measured: bool = False
 
     def parts(self, replicate: int) -> list[str]:
         return [part for part in self.seconds if replicate == 0 or part not in self.once]
@@ -136,6 +138,7 @@ def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
     return Guess(
         seconds=guessed | known,
         once=frozenset([COMPILE, *(name for name in meters if METERS[name].once)]),
+        measured=START in known,
     )
 
 

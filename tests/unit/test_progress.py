@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -246,6 +246,23 @@ def test_one_part_may_be_given_half_of_the_time_that_is_left(progress: JobProgre
         with pytest.raises(OverdueError, match="Making a process ready took half of the time"):
             progress.check()
     progress.check()
+
+
+def test_what_earlier_runs_took_tells_the_time_left_from_the_start(
+    clock: Clock, heard: list[Progressed]
+) -> None:
+    def listen(event: Event) -> None:
+        assert isinstance(event, Progressed)
+        heard.append(event)
+
+    for guess in (GUESS, replace(GUESS, measured=True)):
+        progress = JobProgress(listen, lambda: None, [0], replicates=1, guesses={0: guess})
+        progress.begin(0, 0, "starting")
+        with progress.advance(START):
+            clock.now += 4
+            progress.show("applying")
+    assert [event.remaining_s for event in heard[1::2]] == [None, 36.0]
+    assert heard[-1].fraction == pytest.approx(4 / 40)
 
 
 def test_the_rounds_of_a_search_share_the_progress(
