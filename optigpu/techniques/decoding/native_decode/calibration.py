@@ -33,8 +33,8 @@ class TextSize(NamedTuple):
 
 
 SELF = TextSize(32, 128)
-"""Twice as much took 1.5 times the CPU seconds and gave SmolLM2-135M as w4 no less divergence (0.182 nat on WikiText-2 for
-0.176), and bundled:small 6% less; half of it gave bundled:tiny an eighth more."""
+"""Twice as much took 1.5 times the CPU seconds. It gave SmolLM2-135M as w4 no less divergence (0.182 nat on WikiText-2
+for 0.176), and bundled:small 6% less; half of it gave bundled:tiny an eighth more."""
 SEQUENTIAL = TextSize(128, 256)
 """A quarter of it gave bundled:tiny as w4k 9% more divergence, and bundled:small 6%."""
 SEED = 1
