@@ -35,7 +35,7 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
         found.pop()
     found.append(("", marks))
     grid = Grid(
-        title="\n".join(filter(None, (title, headline(attribution, rows)))),
+        title="\n".join(filter(None, (title, headline(rows)))),
         columns=columns(*(name for name, _ in found)),
         rows=tuple(zip(*(cells for _, cells in found), strict=True)),
         notes=tuple(_notes(rows, results)),
@@ -44,15 +44,17 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
     return grid.without_empty_columns()
 
 
-def headline(attribution: Attribution, rows: Sequence[Row]) -> str | None:
-    """What the fastest variant buys and costs beside the baseline; None where nothing can be compared."""
-    best = next((row for row in rows if row.ended.index == attribution.best), None)
+def headline(rows: Sequence[Row]) -> str | None:
+    """What the variant with the highest valid ratio buys and costs beside the baseline; None for a single variant."""
     baseline = next((row for row in rows if row.ended.role is Role.BASELINE), None)
-    if best is None or baseline is None:
+    if len(rows) < 2 or baseline is None:
         return None
-    gain = best.ended.speedup
-    if best is baseline or gain is None:
-        return "Nothing that was measured here is faster than the baseline." if best is baseline else None
+    gains = [(row.ended.speedup, row) for row in rows if row.ended.speedup and row.ended.speedup.valid]
+    if not gains:
+        return "No variant here has a valid ratio to the baseline."
+    gain, best = max(gains, key=lambda each: each[0].ratio)
+    if gain.ratio <= 1:
+        return "Nothing that was measured here is faster than the baseline."
     interval = f" [{short(gain.ci[0])} to {short(gain.ci[1])}]" if gain.ci else ""
     now, before = ((row.metric("weight_bytes") or {}).get("value") for row in (best, baseline))
     share = f", with {now / before:.0%} of the bytes of its weights" if now and before else ""

@@ -215,8 +215,6 @@ def test_it_shows_a_headline_a_table_and_what_is_next_and_ends_with_0(start: Sta
     assert process.returncode == 0, output
     for text in (
         "static_kv_cache",
-        "times as fast as the baseline here",
-        "weights (MB)",
         "top-1 (%)",
         "The capital of France is ...",
         "native_decode: ...",
@@ -225,8 +223,9 @@ def test_it_shows_a_headline_a_table_and_what_is_next_and_ends_with_0(start: Sta
         "make serve",
     ):
         assert text in output
-    shown = output[output.index("times as fast") :].splitlines()
-    assert len(shown) <= 40
+    # Beside other tests the fastest may be another one, or no ratio may be valid.
+    (headline,) = re.findall(r"^.* the baseline[ .].*$", output, re.M)
+    assert len(output[output.index(headline) :].splitlines()) <= 40
     assert (tmp_path / "optigpu.db").is_file()
     assert b"<svg" in (tmp_path / "demo.svg").read_bytes()
     assert processes_left(MARK, str(tmp_path)) == []
