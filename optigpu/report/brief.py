@@ -125,7 +125,7 @@ def _notes(rows: Sequence[Row], results: Sequence[Document]) -> Iterator[str]:
     room = MOST_NOTES - len(origin)
     if len(notes) > room:
         left = len(notes) - (room - 1)
-        notes = [*notes[: room - 1], f"{left} more notes: `optigpu show last`."]
+        notes = [*notes[: room - 1], f"{left} more notes are in `optigpu show`."]
     yield from (*notes, *origin)
 
 

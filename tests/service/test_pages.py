@@ -31,6 +31,7 @@ QUICK = (
     '"measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1, "meters": ["latency"]}'
 )
 QUICK_ARGUMENT = QUICK.replace('"measure": ', "measure=")
+WITH_QUALITY = QUICK_ARGUMENT.replace('["latency"]', '["latency", "quality"], "quality": {"tokens": 64}')
 STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
 MEASURING = ("run", "ladder", "submit")
 MEASURES = tuple(f"optigpu {name}" for name in (*MEASURING, "bench", "replay"))
@@ -158,10 +159,10 @@ def test_the_readme_s_example_works(folder: Path) -> None:
     (source,) = blocks(README, "python")
     (shown,) = blocks(README, "")
     for written, less in (
-        ("preset:gpt2", "preset:tiny-llama-test"),
+        ("path:smollm2-135m", "bundled:tiny"),
         (
             'measure={"min_seconds": 2, "max_seconds": 10}',
-            f'{QUICK_ARGUMENT}, limits={{"wait_for_quiet_s": 0}}',
+            f'{WITH_QUALITY}, limits={{"wait_for_quiet_s": 0}}',
         ),
     ):
         assert written in source

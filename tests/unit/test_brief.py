@@ -75,5 +75,5 @@ def test_what_did_not_run_says_why_and_what_is_too_much_is_counted() -> None:
     grid = brief_grid("t", attribution.model_copy(update={"rows": rows, "best": 0}), results)
     assert [row[-1] for row in grid.rows] == ["*", *["x"] * 6]
     assert grid.notes[0] == "x bf16: failed: reason 1"
-    assert grid.notes[-2] == "4 more notes: `optigpu show last`."
+    assert grid.notes[-2] == "4 more notes are in `optigpu show`."
     assert grid.title.endswith("No variant here has a valid ratio to the baseline.")
