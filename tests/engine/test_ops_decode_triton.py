@@ -35,6 +35,7 @@ SCENES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", cases(["everything", " ".join(SCENES), "other_steps"], by_default=1))
 def test_the_operators_are_right_where_they_are_interpreted(names: str) -> None:
