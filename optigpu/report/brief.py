@@ -5,11 +5,20 @@ The table with all columns and notes is ladder.py's.
 
 from collections.abc import Iterator, Sequence
 
-from optigpu.documents.result import Attribution, Gain, VerdictReason, VerdictWarning
-from optigpu.report.formats import FRAME, TEXT_WIDTH, Grid, columns
-from optigpu.report.ladder import FURTHER_METRICS, METRICS_OF_SOME_WORKLOADS
+from optigpu.documents.result import Attribution, Gain, VerdictWarning
+from optigpu.report.formats import FRAME, Grid, columns, least_width
+from optigpu.report.ladder import FURTHER_METRICS, further_metrics
 from optigpu.report.numbers import MISSING, NOT_VALID, scaled, short
-from optigpu.report.rows import REASONS, WARNINGS, Row, heading, origin_line, rows_of
+from optigpu.report.rows import (
+    WARNINGS,
+    Row,
+    carriers_of,
+    heading,
+    origin_line,
+    rows_of,
+    why_invalid,
+    words_of,
+)
 from optigpu.vocabulary import Document, Role
 
 WIDTH = 80
@@ -18,7 +27,7 @@ FASTEST, INVALID, NO_RESULT, WARNED = "*", "!", "x", "~"
 """The marks of rows; each stands for the first of these that holds."""
 FIRST = ("weight_bytes", "top1_agreement", "loss_deviation", "kld_mean", "ttft_s")
 """The columns that matter most; others follow while they fit."""
-OTHER_WORK = frozenset({VerdictReason.FOREIGN_PROCESS, VerdictWarning.DISTURBED, VerdictWarning.SHARED_HOST})
+OTHER_WORK = frozenset({VerdictWarning.DISTURBED, VerdictWarning.SHARED_HOST})
 
 
 def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
@@ -31,7 +40,7 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
         ("times:", [_times(row.ended.speedup) for row in rows]),
         *_further(rows, attribution.metric),
     ]
-    while sum(map(_width, found)) + FRAME + 2 > WIDTH and len(found) > 3:
+    while len(found) > 3 and _width(found) > WIDTH:
         found.pop()
     found.append(("", marks))
     grid = Grid(
@@ -72,19 +81,21 @@ def _cost(row: Row) -> str:
 
 def _further(rows: Sequence[Row], primary: str) -> Iterator[tuple[str, list[str]]]:
     """The columns beside speed that any variant has a figure for, the most important first."""
-    for name in (*FIRST, *(name for name in FURTHER_METRICS if name not in FIRST)):
+    names = [name for name in further_metrics(rows) if name != primary]
+    for name in sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
         title, scale = FURTHER_METRICS[name]
-        shown = [row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,)) for row in rows]
-        if name != primary and any(
-            row.has_figure(name) and there for row, there in zip(rows, shown, strict=True)
-        ):
-            yield f"{title}:", [scaled(row.metric(name), scale) for row in rows]
+        yield f"{title}:", [scaled(row.metric(name), scale) for row in rows]
 
 
-def _width(column: tuple[str, Sequence[str]]) -> int:
-    name, cells = column
-    longest = max(map(len, (name.removesuffix(":"), *cells)))
-    return (longest if name.endswith(":") else min(longest, TEXT_WIDTH)) + FRAME
+def _width(found: Sequence[tuple[str, Sequence[str]]]) -> int:
+    """What a terminal needs for these columns and the marks."""
+    heads = columns(*(name for name, _ in found))
+    texts = ((head.heading, *cells) for head, (_, cells) in zip(heads, found, strict=True))
+    widths = (
+        least_width(head, each, leads=place == 0)
+        for place, (head, each) in enumerate(zip(heads, texts, strict=True))
+    )
+    return sum(width + FRAME for width in widths) + FRAME + 2
 
 
 def _figure(row: Row, metric: str) -> str:
@@ -131,31 +142,25 @@ def _notes(rows: Sequence[Row], results: Sequence[Document]) -> Iterator[str]:
 
 def _reasons(rows: Sequence[Row]) -> Iterator[str]:
     """Why variants have no valid result, each reason once."""
-    labels: dict[str, list[str]] = {}
+    labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.result is None:
-            labels.setdefault(f"{NO_RESULT} {{}}: {row.ended.status}: {row.ended.reason}", []).append(
-                row.label
-            )
+            labels.setdefault((NO_RESULT, f"{row.ended.status}: {row.ended.reason}"), []).append(row.label)
         elif not row.valid:
-            why = "; ".join(REASONS.get(each, each) for each in row.result["verdict"]["reasons"])
-            labels.setdefault(f"{INVALID} {{}}: not ranked, because {why}.", []).append(row.label)
-    for note, those in labels.items():
-        yield note.replace("{}", ", ".join(those), 1)
+            why = f"not ranked, because {why_invalid(row.result)}."
+            labels.setdefault((INVALID, why), []).append(row.label)
+    for (mark, why), those in labels.items():
+        yield f"{mark} {', '.join(those)}: {why}"
 
 
 def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     """What other work on the machine did; then the warnings of all valid results, and those of some of them."""
-    carriers: dict[str, list[str]] = {}
-    for row in rows:
-        for warning in row.warnings if row.valid else ():
-            carriers.setdefault(warning, []).append(row.label)
+    carriers, shared = carriers_of(rows), _shared(rows)
     if OTHER_WORK & carriers.keys():
         yield "Other work used this machine meanwhile; the intervals include what it can have cost."
-    shared = _shared(rows)
-    words = [WARNINGS.get(warning, warning) for warning in carriers if warning in shared - OTHER_WORK]
+    words = [words_of(WARNINGS, warning) for warning in carriers if warning in shared - OTHER_WORK]
     if words:
         yield f"All rows: {'; '.join(words)}."
     for warning, those in carriers.items():
         if warning not in shared | OTHER_WORK:
-            yield f"{WARNED} {', '.join(those)}: {WARNINGS.get(warning, warning)}."
+            yield f"{WARNED} {', '.join(those)}: {words_of(WARNINGS, warning)}."

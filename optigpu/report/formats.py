@@ -88,7 +88,7 @@ class _Tables:
         self._least, self._whole = [], []
         for number, column in enumerate(grid.columns):
             texts = (column.heading, *(row[number] for row in grid.rows))
-            self._least.append(_least(column, texts, leads=number == 0))
+            self._least.append(least_width(column, texts, leads=number == 0))
             self._whole.append(max(map(cell_len, texts)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -125,7 +125,7 @@ class _Tables:
         return table
 
 
-def _least(column: Column, texts: Sequence[str], *, leads: bool) -> int:
+def least_width(column: Column, texts: Sequence[str], *, leads: bool) -> int:
     """The smallest readable width of a column: whole numbers, whole words, labels in a few lines."""
     if not (column.right or leads):
         texts = [word for text in texts for word in text.split()]

@@ -83,14 +83,7 @@ METRICS_OF_SOME_WORKLOADS = {
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
     """The table of a job, without columns that are empty for it."""
     rows = rows_of(attribution, results)
-    further = [
-        name
-        for name in FURTHER_METRICS
-        if any(
-            row.has_figure(name) and row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,))
-            for row in rows
-        )
-    ]
+    further = further_metrics(rows)
     scenario = scenario_of(rows)
     names = (heading(attribution.metric), "speedup", "alone", "added", "left out", "paid back (steps)")
     more = (*([scenario.heading] if scenario else []), *(FURTHER_METRICS[name][0] for name in further))
@@ -106,6 +99,18 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
         faint=frozenset(number for number, row in enumerate(rows) if not row.valid),
     )
     return grid.without_empty_columns()
+
+
+def further_metrics(rows: Sequence[Row]) -> list[str]:
+    """The names of FURTHER_METRICS that any of the variants has a figure to show of."""
+    return [
+        name
+        for name in FURTHER_METRICS
+        if any(
+            row.has_figure(name) and row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,))
+            for row in rows
+        )
+    ]
 
 
 def _cells(

@@ -235,7 +235,7 @@ def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
             if not gain.valid
         }
         for (whose, reference), gain in ratios.items():
-            why = "; ".join(_words(REASONS, reason) for reason in gain.reasons)
+            why = "; ".join(words_of(REASONS, reason) for reason in gain.reasons)
             apart = "" if OF_THE_OUTPUT.issuperset(gain.reasons) else "; the two did not take turns"
             yield f"{whose} relative to {names[reference]}: not valid: {why}{apart}."
 
@@ -249,23 +249,32 @@ def _problems(row: Row) -> Iterator[str]:
     if row.result is None:
         yield f"{row.label}: {row.ended.status}: {row.ended.reason}"
     elif not row.valid:
-        verdict = row.result["verdict"]
-        why = "; ".join(_words(REASONS, reason) for reason in verdict["reasons"])
-        yield f"{row.label}: invalid, not ranked: {' '.join([f'{why}.', *verdict['notes']])}"
+        notes = [f"{why_invalid(row.result)}.", *row.result["verdict"]["notes"]]
+        yield f"{row.label}: invalid, not ranked: {' '.join(notes)}"
+
+
+def why_invalid(result: Document) -> str:
+    """The reasons of its verdict in words."""
+    return "; ".join(words_of(REASONS, reason) for reason in result["verdict"]["reasons"])
 
 
 def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     """Each warning once, with the variants that carry it."""
+    valid = sum(row.valid for row in rows)
+    for warning, labels in carriers_of(rows).items():
+        who = "all" if len(labels) == valid else ", ".join(labels)
+        yield f"{warning} ({who}): {words_of(WARNINGS, warning)}."
+
+
+def carriers_of(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The labels of the valid results that carry each warning."""
     carriers: dict[str, list[str]] = {}
-    valid = [row for row in rows if row.valid]
-    for row in valid:
-        for warning in row.warnings:
+    for row in rows:
+        for warning in row.warnings if row.valid else ():
             carriers.setdefault(warning, []).append(row.label)
-    for warning, labels in carriers.items():
-        who = "all" if len(labels) == len(valid) else ", ".join(labels)
-        yield f"{warning} ({who}): {_words(WARNINGS, warning)}."
+    return carriers
 
 
-def _words(table: Mapping[str, str], name: str) -> str:
+def words_of(table: Mapping[str, str], name: str) -> str:
     """The meaning of a name; the name itself if this version does not know it."""
     return table.get(name, name)

@@ -53,9 +53,7 @@ def timeline_data(report: Report) -> ChartData:
     if not report.timeline:
         raise SpecError(NO_TIMELINE)
     labels = {row.index: row.label for row in report.rows}
-    phases: dict[str, float] = defaultdict(float)
-    for span in report.timeline:
-        phases[span.doing] += span.seconds
+    phases = _by_phase(report.timeline)
     variants = [(_label(index, labels), _seconds(own)) for index, own in _by_variant(report.timeline).items()]
     panels = (_panel("by phase", phases.items()), _panel("by variant", variants))
     return of_panels(report, report.results, *panels)
@@ -71,12 +69,12 @@ def _label(index: int | None, labels: Mapping[int, str]) -> str:
 
 
 def _row(label: str, spans: Sequence[Span], phases: Sequence[str]) -> tuple[str, ...]:
-    found: dict[str, float] = defaultdict(float)
-    for span in spans:
-        found[span.doing if span.doing in phases else ""] += span.seconds
+    found, whole = _by_phase(spans), _seconds(spans)
+    others = [seconds for doing, seconds in found.items() if doing not in phases]
     figures = [
-        *(found.get(each) for each in (*phases, "")),
-        _seconds(spans),
+        *map(found.get, phases),
+        sum(others) if others else None,
+        whole,
         sum(span.cpu_s for span in spans),
     ]
     return (label, *("" if each is None else f"{each:.1f}" for each in figures))
@@ -90,11 +88,17 @@ def _by_variant(spans: Iterable[Span]) -> dict[int | None, list[Span]]:
     return found
 
 
-def _longest(spans: Sequence[Span]) -> list[str]:
-    """The phases that took most, in the order in which they began."""
+def _by_phase(spans: Iterable[Span]) -> dict[str, float]:
+    """The seconds of each phase, in the order in which they began."""
     seconds: dict[str, float] = defaultdict(float)
     for span in sorted(spans, key=lambda span: span.began_s):
         seconds[span.doing] += span.seconds
+    return seconds
+
+
+def _longest(spans: Sequence[Span]) -> list[str]:
+    """The phases that took most, in the order in which they began."""
+    seconds = _by_phase(spans)
     longest = sorted(seconds, key=lambda doing: -seconds[doing])[:MOST_PHASES]
     return [doing for doing in seconds if doing in longest]
 
