@@ -1,6 +1,7 @@
 """How long parts of earlier runs took on this machine, by which the next run's are guessed."""
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,9 +58,8 @@ def known_rates() -> Rates:
     with suppress(OSError, ValueError, UnsupportedError):
         found = json.loads(_file().read_text(encoding="utf-8"))
         if isinstance(found, dict):
-            return Rates(
-                {key: each for key, each in found.items() if isinstance(each, int | float) and each >= 0}
-            )
+            numbers = {key: each for key, each in found.items() if isinstance(each, int | float)}
+            return Rates({key: each for key, each in numbers.items() if 0 <= each < math.inf})
     return NO_RATES
 
 

@@ -57,7 +57,9 @@ def test_the_preparation_counts_once_and_the_newest_run_counts_most() -> None:
     assert more == pytest.approx(20.0)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"a": "b"}', b"\xff", b'{"a": -1, "b": null}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"a": "b"}', b"\xff", b'{"a": -1, "b": null, "c": Infinity}']
+)
 def test_a_damaged_file_is_none(own_cache: Path, content: bytes) -> None:
     own_cache.parent.mkdir(parents=True)
     own_cache.write_bytes(content)
