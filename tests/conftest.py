@@ -32,8 +32,8 @@ pytest_plugins = ["pytester", "tests.servers.fixtures"]
 QUICK_PROFILE = "quick"
 """Of Hypothesis: `make check` tries a fifth of the examples."""
 
-# A test must not read the packed weights of another one.
-os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
+# A test must not read the packed weights or the quality reference of another one.
+os.environ["OPTIGPU_DECODE_CACHE_GB"] = os.environ["OPTIGPU_REFERENCES_GB"] = "0"
 # torch.compile would find out in each new cache, by seconds of compiling, what the CPU's own flags say.
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # A developer's own meter is not what the tests read.

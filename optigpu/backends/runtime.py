@@ -160,6 +160,10 @@ class DecodingRuntime(Runtime, Protocol):
 class ReferenceRuntime(DecodingRuntime, Protocol):
     """Further methods of the one backend that makes the quality reference for all backends."""
 
+    @property
+    def steps_are_passes(self) -> bool:
+        """Whether a timed step is a pass of the model, and no technique's own loop."""
+
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
         """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
 

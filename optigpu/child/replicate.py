@@ -172,9 +172,11 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     load_s = time.perf_counter() - started
     subject = Subject(runtime, request, assignment, harness)
     if not assignment.timed:
-        request_s = request.check().request_s
+        # A request shows what its shapes are, where they are not known before.
+        requests = int(variant.workload.work_shape is None)
+        request_s = request.check().request_s if requests else 0.0
         return subject, Ready(
-            load_s=load_s, compile_s=None, steady=False, warmup_requests=1, request_s=request_s
+            load_s=load_s, compile_s=None, steady=False, warmup_requests=requests, request_s=request_s
         )
     progress("hashing the weights")
     origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}

@@ -155,7 +155,14 @@ class TextQuality(QualityFacts):
     dataset_sha256: str | None
     tokens_sha256: str  # SHA-256 of the tokens: figures of two results compare only where it is equal
     positions: int  # predicted tokens
+    asked_positions: int | None = (
+        None  # that were to be predicted; more than `positions` where time was short
+    )
     kld_positions: int  # the first of them, whose whole distributions were compared with fp32's
+    passes_checked: int | None = (
+        None  # positions at which whole passes predicted what the timed step does, before they
+    )
+    # predicted all; null: the timed step predicted all
     window: int  # in tokens
     stride: int | None  # how far windows begin apart; null where they do not overlap
     batch_size: int

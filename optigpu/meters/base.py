@@ -15,6 +15,9 @@ from optigpu.quality.text import check_name
 from optigpu.vocabulary import Frozen, UnsupportedError
 from optigpu.workloads.base import Request, Workload
 
+TOKENS, SECONDS = 512, 10.0
+"""How many tokens of a text count, and how long a variant may take for so many."""
+
 
 class QualityOptions(Frozen):
     """On which text quality is measured, and over how many steps of training."""
@@ -26,10 +29,17 @@ class QualityOptions(Frozen):
         '"file:NAME", a text under OPTIGPU_DATASETS_DIR.',
     )
     tokens: int = Field(
-        512,
+        TOKENS,
         ge=16,
         le=1_000_000,
         description="How many tokens of the text count; of hellaswag, at how many positions it is compared with fp32.",
+    )
+    seconds: float | None = Field(
+        None,
+        gt=0,
+        le=86400,
+        description="The most seconds in which a variant predicts them, window by window; what it does not reach is "
+        "left out, and the interval is wider. Null: 10 s for every 512 tokens. Hellaswag is always whole.",
     )
     window: int | None = Field(
         None, ge=2, le=131072, description="Tokens in a window; null takes as many as the workload decodes."
@@ -53,6 +63,11 @@ class QualityOptions(Frozen):
         description="Of train_step: with how many seeds fp32 is trained, whose differences are the band.",
     )
     items: int = Field(200, ge=2, le=100_000, description="How many items of hellaswag count.")
+
+    @property
+    def most_seconds(self) -> float:
+        """In which a variant predicts the tokens of windows."""
+        return self.seconds or SECONDS * max(1.0, self.tokens / TOKENS)
 
     @field_validator("text")
     @classmethod

@@ -5,6 +5,7 @@ fp32 model's predictions are made once in a job by `make_reference`, in a separa
 sequences, with no cache and no step of a variant. Of a workload that trains the losses are compared instead.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
-from optigpu.quality.divergence import FLOAT_ERROR
+from optigpu.quality.divergence import FLOAT_ERROR, divergence
 from optigpu.quality.figures import (
     PICTURES,
     Figures,
@@ -32,7 +33,7 @@ from optigpu.quality.figures import (
     windows_of,
 )
 from optigpu.quality.hellaswag import ENDINGS, item_passages, read_items
-from optigpu.quality.passages import Passage, predictions, windows
+from optigpu.quality.passages import Passage, Score, predictions, scored_at_once, windows, within
 from optigpu.quality.pictures import (
     IMAGES,
     IMAGES_RECIPE,
@@ -48,7 +49,10 @@ from optigpu.quality.reference import (
     Reference,
     Setting,
     describe,
+    keep_reference,
+    kept_reference,
     open_reference,
+    reference_key,
     refuse_reference,
     window_of,
     write_reference,
@@ -56,11 +60,16 @@ from optigpu.quality.reference import (
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
 from optigpu.quality.training import DrawOf, LossSetting, compare_losses, window_means, write_loss_reference
 from optigpu.vocabulary import OptiGPUError, Task, canonical_json
-from optigpu.workloads.base import LoadRequest, Workload
+from optigpu.workloads.base import DecodeShape, LoadRequest, Workload
 
 PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
+OWN_WINDOW = 128
+"""Tokens of a self-written sequence. A model writes several at once in the time of one; 512 tokens in sequences of 256
+were too few sequences for an interval, and took SmolLM2-135M 22 s on two cores instead of 11."""
 QUALITY_FOLDER = "quality"
+CHECKED = 32
+"""Positions at which passes are compared with the timed step."""
 
 _DIVERGENCE = ("kld_mean", "kld_p99", "top1_agreement")
 _PERPLEXITY = ("perplexity", "perplexity_delta")
@@ -235,41 +244,66 @@ def _image_setting(context: MeterContext) -> ImageSetting:
 def _written(context: MeterContext, folder: Path) -> Manifest:
     runtime, source = cast(ReferenceRuntime, _runtime(context)), _source(context)
     setting = _setting(context, runtime, source)
+    key = reference_key(setting, runtime.weights(), _decoded(context)[0])
+    if key and (kept := kept_reference(key, folder)):
+        return kept
     passages, cut = _passages(setting, runtime, source)
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
-    made = predictions(passages, _decoded(runtime)[0], runtime.whole)
+    made = predictions(passages, _decoded(context)[0], runtime.whole)
     write_reference(folder, manifest, passages, made)
+    if key:
+        keep_reference(key, folder)
     return manifest
 
 
 def _compared(context: MeterContext) -> Reading:
     runtime, source = _runtime(context), _source(context)
     reference = open_reference(context.folder / QUALITY_FOLDER, _setting(context, runtime, source))
-    made = predictions(reference.passages, _decoded(runtime)[0], runtime.score)
-    agreement, likelihoods = reference.judge(made)
+    manifest, setting = reference.manifest, reference.manifest.setting
+    of_items, began = setting.text == HELLASWAG, time.monotonic()
+    score, checked = _scoring(context, runtime, reference.passages)
+    made = predictions(reference.passages, _decoded(context)[0], score)
+    left_s = context.quality.most_seconds - (time.monotonic() - began)
+    agreement, likelihoods = reference.judge(made if of_items else within(made, left_s))
     # What each position belongs to: its window, or its item of a multiple-choice test.
-    of_items = reference.manifest.setting.text == HELLASWAG
     units = windows_of(reference.passages) // (ENDINGS if of_items else 1)
     found = (
         divergence_figures(agreement, units)
         | _perplexity(reference, likelihoods, units)
         | _accuracy(reference, likelihoods, source)
     )
-    manifest, setting = reference.manifest, reference.manifest.setting
     how = TextQuality(
         text=setting.text,
         dataset=manifest.origin,
         dataset_sha256=setting.dataset_sha256,
         tokens_sha256=manifest.passages_sha256,
-        positions=manifest.positions,
-        kld_positions=manifest.compared,
+        positions=int(np.isfinite(likelihoods).sum()),
+        asked_positions=manifest.positions,
+        kld_positions=len(agreement),
+        passes_checked=checked,
         window=setting.window,
         stride=setting.stride,
-        batch_size=_decoded(runtime)[0],
+        batch_size=_decoded(context)[0],
         contexts_cut=manifest.cut,
         **_about(found),
     )
     return Reading(found.values, found.reasons, MeterFacts(quality=how))
+
+
+def _scoring(
+    context: MeterContext, runtime: DecodingRuntime, passages: list[Passage]
+) -> tuple[Score, int | None]:
+    """The timed step; or passes over whole windows, and at how many positions these predicted what the step does."""
+    if not (isinstance(runtime, ReferenceRuntime) and runtime.steps_are_passes):
+        return runtime.score, None
+    batch = _decoded(context)[0]
+    tokens, prefill = scored_at_once(passages[:batch], batch)
+    checked = tokens[:, : prefill + CHECKED]
+    stepped, passed = (np.stack(list(each(checked, prefill))) for each in (runtime.score, runtime.whole))
+    if not (np.isfinite(stepped).all() and np.isfinite(passed).all()):
+        return runtime.score, None
+    same = (divergence(passed, stepped) <= FLOAT_ERROR) & (passed.argmax(-1) == stepped.argmax(-1))
+    return (runtime.whole, len(stepped)) if same.all() else (runtime.score, None)
 
 
 def _about(found: Figures) -> dict[str, Any]:
@@ -300,7 +334,7 @@ def _source(context: MeterContext) -> Source | None:
 
 
 def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | None) -> Setting:
-    window = _window(context, _decoded(runtime)[1])
+    window = _window(context, _decoded(context)[1])
     return Setting(
         model=str(context.model),
         seed=context.seed,
@@ -316,17 +350,24 @@ def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | N
     )
 
 
-def _decoded(runtime: DecodingRuntime) -> tuple[int, int]:
-    if runtime.decoded is None:
+def _decoded(context: MeterContext) -> tuple[int, int]:
+    """The batch and the length in tokens of what is decoded; of a reference, before anything was."""
+    decoded, shape = cast(DecodingRuntime, context.runtime).decoded, context.workload.work_shape
+    if decoded is None and isinstance(shape, DecodeShape):
+        return shape.batch_size, shape.prompt_tokens + shape.new_tokens
+    if decoded is None:
         raise OptiGPUError("Nothing was decoded yet, so there is no timed decode step to check.")
-    return runtime.decoded
+    return decoded
 
 
 def _window(context: MeterContext, decoded: int) -> int:
     """The timed step is made for the workload's length: a longer window would run another one. The workloads of one
     job share its reference, and so the window of the first of them."""
     options = context.quality
-    window = options.window or window_of(context.folder / QUALITY_FOLDER) or min(decoded, options.tokens)
+    most = OWN_WINDOW if options.text == SELF_WRITTEN else decoded
+    window = (
+        options.window or window_of(context.folder / QUALITY_FOLDER) or min(decoded, options.tokens, most)
+    )
     if window > decoded:
         raise OptiGPUError(
             f"quality.window is {window} tokens and the workload decodes {decoded}; ask for a smaller window, or for "
@@ -382,8 +423,9 @@ def _perplexity(reference: Reference, likelihoods: NDArray[np.float64], units: N
     if text in (SELF_WRITTEN, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, why))
+    known = np.isfinite(likelihoods)
     try:
-        return perplexity_figures(likelihoods, reference.likelihoods, units)
+        return perplexity_figures(likelihoods[known], reference.likelihoods[known], units[known])
     except OptiGPUError as error:
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
 

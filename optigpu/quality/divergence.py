@@ -16,15 +16,11 @@ Array = NDArray[np.float64]
 Logits = NDArray[np.floating[Any]]
 
 
-def log_softmax(logits: Logits) -> Array:
-    shifted = logits.astype(np.float64) - np.max(logits, axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
-
-
 def log_likelihood(logits: Logits, target: int) -> float:
     """Log-probability of `target` by `logits` [vocabulary] in nats. Raises OptiGPUError for NaN or infinity."""
     _require_finite(logits)
-    return float(log_softmax(logits)[target])
+    largest = np.float64(logits.max())
+    return float(logits[target] - largest - np.log(np.exp(logits - largest).sum()))
 
 
 def divergence(reference: Logits, logits: Logits) -> Array:
@@ -35,8 +31,14 @@ def divergence(reference: Logits, logits: Logits) -> Array:
     """
     _require_finite(reference)
     _require_finite(logits)
-    expected, found = log_softmax(reference), log_softmax(logits)
-    return np.asarray(np.maximum((np.exp(expected) * (expected - found)).sum(axis=-1), 0.0))
+    # A vocabulary may have 262,144 tokens: each distribution is exponentiated once.
+    expected, found = (
+        each - each.max(axis=-1, keepdims=True) for each in map(np.float64, (reference, logits))
+    )
+    weights = np.exp(expected)
+    total = weights.sum(axis=-1)
+    between = np.einsum("...i,...i->...", weights, expected - found) / total
+    return np.asarray(np.maximum(between + np.log(np.exp(found).sum(axis=-1)) - np.log(total), 0.0))
 
 
 @dataclass

@@ -6,7 +6,9 @@ holds (Hugging Face, Perplexity of fixed-length models, huggingface.co/docs/tran
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +20,9 @@ from optigpu.vocabulary import OptiGPUError
 Ids = NDArray[np.int64]
 Score = Callable[[Ids, int], Iterator[NDArray[np.float32]]]
 """`score(tokens, prefill)`: logits [batch, vocabulary] after each of `tokens` [batch, length] from `prefill` on."""
+
+FEWEST = 32
+"""Positions that are predicted however long that takes."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +45,38 @@ class Prediction(NamedTuple):
     logits: NDArray[np.float32]
 
 
-def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterator[Prediction]:
+def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Generator[Prediction, None, None]:
     """All predictions, of `batch` passages at a time; shorter passages are filled with zeros behind."""
     offset = 0
     for start in range(0, len(passages), batch):
         group = passages[start : start + batch]
         offsets = offset + np.cumsum([0, *(passage.positions for passage in group)])
         offset = int(offsets[-1])
-        prefill = min(passage.first for passage in group) - 1
-        tokens = np.zeros((batch, max(len(passage.tokens) for passage in group) - 1), np.int64)
-        for row, passage in enumerate(group):
-            # The last token is predicted and predicts nothing.
-            tokens[row, : len(passage.tokens) - 1] = passage.tokens[:-1]
+        tokens, prefill = scored_at_once(group, batch)
         for target, logits in enumerate(score(tokens, prefill), start=prefill + 1):
             for row, passage in enumerate(group):
                 if passage.first <= target < len(passage.tokens):
                     position = int(offsets[row]) + target - passage.first
                     yield Prediction(position, int(passage.tokens[target]), logits[row])
+
+
+def scored_at_once(passages: Sequence[Passage], batch: int) -> tuple[Ids, int]:
+    """What `score` is given for `batch` passages, or fewer: tokens [batch, length] and the length of the prefill."""
+    tokens = np.zeros((batch, max(len(passage.tokens) for passage in passages) - 1), np.int64)
+    for row, passage in enumerate(passages):
+        # The last token is predicted and predicts nothing.
+        tokens[row, : len(passage.tokens) - 1] = passage.tokens[:-1]
+    return tokens, min(passage.first for passage in passages) - 1
+
+
+def within(made: Generator[Prediction, None, None], seconds: float) -> Iterator[Prediction]:
+    """The predictions that are made within so many seconds, and FEWEST of them in any case."""
+    ends = time.monotonic() + seconds
+    with closing(made):
+        for count, prediction in enumerate(made, start=1):
+            yield prediction
+            if count >= FEWEST and time.monotonic() > ends:
+                return
 
 
 def pack(passages: Sequence[Passage]) -> dict[str, Ids]:

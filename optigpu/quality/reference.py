@@ -1,18 +1,24 @@
 """The reference of a job: the fp32 model's predictions for each passage, stored on disk and read row by row."""
 
+import hashlib
 import shutil
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from optigpu.bounded_folder import Bound, BoundedFolder, bytes_of, mark_used
+from optigpu.documents.facts import WeightFacts
+from optigpu.paths import cache_dir
 from optigpu.quality.divergence import Agreement, Logits, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
-from optigpu.vocabulary import Frozen, OptiGPUError
+from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError, canonical_json
 
 MOST_LOGIT_BYTES = 4 * 2**30
 """The most bytes of logits that a job keeps on disk; further positions count for perplexity and accuracy only."""
@@ -20,6 +26,8 @@ _ITEM_BYTES = 4
 
 _MANIFEST, _REASON = "manifest.json", "reason.txt"
 _PASSAGES, _LIKELIHOODS, _LOGITS = "passages.npz", "likelihoods.npy", "logits.f32"
+_SUFFIX = ".reference"
+LOCK_TIMEOUT_S = 60
 
 
 class Setting(Frozen):
@@ -89,7 +97,8 @@ class Reference:
     _logits: Path
 
     def judge(self, predictions: Iterable[Prediction]) -> tuple[Agreement, NDArray[np.float64]]:
-        """The divergence and log-likelihoods [positions] of predictions. Raises OptiGPUError for NaN or infinity."""
+        """The divergence and log-likelihoods [positions] of predictions; a position without one has NaN. Raises
+        OptiGPUError for NaN or infinity in one."""
         agreement, likelihoods = Agreement(), np.full(self.manifest.positions, np.nan)
         with LogitsFile(self._logits, self.manifest.setting.vocabulary) as logits:
             for prediction in predictions:
@@ -138,6 +147,74 @@ def describe(
         compared=min(positions, most_compared, fit),
         cut=cut,
     )
+
+
+BOUND = Bound("OPTIGPU_REFERENCES_GB", default=4 * 2**30, files="quality references")
+REFERENCE_METHOD = 1
+"""Part of a kept reference's key. Increase it when the way of making one changes."""
+_KEPT_FILES = (_PASSAGES, _LIKELIHOODS, _LOGITS, _MANIFEST)
+
+
+def reference_key(setting: Setting, weights: WeightFacts | None, batch: int) -> str | None:
+    """By which a reference is kept for later jobs; None where the weights have no hash."""
+    if weights is None or weights.hash is None:
+        return None
+    software = {name: version(name) for name in ("torch", "transformers")}
+    about: dict[str, Any] = {
+        "method": REFERENCE_METHOD,
+        "weights": weights.hash,
+        "batch": batch,
+        "software": software,
+    }
+    about |= {"setting": setting.model_dump(mode="json")}
+    return hashlib.sha256(canonical_json(about).encode()).hexdigest()
+
+
+def kept_reference(key: str, folder: Path) -> Manifest | None:
+    """The reference of an earlier job, whose files are linked into `folder`; None if there is none."""
+    kept = _references()
+    if kept is None:
+        return None
+    path = kept.path / f"{key}{_SUFFIX}"
+    try:
+        manifest = Manifest.model_validate_json((path / _MANIFEST).read_bytes())
+        for name in _KEPT_FILES:
+            _link(path / name, folder / name)
+    except (OSError, ValidationError):
+        return None
+    mark_used(path)
+    return manifest
+
+
+def keep_reference(key: str, folder: Path) -> None:
+    """Keeps the reference in `folder` for later jobs; does nothing where the cache folder cannot be written."""
+    kept = _references()
+    if kept is None:
+        return
+    path = kept.path / f"{key}{_SUFFIX}"
+    with suppress(OSError, NotImplementedError), kept.locked(LOCK_TIMEOUT_S), kept.draft_of(path) as draft:
+        draft.mkdir()
+        for name in _KEPT_FILES:
+            _link(folder / name, draft / name)
+        if bytes_of(draft) <= kept.most:
+            kept.admit(draft)
+
+
+def _references() -> BoundedFolder | None:
+    try:
+        most = BOUND.most_bytes()
+        return BoundedFolder(cache_dir() / "references", _SUFFIX, most) if most else None
+    except UnsupportedError:
+        return None
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file where both are on one disk, else a copy."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def refuse_reference(folder: Path, reason: str) -> None:

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.meters.base import QualityOptions
-from optigpu.meters.quality import QUALITY_FOLDER, QualityMeter, make_reference
+from optigpu.meters.quality import CHECKED, QUALITY_FOLDER, QualityMeter, make_reference
+from optigpu.quality.passages import FEWEST
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
@@ -78,6 +79,42 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     assert 0 <= reading.values["kld_mean"] <= reading.values["kld_p99"] <= 1e-6
     assert reading.values["top1_agreement"] == 1
     assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
+
+
+def test_whole_passes_score_where_they_predict_what_the_timed_step_does(tmp_path: Path) -> None:
+    by_stack = {
+        stack: measured(tmp_path, *stack).facts.model_dump()["quality"]["passes_checked"]
+        for stack in [(), (NoKvCache(),), (Flattened(),), (OwnLoop(scores=True),)]
+    }
+    assert list(by_stack.values()) == [CHECKED, CHECKED, None, None]
+    spied = context(tmp_path, Spy())
+    before = len(spied.runtime.notes.facts["seen"])
+    QualityMeter().read(spied)
+    assert len(spied.runtime.notes.facts["seen"]) == before + CHECKED
+
+
+def test_what_the_time_does_not_reach_is_left_out_and_said(tmp_path: Path, language_dir: Path) -> None:
+    for text in ("self", "file:mine.txt"):
+        reading = measured(tmp_path, Flattened(), text=text, seconds=1e-6)
+        quality = reading.facts.model_dump()["quality"]
+        assert (quality["positions"], quality["kld_positions"]) == (FEWEST, FEWEST)
+        assert quality["asked_positions"] > FEWEST
+        assert reading.values["kld_mean"] > 0.1
+    assert math.isfinite(reading.values["perplexity"])
+
+
+def test_a_reference_is_kept_for_later_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_REFERENCES_GB", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder, seed in zip(folders, (0, 0, 1), strict=True):
+        folder.mkdir()
+        assert make_reference(replace(context(folder), seed=seed)).reasons == {}
+    logits = [folder / QUALITY_FOLDER / "logits.f32" for folder in folders]
+    assert logits[0].samefile(logits[1])
+    assert not logits[0].samefile(logits[2])
+    reading = QualityMeter().read(context(folders[1], Bf16()))
+    assert reading.facts == QualityMeter().read(context(folders[0], Bf16())).facts
 
 
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)

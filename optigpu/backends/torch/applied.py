@@ -212,6 +212,11 @@ class DecodingModel(AppliedModel):
             self._places = TorchSlots(self.model, self._mode, count, length, block_tokens)
         return self._places
 
+    @property
+    def steps_are_passes(self) -> bool:
+        """Whether a timed step is a pass of the model, and no technique's own loop."""
+        return not self._replacing
+
     def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
         """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
         return whole_passes(self.model, tokens, first, self._mode, self._stepless)

@@ -155,6 +155,10 @@ class TorchDecodingRuntime(TorchModelRuntime):
             pass
         return clock.seconds([begin, clock.mark()])[0]
 
+    @property
+    def steps_are_passes(self) -> bool:
+        return self.decoding.steps_are_passes
+
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
         return map(_logits, self.decoding.whole(self._place.tensor(tokens), first))
 

@@ -34,7 +34,8 @@ _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
 """HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
 
 _RECORDED = {
-    *("CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_CONVERTED_CACHE_GB"),
+    *("CC", "CXX", "LD_LIBRARY_PATH"),
+    *("OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_CONVERTED_CACHE_GB", "OPTIGPU_REFERENCES_GB"),
     # The first takes kernels of another AMD GPU, the second the CPU's operators in the place of those that Metal lacks.
     *("HSA_OVERRIDE_GFX_VERSION", "PYTORCH_ENABLE_MPS_FALLBACK"),
 }
