@@ -151,6 +151,10 @@ class Timeline:
 
 
 PROGRESS_PERIOD_S = 1.0
+MOST_SHARE = 0.99
+"""Of a round while something of it is left."""
+MOST_RISE, SHORT_S = 4 / 3, 5.0
+"""How many times longer the time left may become at once, where it is not as short as this."""
 WAITING_FOR_DEVICE = "waiting for the device"
 ENDING = "ending"
 """In a timeline: a process has been measured, and ends."""
@@ -170,12 +174,14 @@ class JobProgress:
         *,
         guesses: Mapping[int, Guess] = NO_GUESSES,
         measure: Measure | None = None,
+        prepare_s: float = 0.0,
     ) -> None:
-        """`indexes` are those of the variants that will be measured, `guesses` how long their parts take, if known."""
+        """`indexes` are those of the variants that will be measured, `guesses` how long their parts take, if known, and
+        `prepare_s` how long `for_the_job` does."""
         self._on_event, self._cancelled = on_event, cancelled
         self._pace = Pace({index: guesses.get(index, Guess()) for index in indexes}, replicates)
         self._measure = measure or Measure()
-        self._most_sample_s = self._measure.max_seconds
+        self._most_sample_s, self._prepare_s = self._measure.max_seconds, prepare_s
         self._timeout_s, self._deadline = math.inf, math.inf
         self._half = (math.inf, "")
         self._unit: Unit = (next(iter(indexes), 0), 0)
@@ -183,15 +189,16 @@ class JobProgress:
         self._started, self._told = time.monotonic(), -math.inf
         self._of_the_job = True
         self.timeline = Timeline(self._started, self._doing)
-        # Which round of how many is measured, and when it began: more than one in a search.
-        self._round, self._rounds, self._round_began = 0, 1, self._started
+        # Which round of how many is measured: more than one in a search.
+        self._round, self._rounds = 0, 1
         # When the present part began, how long it takes, and all that was left then.
         self._began, self._part_s, self._left_s = self._started, 0.0, 0.0
-        self._fraction = 0.0
+        # The share of the round that is done, the time left that was told last, and the most that it may be now.
+        self._share, self._told_left_s, self._most_left_s = 0.0, math.inf, math.inf
         self._between()
 
     def limit(self, timeout_s: float) -> None:
-        self._started = self._round_began = time.monotonic()
+        self._started = time.monotonic()
         self._timeout_s, self._deadline = timeout_s, self._started + timeout_s
 
     def begin_round(self, number: int, count: int, plan: Plan, ready: Collection[int]) -> None:
@@ -203,7 +210,7 @@ class JobProgress:
         for index in ready:
             for part in (START, COMPILE):
                 self._pace.left.get((index, 0), {}).pop(part, None)
-        self._round, self._rounds, self._round_began = number, count, time.monotonic()
+        self._round, self._rounds, self._share = number, count, 0.0
         self._between()
 
     @contextmanager
@@ -227,21 +234,24 @@ class JobProgress:
         self._turn(self._doing)
 
     def show(self, doing: str, span: str = "") -> None:
-        """Sets the text for what the current replicate does; reported at once. `span` is what the timeline calls it, if
-        not the same."""
+        """Sets the text for what the current replicate does; reported at once, but what follows a colon, which says how
+        far it is, once a second. `span` is what the timeline calls it, if not the text before a colon."""
+        (thing, _, how_far), before = doing.partition(": "), self._doing.partition(": ")[0]
         self._doing = doing
-        self._turn(span or doing)
-        self._tell()
+        if not how_far or thing != before:
+            self._turn(span or doing)
+            self._tell()
 
     @contextmanager
     def for_the_job(self, doing: str) -> Iterator[None]:
         """What the block does is done for all variants."""
-        self._of_the_job = True
+        self._of_the_job, self._began, self._part_s = True, time.monotonic(), self._prepare_s
         try:
             self.show(doing)
             yield
         finally:
-            self._of_the_job = False
+            self._of_the_job, self._prepare_s = False, 0.0
+            self._between()
 
     @property
     def took(self) -> dict[tuple[int, str], float]:
@@ -260,7 +270,7 @@ class JobProgress:
 
     def _turn(self, doing: str) -> None:
         index, replicate = (None, 0) if self._of_the_job else self._unit
-        self.timeline.turn_to(index, replicate, doing, time.monotonic())
+        self.timeline.turn_to(index, replicate, doing.partition(": ")[0], time.monotonic())
 
     @contextmanager
     def advance(self, part: str, seconds: float = 0.0) -> Iterator[None]:
@@ -348,32 +358,47 @@ class JobProgress:
     def _between(self) -> None:
         """No part has begun: what is left stays as it is until one does."""
         self._began, self._part_s = time.monotonic(), 0.0
-        self._left_s = self._pace.left_s(self._most_sample_s)
+        self._left_s = self._prepare_s + self._pace.left_s(self._most_sample_s)
+        self._most_left_s = max(MOST_RISE * self._told_left_s, SHORT_S)
 
     def _tell(self) -> None:
-        self._told = time.monotonic()
-        remaining_s = self._remaining_s()
-        if remaining_s is not None:
-            elapsed_s = self._told - self._round_began
-            done = elapsed_s / (elapsed_s + remaining_s) if elapsed_s + remaining_s > 0 else 0.0
-            # A longer expectation must not move the progress bar back, and it is full when nothing is left.
-            share = (self._round + (1.0 if not self._pace.left else min(done, 0.99))) / self._rounds
-            self._fraction = max(self._fraction, share)
-        (index, replicate), doing, fraction = self._unit, self._doing, self._fraction
+        since_s, self._told = time.monotonic() - self._told, time.monotonic()
+        left_s = self._left_now_s()
+        if not self._pace.left:
+            self._share = 1.0
+        elif self._doing != WAITING_FOR_DEVICE and self._left_s and since_s < math.inf:
+            # On from where it is, at the pace that would fill it when nothing is left; a part that takes longer than
+            # all that is left is expected to go on for as long as it took.
+            pace_s = max(left_s, self._told - self._began)
+            self._share += max(0.0, MOST_SHARE - self._share) * since_s / (since_s + pace_s)
+        remaining_s = self._told_s(left_s)
+        (index, replicate), doing = self._unit, self._doing
         if self._rounds > 1:
             doing, remaining_s = f"round {self._round + 1} of {self._rounds}: {doing}", None
         self._on_event(
             Progressed(
-                index=index, replicate=replicate, doing=doing, fraction=fraction, remaining_s=remaining_s
+                index=index,
+                replicate=replicate,
+                doing=doing,
+                fraction=(self._round + self._share) / self._rounds,
+                remaining_s=remaining_s,
             )
         )
 
-    def _remaining_s(self) -> float | None:
-        """What is left by the pace so far, counted down within a part; None until a first process is ready, unless
-        earlier runs tell."""
+    def _left_now_s(self) -> float:
+        """What is left, counted down within a part. Of its second half a part has the less left the longer it takes,
+        and never nothing: nobody knows when one ends that takes longer than expected."""
+        spent_s, part_s = self._told - self._began, self._part_s
+        if spent_s > part_s / 2:
+            return self._left_s - part_s + part_s**2 / (4 * spent_s)
+        return self._left_s - spent_s
+
+    def _told_s(self, left_s: float) -> float | None:
+        """The time left as it is told: None until a first process is ready, unless earlier runs tell. A new fact raises
+        it by MOST_RISE at most."""
         if not self._pace.left:
             return 0.0
         if not (self._pace.took or self._pace.is_measured):
             return None
-        left_s = self._left_s - min(self._told - self._began, self._part_s)
-        return max(0.0, min(left_s, self._deadline - self._told))
+        self._told_left_s = min(left_s, self._most_left_s)
+        return max(0.0, min(self._told_left_s, self._deadline - self._told))

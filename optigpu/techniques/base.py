@@ -202,10 +202,11 @@ class Notes:
     """Notes of techniques, the workload and the backend, by name.
 
     A name that RunFacts has as a field becomes that field of the result's facts; every other is kept for people, in
-    `recorded`.
+    `recorded`. Who changes a model for seconds tells `doing` how far it is.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
+    doing: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def record(self, **facts: object) -> None:
         """Adds facts; a later one of the same name replaces the earlier."""
@@ -388,6 +389,10 @@ class Technique(Frozen):
         Raises UnsupportedError when that depends on more than shapes.
         """
         return weights
+
+    def applying_s(self, parameters: int) -> float:
+        """How long `modules` takes of a model with so many numbers, about, where that is known to be seconds."""
+        return 0.0
 
     def finish(self, model: Model, notes: Notes) -> None:
         """Changes the layout of the model in place, after all techniques' `modules`."""

@@ -28,6 +28,7 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
     pack_or_restore,
     save,
 )
+from optigpu.techniques.decoding.native_decode.packing import pack_layers
 from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from tests.breadth import spread
 from tests.engine.caches import largest_file
@@ -304,6 +305,15 @@ def test_a_decoder_never_reads_the_files_own_pages(folder: Path) -> None:
     assert len(restored) > 10
     assert all(map(torch.equal, restored, first))
     assert not [each for each in restored if any(each.data_ptr() in file for file in named)]
+
+
+def test_packing_tells_at_which_layer_it_is() -> None:
+    told: list[str] = []
+    fresh = model()
+    places = linear_places(fresh)
+    pack_layers(fresh, places, PackingOptions("w4", 32, "same", 0.0, "self"), told.append)
+    layers = [f"packing layer {number} of {len(places)}" for number in range(1, len(places) + 1)]
+    assert told == ["writing a text to calibrate on", "reading the text to calibrate on", *layers]
 
 
 # ---- native_decode with the store.

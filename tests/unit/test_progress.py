@@ -3,12 +3,13 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from optigpu.conductor import progress as progress_module
-from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress
 from optigpu.documents.events import Event, Progressed
 from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan, plan_time, spoken
 from optigpu.job.plan import variants_of
@@ -262,7 +263,55 @@ def test_what_earlier_runs_took_tells_the_time_left_from_the_start(
             clock.now += 4
             progress.show("applying")
     assert [event.remaining_s for event in heard[1::2]] == [None, 36.0]
-    assert heard[-1].fraction == pytest.approx(4 / 40)
+    assert heard[-1].fraction == pytest.approx(MOST_SHARE * 4 / 40)
+
+
+def test_the_bar_moves_and_something_is_left_however_long_a_part_takes(
+    clock: Clock, heard: list[Progressed]
+) -> None:
+    def listen(event: Event) -> None:
+        assert isinstance(event, Progressed)
+        heard.append(event)
+
+    guess = Guess({START: 10.0}, measured=True)
+    progress = JobProgress(listen, lambda: None, [0], replicates=1, guesses={0: guess}, prepare_s=5.0)
+    with progress.for_the_job("preparing"):
+        for _ in range(40):
+            clock.now += 1
+            progress.check()
+    progress.begin(0, 0, "starting")
+    with progress.advance(START):
+        for _ in range(100):
+            clock.now += 1
+            progress.check()
+    fractions = [event.fraction for event in heard]
+    assert fractions == sorted(fractions)
+    assert len(set(fractions)) > 140, "each second has its own"
+    left = [event.remaining_s or 0.0 for event in heard]
+    assert left[0] == 15.0
+    assert min(left) > 0
+    assert all(after <= before for before, after in pairwise(left))
+
+
+@pytest.mark.parametrize("ladder", ["very different", "long meters", "slow to load"])
+def test_the_time_left_never_rises_by_more_than_a_third(clock: Clock, ladder: str) -> None:
+    simulation = Simulation(clock, LADDERS[ladder], 3, jitter=0.3)
+    simulation.run()
+    told = [left for _, _, left in simulation.ticks if left is not None]
+    assert all(after <= max(MOST_RISE * before, SHORT_S) for before, after in pairwise(told))
+
+
+def test_how_far_something_is_comes_once_a_second_and_is_one_span(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    progress.begin(0, 0, "starting")
+    for layer in range(100):
+        progress.show(f"applying: packing layer {layer}")
+        clock.now += 0.1
+        progress.check()
+    assert len(heard) < 15
+    assert heard[-1].doing.startswith("applying: packing layer 9")
+    assert [span.doing for span in progress.spans() if span.seconds] == ["applying"]
 
 
 def test_the_rounds_of_a_search_share_the_progress(

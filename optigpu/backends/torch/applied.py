@@ -28,6 +28,8 @@ from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, Choice, LoadOptions, Loop, ModeOptions, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
+APPLYING = "applying"
+
 
 class AppliedModel(TorchDevice):
     """A model with an applied stack.
@@ -68,8 +70,10 @@ class AppliedModel(TorchDevice):
         self.notes.record(product_dtypes=sorted({*filter(None, products)}), device_kernels=there)
         return attention
 
-    def _change_model(self, stack: tuple[Technique, ...]) -> None:
+    def _change_model(self, stack: tuple[Technique, ...], progress: Callable[[str], None]) -> None:
         """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""
+        progress(APPLYING)
+        self.notes.doing = lambda how_far: progress(f"{APPLYING}: {how_far}")
         for technique in stack:
             quantizes = Choice.WEIGHTS in technique.chosen()
             before = parameters_of(self.model) if quantizes else {}
@@ -140,11 +144,10 @@ class DecodingModel(AppliedModel):
             options = options.but(dtype=str(model.dtype).removeprefix("torch."))
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
-        progress("applying")
         self._mode = mode_of(self.modes, device)
         require_cacheable(self.model, cache)
         self._stepless = why_no_steps(self.model)
-        self._change_model(stack)
+        self._change_model(stack, progress)
         self._decoder = self._make_decoder(stack, cache)
         self._decode: Loop = self._decoder.decode
         for technique in stack:

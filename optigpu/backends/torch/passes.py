@@ -54,7 +54,6 @@ class PassModel(AppliedModel):
         self.dtype = options.dtype
         self.model = load_for(task, self.reference, options, device, seed)
         self.weights = count_weights(self.model)
-        progress("applying")
         self._mode = mode_of(self.modes, device)
         self.facts: Facts
         if task is Task.IMAGES:
@@ -67,7 +66,7 @@ class PassModel(AppliedModel):
                 raise stepless.error
             self.notes.record(**cache_facts(cache, self.facts))
             self._forward = PrefillPass(self.model, cache)
-        self._change_model(stack)
+        self._change_model(stack, progress)
         for technique in stack:
             self._forward = technique.forward(self._forward, self.notes)
         self._record_options(options)

@@ -65,12 +65,11 @@ class TrainableModel(AppliedModel):
         self.model = load_for(task, self.reference, options, device, seed)
         self.facts: Facts = loaded_image_facts(self.model) if for_images else loaded_facts(self.model)
         self.weights = count_weights(self.model)
-        progress("applying")
         for weight in self.model.parameters():
             weight.requires_grad_(weight.is_floating_point())
         self.model.train()
         dropout = turn_off_dropout(self.model)
-        self._change_model(stack)
+        self._change_model(stack, progress)
         self.trainer = Trainer(self.model, self._parts(rule, stack, options.dtype), torch_name(device))
         self._record_options(options)
         self._record_training(rule, dropout)

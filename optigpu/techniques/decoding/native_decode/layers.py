@@ -4,7 +4,7 @@ The decoder reads the packed weights by itself. The layers hold them, so that a 
 them, and compute with unpacked ones when the model itself is called: slowly, unless these are kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -156,7 +156,7 @@ def compensation_of(moment: torch.Tensor | None) -> Compensation | None:
 
 
 def exchange_linears(
-    places: Sequence[Place],
+    places: Iterable[Place],
     kinds: Mapping[str, WeightKind],
     group: int,
     arena: Arena | None,

@@ -7,7 +7,7 @@ The entry of a key depends on the key's model, options and sources alone. A lock
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -60,7 +60,10 @@ class StoredPacking:
 
 
 def pack_or_restore(
-    model: PreTrainedModel, places: Sequence[Place], options: PackingOptions
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    options: PackingOptions,
+    doing: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
@@ -73,7 +76,7 @@ def pack_or_restore(
         packed = Packed(kept.facts["kinds"], kept.facts["facts"])
         restore_layers(places, options.group, packed, kept.tensors)
         return packed.facts
-    packed = pack_layers(model, places, options)
+    packed = pack_layers(model, places, options, doing)
     if key:
         save(key, packed_tensors(model, list(packed.kinds)), {"kinds": packed.kinds, "facts": packed.facts})
     return packed.facts

@@ -3,7 +3,7 @@
 What is packed depends on the model, on the options, and on sources: see `packed_store.key_of`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,8 +41,13 @@ class Packed:
     facts: dict[str, Any]
 
 
-def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: PackingOptions) -> Packed:
-    """Exchanges the linear layers for packed ones, in place."""
+def pack_layers(
+    model: PreTrainedModel,
+    places: Sequence[Place],
+    options: PackingOptions,
+    doing: Callable[[str], None] = lambda _: None,
+) -> Packed:
+    """Exchanges the linear layers for packed ones, in place. `doing` is told how far that is."""
     kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
     is_calibrated = options.calibration != "none" and any(kind in FEW_BITS for kind in kinds)
     if is_calibrated:
@@ -50,13 +55,15 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
             if isinstance(place, ExpertPlace):
                 place.put(place.layer)
     size = SEQUENTIAL if options.calibration == "sequential" else SELF
+    if is_calibrated:
+        doing("writing a text to calibrate on")
     text = calibration_text(model, options.group, size) if is_calibrated else None
     costs = _costs(model, places, kinds, options, text) if options.extra_bytes else {}
     finer = {HEAD_PATH: finer_rows(model.config.vocab_size)} if has_tied_head(model) else {}
     candidates = candidates_of(places, kinds, options.group, costs, finer)
     decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
     weights = sum(weight_of(place.layer).numel() for place in places)
-    chosen = _exchange(model, places, decisions, options, text)
+    chosen = _exchange(model, places, decisions, options, text, doing)
     facts = {
         "decode_layers": table(decisions),
         "decode_bytes": total_bytes(decisions),
@@ -91,21 +98,32 @@ def _exchange(
     decisions: Sequence[BitDecision],
     options: PackingOptions,
     text: torch.Tensor | None,
+    doing: Callable[[str], None],
 ) -> dict[str, WeightKind]:
     """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
     calibrated = [place for place in places if text is not None and kinds[place.path] in FEW_BITS]
     tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
+    begun = 0
+
+    def told(part: Sequence[Place]) -> Iterator[Place]:
+        nonlocal begun
+        for place in part:
+            begun += 1
+            doing(f"packing layer {begun} of {len(places)}")
+            yield place
+
     if text is not None:
+        doing("reading the text to calibrate on")
         by_layer = sequential_moments if options.calibration == "sequential" else moments_by_layer
         for part, moments in by_layer(model, calibrated, text):
             if tied is not None:
                 tied.weigh(moments, text.numel())
-            exchange_linears(part, kinds, options.group, arena, moments)
+            exchange_linears(told(part), kinds, options.group, arena, moments)
     done = {place.path for place in calibrated}
     others = [place for place in places if place.path not in done]
-    exchange_linears(others, kinds, options.group, arena, {})
+    exchange_linears(told(others), kinds, options.group, arena, {})
     if tied is not None:
         tied.refine(arena)
     return kinds
