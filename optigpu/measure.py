@@ -22,7 +22,15 @@ from optigpu.conductor.search import search
 from optigpu.conductor.session import Session, open_session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished, Waiting
-from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples, VerdictWarning
+from optigpu.documents.result import (
+    Attribution,
+    Environment,
+    Outcome,
+    Result,
+    Rough,
+    Samples,
+    VerdictWarning,
+)
 from optigpu.documents.timeline import Span
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
@@ -152,6 +160,7 @@ def _measured(
     again: Samples = ()
     spans: tuple[Span, ...] = ()
     took: Mapping[tuple[int, str], float] = {}
+    rough: Mapping[int, Rough] = {}
     try:
         with opening as session:
             session.progress.limit(session.spec.limits.timeout_s)
@@ -161,11 +170,12 @@ def _measured(
                     again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
             finally:
                 spans, took = session.progress.spans(), session.progress.took
+                rough = session.rough.found
     except StoppedError as stop:
         status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
         reason = f"{stop} No replicate of this variant was whole by then."
         for index in (variant.index for variant in todo if variant.index not in outcomes):
-            outcomes[index] = Outcome(index=index, status=status, reason=reason)
+            outcomes[index] = Outcome(index=index, status=status, reason=reason, rough=rough.get(index))
             on_event(VariantFinished(outcome=outcomes[index]))
         return stop, again, spans, took
     return None, again, spans, took

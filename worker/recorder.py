@@ -13,6 +13,7 @@ from optigpu.documents.events import (
     Planned,
     Printed,
     Progressed,
+    RoughlyMeasured,
     VariantFinished,
     VariantStarted,
     Waiting,
@@ -115,7 +116,7 @@ class Recorder:
     def __call__(self, event: Event) -> None:
         """Records one event of the run."""
         match event:
-            case Planned() | Waiting() | Estimated() | VariantStarted() | Printed():
+            case Planned() | Waiting() | Estimated() | VariantStarted() | RoughlyMeasured() | Printed():
                 self._note(event)
             case Progressed():
                 self._heartbeat.report(

@@ -4,7 +4,7 @@
 import { refresh } from "./live.js";
 
 const KINDS = [
-  "state", "planned", "estimated", "waiting", "variant_started", "progressed", "variant_finished", "finished",
+  "state", "planned", "estimated", "waiting", "variant_started", "rough", "progressed", "variant_finished", "finished",
   "cancel_requested",
 ];
 const FINAL = ["succeeded", "failed", "cancelled"];

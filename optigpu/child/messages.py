@@ -118,10 +118,12 @@ class RunRound(Frozen):
 
 
 class RunMeter(Frozen):
-    """Asks for a pass of one meter, apart from the latency rounds."""
+    """Asks for a pass of one meter, apart from the latency rounds. Quality takes at most `seconds`, where given,
+    instead of what the assignment says."""
 
     kind: Literal["run_meter"] = "run_meter"
     meter: str
+    seconds: float | None = None
 
 
 class RunAudit(Frozen):
@@ -151,10 +153,12 @@ class Started(Frozen):
 
 
 class Progress(Frozen):
-    """What the child is busy with ("loading", "applying", "compiling", "warming up"); may come before any answer."""
+    """What the child is busy with ("loading", "applying", "compiling", "warming up"); may come before any answer.
+    `samples` are those of a request of the warm-up, one number for each metric."""
 
     kind: Literal["progress"] = "progress"
     doing: str
+    samples: dict[str, float] = Field(default_factory=dict)
 
 
 class Ready(Frozen):

@@ -129,7 +129,7 @@ def _answer(command: AnyCommand, subject: Subject) -> Answer:
             if command.meter not in METERS:
                 known = ", ".join(METERS)
                 raise OptiGPUError(f"There is no meter {command.meter!r}; the meters are {known}.")
-            return metered(command.meter, subject, METERS[command.meter].read)
+            return metered(command.meter, subject, METERS[command.meter].read, command.seconds)
         case _:
             assert_never(command)
 
@@ -162,6 +162,9 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     def progress(doing: str) -> None:
         tell(Progress(doing=doing))
 
+    def show(samples: Mapping[str, float]) -> None:
+        tell(Progress(doing=WARMING_UP, samples=dict(samples)))
+
     started = time.perf_counter()
     backend.use_threads(order.threads)
     # The harness knows the modules that are there: the engine is imported first, if `Begin` has not done it.
@@ -182,14 +185,19 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
     progress("compiling" if compiles else WARMING_UP)
-    check = request.check()
+    began = time.perf_counter()
+    samples = request.run()
+    since = time.perf_counter()
+    if not compiles:
+        show(samples)
     request.observe()
     progress(WARMING_UP)
+    check = request.check()
     process = {
         "nice": raise_priority() if assignment.measure.raise_priority else nice(),
         "reach": confined.reach(),
     }
-    warm = warm_up(request, check.request_s)
+    warm = warm_up(request, (since - began, check.request_s), since, show)
     load = {"load": request.facts()} if isinstance(request, LoadRequest) else {}
     ready = Ready(
         load_s=load_s,
@@ -254,9 +262,12 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
     )
 
 
-def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading]) -> Metered:
+def metered(
+    meter: str, subject: Subject, read: Callable[[MeterContext], Reading], seconds: float | None = None
+) -> Metered:
     """Reads a meter. An error becomes the reason of its metrics and does not affect the other meters."""
     assignment = subject.assignment
+    quality = assignment.measure.quality
     context = MeterContext(
         runtime=subject.runtime,
         request=subject.request,
@@ -264,7 +275,7 @@ def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading
         model=assignment.variant.model,
         folder=Path(assignment.folder),
         seed=assignment.seed,
-        quality=assignment.measure.quality,
+        quality=quality.model_copy(update={"seconds": seconds}) if seconds else quality,
     )
     try:
         reading = read(context)

@@ -1,7 +1,7 @@
 """Prepares a job before its first variant: the machine's peak rates, cached for a day, and the quality reference."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,13 +12,16 @@ from pydantic import ValidationError
 
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.child import TASKS, Child, ask
+from optigpu.conductor.processes.memory_budget import HOST_SLACK
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment, MetricSummary
+from optigpu.fit.memory import predicted_weight_bytes
 from optigpu.hardware.catalog import Device
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.job.spec import Variant, digest
 from optigpu.meters.quality import QUALITY_FOLDER
 from optigpu.models.held import KERAS, TFLITE
@@ -128,12 +131,21 @@ class MachinePeaks:
         return peaks
 
 
-@dataclass(frozen=True)
+@dataclass
 class Preparation:
-    """The results of the preparation."""
+    """What a job measures before its variants' turns: the machine's peak rates, and each model's quality reference."""
 
     # None where there is nothing to measure.
     peaks: MachinePeaks | None
+    # Measures both.
+    work: Callable[[], None] = lambda: None
+    _done: bool = False
+
+    def complete(self) -> None:
+        """Does the work, once. Metrics whose part fails are missing."""
+        if not self._done:
+            self._done = True
+            self.work()
 
     def roofline(
         self,
@@ -148,23 +160,35 @@ class Preparation:
         return roofline_of(workload, metrics, facts, better, published) if better else found
 
 
+RESIDENT_AND_REFERENCE = 4
+"""The first process and the one that makes the reference need so many times the fp32 model's bytes at most."""
+
+
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
-    """Measures the peak rates and writes each model's quality reference. Metrics whose part fails are missing."""
+    """The preparation of a job. It is completed at once on a GPU, and where the first variant's process would leave too
+    little memory; else when that one has shown its first figures."""
     if not variants:
         return Preparation(None)
-    first = variants[0]
-    session.progress.turn_to(first.index, 0)
-    with session.progress.for_the_job("preparing"):
-        peaks = MachinePeaks(
-            session.environment,
-            session.spec.device,
-            session.threads,
-            session.progress,
-            keep=session.descriptors,
-        )
-        _ = peaks.known
-        make_references(session, variants)
-    return Preparation(peaks)
+    session.progress.turn_to(variants[0].index, 0)
+    peaks = MachinePeaks(
+        session.environment,
+        session.spec.device,
+        session.threads,
+        session.progress,
+        keep=session.descriptors,
+    )
+
+    def work() -> None:
+        with session.progress.for_the_job("preparing"):
+            _ = peaks.known
+            make_references(session, variants)
+
+    found = Preparation(peaks, work)
+    plain = predicted_weight_bytes(variants[0].model_copy(update={"stack": ()})) or 0
+    is_short = free_host_bytes() < RESIDENT_AND_REFERENCE * plain + HOST_SLACK
+    if session.spec.device is not DeviceKind.CPU or is_short:
+        found.complete()
+    return found
 
 
 def make_references(session: Session, variants: Sequence[Variant]) -> None:

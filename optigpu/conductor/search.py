@@ -44,7 +44,7 @@ class _Search:
     def run(self, left: Sequence[Variant]) -> None:
         """Measures round by round until one is left, or none is allowed to go on."""
         preparation = prepare(self._session, left)
-        with Residents(self._session, 0) as residents:
+        with Residents(self._session, 0, preparation.complete) as residents:
             for number in range(self._count):
                 chosen = self._measure_round(number, left, residents, preparation)
                 left = [variant for index in chosen for variant in left if variant.index == index]

@@ -18,6 +18,7 @@ from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.confinement import needs_network, scratch_folder
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.processes.rough import RoughLooks
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
@@ -70,6 +71,7 @@ class Session:
     # Which rates a server could not keep up with.
     saturation: Saturation = field(default_factory=Saturation)
     monitor: HostMonitor = field(init=False)
+    rough: RoughLooks = field(init=False)
     _running: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class Session:
             self.spec.device, self.environment, lambda: self._running | serving, self.others
         )
         self.progress.timeline.cpu_clocks = self._cpu_clocks
+        self.rough = RoughLooks(self.spec.primary, self.on_event)
 
     def in_round(self, plan: Plan, on_event: Callable[[Event], None]) -> "Session":
         """This session for a round of a search: its job is another one, device, processes and progress are the same."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from optigpu.documents.result import Attribution, Outcome
+from optigpu.documents.result import Attribution, Outcome, Rough
 from optigpu.vocabulary import Frozen, Role
 
 
@@ -61,6 +61,14 @@ class Progressed(Frozen):
     remaining_s: float | None = None
 
 
+class RoughlyMeasured(Frozen):
+    """What the first requests of a variant show; each such event replaces the variant's earlier one."""
+
+    kind: Literal["rough"] = "rough"
+    index: int
+    rough: Rough
+
+
 class Printed(Frozen):
     """A process of a variant has ended, and has printed something: `text` is the end of it. It is kept for an operator
     and never streamed, since a library may print whatever it likes."""
@@ -84,9 +92,9 @@ class Finished(Frozen):
     attribution: Attribution
 
 
-Noted = Planned | Estimated | Waiting | VariantStarted | Printed
+Noted = Planned | Estimated | Waiting | VariantStarted | RoughlyMeasured | Printed
 """Events that are stored by themselves. The others are more than an event: progress, an outcome, the job's end."""
-Event = Planned | Estimated | Waiting | VariantStarted | Progressed | Printed | VariantFinished | Finished
+Event = Noted | Progressed | VariantFinished | Finished
 
 
 def as_document(event: Event) -> dict[str, Any]:

@@ -311,10 +311,28 @@ class Result(Frozen):
     seed: int
 
 
+class Rough(Frozen):
+    """A variant's first figures: its metric by a few requests of its warm-up, and the quality of a few tokens.
+
+    They are shown at once and are no result. `ratio` is to the baseline, above 1 when this is better; the 95% intervals
+    include what processes differ by. Null: not known yet, or not at all.
+    """
+
+    metric: str
+    value: float
+    ci: tuple[float, float]
+    ratio: float | None = None
+    ratio_ci: tuple[float, float] | None = None
+    weight_bytes: int | None = None
+    kld_mean: float | None = None
+    top1_agreement: float | None = None
+
+
 class Outcome(Frozen):
     """How one variant of a job ended: a result with its raw samples, or the reason why there is none. `artifacts` are
     files that meters left, by name, as long as the outcome's listener runs. `host_memory` says that the kernel killed a
-    process of it because the host had no memory left."""
+    process of it because the host had no memory left. `rough` is what was known by then of a variant that was not
+    measured."""
 
     index: int
     status: VariantStatus
@@ -323,6 +341,7 @@ class Outcome(Frozen):
     samples: dict[str, Samples] = Field(default_factory=dict)
     artifacts: dict[str, Path] = Field(default_factory=dict)
     host_memory: bool = False
+    rough: Rough | None = None
 
     @model_validator(mode="after")
     def _result_or_reason(self) -> Self:
@@ -400,6 +419,7 @@ class AttributionRow(Frozen):
     left_out: Gain | None = None
     left_out_with: tuple[str, ...] = ()
     payback: Payback | None = None
+    rough: Rough | None = None
 
 
 class Attribution(Frozen):

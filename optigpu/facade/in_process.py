@@ -192,7 +192,7 @@ def decode(
         check = request.check()
         if check.problem:
             raise OptiGPUError(check.problem)
-        warm_up(request, check.request_s)
+        warm_up(request, (check.request_s,))
         found = timed(runtime, request, workload, seconds=seconds, least=FEWEST, energy=energy)
         noted = runtime.notes.facts | check.details
         noted |= {"weights": runtime.weights(), "footprint": runtime.footprint()}

@@ -216,6 +216,7 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
         left_out=left,
         left_out_with=tuple(each.name for each in with_it),
         payback=comparison.payback(variant, (reference, before, comparison.baseline)),
+        rough=outcome.rough,
     )
 
 

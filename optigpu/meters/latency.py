@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -45,18 +45,24 @@ class WarmUp:
         return self.durations_s[1:][-WARMUP_WINDOW:] or self.durations_s
 
 
-def warm_up(request: Request, first_s: float) -> WarmUp:
+def warm_up(
+    request: Request,
+    first_s: Sequence[float],
+    since: float | None = None,
+    show: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> WarmUp:
     """Repeats the request until the last ones agree or the cap is reached, where two that agree are enough. `first_s`
-    is what the checked request before took; it counts as the first one."""
-    durations = [first_s]
-    started = time.perf_counter()
+    is what the requests before took, and `since` when the first of them ended, which is now by default. `show` is given
+    each request's samples."""
+    durations, started = list(first_s), time.perf_counter() if since is None else since
     while not _agree(durations, WARMUP_WINDOW):
         spent = time.perf_counter() - started
         if len(durations) > 1 and (spent > WARMUP_SECONDS or len(durations) >= WARMUP_REQUESTS):
             break
         before = time.perf_counter()
-        request.run()
+        samples = request.run()
         durations.append(time.perf_counter() - before)
+        show(samples)
     return WarmUp(tuple(durations), _agree(durations, min(WARMUP_WINDOW, len(durations))))
 
 

@@ -5,10 +5,10 @@ The table with all columns and notes is ladder.py's.
 
 from collections.abc import Iterator, Sequence
 
-from optigpu.documents.result import Attribution, Gain, VerdictWarning
+from optigpu.documents.result import Attribution, VerdictWarning
 from optigpu.report.formats import FRAME, Grid, columns, least_width
 from optigpu.report.ladder import FURTHER_METRICS, further_metrics
-from optigpu.report.numbers import MISSING, NOT_VALID, scaled, short
+from optigpu.report.numbers import MISSING, NOT_VALID, scaled, short, with_error
 from optigpu.report.rows import (
     WARNINGS,
     Row,
@@ -37,7 +37,7 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
     found = [
         ("variant", [row.label for row in rows]),
         (f"{heading(attribution.metric)}:", [_figure(row, attribution.metric) for row in rows]),
-        ("times:", [_times(row.ended.speedup) for row in rows]),
+        ("times:", [_times(row) for row in rows]),
         *_further(rows, attribution.metric),
     ]
     while len(found) > 3 and _width(found) > WIDTH:
@@ -99,17 +99,20 @@ def _width(found: Sequence[tuple[str, Sequence[str]]]) -> int:
 
 
 def _figure(row: Row, metric: str) -> str:
-    """`602 ±7%`: the value with the longer side of its 95% interval."""
+    """`602 ±7%`: the value with the longer side of its 95% interval; `about 602 ±7%` where it is rough."""
+    rough = row.ended.rough
+    if row.result is None and rough:
+        return f"about {with_error(rough.value, rough.ci)}"
     found = row.metric(metric)
     if not found or found["value"] is None:
         return MISSING
-    if not found.get("ci"):
-        return short(found["value"])
-    longer = max(abs(bound - found["value"]) for bound in found["ci"])
-    return f"{short(found['value'])} ±{longer / found['value']:.0%}"
+    return with_error(found["value"], found.get("ci"))
 
 
-def _times(gain: Gain | None) -> str:
+def _times(row: Row) -> str:
+    gain, rough = row.ended.speedup, row.ended.rough
+    if row.result is None and rough and rough.ratio:
+        return f"about {short(rough.ratio)}x"
     return "" if gain is None else f"{short(gain.ratio)}x{'' if gain.valid else NOT_VALID}"
 
 

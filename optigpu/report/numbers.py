@@ -27,6 +27,13 @@ def short(number: float | None) -> str:
     return f"{number:.3g}" if magnitude < 1 else f"{number:.2f}"
 
 
+def with_error(value: float, interval: Sequence[float] | None) -> str:
+    """`602 ±7%`: with the longer side of the 95% interval, where there is one."""
+    if not interval:
+        return short(value)
+    return f"{short(value)} ±{max(abs(bound - value) for bound in interval) / value:.0%}"
+
+
 def with_interval(metric: Document | None, scale: float = 1.0) -> str:
     """`42.1 ±1.5`, with the longer side of the 95% interval, or `42.1 [41.0, 47.3]` where its sides differ by more than
     a third. `metric` is a summary as JSON."""

@@ -20,7 +20,7 @@ from rich.text import Text
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.report.formats import Grid, columns, csv_text
-from optigpu.report.numbers import MISSING, duration, with_interval
+from optigpu.report.numbers import MISSING, duration, short, with_error, with_interval
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
 
@@ -117,6 +117,8 @@ class RunProgress(Spoken):
             case "variant_started":
                 self.current = data["index"]
                 self.bar.update(self.task, description=self._label(self.current))
+            case "rough":
+                self._rough(data)
             case "progressed":
                 self._progressed(data)
             case "variant_finished":
@@ -134,6 +136,14 @@ class RunProgress(Spoken):
         if self.may_speak():
             about = "" if left is None else f", about {duration(left)} left"
             self.say(f"{data['fraction']:4.0%}  {doing}{about}")
+
+    def _rough(self, data: Document) -> None:
+        rough = data["rough"]
+        speed = f"{with_error(rough['value'], rough['ci'])} {heading(rough['metric'])}"
+        times = f", {short(rough['ratio'])}x" if rough["ratio"] else ""
+        agreement = rough["top1_agreement"]
+        quality = "" if agreement is None else f", top-1 {agreement:.1%}"
+        self.say(f"{self._label(data['index'])}: about {speed}{times}{quality}")
 
     def _finished_variant(self, outcome: Document) -> None:
         label, result = self._label(outcome["index"]), outcome.get("result")

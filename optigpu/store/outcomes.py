@@ -12,6 +12,7 @@ from optigpu.documents.events import (
     Planned,
     PlannedVariant,
     Printed,
+    RoughlyMeasured,
     VariantFinished,
     VariantStarted,
     Waiting,
@@ -57,7 +58,7 @@ def note(session: Session, lease: Lease, event: Noted) -> None:
             variant_started(session, lease, event.index)
         case Printed():
             printed(session, lease, event)
-        case Estimated() | Waiting():
+        case Estimated() | Waiting() | RoughlyMeasured():
             record(session, held(session, lease), event.kind, as_document(event), moment(session))
         case _:
             assert_never(event)

@@ -159,10 +159,10 @@ def test_a_coarse_counter_lengthens_the_windows(tmp_path: Path, file: Path) -> N
     ("error", "said"),
     [
         ({"error_j": -900.0}, r"The joules of the wall meter .* fell from 1\d+\.\d to \d+\.\d"),
-        ({"error_j": 9 * MOST_W}, r"rose by 90\d+ J in 0\.\d+ s, which is more than 100 kW"),
+        ({"error_j": 9 * MOST_W}, r"rose by 90\d+ J in \d+\.\d+ s, which is more than 100 kW"),
         ({"error_s": -1.0}, r"The time of the wall meter .* went back from 20.* to 20"),
         ({"error_s": 300.0}, r"is 300 s ahead of this machine's"),
-        ({"stopped": True}, r"gave no new reading for 0\.\d s: it has stopped"),
+        ({"stopped": True}, r"gave no new reading for \d+\.?\d* s: it has stopped"),
     ],
 )
 def test_a_meter_that_lies_or_stops_is_a_reason_and_no_guess(

@@ -80,7 +80,7 @@ def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path
     session, events = session_with(spec.model_copy(update={"measure": measure}), tmp_path, "well_behaved")
 
     def meters_read() -> list[str]:
-        return [e.doing for e in events if isinstance(e, Progressed) and e.doing.startswith("reading")]
+        return [e.doing for e in events if isinstance(e, Progressed) and e.doing.endswith("meter")]
 
     Residents(session, 0).measure(variants_of(session.spec))
     assert meters_read() == ["reading the memory meter", "reading the quality meter"]

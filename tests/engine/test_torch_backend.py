@@ -188,7 +188,7 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
 ) -> None:
     request = Scripted(durations[1:])
     monkeypatch.setattr("time.perf_counter", lambda: request.now)
-    warm = warm_up(request, durations[0])
+    warm = warm_up(request, durations[:1])
     assert (len(warm.durations_s), warm.steady, warm.request_s) == (used, steady, request_s)
     if beyond_s is not None:
         assert warm.beyond_steady_s == pytest.approx(beyond_s, abs=0.1)

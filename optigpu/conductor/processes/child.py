@@ -330,20 +330,29 @@ class TimedWatch:
             raise OverdueError(self._overdue)
 
 
-def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) -> Wanted:
+Saw = Callable[[Mapping[str, float]], None]
+"""Is given the samples of each request of a warm-up."""
+
+
+def ask(
+    child: Child, message: Frozen, wanted: type[Wanted], progress: Watch, saw: Saw = lambda _: None
+) -> Wanted:
     """Sends a message and waits for its answer. Raises UnsupportedError when the process refuses, ReplicateError when
     it fails, and what `progress.check` raises."""
     child.tell(message)
-    return hear(child, wanted, progress)
+    return hear(child, wanted, progress, saw)
 
 
-def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:
+def hear(child: Child, wanted: type[Wanted], progress: Watch, saw: Saw = lambda _: None) -> Wanted:
     """Waits for the answer to what the process was told. Raises what `ask` raises."""
     while True:
         progress.check()
         answer = child.listen()
         if isinstance(answer, Progress):
-            progress.show(answer.doing)
+            if answer.samples:
+                saw(answer.samples)
+            else:
+                progress.show(answer.doing)
         elif isinstance(answer, wanted):
             return answer
         elif answer is not None:

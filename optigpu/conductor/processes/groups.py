@@ -1,6 +1,6 @@
 """Measures a group of variants that fit into memory together, from the first replicate to their outcomes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optigpu.conductor.outcome import evidence_of, outcome_of
 from optigpu.conductor.preparation import Preparation
@@ -39,16 +39,16 @@ class Group:
         """Fewer replicates than were asked for are measured where time is short. Raises what the listener raises, and
         StoppedError when the job must stop: variants with a whole replicate have their outcome by then."""
         try:
-            self._measure_replicates()
+            self._measure_replicates(preparation.complete)
         except StoppedError as stop:
             self._end_members(preparation, str(stop))
             raise
         self._end_members(preparation)
 
-    def _measure_replicates(self) -> None:
+    def _measure_replicates(self, prepare: Callable[[], None]) -> None:
         for number in range(self._session.replicates):
             if number == 0:
-                self.waiting = self._take_turn(self._members, number)
+                self.waiting = self._take_turn(self._members, number, prepare)
             elif self._session.progress.has_time_for(
                 # Together with one of each variant that waits.
                 [(each.index, number) for each in self._members] + [(each.index, 0) for each in self.waiting]
@@ -75,10 +75,12 @@ class Group:
             )
         )
 
-    def _take_turn(self, variants: Sequence[Variant], number: int) -> tuple[Variant, ...]:
+    def _take_turn(
+        self, variants: Sequence[Variant], number: int, prepare: Callable[[], None] = lambda: None
+    ) -> tuple[Variant, ...]:
         if self._residents is not None and number > 0:
             self._residents.keep(())  # those of the first replicate end before others start
-        turn = (self._residents if number == 0 else None) or Residents(self._session, number)
+        turn = (self._residents if number == 0 else None) or Residents(self._session, number, prepare)
         try:
             turn.measure(variants, stay=turn is self._residents)
         except StoppedError:

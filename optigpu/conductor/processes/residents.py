@@ -5,7 +5,7 @@ a lap a change of the machine's speed affects all of them alike, so their ratios
 processes of those that go on stay from one of its rounds to the next.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +14,20 @@ from types import TracebackType
 from typing import Self
 
 from optigpu.backends.converted import remove_used
-from optigpu.child.messages import LOADING, WARMING_UP, Assignment, Begin, Ready, Round, RunRound, Started
-from optigpu.conductor.processes.child import Child, Watch, ask, hear
+from optigpu.child.messages import (
+    LOADING,
+    WARMING_UP,
+    Assignment,
+    Begin,
+    Metered,
+    Ready,
+    Round,
+    RunMeter,
+    RunRound,
+    Started,
+)
+from optigpu.conductor.processes.child import Child, Saw, Watch, ask, hear
+from optigpu.conductor.processes.rough import QUALITY_S
 from optigpu.conductor.processes.rounds import (
     ROUND_S,
     Metering,
@@ -34,7 +46,7 @@ from optigpu.job.estimate import START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, Role, UnsupportedError
 
 
 class WarmUpWatch:
@@ -60,7 +72,7 @@ class WarmUpWatch:
         return self._monitor.between(self._before, self._monitor.read()) if self._before else None
 
 
-MOST_RESIDENT = 8
+MOST_RESIDENT = 12
 """The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""
 
 LAP_S = 2 * ROUND_S
@@ -82,12 +94,12 @@ class Residents(AbstractContextManager["Residents"]):
     `measure`, each of the variants is in exactly one of `replicates`, `errors` (both by the variant's index) and
     `waiting`, which holds those that the memory had no space for; none of these loaded its model."""
 
-    def __init__(self, session: Session, number: int) -> None:
-        """`number` is the replicate's, from 0."""
+    def __init__(self, session: Session, number: int, prepare: Callable[[], None] = lambda: None) -> None:
+        """`number` is the replicate's, from 0. `prepare` is called when the first process is ready."""
         self.replicates: dict[int, Replicate] = {}
         self.errors: dict[int, UnsupportedError | ReplicateError] = {}
         self.waiting: tuple[Variant, ...] = ()
-        self._session, self._number = session, number
+        self._session, self._number, self._prepare_job = session, number, prepare
         self._memory = session.memory_rule(session.spec.device, session.environment)
         # The processes that have started and are not ready yet, and for each variant what ends its process.
         self._started: dict[int, Child] = {}
@@ -179,7 +191,7 @@ class Residents(AbstractContextManager["Residents"]):
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
                 watch = WarmUpWatch(progress, session.monitor)
-                ready = _ready(child, assignment, watch)
+                ready = _ready(child, assignment, watch, partial(session.rough.saw, variant))
                 warm_up = watch.sample()
             if self._number == 0:
                 session.saturation.judge(
@@ -189,6 +201,18 @@ class Residents(AbstractContextManager["Residents"]):
             self._memory.add(child.pid)
             rounds = TimedRounds(child, ready, assignment, session.monitor, warm_up)
             self._ready.append(_Resident(variant, child, ready, rounds))
+            if self._number == 0:
+                self._look_roughly(self._ready[-1])
+
+    def _look_roughly(self, resident: _Resident) -> None:
+        """Tells what the warm-up shows, and the quality of a few tokens."""
+        session, variant = self._session, resident.variant
+        session.rough.ready(variant, resident.ready)
+        self._prepare_job()
+        if "quality" in session.spec.measure.meters and variant.role is not Role.BASELINE:
+            session.progress.begin(variant.index, self._number, "reading quality roughly")
+            order = RunMeter(meter="quality", seconds=QUALITY_S)
+            session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
 
     def _watch_queue(self, variant: Variant, child: Child) -> Watched:
         progress, monitor = self._session.progress, self._session.monitor
@@ -284,11 +308,11 @@ class Residents(AbstractContextManager["Residents"]):
             self._ends[variant.index].close()
 
 
-def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch) -> Ready:
+def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch, saw: Saw) -> Ready:
     """Raises what `ask` raises; DamagedModelError for a process that crashed on a kept conversion, which is removed so
     that it is made anew; UnsupportedError for one that crashed on a model's own files."""
     try:
-        return ask(child, assignment, Ready, watch)
+        return ask(child, assignment, Ready, watch, saw)
     except CrashError as error:
         removed = remove_used(Path(assignment.folder), child.pid)
         if removed:

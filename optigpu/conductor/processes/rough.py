@@ -1,0 +1,82 @@
+"""A variant's first figures, shown as soon as its process has run a request; no result is made of them."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, variance
+
+from optigpu.child.messages import Metered, Ready
+from optigpu.documents.events import RoughlyMeasured
+from optigpu.documents.result import Rough
+from optigpu.job.spec import Variant
+from optigpu.statistics.compare import PROCESSES_DIFFER
+from optigpu.vocabulary import METRICS, Better, Role
+
+LAST = 3
+"""The requests of a warm-up that count: the last ones."""
+REQUESTS_DIFFER = 0.1
+"""Fewer requests than LAST are taken to differ from others by 10% (one standard deviation)."""
+NORMAL_95 = 1.96
+QUALITY_S = 2.0
+"""Seconds in which the first tokens of quality are predicted."""
+
+
+@dataclass
+class RoughLooks:
+    """The rough figures of a job's variants, by their index, told as they come."""
+
+    metric: str
+    tell: Callable[[RoughlyMeasured], None]
+    found: dict[int, Rough] = field(default_factory=dict)
+    # The values of each variant's requests.
+    _values: dict[int, list[float]] = field(default_factory=dict)
+    _baseline: int | None = None
+
+    def saw(self, variant: Variant, samples: Mapping[str, float]) -> None:
+        """A request of the warm-up gave these samples; the first one is told at once."""
+        value = samples.get(self.metric, 0.0)
+        if not 0 < value < math.inf:
+            return
+        if self._baseline is None and variant.role is Role.BASELINE:
+            self._baseline = variant.index
+        values = self._values.setdefault(variant.index, [])
+        values.append(value)
+        if len(values) == 1:
+            self._tell(variant.index, self._rough(variant.index))
+
+    def ready(self, variant: Variant, ready: Ready) -> None:
+        """The warm-up has ended."""
+        if variant.index in self._values:
+            weights = ready.facts.weights
+            update = {"weight_bytes": weights.bytes if weights else None}
+            self._tell(variant.index, self._rough(variant.index).model_copy(update=update))
+
+    def read(self, index: int, quality: Metered) -> None:
+        """Quality was read within QUALITY_S."""
+        if index in self.found and "kld_mean" in quality.values:
+            update = {name: quality.values.get(name) for name in ("kld_mean", "top1_agreement")}
+            self._tell(index, self.found[index].model_copy(update=update))
+
+    def _tell(self, index: int, rough: Rough) -> None:
+        self.found[index] = rough
+        self.tell(RoughlyMeasured(index=index, rough=rough))
+
+    def _rough(self, index: int) -> Rough:
+        centre, error = self._logarithm(index)
+        rough = Rough(metric=self.metric, value=math.exp(centre), ci=_interval(centre, error))
+        if self._baseline is None or index == self._baseline:
+            return rough
+        before, its_error = self._logarithm(self._baseline)
+        gain = centre - before if METRICS[self.metric].better is Better.HIGHER else before - centre
+        bounds = _interval(gain, math.hypot(error, its_error))
+        return rough.model_copy(update={"ratio": math.exp(gain), "ratio_ci": bounds})
+
+    def _logarithm(self, index: int) -> tuple[float, float]:
+        """The mean logarithm of the last requests' values, and its standard error, that of processes included."""
+        last = [math.log(value) for value in self._values[index][-LAST:]]
+        spread = variance(last) if len(last) == LAST else REQUESTS_DIFFER**2
+        return fmean(last), math.sqrt(spread / len(last) + PROCESSES_DIFFER**2)
+
+
+def _interval(centre: float, error: float) -> tuple[float, float]:
+    return math.exp(centre - NORMAL_95 * error), math.exp(centre + NORMAL_95 * error)
