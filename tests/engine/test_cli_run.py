@@ -132,6 +132,8 @@ def test_a_signal_ends_it_with_its_status_and_leaves_no_process(
     assert ended == status
     assert [child for child in children if child.is_running()] == []
     assert b"The job was cancelled by " + words in b"".join(shown)
+    _, _, table = b"".join(shown).decode().rpartition("┏")
+    assert "about " in table, "what its first requests showed"
 
 
 def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str]) -> None:

@@ -49,6 +49,7 @@ def test_a_job_is_posted_followed_ranked_and_read_on_pages(station: Station) -> 
     assert kinds[0] == kinds[-1] == "state"
     assert kinds.count("variant_finished") == 2
     assert events[-1].data["state"] == "succeeded"
+    assert kinds.index("rough") < kinds.index("variant_finished")
     assert [event.sequence for event in events] == sorted(event.sequence for event in events)
 
     found = station.get(f"/v1/jobs/{job_id}/results")["results"]
