@@ -199,7 +199,7 @@ def _variant(
 
 
 def _labels(drafts: Sequence[Draft], spec: JobSpec) -> list[str]:
-    plain = [_names(draft.engine(spec), [technique.name for technique in draft.stack]) for draft in drafts]
+    plain = [_names(draft.engine(spec), [technique.label for technique in draft.stack]) for draft in drafts]
     alike: dict[str, list[tuple[Technique, ...]]] = {}
     for draft, names in zip(drafts, plain, strict=True):
         if not draft.label:
@@ -225,14 +225,14 @@ def _names(engine: str, techniques: Sequence[str]) -> str:
 
 
 def _with_differences(technique: Technique, siblings: Sequence[Technique]) -> str:
-    """Its name and the parameters in which its siblings, itself among them, differ: "gguf(type=Q8_0)"."""
+    """Its label and the parameters in which its siblings, itself among them, differ: "native_decode(weights=w8)"."""
     others = [sibling.model_dump(mode="json") for sibling in siblings]
     differing = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in technique.model_dump(mode="json").items()
         if any(other[name] != value for other in others)
     ]
-    return f"{technique.name}({', '.join(differing)})" if differing else technique.name
+    return f"{technique.label}({', '.join(differing)})" if differing else technique.label
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,11 @@ class Technique(Frozen):
         """Whether it predicts what the model predicts, by its own account: only sums may come in another order."""
         return cls.error_bound <= EXACT and not cls.approximates
 
+    @property
+    def label(self) -> str:
+        """What the labels of variants call it, whatever its other parameters are."""
+        return self.name
+
     def identity(self) -> dict[str, Any]:
         """Its name and parameters as plain JSON; part of a variant's digest."""
         defaults = {

@@ -191,7 +191,7 @@ def test_a_technique_that_does_not_run_on_the_device_is_refused(monkeypatch: pyt
 def test_the_documented_job_beside_llama_cpp_can_be_posted() -> None:
     (text,) = blocks(LIBRARY, "json")
     posted = JobSpec.model_validate_json(text)
-    assert [variant.label for variant in variants_of(posted)] == ["native_decode", "llama_cpp: gguf"]
+    assert [variant.label for variant in variants_of(posted)] == ["native_decode", "llama_cpp: gguf Q4_0"]
 
 
 GPU = Accelerator(name="g", memory_bytes=1, uuid="u")
@@ -254,7 +254,7 @@ def test_stacks_of_other_backends_are_measured_beside_the_plan_s_own() -> None:
     assert shown(variants) == [
         ("baseline", "baseline"),
         ("alone", "bf16"),
-        ("single", "llama_cpp: gguf"),
+        ("single", "llama_cpp: gguf Q4_0"),
         ("single", "half"),
         ("single", "llama_cpp: baseline"),
     ], "the same stack of the same backend is measured once"
@@ -264,20 +264,23 @@ def test_stacks_of_other_backends_are_measured_beside_the_plan_s_own() -> None:
 
 
 def test_stacks_that_differ_by_parameters_alone_are_called_by_them() -> None:
-    def gguf(**parameters: str) -> dict[str, Any]:
+    def gguf(**parameters: object) -> dict[str, Any]:
         return {"backend": "llama_cpp", "stack": [{"name": "gguf"} | parameters]}
 
     fours = {"stack": [{"name": "native_decode", "weights": "w4", "group": 64}]}
     eights = {"stack": [{"name": "native_decode", "weights": "w8", "group": 64}]}
     beside = [gguf(), gguf(type="Q8_0"), gguf(type="F16") | {"label": "half"}, fours, eights]
+    beside += [gguf(type="Q4_K_M"), gguf(type="Q4_K_M", pure=True)]
     variants = planned("single", "bf16", beside=beside)
     assert [variant.label for variant in variants] == [
         "bf16",
-        "llama_cpp: gguf(type=Q4_0)",
-        "llama_cpp: gguf(type=Q8_0)",
+        "llama_cpp: gguf Q4_0",
+        "llama_cpp: gguf Q8_0",
         "half",
         "native_decode(weights=w4)",
         "native_decode(weights=w8)",
+        "llama_cpp: gguf Q4_K_M(pure=false)",
+        "llama_cpp: gguf Q4_K_M(pure=true)",
     ], "what they share is left out"
 
 

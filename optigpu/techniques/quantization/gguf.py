@@ -41,6 +41,10 @@ class Gguf(OnCpuEngine, Technique):
     type: GgufType = "Q4_0"
     pure: bool = False
 
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.type}"
+
     def engine(self, options: EngineOptions) -> EngineOptions:
         return options.but(weights=self.type, everywhere=self.pure or None)
 
