@@ -100,8 +100,8 @@ def techniques_grid(facts: Sequence[Document]) -> Grid:
         f"Techniques, on this machine's {device}",
         facts,
         {
-            "layer": lambda fact: fact["layer"],
             "name": lambda fact: fact["name"],
+            "layer": lambda fact: fact["layer"],
             "what it does": lambda fact: fact["summary"],
             "needs": lambda fact: ", ".join(fact["requires"]),
             "excludes": lambda fact: ", ".join(fact["conflicts"]),

@@ -18,6 +18,8 @@ from optigpu.vocabulary import harmless
 
 TEXT_WIDTH = 23
 """Characters of the longest name of a technique with a space and a plus after it."""
+WORD_WIDTH = 36
+"""Characters of an id. Words that are longer are broken: two columns of such words fit 80."""
 FRAME = 3
 """Characters that a column takes beside its cells: a line, and a space on each side."""
 
@@ -106,31 +108,43 @@ class _Tables:
         return room - 1 - sum(self._least[n] + FRAME for n in numbers)
 
     def _table(self, numbers: Sequence[int], room: int) -> Table:
-        """Each column has its least width, and of what is left a share by how much its longest cell lacks."""
-        lacking = sum(self._whole[n] - self._least[n] for n in numbers)
-        share = min(1.0, max(0.0, self._spare(numbers, room) / lacking)) if lacking else 0.0
+        """What is left of the width goes to the columns in equal parts, first to those that lack least."""
+        widths, spare = {}, max(0, self._spare(numbers, room))
+        lacking = sorted(numbers, key=lambda n: self._whole[n] - self._least[n])
+        for place, number in enumerate(lacking):
+            widths[number] = min(self._whole[number], self._least[number] + spare // (len(lacking) - place))
+            spare -= widths[number] - self._least[number]
         table = Table(header_style="bold")
         for number in numbers:
-            column, least = self._grid.columns[number], self._least[number]
+            column = self._grid.columns[number]
             table.add_column(
                 Text(column.heading),
                 justify="right" if column.right else "left",
                 no_wrap=column.right,
                 overflow="fold",
-                width=least + int(share * (self._whole[number] - least)),
+                width=widths[number],
             )
         for number, row in enumerate(self._grid.rows):
-            cells = (Text(row[n]) for n in numbers)
+            cells = (Text(_foldable(row[n], widths[n])) for n in numbers)
             table.add_row(*cells, style="dim" if number in self._grid.faint else None)
         return table
 
 
 def least_width(column: Column, texts: Sequence[str], *, leads: bool) -> int:
     """The smallest readable width of a column: whole numbers, whole words, labels in a few lines."""
-    if not (column.right or leads):
-        texts = [word for text in texts for word in text.split()]
     longest = max(map(cell_len, texts), default=1)
-    return longest if column.right else min(longest, TEXT_WIDTH)
+    if column.right:
+        return longest
+    words = (word for text in texts for word in _foldable(text, 0).split())
+    return max(
+        min(longest, TEXT_WIDTH) if leads else 1, min(max(map(cell_len, words), default=1), WORD_WIDTH)
+    )
+
+
+def _foldable(cell: str, width: int) -> str:
+    """A word that is wider than this is broken behind its last slash."""
+    words = (word if cell_len(word) <= width else "/\n".join(word.rsplit("/", 1)) for word in cell.split(" "))
+    return " ".join(words)
 
 
 def markdown(grid: Grid) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -17,11 +18,18 @@ from optigpu.report import (
     leaderboard_grid,
     leaderboard_grids,
     markdown,
+    model_facts,
+    models_grid,
+    runs_grid,
+    technique_facts,
+    techniques_grid,
     terminal,
 )
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import REASONS, WARNINGS
+from optigpu.report.tables import engine_facts, engines_grid
+from optigpu.vocabulary import DeviceKind, new_id
 from tests.unit.made_results import (
     ATTRIBUTION,
     BASELINE,
@@ -132,6 +140,35 @@ def test_a_narrow_terminal_gets_several_tables_that_each_say_which_variant(ladde
     assert all("variant" in lines[number + 1] for number in tables)
     assert page.getvalue().count("int8_weight_only") >= len(tables)
     assert (len(tables) == 1) == (width >= 140)
+
+
+RUN = {
+    "id": new_id(), "name": None, "workload": GENERATE, "model": "bundled:tiny", "plan": "ladder", "results": 2,
+    "best": "bf16 + torch_compile", "created_at": "2026-11-30T02:08:10", "stopped": "It was cancelled.",
+}  # fmt: skip
+GGUF_FILE = model_facts()[0] | {"model": "path:gemma3-270m/gemma-3-270m-it-q4_k_m.gguf"}
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        runs_grid([RUN]),
+        models_grid([*model_facts(), GGUF_FILE]),
+        techniques_grid(technique_facts(BASELINE.environment, DeviceKind.CPU)),
+        engines_grid(engine_facts()),
+    ],
+    ids=lambda grid: grid.title,
+)
+def test_a_narrow_terminal_breaks_no_word_and_each_table_says_of_what(grid: Grid) -> None:
+    page = io.StringIO()
+    Console(file=page, width=80).print(terminal(grid))
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for row in grid.rows for cell in row for word in re.findall(r"[^\s/]+/?", cell)}
+    assert {word for word in words if word not in page.getvalue()} == set()
+    heads = [lines[number + 1 : number + 4] for number, line in enumerate(lines) if line.startswith("┏")]
+    assert all(any(f"┃ {grid.columns[0].heading} " in line for line in head) for head in heads)
+    assert len({row[0] for row in grid.rows}) == len(grid.rows), "the first column tells the rows apart"
 
 
 def test_markdown_has_a_line_for_each_variant_and_escapes_bars() -> None:
