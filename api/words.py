@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from optigpu.documents.views import BoardName, History
-from optigpu.report.leaderboard import workload_text
+from optigpu.report.leaderboard import why_no_quality, workload_text
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
 from optigpu.vocabulary import METRICS, Document
@@ -95,4 +95,5 @@ FILTERS: dict[str, Callable[..., object]] = {
     "variant_line": variant_line,
     "history_line": history_line,
     "workload_line": workload_line,
+    "why_no_quality": why_no_quality,
 }

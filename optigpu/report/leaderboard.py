@@ -18,7 +18,8 @@ from optigpu.documents.views import (
 from optigpu.report.formats import Column, Grid, columns, csv_text
 from optigpu.report.numbers import MISSING, NOT_VALID, short, with_interval
 from optigpu.report.rows import HEADINGS, WARNINGS, heading
-from optigpu.vocabulary import Document
+from optigpu.vocabulary import Document, Task
+from optigpu.workloads import WORKLOADS
 
 
 def leaderboard_grids(page: LeaderboardPage) -> tuple[Grid, ...]:
@@ -166,8 +167,9 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
         return
     better = board.better.capitalize()
     yield f"{better} is better. ± and [ ] are 95% intervals; rows whose intervals overlap share a rank."
-    if any(row.top1_agreement is not None for row in board.rows):
-        yield "quality: the share of positions at which the most likely token is the same as the fp32 model's."
+    yield why_no_quality(board) or (
+        "quality: the share of positions at which the most likely token is the same as the fp32 model's."
+    )
     if any(row.pareto is not None for row in board.rows):
         yield (
             "Pareto: no other row of the same workload and hardware is as good in speed, memory, quality and energy, "
@@ -178,6 +180,18 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
         yield f"{len(board.rows)} of {board.row_count} rows; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
+
+
+def why_no_quality(board: Board) -> str | None:
+    """Why none of a board's rows has one; None where any has."""
+    if any(row.top1_agreement is not None for row in board.rows):
+        return None
+    kind = str(board.workload.get("kind"))
+    if kind in WORKLOADS and WORKLOADS[kind].task not in (Task.DECODING, Task.IMAGES):
+        return f"{kind} decodes nothing, so there is no quality."
+    if board.model and board.model.startswith("preset:"):
+        return "The weights are random, so quality was not measured."
+    return "Quality was not measured."
 
 
 def _statuses(board: Board) -> Iterator[str]:

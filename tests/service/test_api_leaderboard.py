@@ -12,6 +12,7 @@ from optigpu.documents.result import Result, VerdictReason, VerdictWarning
 from optigpu.documents.views import Board, LeaderboardPage
 from optigpu.store import leaderboard
 from optigpu.vocabulary import ServiceError
+from tests.service.pages import HTML
 from tests.service.records import NOON, a_metric, a_result
 from tests.service.serving import Served
 
@@ -96,6 +97,13 @@ def test_a_quality_gate_leaves_out_what_lost_more_or_was_not_measured(service: S
         assert (row["value"]["value"], row["top1_agreement"], row["kld_mean"]) == (20, 0.97, 0.02)
     for query in ({"min_top1": 0.98}, {"max_kld": 0.01}):
         assert not rows(service, **query)
+
+
+def test_the_page_says_once_for_each_board_why_it_has_no_quality(ranked: Served) -> None:
+    page = ranked.client.get("/", headers=HTML).text
+    assert page.count("The weights are random, so quality was not measured.") == 1
+    assert page.count("matmul decodes nothing, so there is no quality.") == 1
+    assert 'data-label="Top-1"' not in page
 
 
 def test_pages_and_the_link_to_the_next(ranked: Served) -> None:

@@ -26,6 +26,7 @@ from optigpu.report import (
     terminal,
 )
 from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.leaderboard import why_no_quality
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import REASONS, WARNINGS
 from optigpu.report.tables import engine_facts, engines_grid
@@ -146,7 +147,7 @@ RUN = {
     "id": new_id(), "name": None, "workload": GENERATE, "model": "bundled:tiny", "plan": "ladder", "results": 2,
     "best": "bf16 + torch_compile", "created_at": "2026-11-30T02:08:10", "stopped": "It was cancelled.",
 }  # fmt: skip
-GGUF_FILE = model_facts()[0] | {"model": "path:gemma3-270m/gemma-3-270m-it-q4_k_m.gguf"}
+GGUF_FILE = {**model_facts()[0], "model": "path:gemma3-270m/gemma-3-270m-it-q4_k_m.gguf"}
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,22 @@ def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
     assert names[at + 1] == "J/token"
     assert [cells[at : at + 2] for cells in grid.rows] == [("-", "-"), ("99.95", "0.25")]
     assert any(note.startswith("quality: ") for note in grid.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "why"),
+    [
+        ("generate", "preset:gpt2", "The weights are random, so quality was not measured."),
+        ("classify", "preset:resnet-50", "The weights are random, so quality was not measured."),
+        ("generate", "bundled:tiny", "Quality was not measured."),
+        ("prefill", "preset:gpt2", "prefill decodes nothing, so there is no quality."),
+        ("matmul", None, "matmul decodes nothing, so there is no quality."),
+    ],
+)
+def test_a_board_without_any_quality_says_why(kind: str, model: str | None, why: str) -> None:
+    board = a_board(FIRST, FIRST, workload={"kind": kind}, model=model)
+    assert why_no_quality(board) == why
+    assert leaderboard_grid(board).notes.count(why) == 1
 
 
 def test_a_row_without_a_rank_says_why_and_the_notes_say_what_it_means() -> None:
