@@ -1,27 +1,31 @@
 """The page at `/jobs/ID`: how far a job is, its variants as they finish, and what can be done with it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from fastapi import APIRouter, Response
 
-from api.pages.bars import Bar, FigureText, bars, figure_text
+from api.pages.bars import Bar, bars
 from api.pages.posted import SubmitterPosted
 from api.pages.verdicts import Badge, badge
 from api.pages.view import PageView, Plain, ReaderView
 from api.parameters import JobId
 from api.posting import Posting
+from optigpu.documents.result import Attribution, MetricSummary
 from optigpu.documents.views import JobView, VariantView
 from optigpu.job.estimate import spoken
-from optigpu.report.numbers import NOT_VALID
+from optigpu.report.brief import brief_grid, headline
+from optigpu.report.formats import Grid
+from optigpu.report.rows import Row, rows_of
 from optigpu.store import events, jobs, results
 from optigpu.store.keys import Scope
-from optigpu.store.results import PrimaryFigure
 from optigpu.vocabulary import Document, JobState, VariantStatus, utc_now
 
 router = APIRouter()
+WIDTH = 110
+"""Characters of the table beside its bars and verdicts: the columns of sizes and of quality fit."""
 STATUS_KINDS = {
     VariantStatus.RUNNING: "warn",
     VariantStatus.FAILED: "bad",
@@ -31,14 +35,13 @@ STATUS_KINDS = {
 
 @dataclass(frozen=True)
 class Line:
-    """A variant, its figure where it has one, and what it gained where the job has ended."""
+    """A variant, its cells in the columns of the terminal's short table, and its figure as a bar."""
 
     variant: VariantView
-    figure: PrimaryFigure | None
-    text: FigureText
+    row: Row
+    cells: tuple[str, ...]
     bar: Bar | None
     badge: Badge
-    gain: str
 
 
 @router.get("/jobs/{id}")
@@ -65,18 +68,26 @@ def _page(view: PageView, job_id: str) -> Response:
     with view.service.database.read() as session:
         newest = events.head(session, job_id).sequence
         job = jobs.get(session, job_id, lease_s=view.service.settings.lease_s)
-        figures = results.primary_figures(session, job_id)
+        found = _placed(job, results.of_job(session, job_id))
         is_operator = view.who is not None and view.who.may(Scope.ADMIN)
         printed = jobs.printed(session, job_id) if is_operator else {}
-    lines = _lines(job, figures)
+    attribution = _attribution(job, found)
+    grid = (
+        brief_grid("", attribution, found, WIDTH)
+        if attribution.metric
+        else Grid("", (), ((),) * len(job.variants))
+    )
+    lines = _lines(job, attribution, found, grid)
+    best = _best(attribution, lines)
     remaining_s = job.progress.remaining_s
     return view.page(
         "job.html",
         job=job,
         lines=lines,
-        metric=next((figure.metric for figure in figures.values()), None),
-        best=_best(job, lines),
-        as_good=_as_good(_best(job, lines), lines),
+        columns=grid.columns[1:],
+        headline=headline([line.row for line in lines]) if job.attribution else None,
+        best=best,
+        as_good=_as_good(best, attribution.metric, lines),
         newest=newest,
         left=spoken(remaining_s) if remaining_s else None,
         ends_at=utc_now() + timedelta(seconds=remaining_s) if remaining_s else None,
@@ -89,61 +100,63 @@ def _page(view: PageView, job_id: str) -> Response:
     )
 
 
-def _lines(job: JobView, figures: Mapping[int, PrimaryFigure]) -> list[Line]:
-    """The variants in the order of the plan, their bars on one scale."""
-    drawn = dict(zip(figures, bars([figure.summary for figure in figures.values()]), strict=True))
-    gains = {row["index"]: row.get("speedup") for row in (job.attribution or {}).get("rows", ())}
+def _placed(job: JobView, found: Sequence[Document]) -> list[Document]:
+    """The results by the indexes of this job's variants: one that was measured before has that of its own job."""
+    by_id = {result["id"]: result for result in found}
     return [
-        Line(
-            variant=variant,
-            figure=figures.get(variant.index),
-            text=figure_text(figures[variant.index].summary if variant.index in figures else None),
-            bar=drawn.get(variant.index),
-            badge=_badge(variant, figures.get(variant.index)),
-            gain=_gain(gains.get(variant.index)),
-        )
-        for variant in job.variants
+        {**result, "variant": {**result["variant"], "index": each.index}}
+        for each in job.variants
+        if (result := by_id.get(str(each.result_id)))
     ]
 
 
-def _badge(variant: VariantView, figure: PrimaryFigure | None) -> Badge:
-    if figure is not None:
-        return badge(figure.reasons, figure.warnings)
-    return Badge(STATUS_KINDS.get(variant.status, "plain"), variant.status.value)
+def _attribution(job: JobView, found: Sequence[Document]) -> Attribution:
+    """With a row for each variant, and the gains that are known; its metric is empty until a figure is known."""
+    stored = job.attribution or {}
+    known = {row["index"]: row for row in stored.get("rows", ())}
+    shown = {"index", "role", "label", "status", "reason"}
+    rows = [{**each.model_dump(include=shown), **known.get(each.index, {})} for each in job.variants]
+    metric = found[0]["variant"]["primary_metric"] if found else stored.get("metric", "")
+    return Attribution.model_validate({**stored, "metric": metric, "rows": rows}, extra="ignore")
 
 
-def _gain(speedup: Document | None) -> str:
-    """`1.23x [1.20, 1.26]`, from an attribution as it was stored."""
-    if not speedup:
-        return ""
-    interval = "" if not speedup.get("ci") else " [{:.2f}, {:.2f}]".format(*speedup["ci"])
-    return f"{speedup['ratio']:.2f}x{interval}{NOT_VALID if speedup.get('reasons') else ''}"
+def _lines(job: JobView, attribution: Attribution, found: Sequence[Document], grid: Grid) -> list[Line]:
+    """The variants in the order of the plan, their bars on one scale."""
+    rows = rows_of(attribution, found)
+    figures = {
+        row.ended.index: MetricSummary.model_validate(row.metric(attribution.metric), extra="ignore")
+        for row in rows
+        if row.has_figure(attribution.metric)
+    }
+    drawn = dict(zip(figures, bars([*figures.values()]), strict=True))
+    return [
+        Line(variant, row, cells[1:], drawn.get(variant.index), _badge(row))
+        for variant, row, cells in zip(job.variants, rows, grid.rows, strict=True)
+    ]
 
 
-def _best(job: JobView, lines: Sequence[Line]) -> Line | None:
+def _badge(row: Row) -> Badge:
+    if row.result is not None:
+        return badge(row.result["verdict"]["reasons"], row.warnings)
+    return Badge(STATUS_KINDS.get(row.ended.status, "plain"), row.ended.status.value)
+
+
+def _best(attribution: Attribution, lines: Sequence[Line]) -> Line | None:
     """The fastest valid one, once the job has ended; of a single variant that says nothing."""
-    index = (job.attribution or {}).get("best")
-    found = next((line for line in lines if line.variant.index == index and len(lines) > 1), None)
-    return found if found and found.figure and not found.figure.reasons else None
+    found = (line for line in lines if line.variant.index == attribution.best and len(lines) > 1)
+    return next((line for line in found if line.row.valid), None)
 
 
-def _as_good(best: Line | None, lines: Sequence[Line]) -> list[str]:
+def _as_good(best: Line | None, metric: str, lines: Sequence[Line]) -> list[str]:
     """The valid variants whose intervals overlap with that of the best one, which cannot be told apart from it."""
-    if best is None or best.figure is None or best.figure.summary.ci is None:
+    if best is None or (of_best := _interval(best, metric)) is None:
         return []
-    low, high = best.figure.summary.ci
-    others = [
-        line for line in lines if line is not best and line.figure is not None and not line.figure.reasons
-    ]
-    overlapping = [
-        line
-        for line in others
-        if line.figure
-        and line.figure.summary.ci
-        and line.figure.summary.ci[0] <= high
-        and line.figure.summary.ci[1] >= low
-    ]
-    return [line.variant.label for line in overlapping]
+    each = ((line, _interval(line, metric)) for line in lines if line is not best and line.row.valid)
+    return [line.variant.label for line, ci in each if ci and ci[0] <= of_best[1] and ci[1] >= of_best[0]]
+
+
+def _interval(line: Line, metric: str) -> tuple[float, float] | None:
+    return (line.row.metric(metric) or {}).get("ci")
 
 
 def _steps(job: JobView) -> tuple[tuple[str, str], ...]:

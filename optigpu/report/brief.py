@@ -30,7 +30,7 @@ FIRST = ("weight_bytes", "top1_agreement", "loss_deviation", "kld_mean", "ttft_s
 OTHER_WORK = frozenset({VerdictWarning.DISTURBED, VerdictWarning.SHARED_HOST})
 
 
-def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
+def brief_grid(title: str, attribution: Attribution, results: Sequence[Document], width: int = WIDTH) -> Grid:
     """The table of a job, below a headline where there is something to compare."""
     rows = rows_of(attribution, results)
     marks = [_mark(row, attribution, _shared(rows)) for row in rows]
@@ -40,7 +40,7 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
         ("times:", [_times(row) for row in rows]),
         *_further(rows, attribution.metric),
     ]
-    while len(found) > 3 and _width(found) > WIDTH:
+    while len(found) > 3 and _width(found) > width:
         found.pop()
     found.append(("", marks))
     grid = Grid(
@@ -55,8 +55,7 @@ def brief_grid(title: str, attribution: Attribution, results: Sequence[Document]
 
 def headline(rows: Sequence[Row]) -> str | None:
     """What the variant with the highest valid ratio buys and costs beside the baseline; None for a single variant."""
-    baseline = next((row for row in rows if row.ended.role is Role.BASELINE), None)
-    if len(rows) < 2 or baseline is None:
+    if len(rows) < 2 or all(row.ended.role is not Role.BASELINE for row in rows):
         return None
     gains = [(row.ended.speedup, row) for row in rows if row.ended.speedup and row.ended.speedup.valid]
     if not gains:
@@ -64,6 +63,7 @@ def headline(rows: Sequence[Row]) -> str | None:
     gain, best = max(gains, key=lambda each: each[0].ratio)
     if gain.ratio <= 1:
         return "Nothing that was measured here is faster than the baseline."
+    baseline = next(row for row in rows if row.ended.index == gain.compared_with)
     interval = f" [{short(gain.ci[0])} to {short(gain.ci[1])}]" if gain.ci else ""
     now, before = ((row.metric("weight_bytes") or {}).get("value") for row in (best, baseline))
     share = f", with {now / before:.0%} of the bytes of its weights" if now and before else ""
@@ -124,7 +124,7 @@ def _shared(rows: Sequence[Row]) -> frozenset[str]:
 
 def _mark(row: Row, attribution: Attribution, shared: frozenset[str]) -> str:
     if row.result is None:
-        return NO_RESULT
+        return NO_RESULT if row.ended.reason else ""  # it has not ended
     if not row.valid:
         return INVALID
     if row.ended.index == attribution.best and len(attribution.rows) > 1:

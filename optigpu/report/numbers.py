@@ -29,7 +29,7 @@ def short(number: float | None) -> str:
 
 def with_error(value: float, interval: Sequence[float] | None) -> str:
     """`602 ±7%`: with the longer side of the 95% interval, where there is one."""
-    if not interval:
+    if not (interval and value):
         return short(value)
     return f"{short(value)} ±{max(abs(bound - value) for bound in interval) / value:.0%}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.result import MetricSummary, Result, Samples
+from optigpu.documents.result import Result, Samples
 from optigpu.documents.views import History, HistoryPoint, RowFacts, SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.entries import metric_row
@@ -22,7 +22,7 @@ from optigpu.store.tables import (
     SamplesRow,
     VariantRow,
 )
-from optigpu.vocabulary import METRICS, ConflictError, Frozen, NotFoundError
+from optigpu.vocabulary import METRICS, ConflictError, NotFoundError
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
@@ -45,40 +45,6 @@ def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
     """The results of a job's variants, in the order of the plan."""
     query = _with_environment().join(VariantRow, VariantRow.result_id == ResultRow.id)
     return _documents(session, query.where(VariantRow.job_id == job_id).order_by(VariantRow.index))
-
-
-class PrimaryFigure(Frozen):
-    """What a variant was measured for, with the reasons and warnings of its verdict."""
-
-    metric: str
-    summary: MetricSummary
-    reasons: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-def primary_figures(session: Session, job_id: str) -> dict[int, PrimaryFigure]:
-    """The figures of a job's variants so far, by the variants' indexes."""
-    entry = LeaderboardEntry
-    query = (
-        select(VariantRow.index, MetricRow.name, MetricRow.summary, entry.reasons, entry.warnings)
-        .join(entry, entry.result_id == VariantRow.result_id)
-        .join(BoardRow, BoardRow.number == entry.board)
-        .join(
-            MetricRow,
-            (MetricRow.result_id == VariantRow.result_id) & (MetricRow.name == BoardRow.primary_metric),
-        )
-        .where(VariantRow.job_id == job_id)
-        .order_by(VariantRow.index)
-    )
-    return {
-        index: PrimaryFigure(
-            metric=name,
-            summary=MetricSummary.model_validate(summary),
-            reasons=tuple(reasons.split()),
-            warnings=tuple(warnings.split()),
-        )
-        for index, name, summary, reasons, warnings in session.execute(query)
-    }
 
 
 def of_workload(session: Session, workload: str, model: str | None) -> list[dict[str, Any]]:

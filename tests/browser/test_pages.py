@@ -13,6 +13,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from api.pages.job import WIDTH
+from optigpu.documents.result import Attribution
+from optigpu.report import brief_grid
 from optigpu.vocabulary import harmless
 from tests.browser.conftest import Site
 from tests.browser.stored import EPYC, H100, HOSTILE, RIGHT_TO_LEFT, Stored, paths
@@ -276,6 +279,20 @@ def test_the_page_shows_what_the_json_has(site: Site) -> None:
     assert places == sorted(places)
     assert text.count('class="tie"') == 2  # the two GPUs, whose intervals overlap
     assert "9.2" in text
+
+
+def test_the_page_of_a_job_has_the_headline_and_the_columns_of_the_terminal_s_table(site: Site) -> None:
+    job = site.stored.ladder
+    attribution = Attribution.model_validate(site.served.client.get(f"/v1/jobs/{job}").json()["attribution"])
+    results = site.served.client.get(f"/v1/jobs/{job}/results").json()["results"]
+    grid = brief_grid("", attribution, results, WIDTH)
+    page = unescape(get(site, f"/jobs/{job}").text)
+    assert grid.title in page
+    assert {"weights (MB)", "top-1 (%)", "KLD (nat)"} <= {column.heading for column in grid.columns}
+    cells = re.findall(r'<td data-label="(.*?)".*?>(.*?)</td>', page)
+    for number, column in enumerate(grid.columns[1:], 1):
+        shown = [cell for heading, cell in cells if heading == (column.heading or "Mark")]
+        assert shown == [row[number] for row in grid.rows], column.heading
 
 
 def test_the_feed_has_the_bests(site: Site) -> None:

@@ -1,12 +1,14 @@
 """Jobs that are posted to a service: how they are followed, what of them is read where, and how they end otherwise."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optigpu.client import Client
+from optigpu.report.numbers import MISSING
 from optigpu.vocabulary import Document
 from tests.journeys.machine import MEASURED, Machine, Station
 from tests.service.pages import Browser
@@ -66,7 +68,13 @@ def test_a_job_is_posted_followed_ranked_and_read_on_pages(station: Station) -> 
 
     faster = found[1]["id"]
     with Browser(station.served) as browser:
-        assert f"/results/{faster}" in browser.read(f"/jobs/{job_id}")
+        page = browser.read(f"/jobs/{job_id}")
+        assert f"/results/{faster}" in page
+        for column in ("weights (MB)", "top-1 (%)", "KLD (nat)"):
+            cells = re.findall(rf'data-label="{re.escape(column)}" class="right">([^<]+)<', page)
+            assert len(cells) == 2, column
+            assert MISSING not in cells
+        assert re.search(r'class="best">[^<]+ the baseline', page)
         assert "bundled:tiny" in browser.read(f"/results/{faster}")
         assert "bundled:tiny" in browser.read("/?include_invalid=true")
         assert "bf16" in browser.read(f"/ladder/{job_id}")

@@ -20,6 +20,7 @@ from optigpu.store.tables import Job
 from optigpu.store.transitions import RETRIES
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import FailureKind, JobState, VariantStatus, utc_now
+from tests.service.pages import HTML
 from tests.service.records import a_failure, a_plan, a_result, a_spec, a_worker, an_outcome, claimed
 from tests.service.serving import Served
 
@@ -357,6 +358,19 @@ def test_a_ladder_is_answered_whole_from_one_job_and_one_rung_from_a_ladder(data
     assert (answered.state, one.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
     assert {variant.reused.job_id for variant in answered.variants if variant.reused} == {first}
     assert len(answered.variants) == len(variants_of(ladder))
+
+
+def test_the_page_of_a_job_shows_what_another_job_measured_at_another_place_of_its_plan(
+    service: Served,
+) -> None:
+    with service.database.write() as session:
+        serving(session)
+        measured(session, a_spec(**LADDER))
+        answered = asked_for(session, a_spec(**(LADDER | {"plan": "single"}))).job
+    assert answered.variants[0].reused
+    page = service.client.get(f"/jobs/{answered.id}", headers=HTML).text
+    assert '<td data-label="tokens/s" class="right">100 ±1%</td>' in page
+    assert "x</td>" not in page
 
 
 def test_a_result_that_is_withdrawn_leaves_the_jobs_that_it_answered(database: Database) -> None:

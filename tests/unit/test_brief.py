@@ -61,6 +61,14 @@ def test_each_row_has_its_mark_and_each_mark_a_note() -> None:
     assert any(note.startswith("! no_kv_cache: not ranked") for note in grid.notes)
 
 
+def test_what_has_not_ended_has_no_mark() -> None:
+    rows = [
+        row.model_copy(update={"status": VariantStatus.RUNNING}) for row in attribution_of(LADDER_REPORT).rows
+    ]
+    waiting = Attribution(metric="tokens_per_s", rows=tuple(rows))
+    assert not any("x" in row for row in brief_grid("t", waiting, LADDER_REPORT.results[:1]).rows)
+
+
 def test_what_did_not_run_says_why_and_what_is_too_much_is_counted() -> None:
     attribution = attribution_of(LADDER_REPORT)
     results: list[Document] = [*LADDER_REPORT.results][:1]
