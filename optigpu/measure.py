@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from optigpu.conductor.largest_batch import scale_batches
-from optigpu.conductor.preparation import prepare
+from optigpu.conductor.preparation import needs, prepare
+from optigpu.conductor.preparation import took as prepared
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.progress import WAITING_FOR_DEVICE
 from optigpu.conductor.search import search
-from optigpu.conductor.session import Session, open_session
+from optigpu.conductor.session import Session, environment_for, open_session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished, Waiting
 from optigpu.documents.result import (
@@ -35,9 +36,9 @@ from optigpu.documents.timeline import Span
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import within_deadline
+from optigpu.job.estimate import guess_of, within_deadline
 from optigpu.job.plan import variants_of
-from optigpu.job.rates import NO_RATES, Rates, keep_rates, known_rates
+from optigpu.job.rates import NO_RATES, Need, Rates, Took, keep_rates, known_rates
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (
@@ -118,7 +119,8 @@ def run(
     todo = [variant for variant in variants if variant.index not in done]
     outcomes: dict[int, Outcome] = dict(done)
     rates = known_rates() if tuple(program) == REPLICATE else NO_RATES
-    plan, estimate = foreseen(spec, todo, rates)
+    needed = needs(spec, todo, environment_for(spec.device), threads)
+    plan, estimate = foreseen(spec, todo, rates, needed)
     if todo:
         on_event(estimate)
     opening = open_session(
@@ -134,7 +136,7 @@ def run(
     )
     stop, again, spans, took = _measured(opening, todo, outcomes, on_event)
     if tuple(program) == REPLICATE:  # another program takes another time
-        keep_rates(_learned(rates, spec, todo, spans, took))
+        keep_rates(_learned(rates, spec, todo, needed, spans, took))
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
@@ -185,16 +187,19 @@ def _learned(
     rates: Rates,
     spec: JobSpec,
     variants: Sequence[Variant],
+    needed: Sequence[Need],
     spans: Sequence[Span],
     took: Mapping[tuple[int, str], float],
 ) -> Rates:
     """The rates after a run."""
     by_index = {variant.index: variant for variant in variants}
-    learned = rates.with_parts({(by_index[index], part): seconds for (index, part), seconds in took.items()})
-    preparing = [span.seconds for span in spans if span.index is None and span.doing not in WAITS]
-    if not preparing:
-        return learned
-    return learned.with_preparing(spec.model, sum(preparing), quality="quality" in spec.measure.meters)
+    guesses = {variant.index: guess_of(spec, variant).seconds for variant in variants}
+    parts = {
+        (by_index[index], part): Took(seconds, guesses[index].get(part, 0.0))
+        for (index, part), seconds in took.items()
+    }
+    job_s = {span.doing: span.seconds for span in spans if span.index is None and span.doing not in WAITS}
+    return rates.with_parts(parts).with_preparing(prepared(needed, job_s) if took else {})
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:

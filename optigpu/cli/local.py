@@ -61,9 +61,13 @@ def ladder(
 ) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
-    Without --stack, the techniques that suit the device, and beside them those that exclude the others.
+    Without --stack, the techniques that suit the device, and beside them those that exclude the others: of these as
+    many as two minutes allow, unless an option says how to measure. --stack all takes them all.
     """
-    measure_and_show(_with_plan("ladder", given, spec_file), format_, verbose=verbose)
+    spec = _with_plan("ladder", given, spec_file)
+    if spec_file is None and not (_how_to_measure() & given.keys()):
+        spec = _shortened(spec)
+    measure_and_show(spec, format_, verbose=verbose)
 
 
 def ablation(
@@ -121,10 +125,44 @@ def _for_here(spec: "JobSpec") -> "JobSpec":
     return spec
 
 
+ALL = "all"
+"""As --stack: what suits the device, however long it takes."""
+
+
+def _how_to_measure() -> set[str]:
+    """The flags that say what is measured, or how."""
+    from optigpu.cli.flags import section_flags
+
+    return {"stack", "beside", *(flag.name for flag in section_flags("measure"))}
+
+
+def _shortened(spec: "JobSpec") -> "JobSpec":
+    """The ladder as far as two minutes allow; says what it leaves out."""
+    from optigpu.conductor.preparation import needs
+    from optigpu.conductor.session import environment_for
+    from optigpu.job.plan import variants_of
+    from optigpu.job.rates import known_rates
+    from optigpu.job.search import foreseen
+    from optigpu.job.short_ladder import left_out, shortened
+
+    environment, rates = environment_for(spec.device), known_rates()
+
+    def seconds_of(ladder: "JobSpec") -> float:
+        variants = variants_of(ladder)
+        return foreseen(ladder, variants, rates, needs(ladder, variants, environment))[1].seconds
+
+    short = shortened(spec, seconds_of)
+    if said := left_out(spec, short):
+        echo(said, err=True)
+    return short
+
+
 def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
     """The job, with the device's usual stack where none is named."""
-    spec = _for_here(spec_of(given, default_device, spec_file, plan=plan))
-    if "stack" in given or spec_file is not None:
+    takes_all = given.get("stack", ALL) == ALL
+    asked = {name: value for name, value in given.items() if name != "stack" or not takes_all}
+    spec = _for_here(spec_of(asked, default_device, spec_file, plan=plan))
+    if not takes_all or spec_file is not None:
         return spec
     from optigpu.hardware import probe as probe_machine
     from optigpu.job.plan import with_default_stack

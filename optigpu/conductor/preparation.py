@@ -1,7 +1,7 @@
 """Prepares a job before its first variant: the machine's peak rates, cached for a day, and the quality reference."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,12 +22,14 @@ from optigpu.documents.result import Environment, MetricSummary
 from optigpu.fit.memory import predicted_weight_bytes
 from optigpu.hardware.catalog import Device
 from optigpu.hardware.cgroup import free_host_bytes
-from optigpu.job.spec import Variant, digest
+from optigpu.job.first_guess import FirstGuess
+from optigpu.job.rates import Need
+from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.meters.quality import QUALITY_FOLDER
 from optigpu.models.held import KERAS, TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.paths import cache_dir, draft_of
-from optigpu.quality.reference import refuse_reference
+from optigpu.quality.reference import keeps_reference, refuse_reference
 from optigpu.roofline import Roofline, roofline_of
 from optigpu.vocabulary import (
     CancelledError,
@@ -53,6 +55,34 @@ PEAKS_METHOD = 2
 """Part of a cached file's name. Increase it when the way of measuring peaks changes."""
 
 
+MEASURING_PEAKS = "measuring the peak rates of this machine"
+PEAKS_S = 7.0
+"""On two cores."""
+
+
+def _peaks_file(environment: Environment, device: DeviceKind, threads: int) -> Path:
+    """One for each of what a peak depends on."""
+    key = digest(
+        {
+            "method": PEAKS_METHOD,
+            "hardware_class": environment.hardware_class,
+            "host_id": environment.host_id,
+            "device": device,
+            "threads": threads,
+            "torch": environment.software.get("torch"),
+        }
+    )
+    return cache_dir() / "peaks" / f"{key}.json"
+
+
+def _kept_peaks(path: Path) -> Peaks | None:
+    with suppress(OSError, UnicodeDecodeError, ValidationError):
+        peaks = Peaks.model_validate_json(path.read_text())
+        if timedelta(0) <= utc_now() - peaks.measured_at < KEPT_FOR:
+            return peaks
+    return None
+
+
 class MachinePeaks:
     """The peak rates of `device` with that many threads: those of the last day, else measured at the first `known`.
 
@@ -74,29 +104,16 @@ class MachinePeaks:
         self._order = RunPeaks(device=device, threads=threads)
         self._progress = progress
         self._keep, self._program = keep, program
-        # One file for each of what a peak depends on.
-        key = digest(
-            {
-                "method": PEAKS_METHOD,
-                "hardware_class": environment.hardware_class,
-                "host_id": environment.host_id,
-                "device": device,
-                "threads": threads,
-                "torch": environment.software.get("torch"),
-            }
-        )
-        self._path = cache_dir() / "peaks" / f"{key}.json"
+        self._path = _peaks_file(environment, device, threads)
         self._again = False
 
     @cached_property
     def known(self) -> Peaks | None:
         """None if they cannot be measured; the log says why. Raises what `progress.check` raises."""
-        with suppress(OSError, UnicodeDecodeError, ValidationError):
-            peaks = Peaks.model_validate_json(self._path.read_text())
-            if timedelta(0) <= utc_now() - peaks.measured_at < KEPT_FOR:
-                return peaks
-        found = self._measured("measuring the peak rates of this machine")
-        return self._stored(found) if found else None
+        peaks = _kept_peaks(self._path)
+        if peaks is None and (found := self._measured(MEASURING_PEAKS)):
+            peaks = self._stored(found)
+        return peaks
 
     def better(self) -> Peaks | None:
         """The better of each rate that is known and of a second measurement. None if that was made before, fails, or
@@ -193,10 +210,14 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
 def make_references(session: Session, variants: Sequence[Variant]) -> None:
     """Writes the quality reference of each model of the variants that has a quality, if the job measures it."""
-    if "quality" not in session.spec.measure.meters:
-        return
+    for variant in _compared(session.spec, variants):
+        _make_reference(session, variant)
+
+
+def _compared(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Variant]:
+    """The first variant of each model that has a reference."""
     first: dict[str | None, Variant] = {}
-    for variant in variants:
+    for variant in variants if "quality" in spec.measure.meters else ():
         first.setdefault(variant.model, variant)
     for variant in first.values():
         # Only trained weights have a quality to measure, and of converted files those alone whose numbers torch reads;
@@ -205,14 +226,45 @@ def make_references(session: Session, variants: Sequence[Variant]) -> None:
         if variant.model is not None and not variant.model.endswith((KERAS, TFLITE)):
             trains = workload.task is Task.TRAINING
             if trains or parse_reference(variant.model).kind != "preset":
-                _make_reference(session, variant)
+                yield variant
+
+
+PEAKS, REFERENCE_MADE, REFERENCE_KEPT = "peaks", "reference", "kept reference"
+
+
+def needs(
+    spec: JobSpec, variants: Sequence[Variant], environment: Environment, threads: int | None = None
+) -> tuple[Need, ...]:
+    """The parts of the preparation, of which some are kept from earlier jobs, with what they take by a first guess."""
+    file = _peaks_file(environment, spec.device, threads or environment.cpu_cores)
+    found = [Need(PEAKS, "", PEAKS_S)] if variants and _kept_peaks(file) is None else []
+    quality = spec.measure.quality
+    for variant in _compared(spec, variants):
+        first = FirstGuess(_plain(variant))
+        if keeps_reference(str(variant.model), spec.seed, quality.text, quality.tokens):
+            found.append(Need(REFERENCE_KEPT, str(variant.model), first.kept_reference_s))
+        else:
+            found.append(Need(REFERENCE_MADE, str(variant.model), first.reference_s(quality)))
+    return tuple(found)
+
+
+def took(needed: Sequence[Need], seconds: Mapping[str, float]) -> dict[Need, float]:
+    """What each of the parts took, by the seconds of each thing that was done for all variants."""
+    peaks_s = seconds.get(MEASURING_PEAKS, 0.0)
+    others_s = sum(seconds.values()) - peaks_s
+    guessed_s = sum(need.guessed_s for need in needed if need.part != PEAKS)
+    return {need: peaks_s if need.part == PEAKS else others_s * need.guessed_s / guessed_s for need in needed}
+
+
+def _plain(like: Variant) -> Variant:
+    plain = {"role": Role.BASELINE, "stack": (), "label": "baseline", "backend": REFERENCE_BACKEND}
+    return like.model_copy(update=plain)
 
 
 def _make_reference(session: Session, like: Variant) -> None:
     """The plain fp32 model writes its logits into the folder; without them, the quality meter says what is missing."""
     session.progress.show(REFERENCE)
-    plain = {"role": Role.BASELINE, "stack": (), "label": "baseline", "backend": REFERENCE_BACKEND}
-    baseline = like.model_copy(update=plain)
+    baseline = _plain(like)
     try:
         with session.child(baseline) as child:
             untimed = session.assignment(baseline, 0).model_copy(update={"timed": False})

@@ -261,7 +261,7 @@ class JobProgress:
             (index, part): seconds
             for (part, number), by_index in parts
             for index, seconds in by_index.items()
-            if number == 0 and part != SAMPLE
+            if number == 0
         }
 
     def spans(self) -> tuple[Span, ...]:

@@ -172,7 +172,15 @@ def open_session(
     environment = environment_for(spec.device)
     replicates = plan.replicates if plan else spec.measure.replicates
     guesses = plan.guesses if plan else NO_GUESSES
-    progress = JobProgress(on_event, cancelled, indexes, replicates, guesses=guesses, measure=spec.measure)
+    progress = JobProgress(
+        on_event,
+        cancelled,
+        indexes,
+        replicates,
+        guesses=guesses,
+        measure=spec.measure,
+        prepare_s=plan.prepare_s if plan else 0.0,
+    )
     locks = lock_dir or paths.lock_dir()
     with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
         tested = kept.read(environment, spec.device)  # a self-test may have ended while the job waited

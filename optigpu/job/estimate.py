@@ -3,11 +3,12 @@ says no more than an order of magnitude."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from optigpu.documents.events import Estimated
-from optigpu.job.rates import NO_RATES, Rates
+from optigpu.job.first_guess import IMPORT_S, OPERATOR_IMPORT_S, FirstGuess
+from optigpu.job.rates import NO_RATES, Need, Rates
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters import METERS
 from optigpu.techniques.base import Phase
@@ -18,11 +19,10 @@ START, COMPILE, SAMPLE, AUDIT = "start", "compile", "sample", "audit"
 
 What the first process of a variant compiles is kept on disk for the others.
 """
-START_S, OPERATOR_START_S, COMPILE_S = 6.0, 4.0, 40.0
-"""Of a process that loads a model, of one that has none, and what compiling adds to the first of a variant."""
-AUDIT_S, METER_S = 1.0, 2.0
-LONG_METERS_S = {"highest_rate": 60.0}
-"""A search over rates has some ten of them, with several runs each."""
+FEWEST_REQUESTS = 4
+"""Of a process that is sampled, where requests are long: one of each of its first rounds."""
+NAMED = 2
+"""How many of the longest variants are named where a plan does not fit."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Plan:
     spec: JobSpec
     guesses: Mapping[int, Guess]
     replicates: int
-    # Before the first of them starts.
+    # Of what is done for all of them.
     prepare_s: float = 0.0
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def processes(self) -> int:
@@ -55,13 +56,20 @@ class Plan:
     @property
     def beside_sampling_s(self) -> float:
         """The time in which the job is prepared, and processes start, are checked and read their meters."""
-        return self.prepare_s + sum(
-            guess.seconds[part]
-            for guess in self.guesses.values()
-            for replicate in range(self.replicates)
-            for part in guess.parts(replicate)
-            if part != SAMPLE
-        )
+        return self.prepare_s + sum(map(self._beside_s, self.guesses))
+
+    def _beside_s(self, index: int) -> float:
+        guess, spec = self.guesses[index], self.spec
+        import_s = IMPORT_S if spec.workload.task.needs_model else OPERATOR_IMPORT_S
+        parts = (part for number in range(self.replicates) for part in guess.parts(number) if part != SAMPLE)
+        return self.replicates * import_s + sum(guess.seconds[part] for part in parts)
+
+    def _sampling_s(self, index: int) -> float:
+        return self.replicates * min(self.guesses[index].seconds[SAMPLE], self.most_sample_s)
+
+    def variant_s(self, index: int) -> float:
+        """All processes of a variant."""
+        return self._beside_s(index) + self._sampling_s(index)
 
     @property
     def most_sample_s(self) -> float:
@@ -72,7 +80,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return self.beside_sampling_s + self.processes * min(sample_s(self.spec), self.most_sample_s)
+        return self.beside_sampling_s + sum(map(self._sampling_s, self.guesses))
 
     def estimated(self) -> Estimated:
         """The event that tells it before the job starts."""
@@ -93,18 +101,33 @@ class Plan:
             f"estimate); the limit is {spoken(limit)}."
         )
         if self.seconds > limit:
-            text += (
-                " What does not fit is left out, replicates first; raise limits.timeout_s or measure less."
-            )
+            text += f" What does not fit is left out, replicates first; {self._advice()}"
         elif self.most_sample_s < measure.max_seconds:
             text += f" So that all fit, a process is measured for {spoken(self.most_sample_s)} at most."
         return text
 
+    def _advice(self) -> str:
+        """What would make it fit, by the flags of the commands."""
+        longest = sorted(self.guesses, key=self.variant_s, reverse=True)[:NAMED]
+        named = " and ".join(
+            f"{self.labels[index]} (about {spoken(self.variant_s(index))})"
+            for index in longest
+            if index in self.labels
+        )
+        once_s = replace(self, replicates=1).seconds
+        fewer = f"ask for --replicates 1 (about {spoken(once_s)}), " if self.replicates > 1 else ""
+        several = (
+            f", or leave out the longest with --stack: {named}" if len(self.guesses) > 1 and named else ""
+        )
+        return f"{fewer}lower --max-seconds, raise --timeout{several}."
 
-def plan_time(spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES) -> Plan:
+
+def plan_time(
+    spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES, needs: Sequence[Need] = ()
+) -> Plan:
     """The plan for the variants that are to be measured, with as many replicates as can fit into the job's limit, by
-    what earlier runs took. Raises SpecError if even one process for each variant cannot, measured for the least
-    time."""
+    what earlier runs took; `needs` are what the job prepares before. Raises SpecError if even one process for each
+    variant cannot, measured for the least time."""
     once_s = len(variants) * spec.measure.min_seconds
     limit = spec.limits.timeout_s
     if once_s > limit:
@@ -119,22 +142,26 @@ def plan_time(spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATE
         spec=spec,
         guesses={variant.index: guess_of(spec, variant, rates) for variant in variants},
         replicates=int(min(spec.measure.replicates, fitting)),
-        prepare_s=rates.preparing(spec.model, quality="quality" in spec.measure.meters) or 0.0,
+        prepare_s=sum(map(rates.preparing, needs)),
+        labels={variant.index: variant.label for variant in variants},
     )
 
 
 def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
     """What the request and earlier runs tell of a variant's replicates."""
+    first = FirstGuess(variant)
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
-    start_s = START_S if variant.model else OPERATOR_START_S
     meters = [name for name in spec.measure.meters if name in METERS]
     guessed = (
-        {START: start_s}
-        | ({COMPILE: COMPILE_S} if compiles else {})
-        | {SAMPLE: sample_s(spec), AUDIT: AUDIT_S}
-        | {name: LONG_METERS_S.get(name, METER_S) for name in meters}
+        {START: first.start_s}
+        | ({COMPILE: first.compile_s} if compiles else {})
+        | {SAMPLE: sample_s(spec, first.request_s), AUDIT: first.audit_s}
+        | {name: first.meter_s(name, spec.measure.quality) for name in meters}
     )
-    known = {part: seconds for part in guessed if (seconds := rates.of(variant, part)) is not None}
+    expected = {part: rates.expected(variant, part, seconds) for part, seconds in guessed.items()}
+    known = {part: seconds for part, seconds in expected.items() if seconds is not None}
+    if SAMPLE in known:  # of a run that may have had other limits
+        known[SAMPLE] = max(spec.measure.min_seconds, min(spec.measure.max_seconds, known[SAMPLE]))
     return Guess(
         seconds=guessed | known,
         once=frozenset([COMPILE, *(name for name in meters if METERS[name].once)]),
@@ -142,9 +169,11 @@ def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
     )
 
 
-def sample_s(spec: JobSpec) -> float:
+def sample_s(spec: JobSpec, request_s: float) -> float:
     """Between the least and the most time: as likely to be too long by a factor as too short."""
-    return math.sqrt(spec.measure.min_seconds * spec.measure.max_seconds)
+    measure = spec.measure
+    likely_s = max(math.sqrt(measure.min_seconds * measure.max_seconds), FEWEST_REQUESTS * request_s)
+    return max(request_s, min(measure.max_seconds, likely_s))
 
 
 def spoken(seconds: float) -> str:

@@ -6,48 +6,85 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from optigpu.job.spec import Variant, digest
 from optigpu.paths import cache_dir, draft_of
 from optigpu.vocabulary import UnsupportedError
 
 NEWEST = 0.5
-"""The share that the newest run has in what is kept; the rest is that of the earlier ones."""
+"""The share that a longer newest run has in what is kept. A shorter one has all: what a first run packs or compiles is
+kept on disk for the next ones."""
 MOST = 4000
 """Numbers that are kept: the oldest make room for others."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of parts, by what they are of."""
+    """Seconds of parts by what they are of, and how many times what is guessed a stack takes of them."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, variant: Variant, part: str) -> float | None:
-        """What the part took of the same variant, or of the same stack on another model or workload; None if neither
-        was measured."""
-        return next((self.seconds[key] for key in _keys(variant, part) if key in self.seconds), None)
+    def expected(self, variant: Variant, part: str, guessed_s: float) -> float | None:
+        """What the part took of the same variant, or what was guessed times as much as it took of the same stack on
+        another model or workload; None if neither was measured."""
+        return self._expected(_keys(variant, part), guessed_s)
 
-    def preparing(self, model: str | None, *, quality: bool) -> float | None:
-        """What the preparation of a job took: the machine's peaks, and the reference of quality."""
-        return self.seconds.get(_preparing(model, quality=quality))
+    def preparing(self, need: "Need") -> float:
+        """What a part of a job's preparation took, for this model or another one, else what is guessed."""
+        known = self._expected(need.keys, need.guessed_s)
+        return need.guessed_s if known is None else known
 
-    def with_parts(self, took: Mapping[tuple[Variant, str], float]) -> "Rates":
+    def _expected(self, keys: tuple[str, str], guessed_s: float) -> float | None:
+        own, shared = keys
+        if own in self.seconds:
+            return self.seconds[own]
+        return guessed_s * self.seconds[shared] if shared in self.seconds else None
+
+    def with_parts(self, took: Mapping[tuple[Variant, str], "Took"]) -> "Rates":
         """After a run in which parts took so long."""
-        found = {key: seconds for (variant, part), seconds in took.items() for key in _keys(variant, part)}
-        return self._with(found)
+        return self._with({_keys(variant, part): each for (variant, part), each in took.items()})
 
-    def with_preparing(self, model: str | None, seconds: float, *, quality: bool) -> "Rates":
+    def with_preparing(self, took: Mapping["Need", float]) -> "Rates":
         """After a run that prepared for so long."""
-        return self._with({_preparing(model, quality=quality): seconds})
+        return self._with({need.keys: Took(seconds, need.guessed_s) for need, seconds in took.items()})
 
-    def _with(self, found: Mapping[str, float]) -> "Rates":
-        blended = {
-            key: seconds + (1 - NEWEST) * (self.seconds.get(key, seconds) - seconds)
-            for key, seconds in found.items()
+    def _with(self, took: Mapping[tuple[str, str], "Took"]) -> "Rates":
+        """A first run of something tells of others like it; a later one finds what is kept of it."""
+        found = {own: each.seconds for (own, _), each in took.items()}
+        new = {
+            keys: each for keys, each in took.items() if keys[0] not in self.seconds and each.guessed_s > 0
         }
-        others = {key: seconds for key, seconds in self.seconds.items() if key not in blended}
+        found |= {shared: each.times for (_, shared), each in new.items()}
+        blended = {
+            key: min(value, value + (1 - NEWEST) * (self.seconds.get(key, value) - value))
+            for key, value in found.items()
+        }
+        others = {key: value for key, value in self.seconds.items() if key not in blended}
         return Rates(dict([*others.items(), *blended.items()][-MOST:]))
+
+
+class Took(NamedTuple):
+    """What a part took, and what was guessed before any run."""
+
+    seconds: float
+    guessed_s: float
+
+    @property
+    def times(self) -> float:
+        return self.seconds / self.guessed_s
+
+
+class Need(NamedTuple):
+    """A part of a job's preparation: its name, the model that it is for, and what it takes by a first guess."""
+
+    part: str
+    model: str
+    guessed_s: float
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        return f"prepare {self.part} {self.model}", f"times prepare {self.part}"
 
 
 NO_RATES = Rates()
@@ -76,12 +113,8 @@ def _file() -> Path:
 
 
 def _keys(variant: Variant, part: str) -> tuple[str, str]:
-    """The variant's own, and that of its stack."""
+    """Of the variant's own seconds, and of how many times what is guessed its stack takes."""
     stack = [technique.identity() for technique in variant.stack]
     where = f"{part} {variant.backend} {variant.device}"
     own = digest({"stack": stack, "model": variant.model, "workload": variant.workload.identity()})
-    return f"{where} {own}", f"{where} {digest({'stack': stack})}"
-
-
-def _preparing(model: str | None, *, quality: bool) -> str:
-    return f"prepare {model}{' with quality' if quality else ''}"
+    return f"{where} {own}", f"times {where} {digest({'stack': stack})}"

@@ -11,8 +11,9 @@ from math import ceil
 
 from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
-from optigpu.job.estimate import COMPILE, START, START_S, Guess, Plan, plan_time, spoken
-from optigpu.job.rates import NO_RATES, Rates
+from optigpu.job.estimate import COMPILE, START, Guess, Plan, plan_time, spoken
+from optigpu.job.first_guess import IMPORT_S, FirstGuess
+from optigpu.job.rates import NO_RATES, Need, Rates
 from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
 from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique
@@ -51,15 +52,17 @@ def rounds_of(candidates: int) -> int:
     return count
 
 
-def estimated(spec: JobSpec, variants: Sequence[Variant], rates: Rates) -> Estimated:
+def estimated(
+    spec: JobSpec, variants: Sequence[Variant], rates: Rates, needs: Sequence[Need] = ()
+) -> Estimated:
     """How long all rounds will take: an estimate as rough as that of any job. In the rounds after the first one of each
     variant's processes is there."""
     count, left, seconds = rounds_of(len(variants)), list(variants), 0.0
     for number in range(count):
-        plan = plan_time(round_spec(spec, number, count), left, rates)
+        plan = plan_time(round_spec(spec, number, count), left, rates, () if number else needs)
         there = [plan.guesses[variant.index].seconds for variant in left if number]
-        seconds += plan.seconds - (plan.prepare_s if number else 0.0)
-        seconds -= sum(parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
+        seconds += plan.seconds
+        seconds -= sum(IMPORT_S + parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
         left = left[: ceil(len(left) / SHRINK)]
     limit = spec.limits.timeout_s
     stacks = f"{len(variants)} of {len(variants) + left_out(spec)} stacks"
@@ -196,15 +199,17 @@ def with_round(outcome: Outcome, spec: JobSpec, number: int, count: int) -> Outc
     return outcome.model_copy(update={"result": result.model_copy(update=changes)})
 
 
-def foreseen(spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES) -> tuple[Plan, Estimated]:
-    """What the session begins with, and the event that tells how long all of it takes, by what earlier runs took.
-    Raises SpecError if the job's limit is too short for its least."""
+def foreseen(
+    spec: JobSpec, variants: Sequence[Variant], rates: Rates = NO_RATES, needs: Sequence[Need] = ()
+) -> tuple[Plan, Estimated]:
+    """What the session begins with, and the event that tells how long all of it takes, by what earlier runs took and
+    what the job needs before. Raises SpecError if the job's limit is too short for its least."""
     if spec.plan is PlanName.SEARCH:
-        first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants, rates)
-        return first, estimated(spec, variants, rates)
+        first = plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants, rates, needs)
+        return first, estimated(spec, variants, rates, needs)
     if spec.plan is PlanName.BATCH_SCALING:
         return guessed(spec, variants)
-    plan = plan_time(spec, variants, rates)
+    plan = plan_time(spec, variants, rates, needs)
     return plan, plan.estimated()
 
 
@@ -216,8 +221,10 @@ ATTEMPT_S = 2.0
 def guessed(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated]:
     """One process for each variant, which doubles the batch until memory runs out, and bisects."""
     attempts = 2 * math.ceil(math.log2(spec.limits.max_batch)) + 1
-    guess = Guess({ATTEMPTS: START_S + attempts * ATTEMPT_S})
-    plan = Plan(spec=spec, guesses={variant.index: guess for variant in variants}, replicates=1)
+    guesses = {
+        each.index: Guess({ATTEMPTS: FirstGuess(each).load_s + attempts * ATTEMPT_S}) for each in variants
+    }
+    plan = Plan(spec=spec, guesses=guesses, replicates=1)
     limit_s, seconds = spec.limits.timeout_s, plan.beside_sampling_s
     about = f"{len(variants)} x {attempts} batches at most, about {spoken(seconds)} (an estimate)"
     sentence = f"{about}; the limit is {spoken(limit_s)}."

@@ -7,16 +7,18 @@ in the cache folder.
 import hashlib
 from contextlib import suppress
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models import families
 from optigpu.models.facts import packaged
-from optigpu.models.files import read_configuration
+from optigpu.models.files import read_configuration, weight_files
 from optigpu.models.held import CONFIGURATION, gguf_file, model_directory
 from optigpu.models.presets import PRESETS
-from optigpu.models.reference import ModelReference, preset_of
+from optigpu.models.reference import ModelReference, preset_of, tensor_shapes
 from optigpu.models.tensors import DecoderShape, Description
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program
@@ -107,6 +109,25 @@ def _described(reference: ModelReference) -> Described:
         draft.write_text(answer.model_dump_json(), "utf-8")
         folder.admit(draft)
     return answer
+
+
+class Size(NamedTuple):
+    """How many numbers a model has, and in how many matrices."""
+
+    parameters: int
+    matrices: int
+
+
+def size_of(reference: ModelReference) -> Size | None:
+    """By what is packaged, else by the headers of its safetensors files. None where these are not on this machine."""
+    known = packaged().get(str(reference))
+    if known is not None:
+        return Size(known.parameters, sum(matrix.count for matrix in known.matrices))
+    with suppress(UnsupportedError, OSError, ValueError, TypeError, LookupError, AttributeError):
+        files = weight_files(configuration_file(reference).parent, reference)
+        shapes = [shape for file in files for shape in tensor_shapes(file)]
+        return Size(sum(map(prod, shapes)), sum(len(shape) > 1 for shape in shapes))
+    return None
 
 
 def configuration_file(reference: ModelReference) -> Path:

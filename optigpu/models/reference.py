@@ -74,8 +74,11 @@ def bundled_config(name: str) -> dict[str, Any]:
 
 
 def bundled_parameters(name: str) -> int:
-    """How many weights a bundled model has, by the header of its safetensors file: its length in 8 bytes, then JSON."""
-    with (BUNDLED[name] / "model.safetensors").open("rb") as file:
+    return sum(map(prod, tensor_shapes(BUNDLED[name] / "model.safetensors")))
+
+
+def tensor_shapes(path: Path) -> list[list[int]]:
+    """Those of a safetensors file, by its header: its length in 8 bytes, then JSON."""
+    with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    count: int = sum(prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__")
-    return count
+    return [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]

@@ -186,6 +186,17 @@ def kept_reference(key: str, folder: Path) -> Manifest | None:
     return manifest
 
 
+def keeps_reference(model: str, seed: int, text: str, tokens: int) -> bool:
+    """Whether one of these is kept, whatever its weights and windows: a job will likely find its own."""
+    kept = _references()
+    for path in kept.path.glob(f"*{_SUFFIX}/{_MANIFEST}") if kept else ():
+        with suppress(OSError, ValidationError):
+            found = Manifest.model_validate_json(path.read_bytes()).setting
+            if (found.model, found.seed, found.text, found.tokens) == (model, seed, text, tokens):
+                return True
+    return False
+
+
 def keep_reference(key: str, folder: Path) -> None:
     """Keeps the reference in `folder` for later jobs; does nothing where the cache folder cannot be written."""
     kept = _references()

@@ -12,6 +12,7 @@ from optigpu.conductor import progress as progress_module
 from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress
 from optigpu.documents.events import Event, Progressed
 from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan, plan_time, spoken
+from optigpu.job.first_guess import IMPORT_S
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure
 from optigpu.vocabulary import DeadlineError, OverdueError, SpecError
@@ -361,9 +362,9 @@ def test_the_time_is_that_of_every_part_of_every_process() -> None:
     plain = {START, SAMPLE, AUDIT, "quality"}
     assert [set(each) for each in seconds] == [plain, plain, plain | {COMPILE}, plain | {COMPILE}]
     assert made.processes == 12
-    each_s = seconds[0][START] + 10 + seconds[0][AUDIT]
-    once_s = 4 * seconds[0]["quality"] + 2 * seconds[2][COMPILE]
-    assert made.seconds == pytest.approx(12 * each_s + once_s), "quality is read once, and compiled once"
+    each_s = sum(IMPORT_S + parts[START] + 10 + parts[AUDIT] for parts in seconds)
+    once_s = sum(parts["quality"] + parts.get(COMPILE, 0) for parts in seconds)
+    assert made.seconds == pytest.approx(3 * each_s + once_s), "quality is read once, and compiled once"
 
 
 def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
@@ -382,7 +383,12 @@ def test_replicates_that_cannot_fit_are_left_out_and_said() -> None:
     event = trimmed.estimated()
     assert (event.replicates, event.limit_s, event.seconds) == (3, 125, trimmed.seconds)
     assert event.sentence.startswith("4 variants x 3 processes instead of 5, about ")
-    assert "What does not fit is left out, replicates first" in event.sentence
+    assert "What does not fit is left out, replicates first; ask for --replicates 1 (about " in event.sentence
+    assert event.sentence.endswith(
+        ", lower --max-seconds, raise --timeout, or leave out the longest with --stack: static_kv_cache + "
+        f"torch_compile (about {spoken(trimmed.variant_s(2))}) and bf16 + static_kv_cache + torch_compile "
+        f"(about {spoken(trimmed.variant_s(3))})."
+    )
 
 
 def test_the_time_is_shared_so_that_all_fit() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.job.estimate import AUDIT, SAMPLE, START, plan_time
+from optigpu.job.estimate import AUDIT, SAMPLE, START, guess_of, plan_time
 from optigpu.job.plan import variants_of
-from optigpu.job.rates import MOST, NO_RATES, Rates, keep_rates, known_rates
+from optigpu.job.rates import MOST, NO_RATES, Need, Rates, Took, keep_rates, known_rates
 from optigpu.job.spec import JobSpec, Variant
 
 
@@ -30,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_a_run_took_is_the_next_one_s_guess() -> None:
     spec = job()
     variant = variant_of(spec)
-    keep_rates(NO_RATES.with_parts({(variant, START): 60.0, (variant, AUDIT): 7.0}))
+    keep_rates(NO_RATES.with_parts({(variant, START): Took(60.0, 6.0), (variant, AUDIT): Took(7.0, 1.0)}))
     guess = plan_time(spec, [variant], known_rates()).guesses[variant.index].seconds
     plain = plan_time(spec, [variant]).guesses[variant.index].seconds
     assert (guess[START], guess[AUDIT]) == (60.0, 7.0)
@@ -38,23 +38,39 @@ def test_what_a_run_took_is_the_next_one_s_guess() -> None:
     assert list(guess) == list(plain)
 
 
-def test_a_stack_on_another_model_or_workload_is_guessed_by_the_stack() -> None:
-    rates = NO_RATES.with_parts({(variant_of(job()), START): 60.0})
-    assert rates.of(variant_of(job(model="bundled:small")), START) == 60.0
-    assert rates.of(variant_of(job(workload={"kind": "generate", "new_tokens": 5})), START) == 60.0
-    assert rates.of(variant_of(job(stack=[])), START) is None
-    other = rates.with_parts({(variant_of(job(model="bundled:small")), START): 20.0})
-    assert other.of(variant_of(job()), START) == 60.0, "the variant's own counts first"
+def test_a_stack_on_another_model_is_guessed_by_its_size_and_how_wrong_the_guess_was() -> None:
+    tiny, large = variant_of(job()), variant_of(job(model="preset:llama-3.2-1b"))
+    guessed = {each: guess_of(job(), each).seconds[START] for each in (tiny, large)}
+    rates = NO_RATES.with_parts({(tiny, START): Took(3 * guessed[tiny], guessed[tiny])})
+    assert guess_of(job(), large, rates).seconds[START] == pytest.approx(3 * guessed[large])
+    assert guessed[large] > 10 * guessed[tiny]
+    assert guess_of(job(), variant_of(job(stack=[])), rates).measured is False
+    own = rates.with_parts({(large, START): Took(20.0, guessed[large])})
+    assert guess_of(job(), large, own).seconds[START] == 20.0, "the variant's own counts first"
 
 
-def test_the_preparation_counts_once_and_the_newest_run_counts_most() -> None:
-    spec = job()
-    rates = NO_RATES.with_preparing(spec.model, 10.0, quality=False)
-    rates = rates.with_preparing(spec.model, 30.0, quality=False)
-    assert rates.preparing(spec.model, quality=False) == 20.0
-    quiet = job(measure={"meters": ["latency"], "replicates": 3})
-    more = plan_time(quiet, variants_of(quiet), rates).seconds - plan_time(quiet, variants_of(quiet)).seconds
-    assert more == pytest.approx(20.0)
+def test_a_later_run_that_finds_what_is_kept_tells_nothing_of_other_models() -> None:
+    tiny, large = variant_of(job()), variant_of(job(model="preset:llama-3.2-1b"))
+    rates = NO_RATES.with_parts({(tiny, START): Took(12.0, 6.0)}).with_parts({(tiny, START): Took(2.0, 6.0)})
+    assert rates.expected(tiny, START, 6.0) == 2.0, "what was packed once is read from then on"
+    assert rates.expected(large, START, 10.0) == 20.0
+
+
+def test_sampling_keeps_the_limits_of_the_job() -> None:
+    variant = variant_of(job())
+    rates = NO_RATES.with_parts({(variant, SAMPLE): Took(90.0, 24.0)})
+    assert guess_of(job(measure={"max_seconds": 12}), variant, rates).seconds[SAMPLE] == 12
+
+
+def test_the_preparation_counts_once_and_what_is_kept_has_a_rate_of_its_own() -> None:
+    spec = job(measure={"meters": ["latency"], "replicates": 3})
+    made, kept = Need("reference", "bundled:tiny", 5.0), Need("kept reference", "bundled:tiny", 3.0)
+    other = Need("reference", "bundled:small", 10.0)
+    rates = NO_RATES.with_preparing({made: 10.0}).with_preparing({made: 30.0})
+    assert [rates.preparing(need) for need in (made, kept, other)] == [20.0, 3.0, 20.0]
+    variants = variants_of(spec)
+    more = plan_time(spec, variants, rates, [made, kept]).seconds - plan_time(spec, variants, rates).seconds
+    assert more == pytest.approx(23.0)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +84,6 @@ def test_a_damaged_file_is_none(own_cache: Path, content: bytes) -> None:
 
 def test_the_oldest_make_room() -> None:
     many = Rates({str(number): 1.0 for number in range(MOST)})
-    found = many.with_preparing("bundled:tiny", 2.0, quality=True).seconds
+    found = many.with_preparing({Need("peaks", "", 0.0): 2.0}).seconds
     assert len(found) == MOST
     assert "0" not in found
