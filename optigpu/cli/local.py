@@ -14,6 +14,7 @@ from optigpu.vocabulary import BenchMode, DeviceKind, Document, OptiGPUError, Pr
 if TYPE_CHECKING:
     from optigpu.documents.selftest import SelfTest
     from optigpu.engines.recipes import Recipe
+    from optigpu.job.estimate import Plan
     from optigpu.job.spec import JobSpec
 
 
@@ -140,18 +141,18 @@ def _shortened(spec: "JobSpec") -> "JobSpec":
     """The ladder as far as two minutes allow; says what it leaves out."""
     from optigpu.conductor.preparation import needs
     from optigpu.conductor.session import environment_for
+    from optigpu.job.estimate import plan_time
     from optigpu.job.plan import variants_of
     from optigpu.job.rates import known_rates
-    from optigpu.job.search import foreseen
     from optigpu.job.short_ladder import left_out, shortened
 
     environment, rates = environment_for(spec.device), known_rates()
 
-    def seconds_of(ladder: "JobSpec") -> float:
+    def plan_of(ladder: "JobSpec") -> "Plan":
         variants = variants_of(ladder)
-        return foreseen(ladder, variants, rates, needs(ladder, variants, environment))[1].seconds
+        return plan_time(ladder, variants, rates, needs(ladder, variants, environment))
 
-    short = shortened(spec, seconds_of)
+    short = shortened(spec, plan_of)
     if said := left_out(spec, short):
         echo(said, err=True)
     return short

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec
 
 SHORT_S = 120.0
@@ -9,18 +10,22 @@ MOST_SECONDS = 15.0
 """How long a process of a shortened ladder is measured at most."""
 
 
-def shortened(spec: JobSpec, seconds_of: Callable[[JobSpec], float]) -> JobSpec:
-    """The job with one process for each variant and less time for it, and without the techniques that take the most
-    time, as far as it takes to fit into SHORT_S; of those whose end makes it fit, without the shortest. One stays."""
-    if seconds_of(spec) <= SHORT_S:
+def shortened(spec: JobSpec, plan_of: Callable[[JobSpec], Plan]) -> JobSpec:
+    """The job with one process for each variant and less time for it, and without the techniques whose variants take
+    the longest, as far as it takes to fit into SHORT_S. One of them stays."""
+    if plan_of(spec).seconds <= SHORT_S:
         return spec
     measure = {"replicates": 1, "max_seconds": max(spec.measure.min_seconds, MOST_SECONDS)}
     spec = spec.model_copy(update={"measure": spec.measure.model_copy(update=measure)})
-    while seconds_of(spec) > SHORT_S and len(spec.stack) + len(spec.beside) > 1:
-        fewer = list(_without_one(spec))
-        fitting = [each for each in fewer if seconds_of(each) <= SHORT_S]
-        spec = max(fitting, key=seconds_of) if fitting else min(fewer, key=seconds_of)
+    while (plan := plan_of(spec)).seconds > SHORT_S and len(spec.stack) + len(spec.beside) > 1:
+        fewer = [(each, plan_of(each)) for each in _without_one(spec)]
+        spec, _ = max(fewer, key=lambda each: _each_s(plan, each[1]))
     return spec
+
+
+def _each_s(plan: Plan, fewer: Plan) -> float:
+    """How long the variants that one plan has and the other has not take, the mean."""
+    return (plan.seconds - fewer.seconds) / max(1, len(plan.guesses) - len(fewer.guesses))
 
 
 def left_out(whole: JobSpec, spec: JobSpec) -> str:

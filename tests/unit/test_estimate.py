@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optigpu.hardware import probe
-from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, guess_of, plan_time
+from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Plan, guess_of, plan_time
 from optigpu.job.first_guess import FirstGuess
 from optigpu.job.plan import variants_of, with_default_stack
 from optigpu.job.short_ladder import SHORT_S, left_out, shortened
@@ -107,16 +107,16 @@ def ladder(model: str) -> JobSpec:
     return with_default_stack(spec, probe())
 
 
-def seconds_of(spec: JobSpec) -> float:
-    return plan_time(spec, variants_of(spec)).seconds
+def plan_of(spec: JobSpec) -> Plan:
+    return plan_time(spec, variants_of(spec))
 
 
 @pytest.mark.parametrize("model", ["bundled:tiny", "preset:gpt2", "preset:gpt2-large"])
 def test_a_ladder_that_nobody_named_is_cut_to_about_two_minutes(model: str) -> None:
     whole = ladder(model)
-    short = shortened(whole, seconds_of)
-    assert seconds_of(whole) > SHORT_S
-    assert seconds_of(short) <= SHORT_S or len(short.stack) + len(short.beside) == 1
+    short = shortened(whole, plan_of)
+    assert plan_of(whole).seconds > SHORT_S
+    assert plan_of(short).seconds <= SHORT_S or len(short.stack) + len(short.beside) == 1
     assert short.measure.replicates == 1
     names = [each.name for each in short.stack]
     assert "torch_compile" not in names or "static_kv_cache" in names, "nothing without what it requires"
@@ -130,5 +130,5 @@ def test_a_ladder_that_nobody_named_is_cut_to_about_two_minutes(model: str) -> N
 
 def test_what_fits_stays_whole() -> None:
     whole = ladder("bundled:tiny")
-    assert shortened(whole, lambda _: SHORT_S) == whole
+    assert shortened(whole, lambda _: Plan(whole, {}, replicates=1, prepare_s=SHORT_S)) == whole
     assert left_out(whole, whole) == ""
