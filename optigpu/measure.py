@@ -36,7 +36,7 @@ from optigpu.documents.timeline import Span
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import guess_of, within_deadline
+from optigpu.job.estimate import AUDIT, guess_of, within_deadline
 from optigpu.job.plan import variants_of
 from optigpu.job.rates import NO_RATES, Need, Rates, Took, keep_rates, known_rates
 from optigpu.job.search import foreseen
@@ -199,7 +199,8 @@ def _learned(
         for (index, part), seconds in took.items()
     }
     job_s = {span.doing: span.seconds for span in spans if span.index is None and span.doing not in WAITS}
-    return rates.with_parts(parts).with_preparing(prepared(needed, job_s) if took else {})
+    is_prepared = any(part == AUDIT for _, part in took)
+    return rates.with_parts(parts).with_preparing(prepared(needed, job_s) if is_prepared else {})
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:

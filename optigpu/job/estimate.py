@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from optigpu.documents.events import Estimated
-from optigpu.job.first_guess import IMPORT_S, OPERATOR_IMPORT_S, FirstGuess
+from optigpu.job.first_guess import IMPORT_S, OPERATOR_IMPORT_S, ROUGH_QUALITY_S, FirstGuess
 from optigpu.job.rates import NO_RATES, Need, Rates
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters import METERS
@@ -61,8 +61,9 @@ class Plan:
     def _beside_s(self, index: int) -> float:
         guess, spec = self.guesses[index], self.spec
         import_s = IMPORT_S if spec.workload.task.needs_model else OPERATOR_IMPORT_S
+        rough_s = ROUGH_QUALITY_S if "quality" in spec.measure.meters else 0.0
         parts = (part for number in range(self.replicates) for part in guess.parts(number) if part != SAMPLE)
-        return self.replicates * import_s + sum(guess.seconds[part] for part in parts)
+        return self.replicates * import_s + rough_s + sum(guess.seconds[part] for part in parts)
 
     def _sampling_s(self, index: int) -> float:
         return self.replicates * min(self.guesses[index].seconds[SAMPLE], self.most_sample_s)

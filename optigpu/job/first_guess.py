@@ -18,6 +18,8 @@ from optigpu.workloads.base import DecodeShape, PrefillShape
 
 IMPORT_S, OPERATOR_IMPORT_S = 2.5, 2.0
 """Of a process that will load a model, and of one that has none, until its libraries are there."""
+ROUGH_QUALITY_S = 2.0
+"""In which a variant's first process predicts a few tokens, to tell their quality early."""
 LOAD_BYTES_PER_S = 1e9
 CPU_BYTES_PER_S, GPU_BYTES_PER_S = 2e10, 1e12
 """At which a step reads the weights."""
