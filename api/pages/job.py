@@ -1,7 +1,7 @@
 """The page at `/jobs/ID`: how far a job is, its variants as they finish, and what can be done with it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -71,7 +71,8 @@ def _page(view: PageView, job_id: str) -> Response:
         found = _placed(job, results.of_job(session, job_id))
         is_operator = view.who is not None and view.who.may(Scope.ADMIN)
         printed = jobs.printed(session, job_id) if is_operator else {}
-    attribution = _attribution(job, found)
+        rough = events.rough(session, job_id)
+    attribution = _attribution(job, found, rough)
     grid = (
         brief_grid("", attribution, found, WIDTH)
         if attribution.metric
@@ -110,13 +111,17 @@ def _placed(job: JobView, found: Sequence[Document]) -> list[Document]:
     ]
 
 
-def _attribution(job: JobView, found: Sequence[Document]) -> Attribution:
+def _attribution(job: JobView, found: Sequence[Document], rough: Mapping[int, Document]) -> Attribution:
     """With a row for each variant, and the gains that are known; its metric is empty until a figure is known."""
     stored = job.attribution or {}
     known = {row["index"]: row for row in stored.get("rows", ())}
     shown = {"index", "role", "label", "status", "reason"}
-    rows = [{**each.model_dump(include=shown), **known.get(each.index, {})} for each in job.variants]
-    metric = found[0]["variant"]["primary_metric"] if found else stored.get("metric", "")
+    rows = [
+        {**each.model_dump(include=shown), "rough": rough.get(each.index), **known.get(each.index, {})}
+        for each in job.variants
+    ]
+    of_result = [result["variant"]["primary_metric"] for result in found]
+    metric = next(iter([*of_result, *(each["metric"] for each in rough.values())]), stored.get("metric", ""))
     return Attribution.model_validate({**stored, "metric": metric, "rows": rows}, extra="ignore")
 
 

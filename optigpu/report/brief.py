@@ -80,11 +80,20 @@ def _cost(row: Row) -> str:
 
 
 def _further(rows: Sequence[Row], primary: str) -> Iterator[tuple[str, list[str]]]:
-    """The columns beside speed that any variant has a figure for, the most important first."""
-    names = [name for name in further_metrics(rows) if name != primary]
-    for name in sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+    """The columns beside speed that any variant has a figure for, rough ones too, the most important first."""
+    names = {*further_metrics(rows), *(name for row in rows for name in _rough(row))} - {primary}
+    order = [*FIRST, *(name for name in FURTHER_METRICS if name not in FIRST)]
+    for name in sorted(names, key=order.index):
         title, scale = FURTHER_METRICS[name]
-        yield f"{title}:", [scaled(row.metric(name), scale) for row in rows]
+        yield f"{title}:", [scaled(row.metric(name) or _rough(row).get(name), scale) for row in rows]
+
+
+def _rough(row: Row) -> dict[str, Document]:
+    """What is roughly known beside speed of a variant without a result, as summaries."""
+    if row.result is not None or row.ended.rough is None:
+        return {}
+    found = row.ended.rough.model_dump(include={"weight_bytes", "kld_mean", "top1_agreement"})
+    return {name: {"value": value} for name, value in found.items() if value is not None}
 
 
 def _width(found: Sequence[tuple[str, Sequence[str]]]) -> int:

@@ -48,6 +48,12 @@ def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> lis
     return [event.as_view(EventView, data=whole(event)) for event in found]
 
 
+def rough(session: Session, job_id: str) -> dict[int, dict[str, Any]]:
+    """The newest rough figures of each variant, by its index."""
+    query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.kind == "rough")
+    return {data["index"]: data["rough"] for data in session.scalars(query.order_by(JobEvent.sequence))}
+
+
 def _whole(session: Session, job_id: str, found: Sequence[JobEvent]) -> Callable[[JobEvent], dict[str, Any]]:
     """Gives the data of an event with the result or the attribution that it stands for."""
     outcomes = {event.sequence: event.data["outcome"] for event in found if event.kind == VARIANT_FINISHED}

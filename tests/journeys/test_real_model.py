@@ -1,6 +1,7 @@
 """Stories of SmolLM2-135M, which people use: engines beside each other, training, serving, an assistant, a change of
 mind. Those that are long are told of a bundled model as well."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,15 +110,21 @@ def test_an_assistant_posts_a_job_follows_it_and_reads_the_result(on_sqlite: Sta
     assert value(result, "top1_agreement") > 0.5
 
 
-@pytest.mark.real_model
+@ON_BOTH
 def test_a_job_that_is_being_measured_is_cancelled_and_leaves_the_device_to_the_next(
-    on_sqlite: Station,
+    on_sqlite: Station, model: str
 ) -> None:
     measure = {"replicates": 1, "min_seconds": 300, "max_seconds": 600, "meters": ["latency"]}
-    with Client(on_sqlite.url) as client:
-        long = client.submit(job(model=MODEL, measure=measure, workload=GENERATE | {"new_tokens": 7}))
+    shown = []
+    with Client(on_sqlite.url) as client, Browser(on_sqlite.served) as browser:
+        long = client.submit(job(model=model, measure=measure, workload=GENERATE | {"new_tokens": 7}))
         for event in client.events(long.id):
-            if event.kind == "progressed":
+            if event.kind == "rough":
+                shown.append(browser.read(f"/jobs/{long.id}"))
                 client.cancel(long.id)
         assert client.wait(long.id).state == "cancelled"
-    assert measured(on_sqlite, workload={"kind": "prefill", "prompt_tokens": 8})
+        shown.append(browser.read(f"/jobs/{long.id}"))
+    assert all(re.search(r"about [\d.,]+ ±", page) for page in (shown[0], shown[-1])), (
+        "its first figures, then and afterwards"
+    )
+    assert measured(on_sqlite, model=model, workload={"kind": "prefill", "prompt_tokens": 8})

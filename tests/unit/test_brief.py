@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from optigpu.documents.result import Attribution
+from optigpu.documents.result import Attribution, Rough
 from optigpu.report import brief_grid, terminal
 from optigpu.report.brief import MOST_NOTES, WIDTH, headline
 from optigpu.report.charts.marks import Report
@@ -85,3 +85,17 @@ def test_what_did_not_run_says_why_and_what_is_too_much_is_counted() -> None:
     assert grid.notes[0] == "x bf16: failed: reason 1"
     assert grid.notes[-2] == "4 more notes are in `optigpu show`."
     assert grid.title.endswith("No variant here has a valid ratio to the baseline.")
+
+
+def test_a_variant_that_was_not_measured_shows_what_is_roughly_known_of_it() -> None:
+    rough = Rough(
+        metric="tokens_per_s", value=600, ci=(480, 750), ratio=17, ratio_ci=(13, 22), top1_agreement=0.9
+    )
+    attribution = attribution_of(LADDER_REPORT)
+    rows = [row.model_copy(update={"rough": rough, "speedup": None}) for row in attribution.rows]
+    attribution = attribution.model_copy(update={"rows": tuple(rows)})
+    grid = brief_grid("t", attribution, LADDER_REPORT.results[:1], width=200)
+    table = {cells[0]: cells for cells in grid.rows}
+    assert table[WHOLE][1:3] == ("about 600 ±25%", "about 17.0x")
+    assert "90.0" in table[WHOLE]
+    assert not table["baseline"][1].startswith("about"), "it has a result"
