@@ -17,6 +17,10 @@ Unit = tuple[int, int]
 """A replicate of a variant: the variant's index and the replicate's number."""
 
 
+LONGER = 1.2
+"""How many times as long as it took by then sampling is expected to take that has overrun what was expected."""
+
+
 class Pace:
     """What is left of each replicate, and how long that is expected to take.
 
@@ -68,10 +72,10 @@ class Pace:
         self._sampled[unit] = self._sampled.get(unit, 0.0) + seconds
 
     def sample_on(self, unit: Unit, seconds: float) -> None:
-        """A round of so many seconds begins: sampling takes that much longer than it has at least."""
+        """A round of so many seconds begins. Sampling that takes longer than expected goes on by a share of its time."""
         least_s = self._sampled.get(unit, 0.0) + seconds
         if least_s > self.expected_s(unit, SAMPLE):
-            self._learn(unit, SAMPLE, least_s)
+            self._learn(unit, SAMPLE, LONGER * least_s)
 
     def end_sampling(self, unit: Unit) -> None:
         if SAMPLE in self.left.get(unit, {}):
