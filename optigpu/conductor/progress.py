@@ -72,7 +72,7 @@ class Pace:
         self._sampled[unit] = self._sampled.get(unit, 0.0) + seconds
 
     def sample_on(self, unit: Unit, seconds: float) -> None:
-        """A round of so many seconds begins. Sampling that takes longer than expected goes on by a share of its time."""
+        """A round of so many seconds begins. What overran is expected to go on by a share of its time."""
         least_s = self._sampled.get(unit, 0.0) + seconds
         if least_s > self.expected_s(unit, SAMPLE):
             self._learn(unit, SAMPLE, LONGER * least_s)
