@@ -15,7 +15,7 @@ from optigpu.store import results
 from optigpu.store.database import moment
 from optigpu.store.errors import absent
 from optigpu.store.tables import Job, JobEvent, VariantRow
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Document, Frozen
 
 VARIANT_FINISHED, FINISHED = "variant_finished", "finished"
 
@@ -48,7 +48,7 @@ def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> lis
     return [event.as_view(EventView, data=whole(event)) for event in found]
 
 
-def rough(session: Session, job_id: str) -> dict[int, dict[str, Any]]:
+def rough(session: Session, job_id: str) -> dict[int, Document]:
     """The newest rough figures of each variant, by its index."""
     query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.kind == "rough")
     return {data["index"]: data["rough"] for data in session.scalars(query.order_by(JobEvent.sequence))}
