@@ -23,6 +23,7 @@ from optigpu.techniques.decoding.native_decode.programs import (
 
 Moments = dict[str, torch.Tensor]
 Inputs = tuple[torch.Tensor, ...]
+Seen = Callable[[torch.Tensor], torch.Tensor]
 
 
 class TextSize(NamedTuple):
@@ -43,6 +44,8 @@ ROWS_AT_ONCE = 8
 """Of a pass: few enough for what a layer gives to stay in the caches."""
 STRIPES = 4
 """Of the columns of a moment."""
+SQUARE = 256
+"""Rows and columns of a moment that are mirrored at once."""
 MOMENTS_MEMORY_SHARE = 1.25
 """The share of the weights' memory that the moments of one pass may take; a single layer's may take more."""
 
@@ -69,18 +72,24 @@ def _in_eight_bits(model: PreTrainedModel, group: int) -> Program:
     return program_of(copied)
 
 
+def unseen(hidden: torch.Tensor) -> torch.Tensor:
+    """Gives back what a head is given: nothing else is to be learned from it."""
+    return hidden
+
+
 def moments_by_layer(
-    model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor
+    model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor, see: Seen = unseen
 ) -> Iterator[tuple[list[Place], Moments]]:
     """Some layers at a time with the sums of x xT over all tokens, float32 [inputs, inputs], by their paths.
 
     Layers that get the same inputs share one. A pass over the text is made for each part of the model, so that the
-    caller may exchange layers in between: later ones are then calibrated on what those give.
+    caller may exchange layers in between: later ones are then calibrated on what those give. `see` gets and gives back
+    what the head is given, before that is packed.
     """
     most = int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
     for part in _parts(places, most):
         gathered = Gathered()
-        with torch.no_grad(), in_product_type(model), _watched(model, part, gathered):
+        with torch.no_grad(), in_product_type(model), _watched(model, part, gathered, see):
             for rows in text.split(ROWS_AT_ONCE):
                 model.base_model(input_ids=rows, use_cache=False)
         yield part, gathered.whole()
@@ -124,11 +133,21 @@ class Gathered:
         self._found[path] = self._last[1]
 
     def whole(self) -> Moments:
-        """With what is left of the diagonal."""
+        """With what is on the left of the diagonal."""
         self._last = None
         for moment in {id(each): each for each in self._found.values()}.values():
-            moment.copy_(moment.triu() + moment.triu(1).T)
+            _mirror(moment)
         return self._found
+
+
+def _mirror(moment: torch.Tensor) -> None:
+    """Makes what is on the left of the diagonal that on its right, by squares that stay in the caches."""
+    for start in range(0, len(moment), SQUARE):
+        for left in range(0, start + 1, SQUARE):
+            square = moment[left : left + SQUARE, start : start + SQUARE].contiguous()
+            if left == start:
+                square = square.triu() + square.triu(1).T
+            moment[start : start + SQUARE, left : left + SQUARE] = square.T.contiguous()
 
 
 def _add(moment: torch.Tensor, x: torch.Tensor) -> None:
@@ -143,7 +162,9 @@ def _add(moment: torch.Tensor, x: torch.Tensor) -> None:
 
 
 @contextmanager
-def _watched(model: PreTrainedModel, places: Sequence[Place], gathered: Gathered) -> Iterator[None]:
+def _watched(
+    model: PreTrainedModel, places: Sequence[Place], gathered: Gathered, see: Seen
+) -> Iterator[None]:
     """Gathers while a pass runs up to the head, of which no logits are needed."""
 
     def watch(path: str) -> Callable[[torch.nn.Module, Inputs], None]:
@@ -155,7 +176,7 @@ def _watched(model: PreTrainedModel, places: Sequence[Place], gathered: Gathered
                 hooks.enter_context(place.layer.register_forward_pre_hook(watch(place.path)))
         if any(place.path == HEAD_PATH for place in places):
             last = model.base_model.register_forward_hook(
-                lambda _, __, output: gathered.add(HEAD_PATH, output.last_hidden_state)
+                lambda _, __, output: gathered.add(HEAD_PATH, see(output.last_hidden_state))
             )
             hooks.enter_context(last)
         yield

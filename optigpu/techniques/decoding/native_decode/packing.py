@@ -20,6 +20,7 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     SEQUENTIAL,
     calibration_text,
     moments_by_layer,
+    unseen,
 )
 from optigpu.techniques.decoding.native_decode.layers import (
     DecodeLinear,
@@ -117,7 +118,7 @@ def _exchange(
     if text is not None:
         doing("reading the text to calibrate on")
         by_layer = sequential_moments if options.calibration == "sequential" else moments_by_layer
-        for part, moments in by_layer(model, calibrated, text):
+        for part, moments in by_layer(model, calibrated, text, tied.see if tied else unseen):
             if tied is not None:
                 tied.weigh(moments, text.numel())
             exchange_linears(told(part), kinds, options.group, arena, moments)
