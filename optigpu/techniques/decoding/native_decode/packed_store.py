@@ -7,7 +7,8 @@ The entry of a key depends on the key's model, options and sources alone. A lock
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -83,7 +84,7 @@ def pack_or_restore(
 
 
 def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
-    """The key of a loaded transformers model, packed with `options` by these sources; takes a second for each GB.
+    """The key of a loaded transformers model, packed with `options` by these sources: a core's second for each GB.
 
     `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
     """
@@ -93,8 +94,7 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
         for source in sorted((PACKAGE / folder).rglob("*")):
             if source.suffix in (".py", ".cpp", ".h"):
                 _add(found, source.read_bytes())
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        _add_tensor(found, name, tensor)
+    _add_tensors(found, chain(model.named_parameters(), model.named_buffers()))
     return found.hexdigest()
 
 
@@ -170,16 +170,24 @@ def _digest(tensors: Tensors, about: str) -> str:
     """Digest of a file's content: after a disk error or a power failure a damaged file may have the right length."""
     found = hashlib.blake2b(digest_size=20)
     _add(found, about)
-    for name in sorted(tensors):
-        _add_tensor(found, name, tensors[name])
+    _add_tensors(found, sorted(tensors.items()))
     return found.hexdigest()
 
 
-def _add_tensor(found: hashlib.blake2b, name: str, tensor: torch.Tensor) -> None:
+def _add_tensors(found: hashlib.blake2b, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Adds the digest of each, by as many threads as torch has."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        _add(found, *pool.map(_digest_of, tensors))
+
+
+def _digest_of(named: tuple[str, torch.Tensor]) -> bytes:
     """Hashes a tensor's bytes in place, so that at most a piece of a contiguous tensor is copied at a time."""
+    name, tensor = named
+    found = hashlib.blake2b(digest_size=20)
     _add(found, f"{name} {tensor.dtype} {list(tensor.shape)}")
     for piece in tensor.detach().reshape(-1).view(torch.uint8).split(AT_ONCE):
         found.update(piece.cpu().numpy())
+    return found.digest()
 
 
 def _add(found: hashlib.blake2b, *parts: str | bytes) -> None:
