@@ -134,7 +134,11 @@ def layer_inputs_of(model: Any, paths: list[str], text: torch.Tensor) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("name", cases(DECODERS, 3))
+BLOCKS_OF_LAYERS = [name for name in DECODERS if name not in ("qwen2_moe", "glm4_moe")]
+"""Mixtures with shared experts are refused by `sequential`."""
+
+
+@pytest.mark.parametrize("name", cases(BLOCKS_OF_LAYERS, 3))
 def test_layers_are_given_what_the_packed_model_gives_and_aim_at_what_the_plain_one_would(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +182,11 @@ def test_layers_that_make_up_for_earlier_ones_diverge_less_on_text_that_they_hav
         model = bundled()
         return divergence_of(packed(model, NativeDecode(weights=weights, calibration=how))[0], plain, text)
 
-    assert loss("sequential") < 0.97 * loss("self")  # 0.92 to 0.96 with six texts
+    ratios = []
+    for seed in range(1, 5):  # a single text to calibrate on gives 0.92 to 0.96
+        monkeypatch.setattr(calibration, "SEED", seed)
+        ratios.append(loss("sequential") / loss("self"))
+    assert sum(ratios) / len(ratios) < 0.95
 
 
 # ---- Where bytes go.
