@@ -71,7 +71,14 @@ class Client:
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise SpecError("The API key has characters that no key has; copy it again.")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.base_url = _address(base_url)
+        url = (base_url if "://" in base_url else f"http://{base_url}").rstrip("/")
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL:
+            parsed = httpx.URL()
+        if parsed.scheme not in ("http", "https") or not parsed.host or any(map(str.isspace, base_url)):
+            raise SpecError(f"{base_url!r} is not the address of a service; write it as http://HOST:PORT.")
+        self.base_url = url
         self._http = http_client(self.base_url, headers=headers, timeout=TIMEOUT)
 
     def __enter__(self) -> Self:
@@ -245,17 +252,6 @@ class Client:
             return _RETRY(lambda: self._http.request(method, path, **request).raise_for_status())
         except (httpx.HTTPStatusError, httpx.TransportError) as error:
             raise _as_ours(error, self.base_url) from error
-
-
-def _address(text: str) -> str:
-    url = (text if "://" in text else f"http://{text}").rstrip("/")
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host or any(map(str.isspace, text)):
-        raise SpecError(f"{text!r} is not the address of a service; write it as http://HOST:PORT.")
-    return url
 
 
 def _worth_another_try(error: Exception) -> bool:

@@ -97,22 +97,18 @@ def main() -> None:
         program, arguments, variables = json.loads(line)
         os.environ.clear()
         os.environ.update(variables)
-        print(json.dumps(_run_here(program, arguments)), file=answers, flush=True)
+        out, err = io.StringIO(), io.StringIO()
+        sys.argv = [program, *arguments]
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                status = int(import_module(program).main())
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except Exception:
+                traceback.print_exc()
+                status = 1
+        print(json.dumps(Ended(status, out.getvalue(), err.getvalue())), file=answers, flush=True)
         gc.collect()  # the model of this program, before the next one loads its own
-
-
-def _run_here(program: str, arguments: Sequence[str]) -> Ended:
-    out, err = io.StringIO(), io.StringIO()
-    sys.argv = [program, *arguments]
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            status = int(import_module(program).main())
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except Exception:
-            traceback.print_exc()
-            status = 1
-    return Ended(status, out.getvalue(), err.getvalue())
 
 
 if __name__ == "__main__":

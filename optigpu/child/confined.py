@@ -50,7 +50,9 @@ def leave_network() -> bool:
     no rights. A process that has some rights stays where it is: it would lose them, and with them its priority."""
     if sys.platform != "linux":
         return False
-    rights = _rights()
+    # The effective capabilities of this process, as bits.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    rights = int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
     if rights & _CAP_SYS_ADMIN:
         return _unshare(_CLONE_NEWNET) and _raise_loopback()
     if rights:
@@ -78,12 +80,6 @@ def _lower(which: int, most: int) -> None:
         most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(which)
     )
     resource.setrlimit(which, (soft, hard))
-
-
-def _rights() -> int:
-    """The effective capabilities of this process, as bits."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
 
 
 def _leave_as_user() -> bool:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.runtime import Runtime
-from optigpu.child.connection import Tell, broken, connect
+from optigpu.child.connection import broken, connect
 from optigpu.child.messages import (
     Answer,
     Assignment,
@@ -34,7 +34,19 @@ def main() -> NoReturn:
     made: list[Runtime] = []
 
     def load() -> Answer:
-        made.append(_loaded(assignment, tell))
+        # The model is loaded under the limit: what Python and torch take before does not count.
+        from optigpu.backends.torch.memory import limit_memory
+
+        variant, order = assignment.variant, order_of(assignment)
+        reason = refusal(assignment)
+        if reason:
+            raise UnsupportedError(reason)
+        assert variant.memory_limit_bytes is not None
+        backend = BACKENDS[variant.backend]
+        backend.use_threads(order.threads)
+        backend.start(model=True)
+        limit_memory(variant.device, variant.memory_limit_bytes)
+        made.append(backend.prepare(order, lambda doing: tell(Progress(doing=doing))))
         facts = made[0].notes.facts | {"weights": made[0].weights()}
         return BatchesReady(facts=RunFacts.gathered(facts))
 
@@ -50,22 +62,6 @@ def main() -> NoReturn:
         if isinstance(said, Broken) and said.fault == "out_of_memory":
             said = BatchTried(fits=False, why=said.reason)
         tell(said)
-
-
-def _loaded(assignment: Assignment, tell: Tell) -> Runtime:
-    """The model with the stack applied, loaded under the limit: what Python and torch take before does not count."""
-    from optigpu.backends.torch.memory import limit_memory
-
-    variant, order = assignment.variant, order_of(assignment)
-    reason = refusal(assignment)
-    if reason:
-        raise UnsupportedError(reason)
-    assert variant.memory_limit_bytes is not None
-    backend = BACKENDS[variant.backend]
-    backend.use_threads(order.threads)
-    backend.start(model=True)
-    limit_memory(variant.device, variant.memory_limit_bytes)
-    return backend.prepare(order, lambda doing: tell(Progress(doing=doing)))
 
 
 def _attempted(attempt: Callable[[], Answer]) -> Answer:

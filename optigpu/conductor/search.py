@@ -23,7 +23,16 @@ def search(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcom
     """Adds the outcome of the last round that each variant took part in, and measures no baseline again. That outcome
     alone is an event: a variant whose search goes on has not ended. Raises StoppedError when the job must stop; what a
     stopped round did not measure has the outcome of the round before."""
-    left = _within_bytes(session, todo, outcomes)
+    # The variants whose predicted weights keep the limit; the others end at once with the reason.
+    left = []
+    for variant in todo:
+        reason = too_large(session.spec, variant, predicted_weight_bytes(variant))
+        if reason is None:
+            left.append(variant)
+            continue
+        outcome = Outcome(index=variant.index, status=VariantStatus.UNSUPPORTED, reason=reason)
+        outcomes[variant.index] = outcome
+        session.on_event(VariantFinished(outcome=outcome))
     found = _Search(session, len(left))
     try:
         found.run(left)
@@ -96,17 +105,3 @@ class _Search:
                 session.on_event(event)
 
         return session.in_round(plan, tell)
-
-
-def _within_bytes(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> list[Variant]:
-    """The variants whose predicted weights keep the limit; the others end at once with the reason."""
-    left = []
-    for variant in todo:
-        reason = too_large(session.spec, variant, predicted_weight_bytes(variant))
-        if reason is None:
-            left.append(variant)
-            continue
-        outcome = Outcome(index=variant.index, status=VariantStatus.UNSUPPORTED, reason=reason)
-        outcomes[variant.index] = outcome
-        session.on_event(VariantFinished(outcome=outcome))
-    return left

@@ -280,7 +280,11 @@ class GPUProfiler(Shown):
         if profile is None and not self.profiles:
             raise SpecError("Nothing is profiled yet; call profile_model_forward first.")
         chosen = profile or self.profiles[-1]
-        peaks = self._measured(chosen)
+        key = chosen.device, chosen.threads
+        if key not in self._peaks:
+            progress = JobProgress(lambda _: None, lambda: None, (), 1)
+            self._peaks[key] = MachinePeaks(probe(), *key, progress).known
+        peaks = self._peaks[key]
         here = measured_roofs(peaks, chosen.precision, chosen.ran_on) if peaks else None
         is_card = find(chosen.ran_on) == self.card
         card = here if is_card and here else published_roofs(self.card, chosen.precision)
@@ -305,13 +309,6 @@ class GPUProfiler(Shown):
 
     def grids(self) -> Sequence[Grid]:
         return (_grid(self.roofline_analysis()),)
-
-    def _measured(self, profile: ForwardProfile) -> Peaks | None:
-        key = profile.device, profile.threads
-        if key not in self._peaks:
-            progress = JobProgress(lambda _: None, lambda: None, (), 1)
-            self._peaks[key] = MachinePeaks(probe(), *key, progress).known
-        return self._peaks[key]
 
 
 def _grid(found: RooflineAnalysis) -> Grid:

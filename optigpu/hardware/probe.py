@@ -67,6 +67,10 @@ def _machine(root: Path) -> Environment:
     known, source = host_id(nvidia.uuids, root)
     others = other_gpus(built_for(_torch_build()), OfHost(known, model, psutil.virtual_memory().total))
     accelerators = (*nvidia.visible, *others.visible)
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.platform(terse=True)
     return Environment(
         hardware_class=_gpu_class(accelerators) or _cpu_class(model, cores),
         host_id=known,
@@ -79,7 +83,7 @@ def _machine(root: Path) -> Environment:
         accelerators=accelerators,
         driver=nvidia.driver or others.driver,
         cuda=nvidia.cuda,
-        os=_os(),
+        os=f"{name}, {platform.system()} {platform.release()}",
         container=container(root),
         image=image(),
         allocation=allocation(),
@@ -127,14 +131,6 @@ def _compiler() -> str | None:
     return answer.stdout.splitlines()[0] if answer.returncode == 0 and answer.stdout else None
 
 
-def _os() -> str:
-    try:
-        name = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        name = platform.platform(terse=True)
-    return f"{name}, {platform.system()} {platform.release()}"
-
-
 def _software() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -175,24 +171,20 @@ def allocation(ask: Sequence[str] = ASK_SLURM) -> Allocation | None:
         answer = ""
     told = dict(re.findall(r"(?:^|\s)([A-Z][\w:/]*)=(\S*)", answer))  # JobId=7 OverSubscribe=NO ...
     shared = told.get("OverSubscribe")
-    return Allocation(
-        scheduler=Scheduler.SLURM,
-        job_id=job_id,
-        gres=told.get("TresPerNode", "").removeprefix("gres:") or None,
-        cpuset=_cpuset(),
-        node_shared=None if shared is None else shared != "NO",
-    )
-
-
-def _cpuset() -> str | None:
-    """The CPUs that this process may use, as 0-3,8; None where the system does not say."""
+    # The CPUs that this process may use, as 0-3,8; None where the system does not say.
     ranges: list[list[int]] = []
     for cpu in sorted(allowed_cpus()):
         if ranges and cpu == ranges[-1][-1] + 1:
             ranges[-1].append(cpu)
         else:
             ranges.append([cpu])
-    return ",".join(f"{each[0]}-{each[-1]}" if each[1:] else str(each[0]) for each in ranges) or None
+    return Allocation(
+        scheduler=Scheduler.SLURM,
+        job_id=job_id,
+        gres=told.get("TresPerNode", "").removeprefix("gres:") or None,
+        cpuset=",".join(f"{each[0]}-{each[-1]}" if each[1:] else str(each[0]) for each in ranges) or None,
+        node_shared=None if shared is None else shared != "NO",
+    )
 
 
 IMAGE = "OPTIGPU_IMAGE"

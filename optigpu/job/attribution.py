@@ -170,7 +170,20 @@ class _Comparison:
             reference.index,
             Better.LOWER,
         )
-        return _payback_of(ours.compile_s, value_of(ours.request_s), quotient)
+        # What compiling for `compile_s` means for requests of `request_s` whose speed it multiplied by the
+        # gain's ratio: a request saves request_s * (ratio - 1).
+        if quotient.ratio <= 1:
+            why = "A step is no faster than without compiling, so that it is never paid back."
+            return Payback(steps=None, compared_with=quotient.compared_with, reason=why)
+        low, high = quotient.ci or (0.0, 0.0)
+        requests = ours.compile_s / value_of(ours.request_s)
+        why = "The ratio of the two has no interval above 1, so that it may never be paid back."
+        return Payback(
+            steps=requests / (quotient.ratio - 1),
+            ci=(requests / (high - 1), requests / (low - 1)) if low > 1 else None,
+            compared_with=quotient.compared_with,
+            reason=None if low > 1 else why,
+        )
 
     def best(self) -> int | None:
         """The best of the valid figures; where there is none, the one with the highest valid speedup."""
@@ -243,20 +256,3 @@ def _side_of(outcome: Outcome) -> _Side:
 
 def _gains_of(result: Result, metric: str) -> Gains:
     return result.metrics[metric].gains if metric in result.metrics else {}
-
-
-def _payback_of(compile_s: float, request_s: float, gain: Gain) -> Payback:
-    """What compiling for `compile_s` means for requests of `request_s` whose speed it multiplied by the gain's ratio:
-    a request saves request_s * (ratio - 1)."""
-    if gain.ratio <= 1:
-        why = "A step is no faster than without compiling, so that it is never paid back."
-        return Payback(steps=None, compared_with=gain.compared_with, reason=why)
-    low, high = gain.ci or (0.0, 0.0)
-    requests = compile_s / request_s
-    why = "The ratio of the two has no interval above 1, so that it may never be paid back."
-    return Payback(
-        steps=requests / (gain.ratio - 1),
-        ci=(requests / (high - 1), requests / (low - 1)) if low > 1 else None,
-        compared_with=gain.compared_with,
-        reason=None if low > 1 else why,
-    )

@@ -61,7 +61,14 @@ def highest_rate(attempt: Try, first: float, *, share: float, runs: int, most: f
 
     def holds(rate: float) -> bool:
         if rate not in tried:
-            tried[rate] = _try(attempt, rate, share, runs)
+            found = [attempt(rate) for _ in range(runs)]
+            tried[rate] = Tried(
+                rate=rate,
+                runs=runs,
+                kept=sum(run.met_share >= share and not run.saturated for run in found),
+                saturated=sum(bool(run.saturated) for run in found),
+                met_share=sum(run.met_share for run in found) / runs,
+            )
         return tried[rate].holds
 
     rate = min(first, most)
@@ -81,17 +88,6 @@ def highest_rate(attempt: Try, first: float, *, share: float, runs: int, most: f
     with_one = [each.rate for each in every if each.kept]
     high = min((each.rate for each in every if not with_one or each.rate > with_one[-1]), default=None)
     return HighestRate(good or 0.0, low, high, tuple(every))
-
-
-def _try(attempt: Try, rate: float, share: float, runs: int) -> Tried:
-    found = [attempt(rate) for _ in range(runs)]
-    return Tried(
-        rate=rate,
-        runs=runs,
-        kept=sum(run.met_share >= share and not run.saturated for run in found),
-        saturated=sum(bool(run.saturated) for run in found),
-        met_share=sum(run.met_share for run in found) / runs,
-    )
 
 
 def _between(tried: Collection[Tried]) -> tuple[float | None, float | None]:

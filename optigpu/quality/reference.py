@@ -269,7 +269,18 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
     if not (folder / _MANIFEST).is_file():
         raise missing_reference(folder)
     manifest = Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
-    _require_same(manifest.setting, setting)
+    expected, found = manifest.setting.model_dump(), setting.model_dump()
+    different = [name for name in expected if expected[name] != found[name]]
+    if different == ["dataset_sha256"]:
+        raise OptiGPUError(
+            f"The dataset {setting.text} changed while the job ran (its SHA-256 differs); run the job again."
+        )
+    if different:
+        name = different[0]
+        raise OptiGPUError(
+            f"The fp32 reference was made for {name} {expected[name]} but this variant has {found[name]}; submit it "
+            "as a separate job."
+        )
     with np.load(folder / _PASSAGES, allow_pickle=False) as arrays:
         passages = unpack(arrays)
     if digest_of(passages) != manifest.passages_sha256:
@@ -278,18 +289,3 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
         )
     likelihoods = np.load(folder / _LIKELIHOODS, allow_pickle=False)
     return Reference(manifest, passages, likelihoods, folder / _LOGITS)
-
-
-def _require_same(made_for: Setting, asked: Setting) -> None:
-    expected, found = made_for.model_dump(), asked.model_dump()
-    different = [name for name in expected if expected[name] != found[name]]
-    if different == ["dataset_sha256"]:
-        raise OptiGPUError(
-            f"The dataset {asked.text} changed while the job ran (its SHA-256 differs); run the job again."
-        )
-    if different:
-        name = different[0]
-        raise OptiGPUError(
-            f"The fp32 reference was made for {name} {expected[name]} but this variant has {found[name]}; submit it "
-            "as a separate job."
-        )

@@ -301,10 +301,6 @@ HERE = "here"
 def model_facts() -> list[Document]:
     """Each model as plain JSON: what it does, its family, how many weights it has, their bytes by dtype, and how it is
     had: "here", or the command that brings it. What nobody brought and nobody described is null."""
-    return [*_trained(), *_packaged()]
-
-
-def _trained() -> list[Document]:
     facts = []
     for name, each in TRAINED.items():
         how = HERE if is_brought(each) else f"optigpu models get {name}"
@@ -313,7 +309,7 @@ def _trained() -> list[Document]:
     named = {fact["model"] for fact in facts}
     others = [held for held in held_models() if held.startswith("path:") and held not in named]
     unknown = dict.fromkeys(facts[0])
-    return [*facts, *({**unknown, "model": held, "had": HERE} for held in others)]
+    return [*facts, *({**unknown, "model": held, "had": HERE} for held in others), *_packaged()]
 
 
 def _packaged() -> list[Document]:

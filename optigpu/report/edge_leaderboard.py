@@ -108,22 +108,18 @@ def _notes(board: EdgeBoard, cost: CostAssumptions) -> Iterator[str]:
     reasons = (row.figures[board.metric].reason for row in board.rows)
     yield from (f"no {board.metric}: {reason}" for reason in dict.fromkeys(filter(None, reasons)))
     if any(row.figures[EdgeMetric.COST].value is not None for row in board.rows):
-        yield _cost(cost)
+        price = "the catalog's price" if cost.price is None else f"{cost.price:g} USD"
+        energy = (
+            "without energy"
+            if cost.price_per_kwh is None
+            else f"with energy at {cost.price_per_kwh:g} USD/kWh"
+        )
+        yield f"cost: {price} of a device over {cost.lifetime_years:g} years of nothing but inferences, {energy}."
     if len(board.rows) < board.row_count:
         yield f"{len(board.rows)} of {board.row_count} rows; model={board.model_sha256} lists all."
     if board.not_ranked and not any(row.reasons for row in board.rows):
         named = ", ".join(f"{reason} ({count})" for reason, count in board.not_ranked.items())
         yield f"Not ranked: {named}. They are listed with include_unranked=true."
-
-
-def _cost(cost: CostAssumptions) -> str:
-    price = "the catalog's price" if cost.price is None else f"{cost.price:g} USD"
-    energy = (
-        "without energy" if cost.price_per_kwh is None else f"with energy at {cost.price_per_kwh:g} USD/kWh"
-    )
-    return (
-        f"cost: {price} of a device over {cost.lifetime_years:g} years of nothing but inferences, {energy}."
-    )
 
 
 def _workers_grid(board: EdgeBoard) -> Grid:

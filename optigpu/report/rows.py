@@ -165,7 +165,11 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
         )
     yield from _marks(rows, attribution)
     for row in rows:
-        yield from _problems(row)
+        if row.result is None:
+            yield f"{row.label}: {row.ended.status}: {row.ended.reason}"
+        elif not row.valid:
+            notes = [f"{why_invalid(row.result)}.", *row.result["verdict"]["notes"]]
+            yield f"{row.label}: invalid, not ranked: {' '.join(notes)}"
     for name in shown:
         nulls = [(row.label, found) for row in rows if (found := row.metric(name)) and found["value"] is None]
         yield from empty_cells(name, ((label, found.get("reason")) for label, found in nulls))
@@ -243,14 +247,6 @@ def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 def _gains(row: Row) -> list[Gain]:
     ended = row.ended
     return [gain for gain in (ended.speedup, ended.alone, ended.added, ended.left_out) if gain]
-
-
-def _problems(row: Row) -> Iterator[str]:
-    if row.result is None:
-        yield f"{row.label}: {row.ended.status}: {row.ended.reason}"
-    elif not row.valid:
-        notes = [f"{why_invalid(row.result)}.", *row.result["verdict"]["notes"]]
-        yield f"{row.label}: invalid, not ranked: {' '.join(notes)}"
 
 
 def why_invalid(result: Document) -> str:

@@ -104,7 +104,7 @@ def list_(
     jobs = session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)).all()
     last = jobs[limit - 1] if len(jobs) > limit else None
     return JobPage(
-        jobs=tuple(_summary(job) for job in jobs[:limit]),
+        jobs=tuple(job.as_view(JobSummary, **_of_spec(job.spec)) for job in jobs[:limit]),
         next_cursor=encode_cursor(last.created_at.isoformat(), last.id) if last else None,
     )
 
@@ -189,11 +189,6 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple
 
 ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
 """The progress of a job that has ended, in whatever state: it stands for time, and the state says what came of it."""
-
-
-def _summary(job: Job) -> JobSummary:
-    """The job in a list."""
-    return job.as_view(JobSummary, **_of_spec(job.spec))
 
 
 def _view(session: Session, job: Job, lease_s: float) -> JobView:

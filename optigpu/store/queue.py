@@ -174,19 +174,7 @@ def estimated_start(
 ) -> datetime | None:
     """When a queued job will begin, if the jobs before it take as long as the latest ones like it did, and half of each
     running job is over. None without such jobs, and without a live worker of its kind of device."""
-    usual_s = _usual_s(session, job)
-    serving = [worker for worker in workers.alive(session, lease_s) if worker.device is job.device]
-    if usual_s is None or not serving:
-        return None
-    idle = sum(worker.job_id is None for worker in serving)
-    to_end = position - idle
-    wait_s = (to_end - 0.5) * usual_s / len(serving) if to_end > 0 else 0.0
-    begins = at + timedelta(seconds=wait_s)
-    return begins if job.not_before is None else max(begins, job.not_before)
-
-
-def _usual_s(session: Session, job: Job) -> float | None:
-    """The median length of the latest jobs with the same workload and plan on this kind of device."""
+    # The median length of the latest jobs with the same workload and plan on this kind of device.
     like = Job.device == job.device, Job.workload == job.workload, Job.plan == job.plan
     query = (
         select(Job.started_at, Job.ended_at)
@@ -196,7 +184,15 @@ def _usual_s(session: Session, job: Job) -> float | None:
     )
     spans = session.execute(query).all()
     lengths = [(ended - started).total_seconds() for started, ended in spans if started and ended]
-    return median(lengths) if lengths else None
+    usual_s = median(lengths) if lengths else None
+    serving = [worker for worker in workers.alive(session, lease_s) if worker.device is job.device]
+    if usual_s is None or not serving:
+        return None
+    idle = sum(worker.job_id is None for worker in serving)
+    to_end = position - idle
+    wait_s = (to_end - 0.5) * usual_s / len(serving) if to_end > 0 else 0.0
+    begins = at + timedelta(seconds=wait_s)
+    return begins if job.not_before is None else max(begins, job.not_before)
 
 
 def _count(session: Session, *conditions: ColumnElement[bool]) -> int:

@@ -94,22 +94,18 @@ class TallyReader:
 
     def read(self, session: Session) -> Tally:
         """The counts of all jobs up to now."""
-        until = _settled_until(session)
+        # Every job that was posted before this moment is committed and has ended.
+        unfinished = Job.state.in_((JobState.QUEUED, JobState.RUNNING))
+        query = select(func.min(Job.created_at)).where(unfinished)
+        committed = moment(session) - COMMITTED_AFTER
+        oldest: datetime | None = session.execute(query).scalar_one()
+        until = committed if oldest is None else min(oldest, committed)
         if until > self._since:
             self._settled = self._settled.plus(_count(session, self._since, until))
             self._since = until
         now = self._settled.plus(_count(session, self._since, None))
         self._latest = now.at_least(self._latest)
         return self._latest
-
-
-def _settled_until(session: Session) -> datetime:
-    """Every job that was posted before this moment is committed and has ended."""
-    unfinished = Job.state.in_((JobState.QUEUED, JobState.RUNNING))
-    query = select(func.min(Job.created_at)).where(unfinished)
-    committed = moment(session) - COMMITTED_AFTER
-    oldest: datetime | None = session.execute(query).scalar_one()
-    return committed if oldest is None else min(oldest, committed)
 
 
 def _count(session: Session, since: datetime, until: datetime | None) -> Tally:

@@ -38,7 +38,15 @@ def withdraw_result(session: Session, result_id: str, why: Withdrawal) -> Withdr
                 f"Job {job.id} of this result is {job.state}; cancel it or wait until it has ended, then withdraw "
                 "the result."
             )
-        _forget(session, job, result_id, f"Its result was withdrawn: {why.reason}")
+        # Removes a result from its job: from its variant, and the gains computed from it.
+        reason = f"Its result was withdrawn: {why.reason}"
+        query = select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
+        variant = session.scalars(query).one_or_none()
+        if variant is not None:
+            variant.result_id, variant.reason = None, reason
+            if job.attribution:
+                job.attribution = _without_gains(job.attribution, variant.index, reason)
+        session.flush()
     _remove(session, [result_id])
     return _bury(session, Withdrawn.RESULT, result_id, row.job_id, why)
 
@@ -86,17 +94,6 @@ def _remove(session: Session, result_ids: Collection[str]) -> None:
     why = "Its result was withdrawn from the job that measured it."
     session.execute(reused.values(result_id=None, reason=why))
     standings.remove(session, result_ids)
-
-
-def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
-    """Removes a result from its job: from its variant, and the gains computed from it."""
-    query = select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
-    variant = session.scalars(query).one_or_none()
-    if variant is not None:
-        variant.result_id, variant.reason = None, reason
-        if job.attribution:
-            job.attribution = _without_gains(job.attribution, variant.index, reason)
-    session.flush()
 
 
 def _without_gains(attribution: Document, index: int, reason: str) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 The library keeps statistics in attributes that no meter sees, `.to()` does not move and torch.export does not know.
 """
 
-from typing import Any
-
 import torch
 from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
@@ -72,7 +70,15 @@ class Nf4Linear(QuantizedLinear):
             plain, blocksize=NF4_BLOCK, compress_statistics=self.nested, quant_type="nf4"
         )
         if self.fused:
-            data, state = _as_fused(data, state)
+            # The same weights as the library lays them out for its fused operator: it does so at a layer's
+            # first pass.
+            outputs, inputs = state.shape
+            layer = Linear4bit(
+                inputs, outputs, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4", device="meta"
+            )
+            layer.weight = Params4bit(data, quant_state=state, quant_type="nf4", bnb_quantized=True)
+            layer.eval()(torch.zeros(1, inputs, dtype=torch.bfloat16))
+            data, state = layer.weight.data, layer.weight.quant_state
         self.register_buffer("packed", data)
         self.register_buffer("absmax", state.absmax)
         self.register_buffer("levels", state.code)
@@ -119,14 +125,3 @@ def _fits_fused(weight: torch.Tensor) -> bool:
     is_whole = not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS)
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     return is_alike and is_whole and bool(has_avx512bf16())
-
-
-def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-    """The same weights as the library lays them out for its fused operator: it does so at a layer's first pass."""
-    outputs, inputs = state.shape
-    layer = Linear4bit(
-        inputs, outputs, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4", device="meta"
-    )
-    layer.weight = Params4bit(data, quant_state=state, quant_type="nf4", bnb_quantized=True)
-    layer.eval()(torch.zeros(1, inputs, dtype=torch.bfloat16))
-    return layer.weight.data, layer.weight.quant_state

@@ -61,22 +61,18 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
             raise UnsupportedError(f"{reference} has the type that it was written with; leave gguf out.")
         return _given(reference, order, engine, library)
     facts = decoder_facts(reference)
-    _require_written(reference, facts.family, engine)
+    # Raises UnsupportedError for a family that is not written as GGUF, and one that the engine refuses.
+    try:
+        norm = written_family(facts.family).norm
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
+    _require_norms(reference, (norm,), engine)
     path = gguf_of(order, engine, form, progress)
     with whole(path, library.title):
         contents = contents_of(path, library.type_name)
     figures = {"parameters": contents.parameters, "quantized": contents.quantized}
     own = {"bytes": contents.file_bytes, **figures}
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
-
-
-def _require_written(reference: ModelReference, family: str, engine: Engine) -> None:
-    """Raises UnsupportedError for a family that is not written as GGUF, and one that the engine refuses."""
-    try:
-        norm = written_family(family).norm
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
-    _require_norms(reference, (norm,), engine)
 
 
 def _require_norms(reference: ModelReference, norms: Sequence[str], engine: Engine) -> None:

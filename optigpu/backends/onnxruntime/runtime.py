@@ -224,7 +224,13 @@ class DecodingSteps:
         rows, count = tokens.shape
         known = self._passes.get(count)
         if known is None:
-            known = self._passes[count] = _Pass(rows, count, self._bound(), self._places)
+            binding = self._session.io_binding()
+            for name, array in self._kept.items():
+                place = (np.float32, array.shape, array.ctypes.data)
+                binding.bind_input(f"past_{name}", *_CPU, *place)
+                binding.bind_output(f"present_{name}", *_CPU, *place)
+            binding.bind_output("logits", *_CPU, np.float32, self._logits.shape, self._logits.ctypes.data)
+            known = self._passes[count] = _Pass(rows, count, binding, self._places)
         known.fill(tokens, self._used)
         try:
             self._session.run_with_iobinding(known.binding)
@@ -237,15 +243,6 @@ class DecodingSteps:
         """Gives the buffers back."""
         self._passes.clear()
         self._kept.clear()
-
-    def _bound(self) -> IOBinding:
-        binding = self._session.io_binding()
-        for name, array in self._kept.items():
-            place = (np.float32, array.shape, array.ctypes.data)
-            binding.bind_input(f"past_{name}", *_CPU, *place)
-            binding.bind_output(f"present_{name}", *_CPU, *place)
-        binding.bind_output("logits", *_CPU, np.float32, self._logits.shape, self._logits.ctypes.data)
-        return binding
 
 
 class _Pass:

@@ -160,7 +160,12 @@ def _rates(
 ) -> tuple[ReadRate, ...]:
     """The best rate of each size of array; `seconds` are those of a trial in a sweep."""
     trials: dict[int, list[Trial]] = {}
-    for size in _sizes(largest, loops):
+    # Bytes from the smallest size on, each twice the one before, and `largest`.
+    smallest = SMALLEST_TORCH_BYTES
+    if loops is not None:
+        smallest = 2 ** math.ceil(math.log2(SMALLEST_THREAD_BYTES * loops.threads))
+    steps = range(int(math.log2(largest / smallest)) + 1) if largest > smallest else range(0)
+    for size in sorted({*(smallest * 2**step for step in steps), largest}):
         operator, loop = works(size)
         trials[size] = [_of_loop(partial(loop, way=way)) for way in WAYS] if loop else []
         if size >= SMALLEST_TORCH_BYTES:
@@ -209,15 +214,6 @@ def _loops(device: DeviceKind, threads: int) -> RateLoops | None:
     except UnsupportedError as error:
         _log.warning("peak rates are measured by torch's operators alone: %s", error)
         return None
-
-
-def _sizes(largest: int, loops: RateLoops | None) -> list[int]:
-    """Bytes from the smallest size on, each twice the one before, and `largest`."""
-    smallest = SMALLEST_TORCH_BYTES
-    if loops is not None:
-        smallest = 2 ** math.ceil(math.log2(SMALLEST_THREAD_BYTES * loops.threads))
-    steps = range(int(math.log2(largest / smallest)) + 1) if largest > smallest else range(0)
-    return sorted({*(smallest * 2**step for step in steps), largest})
 
 
 def _largest_bytes(device: DeviceKind) -> int:

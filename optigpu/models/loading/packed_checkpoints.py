@@ -202,21 +202,18 @@ class _Quantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         config: Any = self.quantization_config
-        _make_room(model, config.packing, kwargs["checkpoint_files"])
+        files = kwargs["checkpoint_files"]
+        for path, headers in _headers(files).items():
+            parent, _, name = path.rpartition(".")
+            place = model.get_submodule(parent)
+            plain = getattr(place, name)
+            packed = PackedLinear(config.packing, headers, plain.bias)
+            _require_fit(path, packed, plain)
+            setattr(place, name, packed)
         return model
 
     def is_serializable(self, **_: object) -> bool:
         return False
-
-
-def _make_room(model: PreTrainedModel, packing: Packing, files: list[str]) -> None:
-    for path, headers in _headers(files).items():
-        parent, _, name = path.rpartition(".")
-        place = model.get_submodule(parent)
-        plain = getattr(place, name)
-        packed = PackedLinear(packing, headers, plain.bias)
-        _require_fit(path, packed, plain)
-        setattr(place, name, packed)
 
 
 def _headers(files: list[str]) -> dict[str, dict[str, torch.Tensor]]:

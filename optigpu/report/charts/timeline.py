@@ -31,7 +31,10 @@ NO_TIMELINE = "Only a run that this version kept has a timeline; `optigpu run` a
 
 def timeline_grid(title: str, spans: Sequence[Span], labels: Mapping[int, str]) -> Grid:
     """A row for each variant, over all its processes, and one for what was done for all of them; seconds."""
-    phases = _longest(spans)
+    # The phases that took most, in the order in which they began.
+    seconds = _by_phase(spans)
+    longest = sorted(seconds, key=lambda doing: -seconds[doing])[:MOST_PHASES]
+    phases = [doing for doing in seconds if doing in longest]
     rows = [_row(_label(index, labels), own, phases) for index, own in _by_variant(spans).items()]
     rows.append(_row("all", spans, phases))
     processes = len({(span.index, span.replicate) for span in spans if span.index is not None})
@@ -94,13 +97,6 @@ def _by_phase(spans: Iterable[Span]) -> dict[str, float]:
     for span in sorted(spans, key=lambda span: span.began_s):
         seconds[span.doing] += span.seconds
     return seconds
-
-
-def _longest(spans: Sequence[Span]) -> list[str]:
-    """The phases that took most, in the order in which they began."""
-    seconds = _by_phase(spans)
-    longest = sorted(seconds, key=lambda doing: -seconds[doing])[:MOST_PHASES]
-    return [doing for doing in seconds if doing in longest]
 
 
 def _seconds(spans: Iterable[Span]) -> float:

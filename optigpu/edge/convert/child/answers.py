@@ -45,26 +45,22 @@ def main(step: str) -> None:
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        answers.done(_run(step, request, answers))
+        try:
+            if step == "build":
+                answers.doing("loading TensorFlow")
+                from .build import build as program
+            else:
+                from .evaluate import evaluate as program
+        except ImportError as error:
+            raise RefusalError(
+                f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {error.name or error}: "
+                'pip install -e ".[hardware]", or name another Python with --python.'
+            ) from None
+        answers.done(program(request, answers))
     except RefusalError as refusal:
         answers.refuse(refusal)
     except MemoryError:
         answers.refuse(RefusalError("There is not enough memory to convert the model; use a smaller one."))
-
-
-def _run(step: str, request: Request, answers: Answers) -> Request:
-    try:
-        if step == "build":
-            answers.doing("loading TensorFlow")
-            from .build import build as program
-        else:
-            from .evaluate import evaluate as program
-    except ImportError as error:
-        raise RefusalError(
-            f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {error.name or error}: "
-            'pip install -e ".[hardware]", or name another Python with --python.'
-        ) from None
-    return program(request, answers)
 
 
 def _end_with_parent() -> NoReturn:

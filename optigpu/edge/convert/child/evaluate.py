@@ -79,7 +79,15 @@ def _micro(model: bytes, limit: int) -> tuple[int, Model]:
         interpreter.invoke()
         return np.array(interpreter.get_output(0))
 
-    return _arena(interpreter), run
+    # What the interpreter allocated, which it only prints.
+    with _printed() as text:
+        interpreter.print_allocations()
+    found = _ALLOCATED.search(text())
+    if not found:
+        raise RefusalError(
+            "TFLite Micro does not say how large its arena is; install the version of constraints.txt."
+        )
+    return int(found[1]), run
 
 
 def _interpreter(model: bytes, size: int, *, last: bool) -> Any | None:
@@ -100,18 +108,6 @@ def _interpreter(model: bytes, size: int, *, last: bool) -> Any | None:
             "use a smaller input or width, or a larger --arena."
         )
     return None
-
-
-def _arena(interpreter: Any) -> int:
-    """What the interpreter allocated, which it only prints."""
-    with _printed() as text:
-        interpreter.print_allocations()
-    found = _ALLOCATED.search(text())
-    if not found:
-        raise RefusalError(
-            "TFLite Micro does not say how large its arena is; install the version of constraints.txt."
-        )
-    return int(found[1])
 
 
 def _reference(model: bytes) -> Model:

@@ -113,12 +113,8 @@ def settle_statistics(network: Network, inputs: Inputs) -> None:
         start = step * STEP_SAMPLES % len(inputs)
         batch = np.concatenate([inputs[start:], inputs])[:STEP_SAMPLES]
         network.model(batch, training=True)
-    _spread_classes(network.model, inputs)
-
-
-def _spread_classes(model: Any, inputs: Inputs) -> None:
-    """Centres and scales the head, so that its answers differ between classes and between inputs."""
-    body, head = keras.Model(model.input, model.layers[-2].output), model.layers[-1]
+    # Centres and scales the head, so that its answers differ between classes and between inputs.
+    body, head = keras.Model(network.model.input, network.model.layers[-2].output), network.model.layers[-1]
     features = np.concatenate([body(inputs[n : n + 1], training=False) for n in range(len(inputs))])
     kernel = head.get_weights()[0]
     logits = features @ kernel

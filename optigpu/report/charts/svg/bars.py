@@ -100,7 +100,15 @@ class _Bars:
             parts.append(made)
         axes = lying_axis(scale, high, tops[-1], self.panel.axis, self.frame)
         more, y = more_in_table(left_out, tops[-1] + TICKS_BELOW + LINE)
-        ties = group("c-ties", *self._ties(tops), hidden=True)
+        # A line beside each run of rows that share a rank.
+        found: list[Svg] = []
+        rows = list(zip(self.marks, pairwise(tops), strict=True))
+        for rank, run in groupby(rows, key=lambda row: row[0].rank):
+            several = [ends for _, ends in run]
+            if rank is not None and len(several) > 1:
+                x = self.ranks - 7
+                found.append(line(x, several[0][0] + 3, x, several[-1][1] - 7))
+        ties = group("c-ties", *found, hidden=True)
         return Drawing(y, (*axes, *parts, *more, ties))
 
     def _key(self) -> tuple[Svg, float]:
@@ -156,17 +164,6 @@ class _Bars:
         value, _, rest = figure.partition(" ")
         figures = text(self.frame.width, at, value, class_="c-value", anchor="end", rest=rest)
         return group("c-row", rank, linked_names, bar, figures), height
-
-    def _ties(self, tops: Sequence[float]) -> list[Svg]:
-        """A line beside each run of rows that share a rank."""
-        found: list[Svg] = []
-        rows = list(zip(self.marks, pairwise(tops), strict=True))
-        for rank, run in groupby(rows, key=lambda row: row[0].rank):
-            several = [ends for _, ends in run]
-            if rank is not None and len(several) > 1:
-                x = self.ranks - 7
-                found.append(line(x, several[0][0] + 3, x, several[-1][1] - 7))
-        return found
 
 
 def lying_axis(scale: Scale, top: float, bottom: float, name: str, frame: Frame) -> tuple[Svg, Svg]:

@@ -64,7 +64,13 @@ class DraftModel:
         limit = min(limit, self._context - len(sequence))
         if limit < 1:
             return []
-        self._crop_to(sequence)
+        # Takes back the guesses that were wrong; the last token of the sequence is always run.
+        pairs = enumerate(zip(self._cached, sequence[:-1], strict=False))
+        most = min(len(self._cached), len(sequence) - 1)
+        known = next((index for index, (mine, right) in pairs if mine != right), most)
+        if known < len(self._cached):
+            self._cache.crop(known - len(self._cached))
+        self._cached = self._cached[:known]
         token = torch.tensor([sequence[len(self._cached) :]], device=self._model.device)
         guesses = []
         for _ in range(limit):
@@ -76,15 +82,6 @@ class DraftModel:
         made: list[int] = torch.cat(guesses, dim=1)[0].tolist()
         self._cached = sequence + made[:-1]
         return made
-
-    def _crop_to(self, sequence: list[int]) -> None:
-        """Takes back the guesses that were wrong; the last token of the sequence is always run."""
-        pairs = enumerate(zip(self._cached, sequence[:-1], strict=False))
-        most = min(len(self._cached), len(sequence) - 1)
-        known = next((index for index, (mine, right) in pairs if mine != right), most)
-        if known < len(self._cached):
-            self._cache.crop(known - len(self._cached))
-        self._cached = self._cached[:known]
 
 
 def load_draft(draft: str, model: PreTrainedModel, notes: Notes) -> PreTrainedModel:
@@ -182,7 +179,13 @@ class SpeculativeLoop:
         context = torch.cat([prompt, expected[:, :first]], dim=1)
         whole = self.model(input_ids=context, use_cache=False, logits_to_keep=1).logits[0, -1].float()
         apart = abs(float(whole[tokens[0, first]] - whole[expected[0, first]]))
-        rounding = self._rounding(context, whole)
+        # How far apart the plain model's logits are when it gets there at once and token by token.
+        cache = self._new_cache()
+        stepwise = self._pass(context[:, :1], cache, keep=1)
+        for token in context[:, 1:].split(1, dim=1):
+            stepwise = self._pass(token, cache, keep=1)
+        unit = torch.finfo(self.model.dtype).eps * float(whole.abs().max())
+        rounding = max(unit, float((stepwise[0, -1].float() - whole).abs().max()))
         if apart > SAFETY * rounding:
             raise ReplicateError(
                 f"speculative_decoding chose token {int(tokens[0, first])} where greedy decoding chooses "
@@ -190,15 +193,6 @@ class SpeculativeLoop:
                 f"{SAFETY * rounding:.3g}."
             )
         return {"speculation_agreement": first / tokens.shape[1], "speculation_tie": apart}
-
-    def _rounding(self, context: torch.Tensor, whole: torch.Tensor) -> float:
-        """How far apart the plain model's logits are when it gets there at once and token by token."""
-        cache = self._new_cache()
-        stepwise = self._pass(context[:, :1], cache, keep=1)
-        for token in context[:, 1:].split(1, dim=1):
-            stepwise = self._pass(token, cache, keep=1)
-        unit = torch.finfo(self.model.dtype).eps * float(whole.abs().max())
-        return max(unit, float((stepwise[0, -1].float() - whole).abs().max()))
 
     def _new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)

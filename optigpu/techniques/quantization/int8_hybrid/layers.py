@@ -130,7 +130,15 @@ def carry_out(parts: ModelParts, decisions: Sequence[BitDecision]) -> None:
         if parts.head is None:
             embedding.put(Int8Embedding(*quantize_rows(weight_of(embedding.layer)), dtype))
         else:
-            _share(parts.head, embedding, kinds[f"{embedding.path} + {parts.head.path}"], dtype)
+            # Makes the head quantized, and the embedding look its rows up in the head's table.
+            if kinds[f"{embedding.path} + {parts.head.path}"] == "int4":
+                four = Int4Linear.of(parts.head.layer, SCHEME, readable=True)
+                parts.head.put(four)
+                embedding.put(Int4Embedding(four.packed, dtype))
+            else:
+                eight = Int8Linear.of(parts.head.layer)
+                parts.head.put(eight)
+                embedding.put(Int8Embedding(eight.packed, eight.scale, dtype))
     for table in parts.tables:
         weight = table.weight.detach()
         if weight.element_size() > 2:
@@ -145,18 +153,6 @@ _MAKERS: dict[str, Callable[[LinearLayer], torch.nn.Module]] = {
     "int8 + int8": Int16Linear.of,
 }
 """How a layer of each kind is made of a Linear or a Conv1D."""
-
-
-def _share(head: Place, embedding: Place, kind: str, dtype: torch.dtype) -> None:
-    """Makes the head quantized, and the embedding look its rows up in the head's table."""
-    if kind == "int4":
-        four = Int4Linear.of(head.layer, SCHEME, readable=True)
-        head.put(four)
-        embedding.put(Int4Embedding(four.packed, dtype))
-    else:
-        eight = Int8Linear.of(head.layer)
-        head.put(eight)
-        embedding.put(Int8Embedding(eight.packed, eight.scale, dtype))
 
 
 def _levels(layer: torch.nn.Module, bits: int, readable: bool = False) -> tuple[Level, ...]:
