@@ -84,17 +84,6 @@ Stack = tuple[Document, ...]
 """Techniques as a result holds them: each with its name and parameters."""
 
 
-def same_stack(claim: Claim, stack: Stack) -> bool:
-    """Whether the precision is equal, and the other techniques if the claim names them."""
-    if claim.precision is not None and not has_precision(claim.precision, stack):
-        return False
-    if claim.techniques is None:
-        return True
-    claimed = frozenset(claim.techniques)
-    used = {technique["name"] for technique in stack} - PRECISION_ALONE
-    return claimed <= used <= claimed | brought_along(claimed)
-
-
 def brought_along(names: Iterable[str]) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     new = frozenset(names)
@@ -344,7 +333,14 @@ def _same_variant(claim: Claim, measured: Measured) -> bool:
         return DTYPES.get(workload["dtype"]) == claim.precision and claimed in (None, fused)
     if claim.techniques is not None and measured.backend != OWN_BACKEND:
         return False
-    return same_stack(claim, measured.stack)
+    # Whether the precision is equal, and the other techniques if the claim names them.
+    if claim.precision is not None and not has_precision(claim.precision, measured.stack):
+        return False
+    if claim.techniques is None:
+        return True
+    named = frozenset(claim.techniques)
+    used = {technique["name"] for technique in measured.stack} - PRECISION_ALONE
+    return named <= used <= named | brought_along(named)
 
 
 def _plain(name: str) -> str:

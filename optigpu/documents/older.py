@@ -22,18 +22,8 @@ def current(result: Document) -> dict[str, Any]:
     if result.get("schema_version", 1) >= SCHEMA_VERSION:
         return dict(result)
     others = {name: value for name, value in result.items() if name != "details"}
-    facts = _facts(result.get("details") or {})
-    return others | {"schema_version": SCHEMA_VERSION, "facts": facts}
-
-
-def facts_of(result: Document) -> dict[str, Any]:
-    """The facts of a stored result, by the names of RunFacts. Empty where the result has none."""
-    found: dict[str, Any] = current(result).get("facts") or {}
-    return found
-
-
-def _facts(details: Document) -> dict[str, Any]:
-    """Version 1 kept everything in one dictionary, and a library's version under the library's name."""
+    # Version 1 kept everything in one dictionary, and a library's version under the library's name.
+    details = result.get("details") or {}
     known = {name: value for name, value in details.items() if name in RunFacts.model_fields}
     recorded = {name: value for name, value in details.items() if name not in known}
     if "transformers" in recorded:
@@ -42,7 +32,14 @@ def _facts(details: Document) -> dict[str, Any]:
         given = known["weights"].get("reasons", {})
         reasons = {_WEIGHT_REASONS.get(name, name): why for name, why in given.items()}
         known["weights"] = known["weights"] | {"reasons": reasons}
-    return known | {"recorded": recorded}
+    facts = known | {"recorded": recorded}
+    return others | {"schema_version": SCHEMA_VERSION, "facts": facts}
+
+
+def facts_of(result: Document) -> dict[str, Any]:
+    """The facts of a stored result, by the names of RunFacts. Empty where the result has none."""
+    found: dict[str, Any] = current(result).get("facts") or {}
+    return found
 
 
 NO_FIGURE = "no figure"

@@ -12,7 +12,7 @@ computed for each reader.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import and_, delete, func, select, update
 from sqlalchemy.orm import Session
@@ -45,7 +45,17 @@ def enter(session: Session, result: Result) -> None:
     session.flush()  # its techniques refer to it
     names = dict.fromkeys(techniques_of(result))
     session.add_all(EntryTechnique(result_id=entry.result_id, name=name, board=entry.board) for name in names)
-    _know(session, entry, names)
+    # The names by which this entry can be found from now on.
+    found = [
+        ("backend", entry.backend),
+        ("hardware", entry.hardware_class),
+        ("model", entry.model),
+        ("source", entry.source),
+        *(("technique", name) for name in names),
+        ("workload", entry.workload),
+    ]
+    rows = [{"filter": kind, "name": name} for kind, name in sorted(found, key=str) if name]
+    session.execute(insert_into(session, KnownName).values(rows).on_conflict_do_nothing())
     if entry.standing is not Standing.INVALID:
         before = _settle(session, entry)
         _weigh(session, entry.board, entry.hardware_class)
@@ -198,20 +208,6 @@ def _leave_board(session: Session, number: int, gone: Sequence[LeaderboardEntry]
                 counts[each.reasons] -= 1
         board.newest, board.invalid = newest, {reasons: count for reasons, count in counts.items() if count}
     session.flush()
-
-
-def _know(session: Session, entry: LeaderboardEntry, techniques: Iterable[str]) -> None:
-    """The names by which this entry can be found from now on."""
-    found = [
-        ("backend", entry.backend),
-        ("hardware", entry.hardware_class),
-        ("model", entry.model),
-        ("source", entry.source),
-        *(("technique", name) for name in techniques),
-        ("workload", entry.workload),
-    ]
-    rows = [{"filter": kind, "name": name} for kind, name in sorted(found, key=str) if name]
-    session.execute(insert_into(session, KnownName).values(rows).on_conflict_do_nothing())
 
 
 def _place_of(entry: LeaderboardEntry) -> tuple[int, str, str]:

@@ -218,14 +218,6 @@ def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def inner_size_of(model: PreTrainedModel) -> int:
-    """The width of the MLP, by what its last layer takes."""
-    shapes = (
-        tensor.shape for name, tensor in tensors(model) if re.match(r"blk\.0\.ffn_down(_exps)?\.weight", name)
-    )
-    return int(next(shapes)[-1])
-
-
 def write(
     model: PreTrainedModel, path: Path, matrices: Matrices, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
@@ -236,7 +228,11 @@ def write(
     """
     writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).architecture)
     kinds = {gguf.GGUFValueType.INT32: gguf.GGUFValueType.UINT32}  # no number is negative
-    for key, value in metadata(model.config, inner_size_of(model)).items():
+    # The width of the MLP, by what its last layer takes.
+    shapes = (
+        tensor.shape for name, tensor in tensors(model) if re.match(r"blk\.0\.ffn_down(_exps)?\.weight", name)
+    )
+    for key, value in metadata(model.config, int(next(shapes)[-1])).items():
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, kinds.get(kind, kind))
     types = gguf.LlamaFileType

@@ -105,7 +105,14 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
     steps = _steps(known.get("pre_tokenizer"))
     if any(step["type"] == "ByteLevel" for step in steps):
         return Vocabulary("gpt2", _split_of(known, steps), tokens, kinds, [" ".join(pair) for pair in merges])
-    return _pieces(known, steps, tokens, kinds, merges)
+    # Pieces whose spaces are written as a letter; what is merged first has the highest score.
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    scores = [-float(ranks[token]) if token in ranks else _LAST for token in tokens]
+    return Vocabulary(
+        "llama", "default", tokens, kinds, scores=scores, space_first=_space_first(known, steps)
+    )
 
 
 def _tokens(known: Document, size: int) -> tuple[list[str], list[int]]:
@@ -155,23 +162,6 @@ def _split_of(known: Document, steps: Sequence[Document]) -> str:
             "How the tokenizer splits a text has no name in llama.cpp that is known here."
         )
     return name
-
-
-def _pieces(
-    known: Document,
-    steps: Sequence[Document],
-    tokens: Sequence[str],
-    kinds: Sequence[int],
-    merges: Sequence[Sequence[str]],
-) -> Vocabulary:
-    """Pieces whose spaces are written as a letter; what is merged first has the highest score."""
-    ranks: dict[str, int] = {}
-    for rank, pair in enumerate(merges):
-        ranks.setdefault("".join(pair), rank)
-    scores = [-float(ranks[token]) if token in ranks else _LAST for token in tokens]
-    return Vocabulary(
-        "llama", "default", tokens, kinds, scores=scores, space_first=_space_first(known, steps)
-    )
 
 
 def _space_first(known: Document, steps: Sequence[Document]) -> bool:

@@ -93,15 +93,6 @@ def quantize(path: Path, shape: tuple[int, int, int], images: int) -> None:
     plain.unlink()
 
 
-def constants_of(path: Path) -> Written:
-    """The constants of a graph, all of which a pass reads."""
-    tensors = onnx.load(str(path), load_external_data=False).graph.initializer
-    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.data_type) for each in tensors]
-    sizes = [dtype.itemsize * prod(each.dims) for dtype, each in zip(dtypes, tensors, strict=True)]
-    packed = [size for size, dtype in zip(sizes, dtypes, strict=True) if str(dtype) in PACKED]
-    return Written(sum(sizes), sum(sizes), 0, Counter(map(str, dtypes)), sum(packed))
-
-
 def main() -> int:
     """Writes a decoder in a format, or a classifier for images of a size."""
     parser = converter_parser("optigpu.backends.onnxruntime.convert", __doc__, "folder")
@@ -149,7 +140,12 @@ def convert_classifier(options: argparse.Namespace) -> Contents:
     write_classifier(loaded, path, shape)
     if images:
         quantize(path, shape, images)
-    found = constants_of(path)
+    # The constants of a graph, all of which a pass reads.
+    tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.data_type) for each in tensors]
+    sizes = [dtype.itemsize * prod(each.dims) for dtype, each in zip(dtypes, tensors, strict=True)]
+    packed = [size for size, dtype in zip(sizes, dtypes, strict=True) if str(dtype) in PACKED]
+    found = Written(sum(sizes), sum(sizes), 0, Counter(map(str, dtypes)), sum(packed))
     products = ("int8",) if images else ()
     footprint = image_footprint_of(loaded, facts, shape)
     return Contents(

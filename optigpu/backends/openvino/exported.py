@@ -108,7 +108,16 @@ def traced_decoder(model: PreTrainedModel, facts: ModelFacts) -> ScriptModule:
     positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
     tokens = (torch.zeros(_ROWS, _NEW, dtype=torch.int64), torch.ones(_ROWS, _PAST + _NEW, dtype=torch.int64))
     traced = _traced(wrapped, (*tokens, positions, *past))
-    _require_same(traced, model, facts)
+    # Asks the trace for other tokens, of other lengths, than it was made with: a prompt, and a step after it.
+    count = _PAST + _NEW
+    ids = torch.linspace(0, facts.vocabulary - 1, count).long()[None]
+    past = [torch.zeros(1, facts.kv_heads, 0, facts.head_size) for _ in range(2 * facts.layers)]
+    with torch.no_grad():
+        for start, end in ((0, count - 1), (count - 1, count)):
+            seen, positions = torch.ones(1, end, dtype=torch.int64), torch.arange(start, end)[None]
+            found, *past = traced(ids[:, start:end], seen, positions, *past)
+            expected = model(input_ids=ids[:, :end], use_cache=False).logits[:, -1]
+            require_same(found[:, -1], expected, model, "openvino")
     return traced
 
 
@@ -134,19 +143,6 @@ def _traced(module: LastLogits | ClassLogits, inputs: tuple[torch.Tensor, ...]) 
         kind = module.model.config.model_type
         raise UnsupportedError(f"openvino cannot trace {kind} models: {why[:300]}") from error
     return traced
-
-
-def _require_same(traced: ScriptModule, model: PreTrainedModel, facts: ModelFacts) -> None:
-    """Asks the trace for other tokens, of other lengths, than it was made with: a prompt, and a step after it."""
-    count = _PAST + _NEW
-    ids = torch.linspace(0, facts.vocabulary - 1, count).long()[None]
-    past = [torch.zeros(1, facts.kv_heads, 0, facts.head_size) for _ in range(2 * facts.layers)]
-    with torch.no_grad():
-        for start, end in ((0, count - 1), (count - 1, count)):
-            seen, positions = torch.ones(1, end, dtype=torch.int64), torch.arange(start, end)[None]
-            found, *past = traced(ids[:, start:end], seen, positions, *past)
-            expected = model(input_ids=ids[:, :end], use_cache=False).logits[:, -1]
-            require_same(found[:, -1], expected, model, "openvino")
 
 
 def _filled(past: tuple[torch.Tensor, ...]) -> DynamicCache:

@@ -20,24 +20,20 @@ def main() -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        write_folder(file, folder)
+        # Weights, configuration and tokenizer.
+        named = {"gguf_file": file.name}
+        config = AutoConfig.from_pretrained(file.parent, **named)
+        restore(config, read_header(file), file)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, config=config, dtype=torch.float32, **named)
+        forget_quantizer(model)
+        model.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):  # which its writer lets nobody else read
+            shutil.copymode(folder / "config.json", path)
+        AutoTokenizer.from_pretrained(file.parent, **named).save_pretrained(folder)
     except Exception as error:  # the library raises errors of any kind for a file that it does not read
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
-
-
-def write_folder(file: Path, folder: Path) -> None:
-    """Weights, configuration and tokenizer."""
-    named = {"gguf_file": file.name}
-    config = AutoConfig.from_pretrained(file.parent, **named)
-    restore(config, read_header(file), file)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, config=config, dtype=torch.float32, **named)
-    forget_quantizer(model)
-    model.save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):  # which its writer lets nobody else read
-        shutil.copymode(folder / "config.json", path)
-    AutoTokenizer.from_pretrained(file.parent, **named).save_pretrained(folder)
 
 
 if __name__ == "__main__":

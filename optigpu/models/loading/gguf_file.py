@@ -71,10 +71,6 @@ def restore(config: PretrainedConfig, header: Header, path: Path) -> None:
         config.query_pre_attn_scalar = header.number("embedding_length") // header.number(
             "attention.head_count"
         )
-    _restore_rotation(config, header, path)
-
-
-def _restore_rotation(config: PretrainedConfig, header: Header, path: Path) -> None:
     rope = getattr(config, "rope_parameters", None)
     scaling = header.values.get(f"{header.architecture}.{_SCALING}")
     has_factors = any(tensor.name == _FACTORS for tensor in header.tensors)

@@ -250,13 +250,7 @@ def samples_data(title: str, axis: str, samples: Sequence[Sequence[float]], scal
     pooled = sorted(value for each in scaled for value in each)
     if not pooled:
         raise SpecError(f"{title}: there is no sample to count; measure again and keep the samples.")
-    edges = _edges(pooled)
-    replicates = (_counted(f"replicate {n}", each, edges) for n, each in enumerate(scaled, 1) if each)
-    return Samples(title=title, axis=axis, edges=tuple(edges), replicates=tuple(replicates))
-
-
-def _edges(pooled: Sequence[float]) -> list[float]:
-    """As many bins as Freedman and Diaconis take (1981), from the least sample on. Few that lie far out are beyond."""
+    # As many bins as Freedman and Diaconis take (1981), from the least sample on; few far ones are beyond.
     low = pooled[0]
     kept = pooled[math.ceil((1 - BEYOND) * len(pooled)) - 1]
     quarter, half, three_quarters = (pooled[int(share * (len(pooled) - 1))] for share in (0.25, 0.5, 0.75))
@@ -266,7 +260,9 @@ def _edges(pooled: Sequence[float]) -> list[float]:
     if span <= LEAST_SPAN * max(abs(high), abs(low), LEAST_SPAN):
         span = abs(high) * 0.01 or 1.0
     bins = max(LEAST_BINS, math.ceil(min(MOST_BINS, span / width))) if width > 0 else LEAST_BINS
-    return [*(low + span * number / bins for number in range(bins)), max(high, low + span)]
+    edges = [*(low + span * number / bins for number in range(bins)), max(high, low + span)]
+    replicates = (_counted(f"replicate {n}", each, edges) for n, each in enumerate(scaled, 1) if each)
+    return Samples(title=title, axis=axis, edges=tuple(edges), replicates=tuple(replicates))
 
 
 def _counted(label: str, samples: Sequence[float], edges: Sequence[float]) -> Counted:
