@@ -43,7 +43,12 @@ def connect() -> tuple[Lines, Tell]:
     # Compilers that the model's code starts must not hold the pipe open.
     os.set_inheritable(descriptor, False)
     answers = os.fdopen(descriptor, "w", encoding="utf-8")
-    _end_with_parent()
+    # Has the kernel kill this process when its parent dies; ends at once if the parent has died already.
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
     # The kernel is to kill this process first when the host runs out of memory.
     with suppress(OSError):  # not Linux, or a container whose /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -73,15 +78,6 @@ def broken(error: Exception) -> Broken:
         return Broken(fault="error", reason=first_line)
     trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
     return Broken(fault="error", reason=f"{type(error).__name__}: {first_line}", trace=trace)
-
-
-def _end_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies; ends at once if the parent has died already."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 HIGHEST = -20

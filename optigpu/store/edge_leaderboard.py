@@ -230,7 +230,20 @@ def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Ite
         .where(*_within(partition), *conditions(query))
     )
     for ranked, report, device in session.execute(statement):
-        row = _row(query, report, device)
+        document = report.document
+        row = report.as_view(
+            EdgeRow,
+            rank=None,
+            device=device.name,
+            report_id=report.id,
+            firmware_sha256=document["firmware_sha256"],
+            runner_version=document["runner"]["version"],
+            clock_hz=document["clock_hz"],
+            windows=len(document["windows"]),
+            inferences=report.count,
+            figures=figures_of(document, report.board, query.costs(report.board)),
+            reasons=(),
+        )
         figure = row.figures[query.metric]
         group = _WITHOUT_FIGURE if figure.value is None else _RANKED
         if not ranked or device.revoked_at is not None:
@@ -240,23 +253,6 @@ def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Ite
         sign = -1 if EDGE_METRICS[query.metric].better is Better.HIGHER else 1
         # A device may have two rows on a board, one of which does not rank.
         yield _Candidate(_Place(group, sign * (figure.value or 0.0), f"{device.id}/{report.id}"), row)
-
-
-def _row(query: EdgeQuery, report: DeviceReportRow, device: Device) -> EdgeRow:
-    document = report.document
-    return report.as_view(
-        EdgeRow,
-        rank=None,
-        device=device.name,
-        report_id=report.id,
-        firmware_sha256=document["firmware_sha256"],
-        runner_version=document["runner"]["version"],
-        clock_hz=document["clock_hz"],
-        windows=len(document["windows"]),
-        inferences=report.count,
-        figures=figures_of(document, report.board, query.costs(report.board)),
-        reasons=(),
-    )
 
 
 def _with_ranks(listed: Sequence[_Candidate], metric: EdgeMetric) -> Iterable[_Candidate]:

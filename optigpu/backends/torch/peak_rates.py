@@ -58,7 +58,12 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
     """All peak rates; `threads` are torch's. Raises UnsupportedError when there is no such device."""
     clock = TorchDevice(device, seed=0).clock
     loops = _loops(device, threads)
-    count = _largest_bytes(device) // 4
+    # Four times the last cache, within what the memory allows; a multiple of SMALLEST_TORCH_BYTES.
+    on_cpu = device is DeviceKind.CPU
+    cache = last_level_cache_bytes() or 0 if on_cpu else last_gpu_cache_bytes(device)
+    allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
+    wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
+    count = (max(wanted // SMALLEST_TORCH_BYTES, 1) * SMALLEST_TORCH_BYTES) // 4
     if device is DeviceKind.CPU:  # in huge pages, as a decoder's weights are
         array = Arena(4 * count).take((count,), torch.float32).fill_(1)
     else:
@@ -214,12 +219,3 @@ def _loops(device: DeviceKind, threads: int) -> RateLoops | None:
     except UnsupportedError as error:
         _log.warning("peak rates are measured by torch's operators alone: %s", error)
         return None
-
-
-def _largest_bytes(device: DeviceKind) -> int:
-    """Four times the last cache, within what the memory allows; a multiple of SMALLEST_TORCH_BYTES."""
-    on_cpu = device is DeviceKind.CPU
-    cache = last_level_cache_bytes() or 0 if on_cpu else last_gpu_cache_bytes(device)
-    allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
-    wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
-    return max(wanted // SMALLEST_TORCH_BYTES, 1) * SMALLEST_TORCH_BYTES

@@ -210,9 +210,17 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
     pairs = read_golden(folder / GOLDEN)
     if len(pairs) != GOLDEN_COUNT or any(len(each.input) != entry.bytes for each in pairs):
         raise ConversionError("The golden vectors do not fit the model; this is an error of OptiGPU.")
+    mobile = request.network if isinstance(request.network, MobileNet) else None
     return ModelManifest(
         sha256=hashlib.sha256(content).hexdigest(),
-        network=_network(request, entry.shape[1:], output.shape),
+        network=Network(
+            family="mobilenet_v2" if mobile else "file",
+            alpha=mobile.alpha if mobile else None,
+            input=entry.shape[1:],
+            classes=output.shape[1] if len(output.shape) == 2 else None,
+            weights=mobile.weights if mobile else "file",
+            seed=request.seed,
+        ),
         model_bytes=len(content),
         operators=counts,
         macs=sum(each.macs for each in counts),
@@ -225,18 +233,6 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
         rankable=request.data.kind != "random",
         golden=golden_of(pairs, told["evaluated"]["left_out"]),
         tools=dict(sorted((told["tools"] | told["evaluated"]["tools"]).items())),
-    )
-
-
-def _network(request: ConversionRequest, shape: tuple[int, ...], output: tuple[int, ...]) -> Network:
-    mobile = request.network if isinstance(request.network, MobileNet) else None
-    return Network(
-        family="mobilenet_v2" if mobile else "file",
-        alpha=mobile.alpha if mobile else None,
-        input=shape,
-        classes=output[1] if len(output) == 2 else None,
-        weights=mobile.weights if mobile else "file",
-        seed=request.seed,
     )
 
 
