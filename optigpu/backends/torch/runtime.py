@@ -21,7 +21,6 @@ from optigpu.models.loading.checkpoint import unused_of
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer, reading_of, source_of
 from optigpu.models.loading.weights import origin_of
-from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import UnsupportedError
 
 SHORTER_SIDE = 256 / 224
@@ -70,18 +69,6 @@ class UsualProcessor:
         kept = np.asarray(image.crop((left, top, left + self._side, top + self._side)), np.float32) / 255
         scaled = (kept - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_DEVIATION)
         return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None], np.float32)
-
-
-def load_processor(reference: ModelReference, side: int, channels: int) -> OwnProcessor | UsualProcessor:
-    """The processor beside the model's files, or the usual one. Raises UnsupportedError for a damaged file or other
-    channels."""
-    if reference.kind == "path":
-        require_objects(Path(source_of(reference)), (PROCESSOR,), reference)
-    try:
-        own = AutoImageProcessor.from_pretrained(source_of(reference), **reading_of(reference))
-    except (OSError, ValueError):
-        return UsualProcessor(side, channels)
-    return OwnProcessor(own)
 
 
 class TorchModelRuntime(TorchRuntime):
@@ -237,7 +224,14 @@ class TorchPassRuntime(TorchModelRuntime):
             raise UnsupportedError(
                 "Pictures need a classifier that a reference names, for example hub:microsoft/resnet-50."
             )
-        return load_processor(reference, facts.image_size, facts.channels)
+        # Beside the model's files, or the usual one. Raises UnsupportedError for a damaged file or other channels.
+        if reference.kind == "path":
+            require_objects(Path(source_of(reference)), (PROCESSOR,), reference)
+        try:
+            own = AutoImageProcessor.from_pretrained(source_of(reference), **reading_of(reference))
+        except (OSError, ValueError):
+            return UsualProcessor(facts.image_size, facts.channels)
+        return OwnProcessor(own)
 
     def _given(self, inputs: Ids | Images) -> torch.Tensor:
         dtype = getattr(torch, self.passing.dtype) if inputs.dtype.kind == "f" else None

@@ -89,29 +89,23 @@ def int8_dynamic(
     """
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
-        return _torch_dynamic(x, packed, scale, bias)
+        # The same by torch's operators. packed: int8, on CUDA with outputs and inputs filled up with zeros.
+        rows = x.reshape(-1, x.shape[-1])
+        q, row_scale = quantize_tokens(rows)
+        if x.device.type == "cuda":
+            # torch._int_mm takes no fewer rows and inputs on CUDA: zeros fill up q.
+            missing = (0, packed.shape[1] - q.shape[1], 0, max(0, CUDA_ROWS - q.shape[0]))
+            product = torch._int_mm(torch.nn.functional.pad(q, missing), packed.T)
+            sums = product[: rows.shape[0], : scale.shape[0]].float()
+        else:
+            # On a CPU without VNNI torch._int_mm saturates at 16 bits, and a single input gives noise (torch 2.13).
+            sums = q.float() @ packed.float().T
+        scaled = sums * (row_scale * scale)
+        scaled = scaled if bias is None else scaled + bias
+        return scaled.to(x.dtype).view(*x.shape[:-1], scale.shape[0])
     known = x.float() if x.dtype == torch.float16 else x  # the C++ operator knows the other two types
     y: torch.Tensor = torch.ops.optigpu.int8_dynamic(known, packed, scale, bias, instruction_set)
     return y.to(x.dtype)
-
-
-def _torch_dynamic(
-    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """The same by torch's operators. packed: int8, on CUDA with outputs and inputs filled up with zeros."""
-    rows = x.reshape(-1, x.shape[-1])
-    q, row_scale = quantize_tokens(rows)
-    if x.device.type == "cuda":
-        # torch._int_mm takes no fewer rows and inputs on CUDA: zeros fill up q.
-        missing = (0, packed.shape[1] - q.shape[1], 0, max(0, CUDA_ROWS - q.shape[0]))
-        product = torch._int_mm(torch.nn.functional.pad(q, missing), packed.T)
-        sums = product[: rows.shape[0], : scale.shape[0]].float()
-    else:
-        # On a CPU without VNNI torch._int_mm saturates at 16 bits, and a single input gives noise (torch 2.13).
-        sums = q.float() @ packed.float().T
-    y = sums * (row_scale * scale)
-    y = y if bias is None else y + bias
-    return y.to(x.dtype).view(*x.shape[:-1], scale.shape[0])
 
 
 def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
