@@ -176,7 +176,21 @@ class CUDAKernelOptimizer(Shown):
         print(self)
 
     def grids(self) -> Sequence[Grid]:
-        return (_products(self), _verifications(self.get_speculative_verify_config()))
+        found = self.get_speculative_verify_config()
+        headings = columns("draft tokens", "tokens a pass", "speedup", "tile", "bound")
+        tiling = found.verify.tiling
+        row = (
+            str(found.draft_tokens),
+            short(found.expected_tokens),
+            f"{found.speedup:.2f}x",
+            f"{tiling.m} x {tiling.n} x {tiling.k}",
+            found.verify.bound.value,
+        )
+        note = (
+            f"Predicted for tokens that are accepted with probability {found.acceptance} and cost {found.draft_cost} "
+            "of a step each."
+        )
+        return (_products(self), Grid("Verification of draft tokens", headings, (row,), (note,)))
 
 
 def _products(optimizer: CUDAKernelOptimizer) -> Grid:
@@ -208,23 +222,6 @@ def _row(plan: KernelPlan, gain: KernelSpeedup) -> tuple[str, ...]:
         short(1e6 * plan.seconds),
         f"{gain.speedup:.2f}x",
     )
-
-
-def _verifications(found: SpeculativeVerifyConfig) -> Grid:
-    headings = columns("draft tokens", "tokens a pass", "speedup", "tile", "bound")
-    tiling = found.verify.tiling
-    row = (
-        str(found.draft_tokens),
-        short(found.expected_tokens),
-        f"{found.speedup:.2f}x",
-        f"{tiling.m} x {tiling.n} x {tiling.k}",
-        found.verify.bound.value,
-    )
-    note = (
-        f"Predicted for tokens that are accepted with probability {found.acceptance} and cost {found.draft_cost} of a "
-        "step each."
-    )
-    return Grid("Verification of draft tokens", headings, (row,), (note,))
 
 
 KINDS = (HardwareKind.CPU, HardwareKind.GPU, HardwareKind.TPU)

@@ -100,7 +100,13 @@ def bring(model: TrainedModel, watch: Watch) -> Path:
                 raise UnsupportedError(
                     f"{folder} is there already and was not made by this command; move it away, and try again."
                 )
-            _require_room(root, model)
+            needed = 3 * model.bytes + _FLOAT * model.parameters
+            free = shutil.disk_usage(root).free
+            if free < needed:
+                raise UnsupportedError(
+                    f"{model.name} takes {needed / 1e6:,.0f} MB while it is made, and {root} has {free / 1e6:,.0f} "
+                    "MB left; make room there, or set OPTIGPU_MODELS_DIR to a larger disk."
+                )
             with _removed(root / f".{model.name}.part") as part:
                 _make(model, part, watch)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -138,16 +144,6 @@ def _removed(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _require_room(root: Path, model: TrainedModel) -> None:
-    needed = 3 * model.bytes + _FLOAT * model.parameters
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise UnsupportedError(
-            f"{model.name} takes {needed / 1e6:,.0f} MB while it is made, and {root} has {free / 1e6:,.0f} MB left; "
-            "make room there, or set OPTIGPU_MODELS_DIR to a larger disk."
-        )
 
 
 def _make(model: TrainedModel, part: Path, watch: Watch) -> None:

@@ -73,7 +73,14 @@ class IkLlamaCpp(Library):
         parameters = _defaults()
         kind = order.form.type
         if order.form.everywhere:
-            self._require_whole_blocks(order.plain, kind)
+            _GGML.ggml_blck_size.restype, _GGML.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
+            block = _GGML.ggml_blck_size(self.type_number(of_tensors(kind)))
+            for tensor in read_header(order.plain).tensors:
+                if tensor.name.endswith(".weight") and len(tensor.shape) == 2 and tensor.shape[0] % block:
+                    raise UnsupportedError(
+                        f"{kind} keeps rows in blocks of {block} numbers, and {tensor.name} has rows of "
+                        f"{tensor.shape[0]}; leave pure out, or ask for a type with smaller blocks, such as Q4_0."
+                    )
         parameters.ftype = FILE_TYPES[kind]
         parameters.nthread = order.threads
         if order.form.everywhere:
@@ -87,16 +94,6 @@ class IkLlamaCpp(Library):
         run.restype = ctypes.c_uint32
         run.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
         return not run(str(order.plain).encode(), str(order.output).encode(), ctypes.byref(parameters))
-
-    def _require_whole_blocks(self, plain: Path, kind: str) -> None:
-        _GGML.ggml_blck_size.restype, _GGML.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
-        block = _GGML.ggml_blck_size(self.type_number(of_tensors(kind)))
-        for tensor in read_header(plain).tensors:
-            if tensor.name.endswith(".weight") and len(tensor.shape) == 2 and tensor.shape[0] % block:
-                raise UnsupportedError(
-                    f"{kind} keeps rows in blocks of {block} numbers, and {tensor.name} has rows of {tensor.shape[0]}; "
-                    "leave pure out, or ask for a type with smaller blocks, such as Q4_0."
-                )
 
     def _attend(self, parameters: ctypes.Structure, rows: int, attention: str | None) -> None:
         """Flash attention for a single sequence alone: with several the library would end the process."""

@@ -22,8 +22,18 @@ class TorchSlots:
     def __init__(
         self, model: PreTrainedModel, mode: Mode, count: int, length: int, block_tokens: int
     ) -> None:
-        """Raises UnsupportedError for a model whose layers do not all attend to the whole sequence."""
-        require_pageable(model)
+        """Raises UnsupportedError for layers that a cache in blocks cannot hold, or an attention that takes no mask."""
+        if others := layers_beside_whole_attention(model):
+            raise UnsupportedError(
+                f"serve needs layers that attend to the whole sequence; this model also has {others}. Measure "
+                "generate, or another model."
+            )
+        attention = model.config._attn_implementation
+        if attention not in ATTENTIONS:
+            raise UnsupportedError(
+                f"serve needs an attention that takes a mask ({' or '.join(ATTENTIONS)}), and this stack has "
+                f"{attention}; leave that technique out."
+            )
         self.count, self.length, self.block_tokens = count, length, block_tokens
         self._model, self._mode = model, mode
         self._table = BlockTable(count, length, block_tokens, model.device)
@@ -86,21 +96,6 @@ class TorchSlots:
         dtype = self._model.dtype
         added = torch.zeros(wanted.shape, dtype=dtype, device=wanted.device)
         return added.masked_fill(~wanted, torch.finfo(dtype).min)
-
-
-def require_pageable(model: PreTrainedModel) -> None:
-    """Raises UnsupportedError for layers that a cache in blocks cannot hold, or an attention that takes no mask."""
-    if others := layers_beside_whole_attention(model):
-        raise UnsupportedError(
-            f"serve needs layers that attend to the whole sequence; this model also has {others}. Measure generate, or "
-            "another model."
-        )
-    attention = model.config._attn_implementation
-    if attention not in ATTENTIONS:
-        raise UnsupportedError(
-            f"serve needs an attention that takes a mask ({' or '.join(ATTENTIONS)}), and this stack has {attention}; "
-            "leave that technique out."
-        )
 
 
 class BlockTable:

@@ -67,7 +67,15 @@ class FusedAttention(KernelTechnique):
                 "Set kernel to memory_efficient or math."
             )
         if self.kernel == "flash_3":
-            return _not_hopper(environment)
+            # Why FlashAttention-3 cannot run on the first GPU, or None.
+            reason = needs_capability(environment, (9, 0), "FlashAttention-3 kernels")
+            capability = None if reason else environment.gpus(DeviceKind.CUDA)[0].compute_capability
+            if reason or capability in (None, "9.0"):
+                return reason
+            return (
+                f"FlashAttention-3 needs a Hopper GPU (compute capability 9.0), and this one has {capability}; set "
+                "kernel to flash."
+            )
         return needs_capability(environment, (8, 0), "Flash attention kernels")
 
     def load(self, options: LoadOptions) -> LoadOptions:
@@ -82,34 +90,18 @@ class FusedAttention(KernelTechnique):
         Raises UnsupportedError when this torch does not know it, or its package is missing.
         """
         if self.kernel == "flash_3":
-            _activate_flash_3()
+            from torch.nn import attention
+
+            activate = getattr(attention, "activate_flash_attention_impl", None)
+            if activate is None:
+                raise UnsupportedError(
+                    "This torch does not offer FlashAttention-3; upgrade it, or set kernel to flash."
+                )
+            try:
+                activate("FA3")
+            except (ImportError, RuntimeError, ValueError) as error:
+                raise UnsupportedError(
+                    f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from PyTorch's own "
+                    "index of wheels, or set kernel to flash."
+                ) from error
             notes.record(flash_attention="FA3")
-
-
-def _not_hopper(environment: Environment) -> str | None:
-    """Why FlashAttention-3 cannot run on the first GPU, or None."""
-    reason = needs_capability(environment, (9, 0), "FlashAttention-3 kernels")
-    capability = None if reason else environment.gpus(DeviceKind.CUDA)[0].compute_capability
-    if reason or capability in (None, "9.0"):
-        return reason
-    return (
-        f"FlashAttention-3 needs a Hopper GPU (compute capability 9.0), and this one has {capability}; set kernel to "
-        "flash."
-    )
-
-
-def _activate_flash_3() -> None:
-    from torch.nn import attention
-
-    activate = getattr(attention, "activate_flash_attention_impl", None)
-    if activate is None:
-        raise UnsupportedError(
-            "This torch does not offer FlashAttention-3; upgrade it, or set kernel to flash."
-        )
-    try:
-        activate("FA3")
-    except (ImportError, RuntimeError, ValueError) as error:
-        raise UnsupportedError(
-            f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from PyTorch's own index of "
-            "wheels, or set kernel to flash."
-        ) from error
