@@ -8,6 +8,7 @@ from fastapi import Response
 
 from optigpu.documents.edge import EdgePage
 from optigpu.documents.views import LeaderboardPage
+from optigpu.store.statements import newest_of
 
 if TYPE_CHECKING:
     from optigpu.report import Grid
@@ -57,9 +58,9 @@ def written(
             return Response(page.model_dump_json(), media_type="application/json")
 
 
-def next_cursor(of_boards: Sequence[str | None], of_list: str | None, *, continues_list: bool) -> str | None:
+def next_cursor(of_boards: Sequence[str | None], of_list: str | None, cursor: str | None) -> str | None:
     """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
-    return of_boards[0] if len(of_boards) == 1 and not continues_list else of_list
+    return of_boards[0] if len(of_boards) == 1 and newest_of(cursor) is None else of_list
 
 
 def accepted(accept: str) -> Form:

@@ -100,9 +100,8 @@ def get_edge_leaderboard(
         page = _linked(edge_leaderboard.query(session, query), wanted, prefix)
     response = _written(page, wanted.format or accepted(request.headers.get("accept", "")))
     response.headers["Vary"] = "Accept"
-    continues = edge_leaderboard.continues_list(wanted.cursor)
     of_boards = [board.next_cursor for board in page.boards]
-    if cursor := next_cursor(of_boards, page.next_cursor, continues_list=continues):
+    if cursor := next_cursor(of_boards, page.next_cursor, wanted.cursor):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response
 

@@ -110,8 +110,7 @@ def get_leaderboard(
     else:
         response = written(LeaderboardPage.model_validate(page), form, leaderboard_csv, leaderboard_grids)
     response.headers["Vary"] = "Accept"
-    continues = leaderboard.continues_list(wanted.cursor)
     of_boards = [board["next_cursor"] for board in page["boards"]]
-    if cursor := next_cursor(of_boards, page["next_cursor"], continues_list=continues):
+    if cursor := next_cursor(of_boards, page["next_cursor"], wanted.cursor):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response

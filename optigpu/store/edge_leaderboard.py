@@ -25,8 +25,7 @@ from optigpu.documents.facts import NetworkFacts, RunFacts
 from optigpu.documents.result import Result
 from optigpu.documents.views import RowFacts, Standing
 from optigpu.store.edge_figures import figures_of
-from optigpu.store.errors import CursorError
-from optigpu.store.statements import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.statements import bad_cursor, decode_cursor, encode_cursor, newest_of
 from optigpu.store.tables import Device, DeviceReportRow, EdgeModel, EdgeStanding, LeaderboardEntry
 from optigpu.vocabulary import Better, Document
 
@@ -119,7 +118,8 @@ _RANKED, _WITHOUT_FIGURE, _UNRANKED = range(3)
 
 def query(session: Session, query: EdgeQuery) -> EdgePage:
     """A page of boards, or of the rows of one. Raises CursorError."""
-    at, after = _position(query.cursor)
+    after = newest_of(query.cursor)
+    at = _place_of(query.cursor) if query.cursor is not None and after is None else None
     found = session.execute(_partitions(query, at, after)).all()
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
@@ -138,22 +138,11 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     )
 
 
-def continues_list(cursor: str | None) -> bool:
-    """Whether a cursor continues a list of boards, and not the rows of one board. Raises CursorError."""
-    return _position(cursor)[1] is not None
-
-
-def _position(cursor: str | None) -> tuple[tuple[Partition, _Place] | None, str | None]:
-    """What a cursor continues: the rows of a board after a place, or the boards after the one with a newest report."""
-    if cursor is None:
-        return None, None
+def _place_of(cursor: str) -> tuple[Partition, _Place]:
+    """The board and the place in it that a cursor continues from. Raises CursorError."""
+    model, source, runner, *place = decode_cursor(cursor, str, str, str, int, (int, float), str)
     try:
-        (newest,) = decode_cursor(cursor, str)
-        return None, newest
-    except CursorError:
-        model, source, runner, *place = decode_cursor(cursor, str, str, str, int, (int, float), str)
-    try:
-        return (Partition(model, InputSource(source), RunnerName(runner)), _Place(*place)), None
+        return Partition(model, InputSource(source), RunnerName(runner)), _Place(*place)
     except ValueError:
         raise bad_cursor() from None
 

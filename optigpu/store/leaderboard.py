@@ -20,10 +20,9 @@ from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
 from optigpu.store import filters, ranks
 from optigpu.store.entries import stack_text
-from optigpu.store.errors import CursorError
 from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
 from optigpu.store.ranks import Found, Place
-from optigpu.store.statements import decode_cursor, encode_cursor
+from optigpu.store.statements import encode_cursor, newest_of
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Document, NotFoundError
 
@@ -55,7 +54,8 @@ def read(connection: Connection, query: LeaderboardQuery) -> Document:
     """The document of such a page, for which a session takes long to make. Raises as `query` does."""
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
-    place, after = _position(query.cursor)
+    after = newest_of(query.cursor)
+    place = ranks.place_of(query.cursor) if query.cursor is not None and after is None else None
     of_board = filters.of_board(query, after)
     if place is not None:
         of_board["digest"] = place.workload_digest
@@ -86,11 +86,6 @@ def names(session: Session, workload: str | None = None) -> list[BoardName]:
         BoardName(workload_digest=board.workload_digest, workload=board.document, model=board.model)
         for board in found[:BOARDS]
     ]
-
-
-def continues_list(cursor: str | None) -> bool:
-    """Whether a cursor continues a list of boards, and not the rows of one board. Raises CursorError."""
-    return _position(cursor)[1] is not None
 
 
 def baseline_of(session: Session, result_id: str) -> Baseline | None:
@@ -316,17 +311,6 @@ def _rows(
 
 def _set(known: Iterable[str], given: Values) -> Names:
     return tuple(name for name in known if name in given)
-
-
-def _position(cursor: str | None) -> tuple[Place | None, str | None]:
-    """What a cursor continues: the rows of a board after a place, or the boards after the one with a newest result."""
-    if cursor is None:
-        return None, None
-    try:
-        (newest,) = decode_cursor(cursor, str)
-        return None, newest
-    except CursorError:
-        return ranks.place_of(cursor), None
 
 
 def _by_reason(board: Found) -> dict[str, int]:

@@ -55,6 +55,15 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
     return position
 
 
+def newest_of(cursor: str | None) -> str | None:
+    """The newest id of the board behind which a cursor continues a list of boards; None where it continues the rows of
+    one board, or nothing."""
+    try:
+        return None if cursor is None else str(decode_cursor(cursor, str)[0])
+    except CursorError:
+        return None
+
+
 def bad_cursor() -> CursorError:
     """Returns the error for a cursor that cannot be read."""
     return CursorError("The cursor does not belong to this list; leave it out to start at the first page.")
