@@ -99,24 +99,20 @@ def search(
 
     spec = _for_here(spec_of(given, default_device, spec_file, plan="search"))
     if "stack" not in given and spec_file is None:
-        spec = with_default_menu(spec)
+        # What suits the device, and two techniques that save memory and cost quality.
+        from optigpu.hardware import probe as probe_machine
+        from optigpu.job.plan import default_stack
+        from optigpu.techniques import TECHNIQUES
+
+        suiting = default_stack(probe_machine(), spec.device, spec.workload, spec.backend)
+        more = (TECHNIQUES[name](name=name) for name in ("int4_weight_only", "int8_kv_cache"))
+        fitting = (each for each in more if spec.workload.task in each.tasks and each not in suiting)
+        spec = spec.model_copy(update={"stack": (*suiting, *fitting)})
     measured = measure(spec)
     show(measured, format_, verbose=verbose)
     if format_ in (OutputFormat.TABLE, OutputFormat.MARKDOWN):
         show_grid(pareto_grid(measured.report), format_)
     measured.end()
-
-
-def with_default_menu(spec: "JobSpec") -> "JobSpec":
-    """The job with what suits its device as its menu, and with two techniques that save memory and cost quality."""
-    from optigpu.hardware import probe as probe_machine
-    from optigpu.job.plan import default_stack
-    from optigpu.techniques import TECHNIQUES
-
-    suiting = default_stack(probe_machine(), spec.device, spec.workload, spec.backend)
-    more = (TECHNIQUES[name](name=name) for name in ("int4_weight_only", "int8_kv_cache"))
-    fitting = (each for each in more if spec.workload.task in each.tasks and each not in suiting)
-    return spec.model_copy(update={"stack": (*suiting, *fitting)})
 
 
 def _for_here(spec: "JobSpec") -> "JobSpec":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import Field
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import InputSource, RunnerName
@@ -120,7 +120,20 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     """A page of boards, or of the rows of one. Raises CursorError."""
     after = newest_of(query.cursor)
     at = _place_of(query.cursor) if query.cursor is not None and after is None else None
-    found = session.execute(_partitions(query, at, after)).all()
+    # Partitions with a standing report, the one with the newest first: ids begin with their time.
+    newest = func.max(EdgeStanding.report_id).label("newest")
+    columns = (EdgeStanding.model_sha256, EdgeStanding.input_source, EdgeStanding.runner)
+    statement = (
+        select(*columns, newest)
+        .join(DeviceReportRow, DeviceReportRow.id == EdgeStanding.report_id)
+        .where(*conditions(query))
+        .group_by(*columns)
+    )
+    if at is not None:
+        statement = statement.where(*_within(at[0]))
+    if after is not None:
+        statement = statement.having(newest < after)
+    found = session.execute(statement.order_by(newest.desc()).limit(BOARDS + 1)).all()
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
     images = _image_results(session) if found else ()
@@ -145,25 +158,6 @@ def _place_of(cursor: str) -> tuple[Partition, _Place]:
         return Partition(model, InputSource(source), RunnerName(runner)), _Place(*place)
     except ValueError:
         raise bad_cursor() from None
-
-
-def _partitions(
-    query: EdgeQuery, at: tuple[Partition, _Place] | None, after: str | None
-) -> Select[str, InputSource, RunnerName, str]:
-    """Partitions with a standing report, the one with the newest first: ids begin with their time."""
-    newest = func.max(EdgeStanding.report_id).label("newest")
-    columns = (EdgeStanding.model_sha256, EdgeStanding.input_source, EdgeStanding.runner)
-    statement = (
-        select(*columns, newest)
-        .join(DeviceReportRow, DeviceReportRow.id == EdgeStanding.report_id)
-        .where(*conditions(query))
-        .group_by(*columns)
-    )
-    if at is not None:
-        statement = statement.where(*_within(at[0]))
-    if after is not None:
-        statement = statement.having(newest < after)
-    return statement.order_by(newest.desc()).limit(BOARDS + 1)
 
 
 def _within(partition: Partition) -> tuple[ColumnElement[bool], ...]:

@@ -67,7 +67,25 @@ def claim_one(
     session: Session, job_id: str, worker: WorkerInfo, lease_s: float, at: datetime
 ) -> Lease | None:
     """Gives the worker this job; None if it is not queued, or if this version cannot read it, so that it has failed."""
-    job = _take(session, job_id, worker, at, lease_s)
+    # One conditional statement, so that no two workers take the same job; None for the one that came later.
+    take = (
+        update(Job)
+        .where(Job.id == job_id, in_state(JobState.QUEUED))
+        .values(
+            state=JobState.RUNNING,
+            worker_id=worker.id,
+            lease_until=at + timedelta(seconds=lease_s),
+            started_at=at,
+            not_before=None,
+            reason=None,
+            fencing=Job.fencing + 1,
+            attempt=Job.attempt + 1,
+            progress={},
+        )
+        .returning(Job)
+    )
+    options = {"populate_existing": True, "synchronize_session": False}
+    job = session.scalars(take, execution_options=options).one_or_none()
     if job is None:
         return None
     done = _begin_attempt(session, job, worker, at)
@@ -170,28 +188,6 @@ def sweep(session: Session, now: datetime | None = None) -> Swept:
         cancelled=tuple(swept[JobState.CANCELLED]),
         overdue=tuple(job.id for job in overdue),
     )
-
-
-def _take(session: Session, job_id: str, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
-    """One conditional statement, so that no two workers take the same job; None for the one that came later."""
-    take = (
-        update(Job)
-        .where(Job.id == job_id, in_state(JobState.QUEUED))
-        .values(
-            state=JobState.RUNNING,
-            worker_id=worker.id,
-            lease_until=at + timedelta(seconds=lease_s),
-            started_at=at,
-            not_before=None,
-            reason=None,
-            fencing=Job.fencing + 1,
-            attempt=Job.attempt + 1,
-            progress={},
-        )
-        .returning(Job)
-    )
-    options = {"populate_existing": True, "synchronize_session": False}
-    return session.scalars(take, execution_options=options).one_or_none()
 
 
 def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:

@@ -70,10 +70,6 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase | 
         writer.add_token_scores(list(found.scores))
     if found.space_first is not None:
         writer.add_add_space_prefix(found.space_first)
-    _add_special(writer, tokenizer, size)
-
-
-def _add_special(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     ids = {
         writer.add_bos_token_id: tokenizer.bos_token_id,
         writer.add_eos_token_id: tokenizer.eos_token_id,
