@@ -267,26 +267,22 @@ def _as_ours(error: httpx.HTTPStatusError | httpx.TransportError, base_url: str)
     if at_fault := proxy_at_fault(base_url, error):
         return UnreachableError(f"The service at {base_url} cannot be reached: {at_fault}.")
     if isinstance(error, httpx.HTTPStatusError):
-        return _service_error(error.response)
+        # The problem document as an error; its text names each field that is wrong.
+        try:
+            found = error.response.json()
+        except ValueError:
+            found = None
+        problem = found if isinstance(found, dict) else {}
+        errors = problem.get("errors")
+        entries = errors if isinstance(errors, list) else []
+        fields = "\n".join(
+            line(each) for each in entries if isinstance(each, dict) and {"field", "message"} <= each.keys()
+        )
+        text = fields or problem.get("detail") or f"The service answered {error.response.status_code}."
+        return ServiceError(text, error.response.status_code, problem)
     return UnreachableError(
         f"No service answers at {base_url} ({error}); start one with `make serve`, or check the address."
     )
-
-
-def _service_error(response: httpx.Response) -> ServiceError:
-    """The problem document as an error; its text names each field that is wrong."""
-    try:
-        found = response.json()
-    except ValueError:
-        found = None
-    problem = found if isinstance(found, dict) else {}
-    errors = problem.get("errors")
-    entries = errors if isinstance(errors, list) else []
-    fields = "\n".join(
-        line(each) for each in entries if isinstance(each, dict) and {"field", "message"} <= each.keys()
-    )
-    text = fields or problem.get("detail") or f"The service answered {response.status_code}."
-    return ServiceError(text, response.status_code, problem)
 
 
 def _view(kind: type[View], response: httpx.Response) -> View:

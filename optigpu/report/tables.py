@@ -150,7 +150,9 @@ def pareto_grid(report: Report) -> Grid:
             "weights (MB):": lambda result: scaled(_summary(result, "weight_bytes"), 1e-6),
             "kld_mean (nat):": figure("kld_mean"),
             "J/token:": figure("j_per_token"),
-            "measured in round:": lambda result: _round(result.facts.recorded),
+            "measured in round:": lambda result: (
+                f"{result.facts.recorded.get('search_round', 1)} of {result.facts.recorded.get('search_rounds', 1)}"
+            ),
         },
         notes,
     ).without_empty_columns()
@@ -159,7 +161,3 @@ def pareto_grid(report: Report) -> Grid:
 def _summary(result: Result, name: str) -> Document | None:
     found = result.metrics.get(name)
     return found.model_dump(mode="json") if found else None
-
-
-def _round(recorded: Document) -> str:
-    return f"{recorded.get('search_round', 1)} of {recorded.get('search_rounds', 1)}"

@@ -162,7 +162,13 @@ class Child(AbstractContextManager["Child"]):
     def _exchange(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             if key.fd == self._stdin:
-                self._write()
+                try:
+                    written = os.write(self._stdin, self._outgoing[:_CHUNK])
+                except BrokenPipeError:  # it died: listening finds out how
+                    written = len(self._outgoing)
+                del self._outgoing[:written]
+                if not self._outgoing:
+                    self._stop_writing()
             elif key.fd == self._answers:
                 self._mute = not self._read(key.fd, self._incoming)
             else:
@@ -176,15 +182,6 @@ class Child(AbstractContextManager["Child"]):
         if not chunk:
             self._selector.unregister(descriptor)
         return bool(chunk)
-
-    def _write(self) -> None:
-        try:
-            written = os.write(self._stdin, self._outgoing[:_CHUNK])
-        except BrokenPipeError:  # it died: listening finds out how
-            written = len(self._outgoing)
-        del self._outgoing[:written]
-        if not self._outgoing:
-            self._stop_writing()
 
     def _stop_writing(self, close: bool = False) -> None:
         with suppress(KeyError):

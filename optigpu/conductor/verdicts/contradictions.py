@@ -50,7 +50,18 @@ def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
         )
     if variant.endpoint is not None or variant.workload.is_served:
         return None
-    untold_s = passed_s - told_s - _explained_s(replicate)
+    # Messages and waiting for a CPU explain a part; who waits for a CPU waits while another process has it.
+    waited_s = [
+        sum(
+            max(0.0, each or 0.0)
+            for each in (sample.foreign_s, sample.steal_s, sample.quota_wait_s, sample.suspended_s)
+        )
+        for sample in replicate.host_samples
+    ]
+    turns: Array = np.asarray([len(each) for each in replicate.turns] or [0] * len(replicate.rounds))
+    messages_s: Array = MESSAGE_S + TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
+    explained_s: Array = messages_s + np.asarray(waited_s)
+    untold_s = passed_s - told_s - explained_s
     # Of a process that was stopped once, between two requests, one round has such a time.
     if np.median(untold_s / passed_s) > UNTOLD_SHARE and untold_s.sum() > UNTOLD_LEAST_S:
         return _contradicted(
@@ -62,22 +73,6 @@ def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
 
 def _contradicted(what: str) -> Disturbance:
     return Disturbance(what, "look for what changes a clock or works after it has stopped")
-
-
-def _explained_s(replicate: Replicate) -> Array:
-    """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
-    # Who waits for a CPU waits while another process has it.
-    waited_s = [
-        sum(
-            max(0.0, each or 0.0)
-            for each in (sample.foreign_s, sample.steal_s, sample.quota_wait_s, sample.suspended_s)
-        )
-        for sample in replicate.host_samples
-    ]
-    turns: Array = np.asarray([len(each) for each in replicate.turns] or [0] * len(replicate.rounds))
-    messages_s: Array = MESSAGE_S + TURN_MESSAGE_S * turns + REQUEST_MESSAGE_S * np.asarray(replicate.rounds)
-    explained_s: Array = messages_s + np.asarray(waited_s)
-    return explained_s
 
 
 def _left_out(variant: Variant, replicate: Replicate) -> Disturbance | None:

@@ -44,7 +44,14 @@ def judge(
     outside = from_outside(variant.workload.primary, evidence)
     reasons = _reasons(spec, variant, evidence, metrics, outside)
     noted = _doubts(spec, variant, evidence, metrics) | _marks(evidence, outside)
-    noted[VerdictWarning.HANDICAPPED_BUILD] = _handicaps(builds)
+    # What a library could do on this machine and cannot, with the command that builds it right.
+    notes = [
+        f"{each.library} of {each.package} lacks {' and '.join(each.lacks)}, which this machine has, so its speed says "
+        f"little of what it can do; build it with: {each.build}"
+        for each in builds
+        if each.lacks
+    ]
+    noted[VerdictWarning.HANDICAPPED_BUILD] = " ".join(notes)
     warnings = {warning: note for warning, note in noted.items() if note}
     return Verdict(
         valid=not reasons,
@@ -91,17 +98,6 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
         VerdictWarning.SATURATED: saturated_queue(evidence),
         VerdictWarning.SATURATION_UNDECIDED: undecided_saturation(evidence),
     }
-
-
-def _handicaps(builds: Sequence[BuildFacts]) -> str:
-    """What a library could do on this machine and cannot, with the command that builds it right."""
-    notes = [
-        f"{each.library} of {each.package} lacks {' and '.join(each.lacks)}, which this machine has, so its speed says "
-        f"little of what it can do; build it with: {each.build}"
-        for each in builds
-        if each.lacks
-    ]
-    return " ".join(notes)
 
 
 def _disturbed(outside: Outside) -> str | None:

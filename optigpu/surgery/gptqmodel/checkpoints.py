@@ -257,7 +257,18 @@ AWQ_OUTPUTS = 64
 def require_quantizable(model: PreTrainedModel, recipe: Recipe) -> None:
     """Raises UnsupportedError when the library is missing, or cannot quantize the model by the recipe."""
     if recipe.method == "awq":
-        _require_known_to_awq(model)
+        # The library scales the layers of each family by a recipe of its own.
+        family = family_of(model.config.model_type)
+        reason = conv1d_reason(family.name)
+        if reason:
+            raise UnsupportedError(reason)
+        known = family.gptqmodel_activation
+        activation = getattr(model.config, family.keys.activation, known)
+        if known is not None and activation != known:
+            raise UnsupportedError(
+                f"GPTQModel's AWQ supports {family.title} models with the activation {known}; this one has "
+                f"{activation}. Use gptq instead."
+            )
     if importlib.util.find_spec(LIBRARY) is None:
         raise UnsupportedError(how_to_install(LIBRARY))
     head = model.get_output_embeddings()
@@ -275,19 +286,4 @@ def require_quantizable(model: PreTrainedModel, recipe: Recipe) -> None:
         raise UnsupportedError(
             f"{recipe.method} quantizes a model with the parameters of its family, and {min(changed)} was removed or "
             "added before; leave out the technique that did so."
-        )
-
-
-def _require_known_to_awq(model: PreTrainedModel) -> None:
-    """The library scales the layers of each family by a recipe of its own."""
-    family = family_of(model.config.model_type)
-    reason = conv1d_reason(family.name)
-    if reason:
-        raise UnsupportedError(reason)
-    known = family.gptqmodel_activation
-    activation = getattr(model.config, family.keys.activation, known)
-    if known is not None and activation != known:
-        raise UnsupportedError(
-            f"GPTQModel's AWQ supports {family.title} models with the activation {known}; this one has {activation}. "
-            "Use gptq instead."
         )
