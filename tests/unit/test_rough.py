@@ -76,3 +76,12 @@ def test_intervals_of_ratios_hold_the_truth_as_often_as_they_say(requests: int) 
         low, high = told[-1].rough.ratio_ci or (0, 0)
         held += low <= 2 <= high
     assert held / 400 > 0.93
+
+
+def test_a_pair_of_requests_counts_instead_of_the_warm_ups() -> None:
+    found, told = looks()
+    found.saw(BASELINE, {"tokens_per_s": 1.0})
+    found.saw(CANDIDATE, {"tokens_per_s": 30.0})
+    found.beside(CANDIDATE.index, 10.0, 20.0)
+    assert told[-1].rough.ratio == pytest.approx(2.0)
+    assert told[-1].rough.value == pytest.approx(30.0)

@@ -202,17 +202,30 @@ class Residents(AbstractContextManager["Residents"]):
             rounds = TimedRounds(child, ready, assignment, session.monitor, warm_up)
             self._ready.append(_Resident(variant, child, ready, rounds))
             if self._number == 0:
-                self._look_roughly(self._ready[-1])
+                self._look_roughly(self._ready[-1], warm_up)
 
-    def _look_roughly(self, resident: _Resident) -> None:
-        """Tells what the warm-up shows, and the quality of a few tokens."""
+    def _look_roughly(self, resident: _Resident, warm_up: HostSample | None) -> None:
+        """Tells what the warm-up shows, and the quality of a few tokens. Where others were at work the machine was not
+        the same for the baseline's warm-up: a request of each follows."""
         session, variant = self._session, resident.variant
         session.rough.ready(variant, resident.ready)
+        if warm_up and len(self._ready) > 1:
+            self._look_beside(self._ready[0], resident, warm_up)
         self._prepare_job()
         if "quality" in session.spec.measure.meters and variant.role is not Role.BASELINE:
             session.progress.begin(variant.index, self._number, "reading quality roughly")
             order = RunMeter(meter="quality", seconds=QUALITY_S)
             session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
+
+    def _look_beside(self, first: _Resident, resident: _Resident, warm_up: HostSample) -> None:
+        session, index = self._session, resident.variant.index
+        yardstick = Yardstick(resident.variant.device, session.monitor.fastest_probe_s)
+        if first.variant.role is Role.BASELINE and index in session.rough.found and yardstick.marks(warm_up):
+            session.progress.begin(index, self._number, "measuring roughly beside the baseline")
+            order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
+            rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]
+            theirs, ours = (found.samples[name][0] for found in rounds)
+            session.rough.beside(index, theirs, ours)
 
     def _watch_queue(self, variant: Variant, child: Child) -> Watched:
         progress, monitor = self._session.progress, self._session.monitor

@@ -1,7 +1,7 @@
 """A variant's first figures, shown as soon as its process has run a request; no result is made of them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 
@@ -31,6 +31,8 @@ class RoughLooks:
     # The values of each variant's requests.
     _values: dict[int, list[float]] = field(default_factory=dict)
     _baseline: int | None = None
+    # Those of a request of the baseline and of the one of a variant that followed it.
+    _pairs: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def saw(self, variant: Variant, samples: Mapping[str, float]) -> None:
         """A request of the warm-up gave these samples; the first one is told at once."""
@@ -51,6 +53,12 @@ class RoughLooks:
             update = {"weight_bytes": weights.bytes if weights else None}
             self._tell(variant.index, self._rough(variant.index).model_copy(update=update))
 
+    def beside(self, index: int, theirs: float, ours: float) -> None:
+        """A request of the baseline, then one of a variant right after it: their ratio counts instead."""
+        self._pairs[index] = theirs, ours
+        weight_bytes = self.found[index].weight_bytes
+        self._tell(index, self._rough(index).model_copy(update={"weight_bytes": weight_bytes}))
+
     def read(self, index: int, quality: Metered) -> None:
         """Quality was read within QUALITY_S."""
         if index in self.found and "kld_mean" in quality.values:
@@ -62,20 +70,23 @@ class RoughLooks:
         self.tell(RoughlyMeasured(index=index, rough=rough))
 
     def _rough(self, index: int) -> Rough:
-        centre, error = self._logarithm(index)
+        centre, error = _logarithm(self._values[index][-LAST:])
         rough = Rough(metric=self.metric, value=math.exp(centre), ci=_interval(centre, error))
         if self._baseline is None or index == self._baseline:
             return rough
-        before, its_error = self._logarithm(self._baseline)
+        before, its_error = _logarithm(self._values[self._baseline][-LAST:])
+        if index in self._pairs:
+            (before, its_error), (centre, error) = (_logarithm([value]) for value in self._pairs[index])
         gain = centre - before if METRICS[self.metric].better is Better.HIGHER else before - centre
         bounds = _interval(gain, math.hypot(error, its_error))
         return rough.model_copy(update={"ratio": math.exp(gain), "ratio_ci": bounds})
 
-    def _logarithm(self, index: int) -> tuple[float, float]:
-        """The mean logarithm of the last requests' values, and its standard error, that of processes included."""
-        last = [math.log(value) for value in self._values[index][-LAST:]]
-        spread = variance(last) if len(last) == LAST else REQUESTS_DIFFER**2
-        return fmean(last), math.sqrt(spread / len(last) + PROCESSES_DIFFER**2)
+
+def _logarithm(values: Sequence[float]) -> tuple[float, float]:
+    """The mean logarithm of requests' values, and its standard error, that of processes included."""
+    last = [math.log(value) for value in values]
+    spread = variance(last) if len(last) == LAST else REQUESTS_DIFFER**2
+    return fmean(last), math.sqrt(spread / len(last) + PROCESSES_DIFFER**2)
 
 
 def _interval(centre: float, error: float) -> tuple[float, float]:
