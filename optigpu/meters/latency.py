@@ -51,9 +51,8 @@ def warm_up(
     since: float | None = None,
     show: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> WarmUp:
-    """Repeats the request until the last ones agree or the cap is reached, where two that agree are enough. `first_s`
-    is what the requests before took, and `since` when the first of them ended, which is now by default. `show` is given
-    each request's samples."""
+    """Repeats the request until the last ones agree, or up to the cap, where two that agree are enough. `first_s` is what
+    those before took, `since` when the first of them ended (now by default); `show` gets each request's samples."""
     durations, started = list(first_s), time.perf_counter() if since is None else since
     while not _agree(durations, WARMUP_WINDOW):
         spent = time.perf_counter() - started

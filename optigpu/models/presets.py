@@ -25,5 +25,4 @@ PRESETS = _read("text")
 """Every preset that generates text, by its name."""
 
 IMAGE_PRESETS = _read("images")
-"""Every preset that classifies images, by its name. `image_size` is the side in pixels that it was trained with. MobileNet
-V2 with ImageNet's 1000 classes has the sizes that microcontrollers run, as Keras's models have them."""
+"""Every preset that classifies images, by its name. `image_size` is the side in pixels that it was trained with."""

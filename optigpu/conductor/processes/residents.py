@@ -208,19 +208,20 @@ class Residents(AbstractContextManager["Residents"]):
         """Tells what the warm-up shows, and the quality of a few tokens. Where others were at work the machine was not
         the same for the baseline's warm-up: a request of each follows."""
         session, variant = self._session, resident.variant
-        session.rough.ready(variant, resident.ready)
-        if warm_up and len(self._ready) > 1:
-            self._look_beside(self._ready[0], resident, warm_up)
+        yardstick = Yardstick(variant.device, session.monitor.fastest_probe_s)
+        disturbed = warm_up is not None and bool(yardstick.marks(warm_up))
+        session.rough.ready(variant, resident.ready, disturbed=disturbed)
+        if disturbed and len(self._ready) > 1:
+            self._look_beside(self._ready[0], resident)
         self._prepare_job()
         if "quality" in session.spec.measure.meters and variant.role is not Role.BASELINE:
             session.progress.begin(variant.index, self._number, "reading quality roughly")
             order = RunMeter(meter="quality", seconds=QUALITY_S)
             session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
 
-    def _look_beside(self, first: _Resident, resident: _Resident, warm_up: HostSample) -> None:
+    def _look_beside(self, first: _Resident, resident: _Resident) -> None:
         session, index = self._session, resident.variant.index
-        yardstick = Yardstick(resident.variant.device, session.monitor.fastest_probe_s)
-        if first.variant.role is Role.BASELINE and index in session.rough.found and yardstick.marks(warm_up):
+        if first.variant.role is Role.BASELINE and index in session.rough.found:
             session.progress.begin(index, self._number, "measuring roughly beside the baseline")
             order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
             rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]

@@ -46,18 +46,18 @@ class RoughLooks:
         if len(values) == 1:
             self._tell(variant.index, self._rough(variant.index))
 
-    def ready(self, variant: Variant, ready: Ready) -> None:
-        """The warm-up has ended."""
+    def ready(self, variant: Variant, ready: Ready, *, disturbed: bool = False) -> None:
+        """The warm-up has ended. Its ratio is told unless others were at work, whom the baseline's did not meet."""
         if variant.index in self._values:
             weights = ready.facts.weights
             update = {"weight_bytes": weights.bytes if weights else None}
-            self._tell(variant.index, self._rough(variant.index).model_copy(update=update))
+            rough = self._rough(variant.index).model_copy(update=update)
+            self._tell(variant.index, rough if disturbed else self._compared(rough, variant.index))
 
     def beside(self, index: int, theirs: float, ours: float) -> None:
-        """A request of the baseline, then one of a variant right after it: their ratio counts instead."""
+        """A request of the baseline, then one of a variant right after it: their ratio counts."""
         self._pairs[index] = theirs, ours
-        weight_bytes = self.found[index].weight_bytes
-        self._tell(index, self._rough(index).model_copy(update={"weight_bytes": weight_bytes}))
+        self._tell(index, self._compared(self.found[index], index))
 
     def read(self, index: int, quality: Metered) -> None:
         """Quality was read within QUALITY_S."""
@@ -71,13 +71,16 @@ class RoughLooks:
 
     def _rough(self, index: int) -> Rough:
         centre, error = _logarithm(self._values[index][-LAST:])
-        rough = Rough(metric=self.metric, value=math.exp(centre), ci=_interval(centre, error))
+        return Rough(metric=self.metric, value=math.exp(centre), ci=_interval(centre, error))
+
+    def _compared(self, rough: Rough, index: int) -> Rough:
+        """With the ratio to the baseline."""
         if self._baseline is None or index == self._baseline:
             return rough
-        before, its_error = _logarithm(self._values[self._baseline][-LAST:])
-        if index in self._pairs:
-            (before, its_error), (centre, error) = (_logarithm([value]) for value in self._pairs[index])
-        gain = centre - before if METRICS[self.metric].better is Better.HIGHER else before - centre
+        pair = [[value] for value in self._pairs.get(index, ())]
+        each = pair or [self._values[which][-LAST:] for which in (self._baseline, index)]
+        (before, its_error), (after, error) = map(_logarithm, each)
+        gain = after - before if METRICS[self.metric].better is Better.HIGHER else before - after
         bounds = _interval(gain, math.hypot(error, its_error))
         return rough.model_copy(update={"ratio": math.exp(gain), "ratio_ci": bounds})
 
