@@ -51,7 +51,7 @@ def warm_up(
     since: float | None = None,
     show: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> WarmUp:
-    """Repeats the request until the last ones agree, or up to the cap, where two that agree are enough. `first_s` is what
+    """Repeats the request until the last ones agree or to the cap, where two that agree are enough. `first_s` is what
     those before took, `since` when the first of them ended (now by default); `show` gets each request's samples."""
     durations, started = list(first_s), time.perf_counter() if since is None else since
     while not _agree(durations, WARMUP_WINDOW):
