@@ -90,3 +90,12 @@ def test_a_pair_of_requests_counts_instead_of_the_warm_ups() -> None:
     found.beside(CANDIDATE.index, 10.0, 20.0)
     assert told[-1].rough.ratio == pytest.approx(2.0)
     assert told[-1].rough.value == pytest.approx(30.0)
+
+
+def test_a_baseline_whose_warm_up_was_disturbed_has_no_ratio_to_it() -> None:
+    found, told = looks()
+    found.saw(BASELINE, {"tokens_per_s": 1.0})
+    found.ready(BASELINE, READY, disturbed=True)
+    found.saw(CANDIDATE, {"tokens_per_s": 30.0})
+    found.ready(CANDIDATE, READY)
+    assert told[-1].rough.ratio is None

@@ -211,8 +211,7 @@ class Residents(AbstractContextManager["Residents"]):
         yardstick = Yardstick(variant.device, session.monitor.fastest_probe_s)
         disturbed = warm_up is not None and bool(yardstick.marks(warm_up))
         session.rough.ready(variant, resident.ready, disturbed=disturbed)
-        if disturbed and len(self._ready) > 1:
-            self._look_beside(self._ready[0], resident)
+        self._look_beside(self._ready[0], resident)
         self._prepare_job()
         if "quality" in session.spec.measure.meters and variant.role is not Role.BASELINE:
             session.progress.begin(variant.index, self._number, "reading quality roughly")
@@ -221,11 +220,12 @@ class Residents(AbstractContextManager["Residents"]):
 
     def _look_beside(self, first: _Resident, resident: _Resident) -> None:
         session, index = self._session, resident.variant.index
-        if first.variant.role is Role.BASELINE and index in session.rough.found:
+        found = session.rough.found.get(index)
+        if first is not resident and first.variant.role is Role.BASELINE and found and found.ratio is None:
             session.progress.begin(index, self._number, "measuring roughly beside the baseline")
             order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
             rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]
-            theirs, ours = (found.samples[name][0] for found in rounds)
+            theirs, ours = (each.samples[name][0] for each in rounds)
             session.rough.beside(index, theirs, ours)
 
     def _watch_queue(self, variant: Variant, child: Child) -> Watched:

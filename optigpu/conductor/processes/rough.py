@@ -16,7 +16,6 @@ LAST = 3
 """The requests of a warm-up that count: the last ones."""
 REQUESTS_DIFFER = 0.1
 """Fewer requests than LAST are taken to differ from others by 10% (one standard deviation)."""
-NORMAL_95 = 1.96
 QUALITY_S = 2.0
 """Seconds in which the first tokens of quality are predicted."""
 
@@ -28,10 +27,9 @@ class RoughLooks:
     metric: str
     tell: Callable[[RoughlyMeasured], None]
     found: dict[int, Rough] = field(default_factory=dict)
-    # The values of each variant's requests.
     _values: dict[int, list[float]] = field(default_factory=dict)
     _baseline: int | None = None
-    # Those of a request of the baseline and of the one of a variant that followed it.
+    _disturbed: set[int | None] = field(default_factory=set)
     _pairs: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def saw(self, variant: Variant, samples: Mapping[str, float]) -> None:
@@ -47,12 +45,14 @@ class RoughLooks:
             self._tell(variant.index, self._rough(variant.index))
 
     def ready(self, variant: Variant, ready: Ready, *, disturbed: bool = False) -> None:
-        """The warm-up has ended. Its ratio is told unless others were at work, whom the baseline's did not meet."""
+        """The warm-up has ended. Its ratio is told unless others were at work during it, or during the baseline's."""
+        self._disturbed |= {variant.index} if disturbed else set()
         if variant.index in self._values:
             weights = ready.facts.weights
             update = {"weight_bytes": weights.bytes if weights else None}
             rough = self._rough(variant.index).model_copy(update=update)
-            self._tell(variant.index, rough if disturbed else self._compared(rough, variant.index))
+            alike = self._disturbed.isdisjoint((variant.index, self._baseline))
+            self._tell(variant.index, self._compared(rough, variant.index) if alike else rough)
 
     def beside(self, index: int, theirs: float, ours: float) -> None:
         """A request of the baseline, then one of a variant right after it: their ratio counts."""
@@ -93,4 +93,4 @@ def _logarithm(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _interval(centre: float, error: float) -> tuple[float, float]:
-    return math.exp(centre - NORMAL_95 * error), math.exp(centre + NORMAL_95 * error)
+    return math.exp(centre - 1.96 * error), math.exp(centre + 1.96 * error)
