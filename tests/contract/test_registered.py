@@ -198,7 +198,6 @@ EXCEPTIONS = {
     "backends/llama_cpp/gguf_families.py": "how llama.cpp's files have each family, in one entry for each",
     "backends/llama_cpp/gguf_tokenizer.py": "llama.cpp calls kinds of tokenizers so",
     "techniques/decoding/native_decode/families.py": "the roles of modules, of more families than others know",
-    "models/presets.py": "presets are architectures of named models",
     "surgery/fused_blocks.py": "rewrites the forward functions of blocks, by the table's `forwards`",
     "techniques/kernels/fused_qkv/attention.py": "rewrites those of attentions, by the same",
 }
