@@ -118,8 +118,7 @@ class RunRound(Frozen):
 
 
 class RunMeter(Frozen):
-    """Asks for a pass of one meter, apart from the latency rounds. Quality takes at most `seconds`, where given,
-    instead of what the assignment says."""
+    """Asks for a pass of one meter, apart from the latency rounds; quality takes at most `seconds`, where given."""
 
     kind: Literal["run_meter"] = "run_meter"
     meter: str

@@ -113,13 +113,11 @@ class Plan:
         named = " and ".join(
             f"{self.labels[index]} (about {spoken(self.variant_s(index))})"
             for index in longest
-            if index in self.labels
+            if index in self.labels and len(self.guesses) > 1
         )
         once_s = replace(self, replicates=1).seconds
         fewer = f"ask for --replicates 1 (about {spoken(once_s)}), " if self.replicates > 1 else ""
-        several = (
-            f", or leave out the longest with --stack: {named}" if len(self.guesses) > 1 and named else ""
-        )
+        several = f", or leave out the longest with --stack: {named}" if named else ""
         return f"{fewer}lower --max-seconds, raise --timeout{several}."
 
 

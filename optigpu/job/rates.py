@@ -55,7 +55,7 @@ class Rates:
         new = {
             keys: each for keys, each in took.items() if keys[0] not in self.seconds and each.guessed_s > 0
         }
-        found |= {shared: each.times for (_, shared), each in new.items()}
+        found |= {shared: each.seconds / each.guessed_s for (_, shared), each in new.items()}
         blended = {
             key: min(value, value + (1 - NEWEST) * (self.seconds.get(key, value) - value))
             for key, value in found.items()
@@ -69,10 +69,6 @@ class Took(NamedTuple):
 
     seconds: float
     guessed_s: float
-
-    @property
-    def times(self) -> float:
-        return self.seconds / self.guessed_s
 
 
 class Need(NamedTuple):

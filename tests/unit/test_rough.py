@@ -99,3 +99,12 @@ def test_a_baseline_whose_warm_up_was_disturbed_has_no_ratio_to_it() -> None:
     found.saw(CANDIDATE, {"tokens_per_s": 30.0})
     found.ready(CANDIDATE, READY)
     assert told[-1].rough.ratio is None
+
+
+def test_no_ratio_is_between_two_models() -> None:
+    other = CANDIDATE.model_copy(update={"model": "preset:opt-125m"})
+    found, told = looks()
+    found.saw(BASELINE, {"tokens_per_s": 1.0})
+    found.saw(other, {"tokens_per_s": 30.0})
+    found.ready(other, READY)
+    assert told[-1].rough.ratio is None

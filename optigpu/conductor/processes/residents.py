@@ -46,7 +46,8 @@ from optigpu.job.estimate import START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, Role, UnsupportedError
+from optigpu.quality.text import HELLASWAG
+from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, Role, Task, UnsupportedError
 
 
 class WarmUpWatch:
@@ -205,15 +206,17 @@ class Residents(AbstractContextManager["Residents"]):
                 self._look_roughly(self._ready[-1], warm_up)
 
     def _look_roughly(self, resident: _Resident, warm_up: HostSample | None) -> None:
-        """Tells what the warm-up shows, and the quality of a few tokens. Where others were at work the machine was not
-        the same for the baseline's warm-up: a request of each follows."""
+        """Tells what the warm-up shows, beside the baseline if others were at work, and the quality of a few tokens."""
         session, variant = self._session, resident.variant
         yardstick = Yardstick(variant.device, session.monitor.fastest_probe_s)
         disturbed = warm_up is not None and bool(yardstick.marks(warm_up))
         session.rough.ready(variant, resident.ready, disturbed=disturbed)
         self._look_beside(self._ready[0], resident)
         self._prepare_job()
-        if "quality" in session.spec.measure.meters and variant.role is not Role.BASELINE:
+        measure = session.spec.measure
+        in_parts = variant.workload.task is Task.DECODING and measure.quality.text != HELLASWAG
+        served = variant.workload.is_served or variant.role is Role.BASELINE
+        if "quality" in measure.meters and in_parts and not served:
             session.progress.begin(variant.index, self._number, "reading quality roughly")
             order = RunMeter(meter="quality", seconds=QUALITY_S)
             session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
@@ -221,7 +224,8 @@ class Residents(AbstractContextManager["Residents"]):
     def _look_beside(self, first: _Resident, resident: _Resident) -> None:
         session, index = self._session, resident.variant.index
         found = session.rough.found.get(index)
-        if first is not resident and first.variant.role is Role.BASELINE and found and found.ratio is None:
+        served, baseline = resident.variant.workload.is_served, session.rough.baseline_of.get(index)
+        if found and found.ratio is None and not served and baseline == first.variant.index != index:
             session.progress.begin(index, self._number, "measuring roughly beside the baseline")
             order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
             rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]

@@ -28,7 +28,8 @@ class RoughLooks:
     tell: Callable[[RoughlyMeasured], None]
     found: dict[int, Rough] = field(default_factory=dict)
     _values: dict[int, list[float]] = field(default_factory=dict)
-    _baseline: int | None = None
+    _baselines: dict[str, int] = field(default_factory=dict)
+    baseline_of: dict[int, int | None] = field(default_factory=dict)
     _disturbed: set[int | None] = field(default_factory=set)
     _pairs: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -37,8 +38,9 @@ class RoughLooks:
         value = samples.get(self.metric, 0.0)
         if not 0 < value < math.inf:
             return
-        if self._baseline is None and variant.role is Role.BASELINE:
-            self._baseline = variant.index
+        if variant.role is Role.BASELINE:
+            self._baselines.setdefault(variant.workload_digest, variant.index)
+        self.baseline_of[variant.index] = self._baselines.get(variant.workload_digest)
         values = self._values.setdefault(variant.index, [])
         values.append(value)
         if len(values) == 1:
@@ -51,7 +53,7 @@ class RoughLooks:
             weights = ready.facts.weights
             update = {"weight_bytes": weights.bytes if weights else None}
             rough = self._rough(variant.index).model_copy(update=update)
-            alike = self._disturbed.isdisjoint((variant.index, self._baseline))
+            alike = self._disturbed.isdisjoint((variant.index, self.baseline_of[variant.index]))
             self._tell(variant.index, self._compared(rough, variant.index) if alike else rough)
 
     def beside(self, index: int, theirs: float, ours: float) -> None:
@@ -75,10 +77,11 @@ class RoughLooks:
 
     def _compared(self, rough: Rough, index: int) -> Rough:
         """With the ratio to the baseline."""
-        if self._baseline is None or index == self._baseline:
+        baseline = self.baseline_of[index]
+        if baseline is None or index == baseline:
             return rough
         pair = [[value] for value in self._pairs.get(index, ())]
-        each = pair or [self._values[which][-LAST:] for which in (self._baseline, index)]
+        each = pair or [self._values[which][-LAST:] for which in (baseline, index)]
         (before, its_error), (after, error) = map(_logarithm, each)
         gain = after - before if METRICS[self.metric].better is Better.HIGHER else before - after
         bounds = _interval(gain, math.hypot(error, its_error))
