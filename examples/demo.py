@@ -169,7 +169,10 @@ def _ending(folder: Path, model: str, drawn: bool) -> Iterator[str]:
     )
     for command, why in (
         ("make serve", "show these results as a service"),
-        (f".venv/bin/optigpu ladder --model {model}", "measure what suits this machine, in about two minutes"),
+        (
+            f".venv/bin/optigpu ladder --model {model}",
+            "measure what suits this machine, in about two minutes",
+        ),
         more if model == SHAPES else (".venv/bin/optigpu models", "list the models that there are"),
     ):
         yield f"  {command:<55}  {why}"
