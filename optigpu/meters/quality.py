@@ -244,7 +244,7 @@ def _image_setting(context: MeterContext) -> ImageSetting:
 def _written(context: MeterContext, folder: Path) -> Manifest:
     runtime, source = cast(ReferenceRuntime, _runtime(context)), _source(context)
     setting = _setting(context, runtime, source)
-    key = reference_key(setting, runtime.weights(), _decoded(context)[0])
+    key = reference_key(setting, runtime.weights, _decoded(context)[0])
     if key and (kept := kept_reference(key, folder)):
         return kept
     passages, cut = _passages(setting, runtime, source)

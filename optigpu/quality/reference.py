@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -155,19 +155,15 @@ REFERENCE_METHOD = 1
 _KEPT_FILES = (_PASSAGES, _LIKELIHOODS, _LOGITS, _MANIFEST)
 
 
-def reference_key(setting: Setting, weights: WeightFacts | None, batch: int) -> str | None:
-    """By which a reference is kept for later jobs; None where the weights have no hash."""
-    if weights is None or weights.hash is None:
+def reference_key(setting: Setting, weights: Callable[[], WeightFacts | None], batch: int) -> str | None:
+    """By which a reference is kept for later jobs; None where none is kept, or the weights have no hash."""
+    found = weights() if _references() else None
+    if found is None or found.hash is None:
         return None
     software = {name: version(name) for name in ("torch", "transformers")}
-    about: dict[str, Any] = {
-        "method": REFERENCE_METHOD,
-        "weights": weights.hash,
-        "batch": batch,
-        "software": software,
-    }
-    about |= {"setting": setting.model_dump(mode="json")}
-    return hashlib.sha256(canonical_json(about).encode()).hexdigest()
+    about = {"method": REFERENCE_METHOD, "weights": found.hash, "batch": batch, "software": software}
+    document = about | {"setting": setting.model_dump(mode="json")}
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
 def kept_reference(key: str, folder: Path) -> Manifest | None:
