@@ -93,8 +93,7 @@ class Begin(Frozen):
 
 class Assignment(Frozen):
     """What this process is to measure. `folder` is shared by the job's processes and removed at its end. A server may
-    take `answer_s` seconds for one answer. Where nothing is `timed`, no request need run before
-    Ready."""
+    take `answer_s` seconds for one answer. Where nothing is `timed`, no request need run."""
 
     kind: Literal["assignment"] = "assignment"
     variant: Variant

@@ -142,11 +142,10 @@ def _shortened(spec: "JobSpec") -> "JobSpec":
     from optigpu.job.rates import known_rates
     from optigpu.job.short_ladder import left_out, shortened
 
-    environment, rates = environment_for(spec.device), known_rates()
+    rates, needed = known_rates(), needs(spec, variants_of(spec), environment_for(spec.device))
 
     def plan_of(ladder: "JobSpec") -> "Plan":
-        variants = variants_of(ladder)
-        return plan_time(ladder, variants, rates, needs(ladder, variants, environment))
+        return plan_time(ladder, variants_of(ladder), rates, needed)
 
     short = shortened(spec, plan_of)
     if said := left_out(spec, short):

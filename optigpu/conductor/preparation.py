@@ -1,4 +1,4 @@
-"""Prepares a job before its first variant: the machine's peak rates, cached for a day, and the quality reference."""
+"""Prepares a job before its turns: the machine's peak rates, cached for a day, and the quality reference."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -66,7 +66,7 @@ PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
 OWN_WINDOW = 128
 """Tokens of a self-written sequence. A model writes several at once in the time of one; 512 tokens in sequences of 256
-were too few sequences for an interval, and took SmolLM2-135M 22 s on two cores instead of 11."""
+were three, too few for an interval, and took SmolLM2-135M 22 s on two cores instead of 11."""
 QUALITY_FOLDER = "quality"
 CHECKED = 32
 """Positions at which passes are compared with the timed step."""
@@ -243,13 +243,14 @@ def _image_setting(context: MeterContext) -> ImageSetting:
 
 def _written(context: MeterContext, folder: Path) -> Manifest:
     runtime, source = cast(ReferenceRuntime, _runtime(context)), _source(context)
-    setting = _setting(context, runtime, source)
-    key = reference_key(setting, runtime.weights, _decoded(context)[0])
+    decoded = _to_decode(context, runtime)
+    setting = _setting(context, runtime, source, decoded)
+    key = reference_key(setting, runtime.weights, decoded[0])
     if key and (kept := kept_reference(key, folder)):
         return kept
     passages, cut = _passages(setting, runtime, source)
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
-    made = predictions(passages, _decoded(context)[0], runtime.whole)
+    made = predictions(passages, decoded[0], runtime.whole)
     write_reference(folder, manifest, passages, made)
     if key:
         keep_reference(key, folder)
@@ -258,11 +259,13 @@ def _written(context: MeterContext, folder: Path) -> Manifest:
 
 def _compared(context: MeterContext) -> Reading:
     runtime, source = _runtime(context), _source(context)
-    reference = open_reference(context.folder / QUALITY_FOLDER, _setting(context, runtime, source))
-    manifest, setting = reference.manifest, reference.manifest.setting
+    batch, length = _decoded(runtime)
+    setting = _setting(context, runtime, source, (batch, length))
+    reference = open_reference(context.folder / QUALITY_FOLDER, setting)
+    manifest = reference.manifest
     of_items, began = setting.text == HELLASWAG, time.monotonic()
-    score, checked = _scoring(context, runtime, reference.passages)
-    made = predictions(reference.passages, _decoded(context)[0], score)
+    score, checked = _scoring(runtime, reference.passages, batch)
+    made = predictions(reference.passages, batch, score)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     agreement, likelihoods = reference.judge(made if of_items else within(made, left_s))
     # What each position belongs to: its window, or its item of a multiple-choice test.
@@ -283,20 +286,17 @@ def _compared(context: MeterContext) -> Reading:
         passes_checked=checked,
         window=setting.window,
         stride=setting.stride,
-        batch_size=_decoded(context)[0],
+        batch_size=batch,
         contexts_cut=manifest.cut,
         **_about(found),
     )
     return Reading(found.values, found.reasons, MeterFacts(quality=how))
 
 
-def _scoring(
-    context: MeterContext, runtime: DecodingRuntime, passages: list[Passage]
-) -> tuple[Score, int | None]:
+def _scoring(runtime: DecodingRuntime, passages: list[Passage], batch: int) -> tuple[Score, int | None]:
     """The timed step; or passes over whole windows, and at how many positions these predicted what the step does."""
     if not (isinstance(runtime, ReferenceRuntime) and runtime.steps_are_passes):
         return runtime.score, None
-    batch = _decoded(context)[0]
     tokens, prefill = scored_at_once(passages[:batch], batch)
     checked = tokens[:, : prefill + CHECKED]
     stepped, passed = (np.stack(list(each(checked, prefill))) for each in (runtime.score, runtime.whole))
@@ -333,8 +333,10 @@ def _source(context: MeterContext) -> Source | None:
     return None if context.quality.text == SELF_WRITTEN else read_source(context.quality.text)
 
 
-def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | None) -> Setting:
-    window = _window(context, _decoded(context)[1])
+def _setting(
+    context: MeterContext, runtime: DecodingRuntime, source: Source | None, decoded: tuple[int, int]
+) -> Setting:
+    window = _window(context, decoded[1])
     return Setting(
         model=str(context.model),
         seed=context.seed,
@@ -350,14 +352,18 @@ def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | N
     )
 
 
-def _decoded(context: MeterContext) -> tuple[int, int]:
-    """The batch and the length in tokens of what is decoded; of a reference, before anything was."""
-    decoded, shape = cast(DecodingRuntime, context.runtime).decoded, context.workload.work_shape
-    if decoded is None and isinstance(shape, DecodeShape):
+def _to_decode(context: MeterContext, runtime: DecodingRuntime) -> tuple[int, int]:
+    """The batch and the length in tokens that variants will decode, for a reference, before which nothing need be."""
+    shape = context.workload.work_shape
+    if runtime.decoded is None and isinstance(shape, DecodeShape):
         return shape.batch_size, shape.prompt_tokens + shape.new_tokens
-    if decoded is None:
+    return _decoded(runtime)
+
+
+def _decoded(runtime: DecodingRuntime) -> tuple[int, int]:
+    if runtime.decoded is None:
         raise OptiGPUError("Nothing was decoded yet, so there is no timed decode step to check.")
-    return decoded
+    return runtime.decoded
 
 
 def _window(context: MeterContext, decoded: int) -> int:

@@ -27,7 +27,6 @@ from optigpu.child.messages import (
     Started,
 )
 from optigpu.conductor.processes.child import Child, Saw, Watch, ask, hear
-from optigpu.conductor.processes.rough import QUALITY_S
 from optigpu.conductor.processes.rounds import (
     ROUND_S,
     Metering,
@@ -43,6 +42,7 @@ from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, Ho
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
 from optigpu.job.estimate import START
+from optigpu.job.first_guess import ROUGH_QUALITY_S
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
@@ -218,14 +218,14 @@ class Residents(AbstractContextManager["Residents"]):
         served = variant.workload.is_served or variant.role is Role.BASELINE
         if "quality" in measure.meters and in_parts and not served:
             session.progress.begin(variant.index, self._number, "reading quality roughly")
-            order = RunMeter(meter="quality", seconds=QUALITY_S)
+            order = RunMeter(meter="quality", seconds=ROUGH_QUALITY_S)
             session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
 
     def _look_beside(self, first: _Resident, resident: _Resident) -> None:
         session, index = self._session, resident.variant.index
         found = session.rough.found.get(index)
         served, baseline = resident.variant.workload.is_served, session.rough.baseline_of.get(index)
-        if found and found.ratio is None and not served and baseline == first.variant.index != index:
+        if found and found.ratio is None and not served and baseline == first.variant.index:
             session.progress.begin(index, self._number, "measuring roughly beside the baseline")
             order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
             rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]

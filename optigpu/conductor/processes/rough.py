@@ -16,8 +16,6 @@ LAST = 3
 """The requests of a warm-up that count: the last ones."""
 REQUESTS_DIFFER = 0.1
 """Fewer requests than LAST are taken to differ from others by 10% (one standard deviation)."""
-QUALITY_S = 2.0
-"""Seconds in which the first tokens of quality are predicted."""
 
 
 @dataclass
@@ -30,8 +28,7 @@ class RoughLooks:
     _values: dict[int, list[float]] = field(default_factory=dict)
     _baselines: dict[str, int] = field(default_factory=dict)
     baseline_of: dict[int, int | None] = field(default_factory=dict)
-    _disturbed: set[int | None] = field(default_factory=set)
-    _pairs: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _disturbed: set[int] = field(default_factory=set)
 
     def saw(self, variant: Variant, samples: Mapping[str, float]) -> None:
         """A request of the warm-up gave these samples; the first one is told at once."""
@@ -40,7 +37,8 @@ class RoughLooks:
             return
         if variant.role is Role.BASELINE:
             self._baselines.setdefault(variant.workload_digest, variant.index)
-        self.baseline_of[variant.index] = self._baselines.get(variant.workload_digest)
+        found = self._baselines.get(variant.workload_digest)
+        self.baseline_of[variant.index] = None if found == variant.index else found
         values = self._values.setdefault(variant.index, [])
         values.append(value)
         if len(values) == 1:
@@ -48,21 +46,22 @@ class RoughLooks:
 
     def ready(self, variant: Variant, ready: Ready, *, disturbed: bool = False) -> None:
         """The warm-up has ended. Its ratio is told unless others were at work during it, or during the baseline's."""
-        self._disturbed |= {variant.index} if disturbed else set()
-        if variant.index in self._values:
-            weights = ready.facts.weights
-            update = {"weight_bytes": weights.bytes if weights else None}
-            rough = self._rough(variant.index).model_copy(update=update)
-            alike = self._disturbed.isdisjoint((variant.index, self.baseline_of[variant.index]))
-            self._tell(variant.index, self._compared(rough, variant.index) if alike else rough)
+        index, weights = variant.index, ready.facts.weights
+        self._disturbed |= {index} if disturbed else set()
+        if index not in self._values:
+            return
+        rough, baseline = self._rough(index), self.baseline_of[index]
+        rough = rough.model_copy(update={"weight_bytes": weights.bytes if weights else None})
+        if baseline is not None and self._disturbed.isdisjoint((index, baseline)):
+            rough = self._compared(rough, self._values[baseline], self._values[index])
+        self._tell(index, rough)
 
     def beside(self, index: int, theirs: float, ours: float) -> None:
         """A request of the baseline, then one of a variant right after it: their ratio counts."""
-        self._pairs[index] = theirs, ours
-        self._tell(index, self._compared(self.found[index], index))
+        self._tell(index, self._compared(self.found[index], [theirs], [ours]))
 
     def read(self, index: int, quality: Metered) -> None:
-        """Quality was read within QUALITY_S."""
+        """The quality of the first tokens was read."""
         if index in self.found and "kld_mean" in quality.values:
             update = {name: quality.values.get(name) for name in ("kld_mean", "top1_agreement")}
             self._tell(index, self.found[index].model_copy(update=update))
@@ -72,25 +71,20 @@ class RoughLooks:
         self.tell(RoughlyMeasured(index=index, rough=rough))
 
     def _rough(self, index: int) -> Rough:
-        centre, error = _logarithm(self._values[index][-LAST:])
+        centre, error = _logarithm(self._values[index])
         return Rough(metric=self.metric, value=math.exp(centre), ci=_interval(centre, error))
 
-    def _compared(self, rough: Rough, index: int) -> Rough:
-        """With the ratio to the baseline."""
-        baseline = self.baseline_of[index]
-        if baseline is None or index == baseline:
-            return rough
-        pair = [[value] for value in self._pairs.get(index, ())]
-        each = pair or [self._values[which][-LAST:] for which in (baseline, index)]
-        (before, its_error), (after, error) = map(_logarithm, each)
+    def _compared(self, rough: Rough, theirs: Sequence[float], ours: Sequence[float]) -> Rough:
+        """With the ratio to the baseline, by requests of both."""
+        (before, its_error), (after, error) = map(_logarithm, (theirs, ours))
         gain = after - before if METRICS[self.metric].better is Better.HIGHER else before - after
         bounds = _interval(gain, math.hypot(error, its_error))
         return rough.model_copy(update={"ratio": math.exp(gain), "ratio_ci": bounds})
 
 
 def _logarithm(values: Sequence[float]) -> tuple[float, float]:
-    """The mean logarithm of requests' values, and its standard error, that of processes included."""
-    last = [math.log(value) for value in values]
+    """The mean logarithm of the last requests' values, and its standard error, that of processes included."""
+    last = [math.log(value) for value in values[-LAST:]]
     spread = variance(last) if len(last) == LAST else REQUESTS_DIFFER**2
     return fmean(last), math.sqrt(spread / len(last) + PROCESSES_DIFFER**2)
 
