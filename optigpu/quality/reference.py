@@ -167,16 +167,21 @@ def reference_key(setting: Setting, weights: Callable[[], WeightFacts | None], b
 
 
 def kept_reference(key: str, folder: Path) -> Manifest | None:
-    """The reference of an earlier job, whose files are linked into `folder`; None if there is none."""
+    """The reference of an earlier job, whose files are linked into `folder`; None if there is none that is whole."""
     kept = _references()
     if kept is None:
         return None
     path = kept.path / f"{key}{_SUFFIX}"
     try:
         manifest = Manifest.model_validate_json((path / _MANIFEST).read_bytes())
+        logits = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
+        if (path / _LOGITS).stat().st_size != logits:
+            return None
         for name in _KEPT_FILES:
             _link(path / name, folder / name)
     except (OSError, ValidationError):
+        for name in _KEPT_FILES:  # what is made anew must not be written into a file that is kept
+            (folder / name).unlink(missing_ok=True)
         return None
     mark_used(path)
     return manifest

@@ -117,6 +117,11 @@ def test_a_reference_is_kept_for_later_jobs(tmp_path: Path, monkeypatch: pytest.
     assert not logits[0].samefile(logits[2])
     reading = QualityMeter().read(context(folders[1], Bf16()))
     assert reading.facts == QualityMeter().read(context(folders[0], Bf16())).facts
+    with logits[0].open("r+b") as file:
+        file.truncate(4)
+    (again := tmp_path / "fourth").mkdir()
+    assert make_reference(context(again)).reasons == {}
+    assert QualityMeter().read(context(again, Bf16())).facts == reading.facts, "a damaged one is made anew"
 
 
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
