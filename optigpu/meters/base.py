@@ -42,10 +42,7 @@ class QualityOptions(Frozen):
         "left out, and the interval is wider. Null: 10 s for every 512 tokens. Hellaswag is always whole.",
     )
     window: int | None = Field(
-        None,
-        ge=2,
-        le=131072,
-        description="Tokens in a window; null: all that are decoded, of self 128 at most.",
+        None, ge=2, le=131072, description="Tokens in a window; null: all that are decoded, 128 of self."
     )
     stride: int | None = Field(
         None,
