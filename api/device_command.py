@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from api.commands import duration, operator, printable_name, run_command
+from api.signatures import InviteCode, new_code
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DeviceSource, DeviceView
-from optigpu.edge.signatures import InviteCode, new_code
 from optigpu.store import audit, devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import StoreError, harmless

@@ -15,15 +15,15 @@ from anyio import from_thread
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader
 
+from api import signatures
 from api.auth import address_of
 from api.bodies import json_body
 from api.parameters import Id
+from api.plausibility import CLOCK_WINDOW_US, clock_is_set
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
+from api.signatures import SCHEME, Signature, read_header
 from optigpu.documents.devices import ClaimAnswer, ClaimRequest, KeyAnswer, KeyRequest
-from optigpu.edge import signatures
-from optigpu.edge.plausibility import CLOCK_WINDOW_US, clock_is_set
-from optigpu.edge.signatures import SCHEME, Signature, read_header
 from optigpu.job.spec import digest
 from optigpu.store import devices
 from optigpu.store.database import Session, moment

@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
+from api.plausibility import Evidence, Run, judge
 from optigpu.documents.devices import DeviceMessage, DeviceReport, MessageAnswer, ReportAnswer, SentReport
-from optigpu.edge.plausibility import Evidence, Run, judge
 from optigpu.hardware.boards import board
 from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session

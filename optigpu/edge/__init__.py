@@ -1,2 +1,1 @@
-"""Microcontrollers: models converted, judged against boards and predicted; devices' codes, signatures and reports.
-Loads no TensorFlow."""
+"""Microcontrollers: models converted, judged against boards and predicted. Loads no TensorFlow."""

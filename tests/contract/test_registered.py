@@ -16,7 +16,6 @@ from optigpu.engines.recipes import RECIPES
 from optigpu.job.spec import JobSpec, Measure, resolve
 from optigpu.meters import METER_NAMES
 from optigpu.models.families import FAMILIES
-from optigpu.report.pages import metrics_page, techniques_page
 from optigpu.selftest.checks import SELF_TESTS, case_of, engine_checks, technique_checks, workload_for
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT, Technique
@@ -24,6 +23,7 @@ from optigpu.vocabulary import METRICS
 from optigpu.workloads import WORKLOADS, kinds_with
 from optigpu.workloads.base import Workload
 from optigpu.workloads.generate import Generate
+from tools.reference_pages import metrics_page, techniques_page
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_PARTS = {"__init__", "base"}
@@ -131,7 +131,7 @@ def test_a_technique_s_test_is_seen_to_fail_when_the_technique_does_nothing() ->
 
 @pytest.mark.parametrize(("page", "text"), [("techniques", techniques_page()), ("metrics", metrics_page())])
 def test_the_reference_pages_are_up_to_date(page: str, text: str) -> None:
-    """`python -m optigpu.report.pages docs` writes them again."""
+    """`python -m tools.reference_pages docs` writes them again."""
     assert (ROOT / "docs" / f"{page}.md").read_text() == text
 
 

@@ -151,7 +151,7 @@ def last_bit(tensor: torch.Tensor, as_: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "matters"),
-    [("ops/decode/cpu/packing.py", True), ("surgery/places.py", True), ("report/pages.py", False)],
+    [("ops/decode/cpu/packing.py", True), ("surgery/places.py", True), ("report/tables.py", False)],
 )
 def test_a_change_of_a_source_changes_the_key_where_it_decides_what_is_packed(
     changed: str, matters: bool, package: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,9 +12,9 @@ from sqlalchemy import select, update
 from api.__main__ import main
 from api.commands import duration
 from api.device_command import LONGEST
+from api.signatures import new_code
 from benchmarks.signing_device import BOARD, FIRMWARE, MODEL
 from optigpu.documents.devices import DeviceSource
-from optigpu.edge.signatures import new_code
 from optigpu.store import devices
 from optigpu.store.database import moment
 from optigpu.store.errors import KeyRefusedError

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import signing_device
-from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
-from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
-from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.fit import FAR_SLOWER, predict
-from optigpu.edge.plausibility import (
+from api.plausibility import (
     FEWEST,
     Evidence,
     Run,
     judge,
 )
+from benchmarks import signing_device
+from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
+from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
+from optigpu.documents.manifest import ModelManifest
+from optigpu.edge.fit import FAR_SLOWER, predict
 from optigpu.hardware.boards import board
 from optigpu.statistics.intervals import fewest_for
 

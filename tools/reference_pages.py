@@ -1,4 +1,4 @@
-"""The reference pages under docs/, written from the code: `python -m optigpu.report.pages docs`."""
+"""The reference pages under docs/, written from the code: `python -m tools.reference_pages docs`."""
 
 import sys
 from collections.abc import Iterable, Sequence
