@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
-from api.plausibility import Evidence, Run, judge
-from optigpu.documents.devices import DeviceMessage, DeviceReport, MessageAnswer, ReportAnswer, SentReport
+from api.plausibility import Evidence, judge
+from optigpu.documents.devices import DeviceMessage, MessageAnswer, ReportAnswer, SentReport
 from optigpu.hardware.boards import board
 from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session
@@ -54,21 +54,7 @@ def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: S
         device_board=device.board,
         clock_synchronised=request.clock_synchronised,
         waited_us=sent.waited_us,
-        run=_run(session, request.device_id, report),
+        run=device_reports.run_of(session, request.device_id, report.run_id) if report.run_id else None,
         manifest=edge_figures.manifest_of(session, report.model_sha256),
         board=board(report.board),
-    )
-
-
-def _run(session: Session, device_id: str, report: DeviceReport) -> Run | None:
-    if report.run_id is None:
-        return None
-    started = device_reports.run_of(session, device_id, report.run_id)
-    if started is None:
-        return None
-    return Run(
-        started_at=started.started_at,
-        boot_id=started.boot_id,
-        model_sha256=started.model_sha256,
-        reported=started.reported,
     )

@@ -12,8 +12,9 @@ from statistics import median
 
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState, RunnerName
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.fit import FAR_SLOWER, fastest_possible_s, predict
+from optigpu.edge.fit import predict
 from optigpu.hardware.boards import Board
+from optigpu.store.device_reports import StartedRun
 
 LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000
 SLACK, SLACK_US = 0.02, 500_000
@@ -30,16 +31,8 @@ MOST_SKEW = 2
 """By how much the mean of a typical window may exceed the largest percentile up to p90."""
 POWER_W = (0.0001, 50.0)
 """Between these is the mean power of a board of this kind."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run whose start the server saw. `reported` says that an earlier report was about it."""
-
-    started_at: datetime
-    boot_id: str
-    model_sha256: str
-    reported: bool
+FAR_SLOWER = 2.0
+"""A device is far slower than published where it takes so many times the upper end of the prediction."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Evidence:
     device_board: str
     clock_synchronised: bool
     waited_us: int | None = None
-    run: Run | None = None
+    run: StartedRun | None = None
     manifest: ModelManifest | None = None
     board: Board | None = None
 
@@ -106,8 +99,8 @@ def _faster_than_roofline(report: DeviceReport, evidence: Evidence) -> bool:
         return False
     claimed: list[float] = [us for us in (report.latency_us.min, report.latency_us.p50) if us is not None]
     claimed += [window.total_us / window.count for window in report.windows]
-    # A time of n us may be anything below n + 1.
-    fastest_us = fastest_possible_s(evidence.manifest.macs, evidence.board) * 1e6
+    # A time of n us may be anything below n + 1. The roofline holds whatever runs the model.
+    fastest_us = 1e6 * evidence.manifest.macs / evidence.board.peak_macs_per_s
     return any(us + 1 <= fastest_us for us in claimed)
 
 

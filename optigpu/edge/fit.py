@@ -3,7 +3,6 @@ from published figures, which published.toml holds. Pure functions of numbers. A
 is shown with its sources."""
 
 import tomllib
-from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from importlib.resources import files
@@ -68,13 +67,9 @@ def published_figures() -> tuple[PublishedFigure, ...]:
     return tuple(PublishedFigure.model_validate(entry) for entry in tomllib.loads(text)["figure"])
 
 
-FAR_SLOWER = 2.0
-"""A device is far slower than published where it takes so many times the upper end of the prediction."""
 CLAIMED_FPS = 50
 CLAIMED_W = 0.5
 """The founding claim for MobileNetV2 on an ESP32-S3."""
-
-Shape = Literal["separable", "other"]
 
 
 class Prediction(Frozen):
@@ -109,26 +104,32 @@ class ClaimCheck(Frozen):
     sentence: str
 
 
-def predict(macs: int, *, engine: Engine = Engine.ESP_NN, clock_hz: int = CLOCK_HZ) -> Prediction:
-    """The latencies that the published figures of an engine give for a model of so many MACs (at least 1). Without
-    ESP-NN the engine is `reference`. Rates scale with the clock."""
-    figures = tuple(each for each in published_figures() if each.engine is engine and each.macs_per_s)
-    rates = sorted(_rate(each) * clock_hz / CLOCK_HZ for each in figures)
+def predict(macs: int) -> Prediction:
+    """The latencies that the published figures of TFLite Micro with ESP-NN give for a model of so many MACs (at least
+    1)."""
+    figures = tuple(each for each in published_figures() if each.engine is Engine.ESP_NN and each.macs_per_s)
+    rates = sorted(map(_rate, figures))
     low, high = macs / rates[-1], macs / rates[0]
     return Prediction(
-        engine=engine, macs=macs, clock_hz=clock_hz, low_s=low, high_s=high, max_fps=1 / low, figures=figures
+        engine=Engine.ESP_NN,
+        macs=macs,
+        clock_hz=CLOCK_HZ,
+        low_s=low,
+        high_s=high,
+        max_fps=1 / low,
+        figures=figures,
     )
 
 
-def fastest_published(shape: Shape = "separable") -> PublishedFigure:
-    """The figure with the highest rate, of any engine and any number of cores, for networks of that shape."""
-    return max((each for each in published_figures() if each.shape == shape and each.macs), key=_rate)
+def fastest_published() -> PublishedFigure:
+    """The figure with the highest rate for a separable network, of any engine and any number of cores."""
+    return max((each for each in published_figures() if each.shape == "separable" and each.macs), key=_rate)
 
 
 def check_claim(macs: int) -> ClaimCheck:
     """The founding claim, 50 FPS at 0.5 W for MobileNetV2, for one of so many MACs."""
-    best = fastest_published("separable")
-    needed, rate, peak = macs * CLAIMED_FPS, _rate(best), boards()[0].peak_macs_per_s()
+    best = fastest_published()
+    needed, rate, peak = macs * CLAIMED_FPS, _rate(best), boards()[0].peak_macs_per_s
     if needed <= rate:
         word, why = "plausible", "so the rate is plausible and has to be measured"
     elif needed <= peak:
@@ -154,20 +155,10 @@ def check_claim(macs: int) -> ClaimCheck:
     )
 
 
-def fastest_possible_s(macs: int, board: Board, clock_hz: int | None = None) -> float:
-    """The roofline: no latency below it can be true, whatever runs the model."""
-    return macs / board.peak_macs_per_s(clock_hz)
-
-
 def _rate(figure: PublishedFigure) -> float:
     rate = figure.macs_per_s
     assert rate is not None
     return rate
-
-
-def sources(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """A sentence for each figure that they rest on, each once."""
-    return tuple(dict.fromkeys(figure.sentence for each in predictions for figure in each.figures))
 
 
 class Place(StrEnum):

@@ -56,9 +56,10 @@ class Board(Frozen):
     def sram_for_arena_bytes(self) -> int:
         return self.chip.usable_sram_bytes - self.chip.agent_heap_bytes
 
-    def peak_macs_per_s(self, clock_hz: int | None = None) -> float:
+    @property
+    def peak_macs_per_s(self) -> float:
         """Multiply-accumulates of int8 per second, of all cores at their vector units' peak; no program is faster."""
-        return float((clock_hz or self.clock_hz) * self.chip.cores * self.chip.int8_macs_per_cycle)
+        return float(self.clock_hz * self.chip.cores * self.chip.int8_macs_per_cycle)
 
 
 def board(name: str) -> Board | None:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import Fit as FitOfBoards
-from optigpu.edge.fit import sources
 from optigpu.fit.fitting import Fit, StackFit
 from optigpu.fit.several import FitOfSeveral
 from optigpu.fit.training import FitOfTraining, TrainingFit
@@ -225,7 +224,7 @@ def _board_notes(found: FitOfBoards) -> Iterator[str]:
         f"Prediction for TFLite Micro with ESP-NN on one core at {prediction.clock_hz / 1e6:.0f} MHz, "
         f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)} ms, from published figures:"
     )
-    yield from (f"  {sentence}" for sentence in sources([prediction]))
+    yield from (f"  {each.sentence}" for each in prediction.figures)
     if found.unaccelerated:
         yield f"ESP-NN has no kernel for {', '.join(found.unaccelerated)}: these run on TFLite Micro's own."
     if found.claim is not None:

@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.plausibility import (
-    FEWEST,
-    Evidence,
-    Run,
-    judge,
-)
+from api.plausibility import FAR_SLOWER, FEWEST, Evidence, judge
 from benchmarks import signing_device
 from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
 from optigpu.documents.manifest import ModelManifest
-from optigpu.edge.fit import FAR_SLOWER, predict
+from optigpu.edge.fit import predict
 from optigpu.hardware.boards import board
 from optigpu.statistics.intervals import fewest_for
+from optigpu.store.device_reports import StartedRun
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1e6)
@@ -50,7 +46,7 @@ EVIDENCE = Evidence(
     device_board=BOARD,
     clock_synchronised=True,
     waited_us=0,
-    run=Run(started_at=NOON - timedelta(seconds=55), boot_id=BOOT, model_sha256=MODEL, reported=False),
+    run=StartedRun(id=RUN_ID, started_at=NOON - timedelta(seconds=55), boot_id=BOOT, model_sha256=MODEL),
     manifest=a_manifest(),
     board=S3,
 )
@@ -60,9 +56,10 @@ def reasons(report: DeviceReport, **changes: Any) -> tuple[Reason, ...]:
     return judge(report, replace(EVIDENCE, **changes)).reasons
 
 
-def seen(seconds: float) -> Run:
+def seen(seconds: float) -> StartedRun:
     """A run whose start the server saw so long before the report."""
-    return Run(NOON - timedelta(seconds=seconds), BOOT, MODEL, reported=False)
+    started_at = NOON - timedelta(seconds=seconds)
+    return StartedRun(id=RUN_ID, started_at=started_at, boot_id=BOOT, model_sha256=MODEL)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +182,9 @@ def test_the_golden_outputs_are_bound_to_the_run() -> None:
     ("changes", "expected"),
     [
         ({"run": None}, (Reason.RUN_UNKNOWN,)),
-        ({"run": replace(seen(55), boot_id="d" * 16)}, (Reason.RUN_UNKNOWN,)),
-        ({"run": replace(seen(55), model_sha256="d" * 64)}, (Reason.RUN_UNKNOWN,)),
-        ({"run": replace(seen(55), reported=True)}, (Reason.RUN_REUSED,)),
+        ({"run": seen(55).model_copy(update={"boot_id": "d" * 16})}, (Reason.RUN_UNKNOWN,)),
+        ({"run": seen(55).model_copy(update={"model_sha256": "d" * 64})}, (Reason.RUN_UNKNOWN,)),
+        ({"run": seen(55).model_copy(update={"reported": True})}, (Reason.RUN_REUSED,)),
         ({"manifest": None}, (Reason.MODEL_UNKNOWN,)),
         ({"manifest": a_manifest(rankable=False)}, (Reason.MODEL_NOT_RANKABLE,)),
         ({"board": None}, (Reason.BOARD_UNKNOWN,)),
