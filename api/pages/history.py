@@ -4,10 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.charts import figure
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor, Uuid
 from api.routes.leaderboard import MetricName
-from optigpu.report.charts.svg import figure
 from optigpu.store import leaderboard, results
 from optigpu.store.filters import LeaderboardQuery
 

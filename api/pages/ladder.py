@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, Response
 
+from api.charts import Figure, figure
 from api.pages.view import Plain, ReaderView
 from api.parameters import JobId
 from optigpu.documents.result import Attribution
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.ladder import ladder_grid
 from optigpu.store import jobs, results
 from optigpu.vocabulary import SpecError

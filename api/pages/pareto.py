@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from api.charts import figure
+from api.charts.fronts import AXES, Axis, front_panel, speed_axis
 from api.filters import check_filters
 from api.pages.view import Asked, ReaderView
 from optigpu.documents.views import Board, BoardName, LeaderboardRow
-from optigpu.report.charts.fronts import AXES, Axis, front_panel, speed_axis
-from optigpu.report.charts.svg import figure
 from optigpu.store import leaderboard
 from optigpu.store.database import Session
 from optigpu.store.filters import LeaderboardQuery, Text

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.charts import Figure, figure
+from api.charts.samples import samples_data
 from api.pages.badge import badge_words
 from api.pages.bars import FigureText, speedup_text
 from api.pages.verdicts import Badge, badge, sentences
@@ -24,8 +26,6 @@ from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.marks import samples_data
-from optigpu.report.charts.svg import Figure, figure
 from optigpu.report.numbers import short, with_interval
 from optigpu.statistics.stored import StoredResult
 from optigpu.store import artifacts, jobs, leaderboard, results

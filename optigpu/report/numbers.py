@@ -34,6 +34,11 @@ def with_error(value: float, interval: Sequence[float] | None) -> str:
     return f"{short(value)} ±{max(abs(bound - value) for bound in interval) / value:.0%}"
 
 
+def interval(ci: Sequence[float] | None) -> str:
+    """`[41.0, 47.3]`; blank where there is none."""
+    return "" if ci is None else f"[{short(ci[0])}, {short(ci[1])}]"
+
+
 def with_interval(metric: Document | None, scale: float = 1.0) -> str:
     """`42.1 ±1.5`, with the longer side of the 95% interval, or `42.1 [41.0, 47.3]` where its sides differ by more than
     a third. `metric` is a summary as JSON."""

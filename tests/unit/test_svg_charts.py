@@ -9,11 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from api.charts import Figure, figure
+from api.charts.fronts import AXES, front_panel, speed_axis
+from api.charts.samples import samples_data
 from optigpu.documents.views import LevelChange
 from optigpu.report.charts import CHARTS
-from optigpu.report.charts.fronts import AXES, front_panel, speed_axis
-from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof, samples_data
-from optigpu.report.charts.svg import PANELS, Figure, figure
+from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
+from optigpu.report.charts.svg import PANELS
 from optigpu.report.charts.svg.labels import Box, Wanted, around, placed
 from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width
 from optigpu.report.charts.svg.picture import TWO
@@ -405,6 +407,7 @@ def test_colours_have_the_contrast_of_wcag_on_their_ground(kind: int) -> None:
 
 
 def test_every_class_that_is_drawn_has_a_style() -> None:
-    modules = (ROOT / "optigpu/report/charts/svg").glob("*.py")
+    folders = (ROOT / "optigpu/report/charts/svg", ROOT / "api/charts")
+    modules = [module for folder in folders for module in folder.glob("*.py")]
     used = {name for module in modules for name in re.findall(r"\bc-[a-z][a-z0-9-]*\b", module.read_text())}
     assert used - set(re.findall(r"\.(c-[a-z][a-z0-9-]*)", STYLES)) == {"c-s", "c-l"}, "beginnings alone"

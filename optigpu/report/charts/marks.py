@@ -1,22 +1,17 @@
 """What a chart shows, as data, how it is read of results, and as a table, for who does not see the chart or wants its
 figures. `optigpu charts` writes the data as JSON beside the picture."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from statistics import median
 
 from pydantic import Field
 
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.documents.timeline import Span
-from optigpu.documents.views import History, LevelChange
-from optigpu.report.formats import Column, Grid, tabulated
-from optigpu.report.numbers import short, with_interval
-from optigpu.report.rows import heading, origin_line
-from optigpu.vocabulary import Better, Document, Frozen, SpecError
+from optigpu.report.numbers import with_interval
+from optigpu.report.rows import origin_line
+from optigpu.vocabulary import Better, Document, Frozen
 
 Interval = tuple[float, float]
 
@@ -214,142 +209,6 @@ def bar_of(result: Document, metric: Document, scale: float = 1.0, label: str = 
 def of_panels(report: Report, results: Sequence[Document], *panels: Panel, note: str = "") -> ChartData:
     """A chart of panels that show these results of the report."""
     return ChartData(title=report.title, panels=panels, note=note, origin=origin_line(results))
-
-
-LEAST_BINS, MOST_BINS = 8, 40
-BEYOND = 0.01
-"""The share of the samples that may lie beyond the last bin, where they would make all bins wide."""
-LEAST_SPAN = 1e-9
-"""Samples that differ by less, relative to their size, are one."""
-FAR = 2.0
-"""They do where they are so many times as far from the median as the others reach."""
-
-
-class Counted(Frozen):
-    """The samples of one replicate: how many lie in each bin, and how many beyond the last."""
-
-    label: str
-    counts: tuple[int, ...]
-    beyond: int
-    n: int
-    median: float
-
-
-class Samples(Frozen):
-    """`edges` bound the bins of all replicates, one more than there are bins; `axis` names what is counted."""
-
-    title: str
-    axis: str
-    edges: tuple[float, ...]
-    replicates: tuple[Counted, ...]
-
-
-def samples_data(title: str, axis: str, samples: Sequence[Sequence[float]], scale: float = 1.0) -> Samples:
-    """Of each replicate. Raises SpecError where there is no finite sample."""
-    scaled = [[value * scale for value in each if math.isfinite(value * scale)] for each in samples]
-    pooled = sorted(value for each in scaled for value in each)
-    if not pooled:
-        raise SpecError(f"{title}: there is no sample to count; measure again and keep the samples.")
-    # As many bins as Freedman and Diaconis take (1981), from the least sample on; few far ones are beyond.
-    low = pooled[0]
-    kept = pooled[math.ceil((1 - BEYOND) * len(pooled)) - 1]
-    quarter, half, three_quarters = (pooled[int(share * (len(pooled) - 1))] for share in (0.25, 0.5, 0.75))
-    width = 2 * (three_quarters - quarter) / len(pooled) ** (1 / 3)
-    high = next(value for value in reversed(pooled) if value <= kept or value - half <= FAR * (kept - low))
-    span = high - low
-    if span <= LEAST_SPAN * max(abs(high), abs(low), LEAST_SPAN):
-        span = abs(high) * 0.01 or 1.0
-    bins = max(LEAST_BINS, math.ceil(min(MOST_BINS, span / width))) if width > 0 else LEAST_BINS
-    edges = [*(low + span * number / bins for number in range(bins)), max(high, low + span)]
-    replicates = (_counted(f"replicate {n}", each, edges) for n, each in enumerate(scaled, 1) if each)
-    return Samples(title=title, axis=axis, edges=tuple(edges), replicates=tuple(replicates))
-
-
-def _counted(label: str, samples: Sequence[float], edges: Sequence[float]) -> Counted:
-    low, width, bins = edges[0], (edges[-1] - edges[0]) / (len(edges) - 1), len(edges) - 1
-    counts = [0] * bins
-    beyond = 0
-    for value in samples:
-        if value > edges[-1]:
-            beyond += 1
-        else:
-            counts[min(bins - 1, int((value - low) / width))] += 1
-    return Counted(label=label, counts=tuple(counts), beyond=beyond, n=len(samples), median=median(samples))
-
-
-MOST_VERSIONS = 3
-"""Packages that a change names."""
-
-
-def panel_table(panel: Panel) -> Grid:
-    """A row for each mark, and a note for each label that has none. Columns that are empty are left out."""
-    columns: list[tuple[str, bool, Callable[[Mark], str]]] = [
-        ("rank", True, lambda each: "" if each.rank is None else str(each.rank)),
-        ("name", False, lambda each: each.label),
-        ("series", False, lambda each: each.series if each.series != each.label else ""),
-        ("point", False, lambda each: each.text if panel.x_axis and each.text != each.label else ""),
-        ("from", True, lambda each: short(each.start) if each.start else ""),
-        (panel.axis, True, lambda each: short(each.value)),
-        ("95% interval", True, lambda each: interval(each.ci)),
-        ("its roof", True, lambda each: "" if each.limit is None else short(each.limit)),
-        (panel.x_axis, True, lambda each: short(each.x) if panel.x_axis else ""),
-        ("its 95% interval", True, lambda each: interval(each.x_ci) if panel.x_axis else ""),
-        ("on the front", False, lambda each: "yes" if each.on_front else ""),
-        ("status", False, lambda each: "claimed" if each.claimed else "" if each.valid else "not valid"),
-    ]
-    notes = (*(f"{each.text}." for each in panel.roofs), *reasons(panel.missing))
-    headings = tuple(Column(words, right) for words, right, _ in columns)
-    rows = tuple(tuple(cell(each) for *_, cell in columns) for each in panel.marks)
-    faint = frozenset(number for number, each in enumerate(panel.marks) if not each.valid)
-    return Grid(panel.title, headings, rows, notes, faint).without_empty_columns()
-
-
-def history_table(history: History) -> Grid:
-    """A row for each result, the newest first; a change of the level is written beside the first result after it."""
-    changes = {each.result_id: change_text(each) for each in history.changes}
-    grid = tabulated(
-        history_title(history),
-        history.points[::-1],
-        {
-            "measured (UTC)": lambda each: f"{each.measured_at:%Y-%m-%d %H:%M}",
-            f"{heading(history.metric)}:": lambda each: short(each.value),
-            "95% interval:": lambda each: interval(each.ci),
-            "change": lambda each: changes.get(each.result_id, ""),
-            "warnings": lambda each: ", ".join(each.warnings),
-        },
-    )
-    return grid.without_empty_columns()
-
-
-def history_title(history: History) -> str:
-    return f"{history.label} on {history.hardware}"
-
-
-def change_text(change: LevelChange) -> str:
-    """`12.1% higher (worse): torch 2.12 → 2.13`."""
-    size = f"{abs(change.ratio - 1):.1%} {'higher' if change.ratio > 1 else 'lower'}"
-    named = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in change.versions.items()]
-    more = len(named) - MOST_VERSIONS
-    what = ", ".join(named[:MOST_VERSIONS] + ([f"{more} more versions"] if more > 0 else []))
-    return f"{size} ({'better' if change.improved else 'worse'}): {what or 'no version changed'}"
-
-
-def samples_table(samples: Samples) -> Grid:
-    """A row for each bin: how many samples of each replicate lie in it."""
-    columns = (
-        Column(samples.axis),
-        *(Column(f"{each.label}, median {short(each.median)}", right=True) for each in samples.replicates),
-    )
-    bins = tuple(
-        (f"{short(low)} to {short(high)}", *(str(each.counts[place]) for each in samples.replicates))
-        for place, (low, high) in enumerate(pairwise(samples.edges))
-    )
-    beyond = (f"above {short(samples.edges[-1])}", *(str(each.beyond) for each in samples.replicates))
-    return Grid(samples.title, columns, (*bins, beyond))
-
-
-def interval(ci: Interval | None) -> str:
-    return "" if ci is None else f"[{short(ci[0])}, {short(ci[1])}]"
 
 
 def reasons(missing: dict[str, str]) -> tuple[str, ...]:

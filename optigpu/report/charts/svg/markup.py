@@ -200,9 +200,6 @@ class Frame:
         return self.width < 500
 
 
-WIDE, NARROW = Frame("wide", 720.0), Frame("narrow", 340.0)
-
-
 @dataclass(frozen=True)
 class Drawing:
     """What is drawn in one frame, and how high it is."""
@@ -218,30 +215,3 @@ class Sketch:
     heading: str
     description: str
     draw: Callable[[Frame], Drawing]
-
-
-def inline(sketch: Sketch | str, id_prefix: str) -> Svg:
-    """The chart laid out twice, for a wide and for a narrow place: the style sheet shows the one that fits. A text is
-    what stands in the place of a chart that has nothing to show."""
-    if isinstance(sketch, str):
-        return element("p", escaped(sketch), class_="c-empty")
-    return element("div", *(_framed(sketch, frame, id_prefix) for frame in (WIDE, NARROW)), class_="c-chart")
-
-
-def _framed(sketch: Sketch, frame: Frame, id_prefix: str) -> Svg:
-    """A drawing with links is a group, since what is inside an image cannot be reached by keyboard."""
-    drawn = sketch.draw(frame)
-    heading_id, description_id = (f"{id_prefix}-{frame.name}-{part}" for part in ("title", "desc"))
-    return element(
-        "svg",
-        element("title", escaped(sketch.heading) or "Chart", id=heading_id),
-        element("desc", escaped(sketch.description), id=description_id),
-        *drawn.parts,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {number(frame.width)} {number(drawn.height)}",
-        class_=f"c-{frame.name}",
-        role="group" if any("<a " in part for part in drawn.parts) else "img",
-        aria_labelledby=heading_id,
-        aria_describedby=description_id,
-        font_size=SIZE,
-    )

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from optigpu.documents.views import History, HistoryPoint, LevelChange
-from optigpu.report.charts.marks import change_text, history_title
 from optigpu.report.charts.svg.markup import (
     SMALL,
     Drawing,
@@ -33,7 +32,8 @@ from optigpu.report.charts.svg.plane import (
     label_width,
     whisker,
 )
-from optigpu.report.numbers import short
+from optigpu.report.formats import Grid, tabulated
+from optigpu.report.numbers import interval, short
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Better
 
@@ -185,3 +185,37 @@ def time_name(moments: Sequence[datetime]) -> str:
 
 def day(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+MOST_VERSIONS = 3
+"""Packages that a change names."""
+
+
+def history_table(history: History) -> Grid:
+    """A row for each result, the newest first; a change of the level is written beside the first result after it."""
+    changes = {each.result_id: change_text(each) for each in history.changes}
+    grid = tabulated(
+        history_title(history),
+        history.points[::-1],
+        {
+            "measured (UTC)": lambda each: f"{each.measured_at:%Y-%m-%d %H:%M}",
+            f"{heading(history.metric)}:": lambda each: short(each.value),
+            "95% interval:": lambda each: interval(each.ci),
+            "change": lambda each: changes.get(each.result_id, ""),
+            "warnings": lambda each: ", ".join(each.warnings),
+        },
+    )
+    return grid.without_empty_columns()
+
+
+def history_title(history: History) -> str:
+    return f"{history.label} on {history.hardware}"
+
+
+def change_text(change: LevelChange) -> str:
+    """`12.1% higher (worse): torch 2.12 → 2.13`."""
+    size = f"{abs(change.ratio - 1):.1%} {'higher' if change.ratio > 1 else 'lower'}"
+    named = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in change.versions.items()]
+    more = len(named) - MOST_VERSIONS
+    what = ", ".join(named[:MOST_VERSIONS] + ([f"{more} more versions"] if more > 0 else []))
+    return f"{size} ({'better' if change.improved else 'worse'}): {what or 'no version changed'}"
