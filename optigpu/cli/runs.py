@@ -67,7 +67,7 @@ def show(
 
 def _show_timeline(run: "KeptRun", form: OutputFormat) -> None:
     from optigpu.report import job_title
-    from optigpu.report.charts.timeline import NO_TIMELINE, timeline_grid
+    from optigpu.report.timeline import NO_TIMELINE, timeline_grid
 
     if not run.timeline:
         raise SpecError(NO_TIMELINE)
@@ -146,8 +146,8 @@ def _is_kept(which: str) -> bool:
 
 
 Kind = Literal[
-    "ladder", "roofline", "quality", "throughput", "precision", "overview", "lengths", "batches", "loads", "pareto",
-    "bits", "waterfall", "baselines", "timeline",
+    "ladder", "roofline", "quality", "precision", "overview", "lengths", "batches", "loads", "pareto",
+    "bits", "waterfall", "baselines",
 ]  # fmt: skip
 
 
@@ -164,14 +164,14 @@ def chart(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Draw results: each variant's speed, its place under the roofline, speed against quality or against latency."""
+    """Draw results: each variant's speed, its place under the roofline, speed against quality or bytes."""
     from optigpu.report.catalog import combined
     from optigpu.report.charts import CHARTS, Report
 
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
-    own = (found[0].attribution, found[0].timeline) if len(found) == 1 else ()
-    CHARTS[kind].draw(Report(title, results, *own), output)
+    attribution = found[0].attribution if len(found) == 1 else None
+    CHARTS[kind].draw(Report(title, results, attribution), output)
     echo(str(output))
 
 
@@ -187,7 +187,7 @@ def charts(
 
     run = find_run(which, url, api_key)
     title, results = combined([run.document])
-    for each in write_charts(Report(title, results, run.attribution, run.timeline), out):
+    for each in write_charts(Report(title, results, run.attribution), out):
         for file in each.files:
             echo(str(file))
         if each.reason:

@@ -168,7 +168,7 @@ def test_a_baseline_of_the_card_is_a_claim_and_only_the_same_work_stands_beside_
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [("ladder", "tokens_per_s"), ("quality", "top1_agreement"), ("throughput", "latency_s")],
+    [("ladder", "tokens_per_s"), ("quality", "top1_agreement")],
 )
 def test_where_nothing_was_measured_the_reason_is_said(kind: str, without: str) -> None:
     with pytest.raises(SpecError, match="No result has"):
@@ -288,7 +288,7 @@ def test_the_roofline_names_the_measured_roofs_and_what_bounds_each_variant() ->
 def test_a_file_writes_an_unequal_interval_by_its_bounds_and_marks_the_goal() -> None:
     skewed = metric("tokens_per_s", 42.1, (30.2, 247.1)).model_dump(mode="json")
     results = [each | {"metrics": each["metrics"] | {"tokens_per_s": skewed}} for each in RESULTS]
-    for kind in ("ladder", "quality", "throughput"):
+    for kind in ("ladder", "quality"):
         assert "42.1 [30.2, 247.1]" in said(kind, Report("t", results))
     assert "goal: at most 0.1% lost" in said("quality")
 
@@ -315,7 +315,7 @@ def commands_in(text: str) -> list[str]:
     return [each for each in re.findall(r"`(optigpu [^`]*)`", text) if "show" not in each]
 
 
-@pytest.mark.parametrize("kind", sorted({*CHARTS} - {"roofline", "quality", "throughput"}))
+@pytest.mark.parametrize("kind", sorted({*CHARTS} - {"roofline", "quality"}))
 def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as raised:
         CHARTS[kind].draw(Report("t", []), tmp_path / "c.svg")

@@ -11,14 +11,12 @@ from optigpu.report.charts.baselines import baselines_data
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
-from optigpu.report.charts.timeline import timeline_data
 from optigpu.report.charts.variants import (
     ladder_data,
     overview_data,
     precision_data,
     quality_data,
     roofline_data,
-    throughput_data,
     waterfall_data,
 )
 from optigpu.vocabulary import Document, SpecError
@@ -55,7 +53,6 @@ CHARTS: dict[str, Chart] = {
     "ladder": Chart(ladder_data),
     "roofline": Chart(roofline_data),
     "quality": Chart(quality_data),
-    "throughput": Chart(throughput_data),
     "precision": Chart(precision_data),
     "overview": Chart(overview_data),
     "lengths": Chart(lengths_data),
@@ -65,7 +62,6 @@ CHARTS: dict[str, Chart] = {
     "bits": Chart(bits_data),
     "waterfall": Chart(waterfall_data),
     "baselines": Chart(baselines_data),
-    "timeline": Chart(timeline_data),
 }
 """The charts by name."""
 

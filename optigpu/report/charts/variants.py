@@ -1,5 +1,5 @@
-"""A figure of each variant: alone, below the roofs, over the loss of quality, over latency; of each precision; and of a
-ladder: what each technique bought, added to those before it, and its rungs in four panels."""
+"""A figure of each variant: alone, below the roofs, over the loss of quality; of each precision; and of a ladder: what
+each technique bought, added to those before it, and its rungs in four panels."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
@@ -106,37 +106,14 @@ def quality_data(report: Report) -> ChartData:
         form=Form.LOSS,
         axis=_axis(report),
         x_axis=LOSSES[name],
-        marks=tuple(_point(each, loss) for each in timed if (loss := loss_of(each, name))),
+        marks=tuple(
+            mark_of(each, estimate(primary), loss, series=label_of(each), text=with_interval(primary))
+            for each in timed
+            if (primary := primary_of(each)) and (loss := loss_of(each, name))
+        ),
         missing=missing_of(timed, name),
     )
     return of_panels(report, report.results, panel)
-
-
-def throughput_data(report: Report) -> ChartData:
-    """The primary metric over the median latency of a request. Raises SpecError where none has both."""
-    marks = tuple(
-        _point(each, estimate(latency, 1e3))
-        for each in report.measured
-        if (latency := figure_of(each, "latency_s"))
-    )
-    if not marks:
-        raise SpecError(
-            "No result has a latency to draw; measure a workload that has one, such as batch_sweep."
-        )
-    panel = Panel(
-        title="throughput",
-        form=Form.LINES,
-        axis=_axis(report),
-        x_axis="latency of a request (ms)",
-        marks=marks,
-        missing=missing_of(report.results, "latency_s"),
-    )
-    return of_panels(report, report.results, panel)
-
-
-def _point(result: Document, x: Estimate) -> Mark:
-    primary = primary_of(result)
-    return mark_of(result, estimate(primary), x, series=label_of(result), text=with_interval(primary))
 
 
 def _axis(report: Report) -> str:
