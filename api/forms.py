@@ -11,7 +11,7 @@ from optigpu.documents.views import LeaderboardPage
 from optigpu.store.statements import newest_of
 
 if TYPE_CHECKING:
-    from optigpu.report import Grid
+    from optigpu.report.formats import Grid
 
 Page = TypeVar("Page", LeaderboardPage, EdgePage)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from optigpu.documents.files import read_json
 from optigpu.hardware import probe
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import OptiGPUError, utc_now
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.progress import track
 
 from benchmarks.document import write
-from optigpu.claims import baselines
+from optigpu.claims.model import baselines
 from optigpu.cli.options import validated
 from optigpu.conductor.tasks import make_smaller
 from optigpu.documents.result import Gain, Result
@@ -24,7 +24,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.models.held import MODELS_DIR
 from optigpu.recipes.request import RecipeRequest, comparison_of
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import DeviceKind, Document, OptiGPUError, RecipeName
 
 MODEL, TRAINED, AWQ_MODEL = "preset:gpt2", "bundled:tiny", "preset:opt-125m"

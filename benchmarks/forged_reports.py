@@ -32,7 +32,7 @@ from benchmarks.forgeries import CLAIM, KINDS, World
 from benchmarks.own_postgresql import api_on
 from benchmarks.signing_device import JSON_TYPE, Device, Identity, Request, claim, manifest, rotation
 from optigpu.documents.devices import DeviceSource
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.store import devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import OptiGPUError

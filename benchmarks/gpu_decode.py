@@ -43,8 +43,7 @@ from optigpu.ops.decode.cpu.packing import TABLES
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import numbers_shape
 from optigpu.ops.decode.program import Block, Matrix, Mlp, Norm, Program, WeightKind, block_matrices
-from optigpu.report import Grid, console, terminal
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console, terminal
 from optigpu.surgery.places import weight_of
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 

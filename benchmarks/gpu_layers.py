@@ -9,7 +9,7 @@ from typing import Any
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import DeviceKind
 
 NO_GPU = "not measured: this machine has no NVIDIA GPU"

@@ -21,8 +21,8 @@ from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import REPLICATE, Report, never, run
 from optigpu.quality.text import DATASETS_DIR
-from optigpu.report import Grid, RunProgress, console
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console
+from optigpu.report.progress import RunProgress
 from optigpu.statistics.intervals import paired_ratio, ratio
 from optigpu.vocabulary import Document, OptiGPUError
 

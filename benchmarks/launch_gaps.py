@@ -38,8 +38,7 @@ from benchmarks.gpu_decode import (
 from optigpu.hardware import probe
 from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 from optigpu.ops.decode.program import Program
-from optigpu.report import Grid, console, terminal
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console, terminal
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 CAPACITY = sum(SHAPE)

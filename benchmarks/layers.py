@@ -27,7 +27,7 @@ from benchmarks.stacks import (
     named,
     published,
 )
-from optigpu.report import console, terminal
+from optigpu.report.formats import console, terminal
 
 SHAPE = (32, 64)
 """Prompt tokens and new tokens."""

@@ -27,8 +27,7 @@ from benchmarks.http_load import Ask, Order, Served, load
 from benchmarks.many_results import BOARDS_OF_MODEL, METRIC_NAMES, TECHNIQUES, Made, fill
 from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
 from optigpu.http_clients import http_client
-from optigpu.report import Grid, console, terminal
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console, terminal
 from optigpu.vocabulary import OptiGPUError
 
 SIZES = ((2_000, 1_000_000),)

@@ -35,7 +35,7 @@ from optigpu.hardware import probe
 from optigpu.load.batching import Batching, Clock, Sender, Sent
 from optigpu.load.queries import Load, Query
 from optigpu.load.served import Run, Served
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 from optigpu.workloads.serve import Serve
 

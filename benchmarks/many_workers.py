@@ -28,8 +28,7 @@ from benchmarks.document import write
 from benchmarks.own_postgresql import SERVER, backends_s, own_database
 from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
-from optigpu.report import Grid, console, terminal
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console, terminal
 from optigpu.store import jobs, leases, outcomes, workers
 from optigpu.store.database import Database, Session
 from optigpu.store.leases import Lease

@@ -27,8 +27,7 @@ from benchmarks.load import NAME, PROGRAM, Load, Pattern, beside
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.report import Grid, console, terminal
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, console, terminal
 from optigpu.report.numbers import MISSING, short
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 

@@ -29,7 +29,7 @@ from optigpu.documents.views import Decision
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.statistics.compare import compare
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 

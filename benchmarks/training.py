@@ -14,7 +14,8 @@ from optigpu.cli.measuring import measure
 from optigpu.cli.options import validated
 from optigpu.documents.result import AttributionRow
 from optigpu.job.spec import JobSpec
-from optigpu.report import console, ladder_grid, terminal
+from optigpu.report.formats import console, terminal
+from optigpu.report.ladder import ladder_grid
 
 STACK = ("mixed_precision", "gradient_checkpointing", "fused_optimizer", "gradient_accumulation")
 """What runs on a CPU as well as on a GPU, in the order in which the column "added" adds it."""

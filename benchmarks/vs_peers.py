@@ -51,9 +51,8 @@ from optigpu.backends import BACKENDS
 from optigpu.documents.result import Outcome, VerdictReason
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.report import Grid
-from optigpu.report import markdown as grid_markdown
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns
+from optigpu.report.formats import markdown as grid_markdown
 from optigpu.vocabulary import Document, OptiGPUError
 
 BUSY = 0.25

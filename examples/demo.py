@@ -31,10 +31,11 @@ from optigpu.models.bring import Watch, bring
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.models.trained import TRAINED
 from optigpu.paths import data_dir, without_home
-from optigpu.report import RunProgress, brief_grid, console, job_title, terminal
-from optigpu.report.brief import WIDTH
+from optigpu.report.brief import WIDTH, brief_grid
+from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS
-from optigpu.report.progress import ShareProgress
+from optigpu.report.formats import console, terminal
+from optigpu.report.progress import RunProgress, ShareProgress
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import DeviceKind, Document, JobState, OptiGPUError

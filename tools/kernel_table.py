@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import OptiGPUError
 from tools.kernels.page import document, page
 from tools.kernels.table import Row, known_rows, rows

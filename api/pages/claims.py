@@ -5,15 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.pages.view import Asked, ReaderView
-from optigpu.claims import (
-    Book,
-    Measured,
-    Plausibility,
-    baselines,
-    from_leaderboard,
-    from_results,
-    says_too_little,
-)
+from optigpu.claims.matching import Measured, from_leaderboard, from_results, says_too_little
+from optigpu.claims.model import Book, Plausibility, baselines
 from optigpu.documents.views import LeaderboardRow
 from optigpu.report.claims import claim_rows, figure, measured_text
 from optigpu.store import leaderboard, results

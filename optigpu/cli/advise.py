@@ -18,7 +18,8 @@ from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, DeviceKind, Document, ServiceError, SpecError, StoreError
 
 if TYPE_CHECKING:
-    from optigpu.claims import Book, Measured
+    from optigpu.claims.matching import Measured
+    from optigpu.claims.model import Book
     from optigpu.client import Client
     from optigpu.documents.edge import EdgeBoard
     from optigpu.documents.facts import ModelFacts
@@ -59,7 +60,9 @@ def claims(
     api_key: ApiKey = None,
 ) -> None:
     """Show published figures: whether they are plausible, and what was measured on the same hardware."""
-    from optigpu.claims import baselines, compare_founding, from_results, weigh
+    from optigpu.claims.matching import from_results
+    from optigpu.claims.model import baselines
+    from optigpu.claims.thesis import compare_founding, weigh
     from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
 
     book = baselines()
@@ -83,7 +86,8 @@ def claims(
 def read_report(path: Path) -> Document:
     """The report of a job from a file. Raises SpecError if the file cannot be read or is not the output of `optigpu run
     --format json`."""
-    from optigpu.claims import from_results, gap_of
+    from optigpu.claims.matching import from_results
+    from optigpu.claims.thesis import gap_of
 
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -104,7 +108,7 @@ def _asked(
 ) -> tuple[list["Measured"], list[Document], list["EdgeBoard"]]:
     """The leaderboard's figures for the metrics of the claims, the reports of the jobs of the first rows, and the
     boards of edge devices."""
-    from optigpu.claims import from_leaderboard, from_results, says_too_little
+    from optigpu.claims.matching import from_leaderboard, from_results, says_too_little
 
     with connect(url, api_key) as client:
         metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)
@@ -342,8 +346,8 @@ def _show_training(
     from optigpu.fit.training import USUAL, TrainingAsked
     from optigpu.hardware.catalog import gpu_of
     from optigpu.job.spec import JobSpec
-    from optigpu.report import console
     from optigpu.report.fit import training_grid
+    from optigpu.report.formats import console
 
     stacks = [parse_stack(stack)] if stack else [[{"name": name} for name in each] for each in USUAL]
     length = 512 if tokens is None else tokens

@@ -91,8 +91,8 @@ def convert(
     from optigpu.edge.convert import ConversionRequest
     from optigpu.edge.convert import convert as run
     from optigpu.edge.fit import fit as judge
-    from optigpu.report import console
     from optigpu.report.fit import board_grid, board_records, conversion_progress, manifest_grid
+    from optigpu.report.formats import console
 
     with refusing(ConversionRequest):
         request = ConversionRequest(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def probe(format_: FormatOption = OutputFormat.TABLE) -> None:
     """Show this machine: CPU, GPUs, memory, compiler, software."""
     from optigpu.hardware import probe as probe_machine
-    from optigpu.report import environment_grid
+    from optigpu.report.catalog import environment_grid
 
     environment = probe_machine()
     grid = environment_grid(environment)
@@ -35,7 +35,7 @@ def techniques(
 ) -> None:
     """List every technique: what it does, what it requires, and whether it works on this machine."""
     from optigpu.hardware import probe as probe_machine
-    from optigpu.report import technique_facts, techniques_grid
+    from optigpu.report.catalog import technique_facts, techniques_grid
 
     facts = technique_facts(probe_machine(), device or default_device())
     show_list(techniques_grid(facts), facts, facts, format_)
@@ -273,7 +273,8 @@ def selftest(
     """
     from optigpu.conductor.selftest import SelfTester
     from optigpu.conductor.session import environment_for
-    from optigpu.report import SelfTestProgress, console, selftest_csv, selftest_grid
+    from optigpu.report.formats import console
+    from optigpu.report.progress import SelfTestProgress, selftest_csv, selftest_grid
     from optigpu.selftest.kept import keep
 
     outcomes: list[SelfTest] = []

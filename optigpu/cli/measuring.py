@@ -55,7 +55,8 @@ def measure(spec: "JobSpec") -> Measured:
     from optigpu.documents.events import as_document
     from optigpu.documents.older import why_none_ranks
     from optigpu.measure import run
-    from optigpu.report import RunProgress, console
+    from optigpu.report.formats import console
+    from optigpu.report.progress import RunProgress
     from optigpu.runs import Keeper
 
     keeper = Keeper()

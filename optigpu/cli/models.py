@@ -27,7 +27,7 @@ def models(context: typer.Context, format_: FormatOption = OutputFormat.TABLE) -
     with their parameters and the bytes of their weights."""
     if context.invoked_subcommand is not None:
         return
-    from optigpu.report import model_facts, models_grid
+    from optigpu.report.catalog import model_facts, models_grid
 
     facts = model_facts()
     show_list(models_grid(facts), facts, facts, format_)
@@ -45,7 +45,7 @@ def get(
     The file is checked by its SHA-256 and converted once, to float32. What fails or is stopped leaves nothing.
     """
     from optigpu.models.bring import Watch, bring
-    from optigpu.report import console
+    from optigpu.report.formats import console
     from optigpu.report.progress import ShareProgress
 
     model = _known(name.removeprefix("path:"))
@@ -128,8 +128,8 @@ def recipe(
     from optigpu.documents.fields import refusing
     from optigpu.models.held import MODELS_DIR
     from optigpu.recipes.request import RecipeRequest, comparison_of
-    from optigpu.report import console
     from optigpu.report.fit import conversion_progress
+    from optigpu.report.formats import console
     from optigpu.report.tables import recipe_grid
 
     with refusing(RecipeRequest):

@@ -14,7 +14,7 @@ from optigpu.vocabulary import Document, OptiGPUError, harmless
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Attribution
-    from optigpu.report import Grid
+    from optigpu.report.formats import Grid
 
 NOTHING_RANKED = 3
 """The exit status of a command whose job was measured, and none of its results can be ranked."""
@@ -121,7 +121,9 @@ def show_job(
     document: Document, attribution: "Attribution", form: OutputFormat, *, brief: bool = False
 ) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}. `brief` is of the table alone."""
-    from optigpu.report import brief_grid, job_title, ladder_csv, ladder_grid
+    from optigpu.report.brief import brief_grid
+    from optigpu.report.catalog import job_title
+    from optigpu.report.ladder import ladder_csv, ladder_grid
 
     results = document["results"]
     grid_of = brief_grid if brief and form is OutputFormat.TABLE else ladder_grid
@@ -135,7 +137,7 @@ def show_job(
 
 def show_list(grid: "Grid", records: Sequence[Document], document: object, form: OutputFormat) -> None:
     """Prints a list: `grid` as a table, `records` as the lines of a CSV file, or `document` as JSON."""
-    from optigpu.report import csv_text
+    from optigpu.report.formats import csv_text
 
     def csv() -> str:
         flat = [{name: _cell(value) for name, value in record.items()} for record in records]
@@ -153,7 +155,7 @@ def _cell(value: object) -> object:
 
 def show_grid(grid: "Grid", form: OutputFormat) -> None:
     """Prints a table for a terminal, as Markdown or for LaTeX."""
-    from optigpu.report import console, latex, markdown, terminal
+    from optigpu.report.formats import console, latex, markdown, terminal
 
     if form in (OutputFormat.MARKDOWN, OutputFormat.LATEX):
         echo(latex(grid) if form is OutputFormat.LATEX else markdown(grid), nl=False)

@@ -85,7 +85,7 @@ def jobs(
     api_key: ApiKey = None,
 ) -> None:
     """List jobs, the newest first."""
-    from optigpu.report import jobs_grid
+    from optigpu.report.catalog import jobs_grid
 
     with connect(url, api_key) as client:
         page = client.jobs(state=state, tag=tag, limit=limit)
@@ -130,7 +130,8 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     if none of its results can be ranked."""
     from optigpu.documents.older import why_none_ranks
     from optigpu.documents.result import Attribution
-    from optigpu.report import RunProgress, console
+    from optigpu.report.formats import console
+    from optigpu.report.progress import RunProgress
 
     def show(event: "EventView") -> None:
         """Also why no live worker can take a job that comes into the queue, if none can."""
@@ -237,7 +238,8 @@ def leaderboard(
     api_key: ApiKey = None,
 ) -> None:
     """Show the best results of a service, on a board for each workload and model; with --edge its edge devices."""
-    from optigpu.report import edge_csv, edge_grids, leaderboard_csv, leaderboard_grids
+    from optigpu.report.edge_leaderboard import edge_csv, edge_grids
+    from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
     both: Asked = {"metric": metric, "model": model, "limit": limit, "cursor": cursor}
     of_workers: Asked = {

@@ -38,7 +38,7 @@ def runs(
     """List the runs that are kept on this machine, the newest first."""
     from itertools import islice
 
-    from optigpu.report import runs_grid
+    from optigpu.report.catalog import runs_grid
     from optigpu.runs import folder, kept_runs
 
     newest = [run.summary for run in islice(kept_runs(), limit)]
@@ -66,7 +66,7 @@ def show(
 
 
 def _show_timeline(run: "KeptRun", form: OutputFormat) -> None:
-    from optigpu.report import job_title
+    from optigpu.report.catalog import job_title
     from optigpu.report.timeline import NO_TIMELINE, timeline_grid
 
     if not run.timeline:
@@ -223,7 +223,7 @@ def compare(
     api_key: ApiKey = None,
 ) -> None:
     """Compare two results: each metric's ratio, its interval, and whether the difference is real."""
-    from optigpu.report import comparison_grid
+    from optigpu.report.leaderboard import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
     pair = [stored_result(place, url, api_key).result for place in (baseline, candidate)]
@@ -250,7 +250,7 @@ def replay(
     """
     from optigpu.cli.flags import read_flags, section_flags
     from optigpu.job.replay import replay_note
-    from optigpu.report import comparison_grid
+    from optigpu.report.leaderboard import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
     stored = stored_result(result, url, api_key)
@@ -323,7 +323,8 @@ def _run(spec: "JobSpec", stop: Stop) -> "Report":
     """Runs the job with progress on stderr. Exit status 1 if there is no result, and that of `stop` if it asked."""
     from optigpu.documents.events import as_document
     from optigpu.measure import run
-    from optigpu.report import RunProgress, console
+    from optigpu.report.formats import console
+    from optigpu.report.progress import RunProgress
 
     with RunProgress(console(stderr=True)) as progress:
         report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=stop)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
 from optigpu.facade.in_process import device_of, timed
 from optigpu.facade.shown import Shown, frame
-from optigpu.report import Grid
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
 from optigpu.statistics.intervals import ratio
 from optigpu.vocabulary import OptiGPUError, SpecError

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optigpu.claims import Claim, Measured, baselines, beside, from_results
-from optigpu.claims.model import UNITS, plain
+from optigpu.claims.matching import Measured, beside, from_results
+from optigpu.claims.model import UNITS, Claim, baselines, plain
 from optigpu.documents.result import Result
 from optigpu.facade.benchmark_result import BenchmarkResult
 from optigpu.facade.in_process import Decoded, decode, device_of
@@ -16,12 +16,11 @@ from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.paths import saying
-from optigpu.report import Grid, markdown
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.baselines import CARD
 from optigpu.report.charts.baselines import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
-from optigpu.report.formats import columns
+from optigpu.report.formats import Grid, columns, markdown
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import BenchMode, Document, SpecError

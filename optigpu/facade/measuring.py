@@ -21,17 +21,12 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.measure import run as measure
 from optigpu.paths import saying
-from optigpu.report import (
-    Grid,
-    RunProgress,
-    console,
-    ladder_grid,
-    ladder_records,
-    leaderboard_grids,
-    leaderboard_records,
-)
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import Report as Drawn
+from optigpu.report.formats import Grid, console
+from optigpu.report.ladder import ladder_grid, ladder_records
+from optigpu.report.leaderboard import leaderboard_grids, leaderboard_records
+from optigpu.report.progress import RunProgress
 from optigpu.techniques.base import Technique
 from optigpu.variables import DEFAULT_URL
 from optigpu.vocabulary import Document

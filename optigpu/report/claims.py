@@ -3,20 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.claims import (
-    Book,
-    Claim,
-    FoundingComparison,
-    Judgement,
-    Measured,
-    Plausibility,
-    Status,
-    Thesis,
-    judge,
-    measured_for,
-    why_never,
-)
-from optigpu.claims.model import UNITS, plain, printed
+from optigpu.claims.matching import Measured, measured_for, why_never
+from optigpu.claims.model import UNITS, Book, Claim, Plausibility, Status, plain, printed
+from optigpu.claims.rules import Judgement, judge
+from optigpu.claims.thesis import FoundingComparison, Thesis
 from optigpu.hardware.catalog import find, find_class
 from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.vocabulary import Document

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from optigpu.report import console
+from optigpu.report.formats import console
 from tests.chaos.story import Account, Plan, chaos
 from tests.servers.process import NoServerError
 

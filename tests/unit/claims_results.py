@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from optigpu.claims import baselines, from_results, measured_for
+from optigpu.claims.matching import from_results, measured_for
+from optigpu.claims.model import baselines
 from tests.unit.made_results import ATTRIBUTION, RESULTS, metric
 
 BOOK = baselines()

@@ -9,7 +9,8 @@ from optigpu.documents.result import Attribution, Outcome, VerdictReason
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of, without
 from optigpu.job.spec import JobSpec
-from optigpu.report import ladder_csv, ladder_grid, markdown
+from optigpu.report.formats import markdown
+from optigpu.report.ladder import ladder_csv, ladder_grid
 from tests.known import known
 from tests.unit.test_attribution import attributed, job, measured
 

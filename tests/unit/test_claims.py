@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from optigpu.claims import (
-    Book,
-    Plausibility,
-    RuleFinding,
-    baselines,
-    judge,
-    read_book,
-)
 from optigpu.claims.matching import CARRIERS, PRECISIONS, PRECISIONS_BY_PARAMETER, UNCLAIMED
-from optigpu.claims.model import Claim, rounded
+from optigpu.claims.model import Book, Claim, Plausibility, RuleFinding, baselines, read_book, rounded
+from optigpu.claims.rules import judge
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Choice
 from optigpu.vocabulary import Layer

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.claims import compare_founding, weigh
-from optigpu.claims.thesis import ClaimVerdict, FoundingComparison
+from optigpu.claims.thesis import ClaimVerdict, FoundingComparison, compare_founding, weigh
 from optigpu.documents.edge import EdgeBoard, EdgeMetric
 from optigpu.vocabulary import utc_now
 from tests.known import known

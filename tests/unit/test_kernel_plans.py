@@ -321,8 +321,8 @@ def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
 def test_reading_the_catalog_loads_nothing_heavy() -> None:
     heavy = {"numpy", "torch", "transformers", "httpx", "rich"}
     code = (
-        "import sys; from optigpu.hardware.catalog import find; from optigpu.claims import baselines; baselines();"
-        f"find('T4'); print(sorted({heavy!r} & set(sys.modules)))"
+        "import sys; from optigpu.hardware.catalog import find; from optigpu.claims.model import baselines; "
+        f"baselines(); find('T4'); print(sorted({heavy!r} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 

@@ -10,24 +10,12 @@ from rich.console import Console
 from optigpu.documents.events import as_document
 from optigpu.documents.result import Gain, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.views import LeaderboardPage, Standing
-from optigpu.report import (
-    RunProgress,
-    ladder_csv,
-    ladder_grid,
-    leaderboard_csv,
-    leaderboard_grid,
-    leaderboard_grids,
-    markdown,
-    model_facts,
-    models_grid,
-    runs_grid,
-    technique_facts,
-    techniques_grid,
-    terminal,
-)
-from optigpu.report.formats import Column, Grid, csv_text
-from optigpu.report.leaderboard import why_no_quality
+from optigpu.report.catalog import model_facts, models_grid, runs_grid, technique_facts, techniques_grid
+from optigpu.report.formats import Column, Grid, csv_text, markdown, terminal
+from optigpu.report.ladder import ladder_csv, ladder_grid
+from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids, why_no_quality
 from optigpu.report.numbers import with_interval
+from optigpu.report.progress import RunProgress
 from optigpu.report.rows import REASONS, WARNINGS
 from optigpu.report.tables import engine_facts, engines_grid
 from optigpu.vocabulary import DeviceKind, new_id

@@ -9,9 +9,10 @@ import pytest
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.older import why_none_ranks
 from optigpu.documents.result import Attribution, CpuSetup, Environment
-from optigpu.report import comparison_grid, environment_grid, ladder_grid
+from optigpu.report.catalog import environment_grid
 from optigpu.report.formats import Grid
-from optigpu.report.leaderboard import workload_text
+from optigpu.report.ladder import ladder_grid
+from optigpu.report.leaderboard import comparison_grid, workload_text
 from optigpu.statistics.compare import compare, speedup
 from optigpu.statistics.front import compared, unsurpassed
 from optigpu.statistics.stored import StoredSummary

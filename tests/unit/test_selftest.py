@@ -11,7 +11,9 @@ from optigpu.documents.result import Accelerator
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.report import markdown, selftest_grid, technique_facts
+from optigpu.report.catalog import technique_facts
+from optigpu.report.formats import markdown
+from optigpu.report.progress import selftest_grid
 from optigpu.selftest import kept
 from optigpu.vocabulary import DeviceKind
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from optigpu.hardware import probe
-from optigpu.report import console
+from optigpu.report.formats import console
 from optigpu.vocabulary import OptiGPUError
 from tools.gpu_quarter import caches, wheels
 from tools.gpu_quarter.runner import ROOT, plan, read_summary, run_step, write_summary

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optigpu.claims import Book, Claim, Measured, baselines, beside, from_results
-from optigpu.claims.model import UNITS
+from optigpu.claims.matching import Measured, beside, from_results
+from optigpu.claims.model import UNITS, Book, Claim, baselines
 from optigpu.report.charts.marks import (
     ChartData,
     Form,
