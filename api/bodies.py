@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
 from api.auth import Administrator, Submitter
@@ -16,13 +16,12 @@ from api.service import ServiceDep
 from optigpu.documents.events import Estimated, PlannedVariant
 from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line
 from optigpu.documents.older import RUN_FORMAT, RunDocument
-from optigpu.documents.views import JobPreview
 from optigpu.hub_organisations import hub_refusal
 from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import SpecError, VariantStatus
+from optigpu.vocabulary import Frozen, SpecError, VariantStatus
 
 Model = TypeVar("Model", bound=BaseModel)
 BODY_WITHIN_S = 60.0
@@ -85,6 +84,15 @@ async def _read(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise ProblemError(400, "The connection ended before the body did.") from None
     return bytes(body)
+
+
+class JobPreview(Frozen):
+    """A job that was not stored: the request with all defaults, its variants, and about how long it would take."""
+
+    spec: dict[str, JsonValue]
+    variants: tuple[PlannedVariant, ...]
+    seconds: float
+    sentence: str
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from fastapi.security import APIKeyHeader
 from api import signatures
 from api.auth import address_of
 from api.bodies import json_body
+from api.device_messages import ClaimAnswer, ClaimRequest, KeyAnswer, KeyRequest
 from api.parameters import Id
 from api.plausibility import CLOCK_WINDOW_US, clock_is_set
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
 from api.signatures import SCHEME, Signature, read_header
-from optigpu.documents.devices import ClaimAnswer, ClaimRequest, KeyAnswer, KeyRequest
 from optigpu.job.spec import digest
 from optigpu.store import devices
 from optigpu.store.database import Session, moment

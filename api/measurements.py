@@ -2,8 +2,9 @@
 
 from datetime import datetime
 
+from api.device_messages import DeviceMessage, MessageAnswer, SentReport
 from api.plausibility import Evidence, judge
-from optigpu.documents.devices import DeviceMessage, MessageAnswer, ReportAnswer, SentReport
+from optigpu.documents.devices import ReportAnswer
 from optigpu.hardware.boards import board
 from optigpu.store import device_reports, devices, edge_figures
 from optigpu.store.database import Session

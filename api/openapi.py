@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from api.device_messages import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from api.examples import JOBS, Example
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
 from optigpu.documents.administration import AlertRequest, WebhookRequest
-from optigpu.documents.devices import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.pilots import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
 from optigpu.documents.views import EventView, Problem

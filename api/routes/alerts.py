@@ -10,10 +10,17 @@ from api.examples import ALERTS
 from api.openapi import GUARDED, posted, problems
 from api.parameters import Id
 from api.service import ServiceDep
-from optigpu.documents.administration import AlertRequest, Alerts, AlertView, AuditAction
+from optigpu.documents.administration import AlertRequest, AlertView, AuditAction
 from optigpu.store import alerts, audit
+from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/alerts", tags=["administration"], responses=GUARDED)
+
+
+class Alerts(Frozen):
+    """Every alert rule, the oldest first."""
+
+    alerts: tuple[AlertView, ...]
 
 
 @router.post(

@@ -8,6 +8,16 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from api import enrolment, measurements
 from api.auth import Reader, address_of
 from api.bodies import json_body, strict_document
+from api.device_messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    DeviceMessage,
+    KeyAnswer,
+    KeyRequest,
+    MessageAnswer,
+    RunAnswer,
+    RunRequest,
+)
 from api.enrolment import MOST_BODY_BYTES, Signed, entered
 from api.examples import CLAIMS, KEYS, MESSAGES, RUNS
 from api.measurements import microseconds
@@ -16,19 +26,7 @@ from api.parameters import Cursor, Id, Limit
 from api.problems import request_id
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
-from optigpu.documents.devices import (
-    ClaimAnswer,
-    ClaimRequest,
-    DeviceMessage,
-    DevicePage,
-    DeviceReportPage,
-    DeviceView,
-    KeyAnswer,
-    KeyRequest,
-    MessageAnswer,
-    RunAnswer,
-    RunRequest,
-)
+from optigpu.documents.devices import DevicePage, DeviceReportPage, DeviceView
 from optigpu.store import audit, device_reports, devices
 from optigpu.store.audit import Actor
 from optigpu.vocabulary import Frozen

@@ -10,11 +10,18 @@ from api.examples import MANIFESTS
 from api.openapi import GUARDED, posted, problems
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
-from optigpu.documents.devices import EdgeModels, EdgeModelView
+from optigpu.documents.devices import EdgeModelView
 from optigpu.documents.manifest import ModelManifest
 from optigpu.store import audit, edge_figures
+from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/edge", tags=["devices"], responses=GUARDED)
+
+
+class EdgeModels(Frozen):
+    """Every model that the service knows, newest first."""
+
+    models: tuple[EdgeModelView, ...]
 
 
 @router.post(

@@ -3,9 +3,8 @@
 from fastapi import APIRouter
 
 from api.auth import Submitter
-from api.bodies import JobBody, posted_job
+from api.bodies import JobBody, JobPreview, posted_job
 from api.openapi import GUARDED, POSTED_JOB, problems
-from optigpu.documents.views import JobPreview
 
 router = APIRouter(prefix="/v1/preview", tags=["jobs"], responses=GUARDED)
 

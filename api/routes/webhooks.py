@@ -17,12 +17,18 @@ from optigpu.documents.administration import (
     DeliveryPage,
     NewWebhookView,
     WebhookRequest,
-    Webhooks,
+    WebhookView,
 )
 from optigpu.store import audit, webhooks
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/webhooks", tags=["administration"], responses=GUARDED)
+
+
+class Webhooks(Frozen):
+    """Every webhook, the oldest first."""
+
+    webhooks: tuple[WebhookView, ...]
 
 
 class DeliveryFilter(Frozen):

@@ -91,12 +91,6 @@ class NewWebhookView(WebhookView):
     secret: str
 
 
-class Webhooks(Frozen):
-    """Every webhook, the oldest first."""
-
-    webhooks: tuple[WebhookView, ...]
-
-
 class DeliveryView(Frozen):
     """An event for a webhook. `next_at` is null once it was delivered, or given up after the last attempt."""
 
@@ -161,9 +155,3 @@ class AlertView(Frozen):
     created_at: datetime
     created_by: str
     fired_at: datetime | None
-
-
-class Alerts(Frozen):
-    """Every alert rule, the oldest first."""
-
-    alerts: tuple[AlertView, ...]

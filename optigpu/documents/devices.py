@@ -1,5 +1,5 @@
-"""What edge devices send and what the service answers. Every number is an integer: us, uJ, uW, bytes, Hz. A report may
-wait for days in the device's queue, so its `schema` only grows by optional fields."""
+"""The reports of edge devices, and what is made of them. Every number is an integer: us, uJ, uW, bytes, Hz. A report
+may wait for days in the device's queue, so its `schema` only grows by optional fields."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -10,8 +10,6 @@ from pydantic import ConfigDict, Field, StringConstraints
 from optigpu.vocabulary import Frozen
 
 DEVICE_SCHEMA = 1
-MOST_REPORTS = 32
-"""In one message."""
 MOST_WINDOWS = 100
 MOST_US = 2**53 - 1
 """Of any number here: what every JSON reader holds exactly."""
@@ -19,7 +17,6 @@ MOST_US = 2**53 - 1
 Amount = Annotated[int, Field(strict=True, ge=0, le=MOST_US)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=MOST_US)]
 Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Uuid = Annotated[
     str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
@@ -207,14 +204,6 @@ class DeviceReport(Sent):
         return sum(energies) / self.count
 
 
-class SentReport(Frozen):
-    """A report in a message. `waited_us` is the device's time from the run's end to the message; null after a
-    reboot."""
-
-    waited_us: Amount | None
-    report: DeviceReport
-
-
 class DeviceStatus(Frozen):
     """How the device is at the moment of a message. `dropped` counts reports that its full queue lost."""
 
@@ -226,13 +215,6 @@ class DeviceStatus(Frozen):
     dropped: Amount
     agent_version: Name
     uptime_us: Amount
-
-
-class DeviceMessage(Sent):
-    """What a device sends: how it is, and reports from its queue. No report at all is a heartbeat."""
-
-    device: DeviceStatus
-    reports: Annotated[tuple[SentReport, ...], Field(max_length=MOST_REPORTS)]
 
 
 class ReportAnswer(Frozen):
@@ -247,60 +229,6 @@ class ReportAnswer(Frozen):
     reasons: tuple[Reason, ...] = ()
     flags: tuple[Flag, ...] = ()
     duplicate: bool = False
-
-
-class MessageAnswer(Frozen):
-    """The answer to a message, report by report in its order. `rotate` asks the device to make a new key."""
-
-    server_time_us: int
-    rotate: bool
-    reports: tuple[ReportAnswer, ...]
-
-
-class ClaimRequest(Sent):
-    """A device asks to be enrolled: `invite` is the first group of its code; the others seal its key and sign this."""
-
-    invite: Annotated[str, StringConstraints(pattern=r"^[0-9A-HJKMNP-TV-Z]{4}$")]
-    nonce: Hex32
-    sealed_key: Hex64
-    proof: Hex64
-    board: BoardName
-    firmware: Hex64
-    name: Name | None = None
-
-
-class ClaimAnswer(Frozen):
-    """The identity of a new device; it signs with `key_id` from now on."""
-
-    device_id: str
-    key_id: str
-    server_time_us: int
-
-
-class RunRequest(Sent):
-    """A device is about to measure this model."""
-
-    model_sha256: Hex64
-
-
-class RunAnswer(Frozen):
-    """The server saw the start; the run's report names `run_id`."""
-
-    run_id: str
-    server_time_us: int
-
-
-class KeyRequest(Sent):
-    """A new key, sealed with the one that signs this request."""
-
-    nonce: Hex32
-    sealed_key: Hex64
-
-
-class KeyAnswer(Frozen):
-    """The new key's id. The old key is valid until the new one is first used."""
-
-    key_id: str
 
 
 class DeviceView(Frozen):
@@ -367,9 +295,3 @@ class EdgeModelView(Frozen):
     rankable: bool
     added_at: datetime
     manifest: dict[str, Any]
-
-
-class EdgeModels(Frozen):
-    """Every model that the service knows, newest first."""
-
-    models: tuple[EdgeModelView, ...]

@@ -4,9 +4,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
-from optigpu.documents.events import PlannedVariant
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.vocabulary import (
@@ -141,15 +140,6 @@ class JobView(JobSummary):
     spec: dict[str, Any]
     schema_version: int
     attribution: dict[str, Any] | None = None
-
-
-class JobPreview(Frozen):
-    """A job that was not stored: the request with all defaults, its variants, and about how long it would take."""
-
-    spec: dict[str, JsonValue]
-    variants: tuple[PlannedVariant, ...]
-    seconds: float
-    sentence: str
 
 
 class JobPage(Frozen):

@@ -6,16 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from api import enrolment, measurements
+from api.device_messages import ClaimRequest, DeviceMessage
 from benchmarks import signing_device
 from optigpu.documents.administration import AlertKind, AlertRequest
-from optigpu.documents.devices import (
-    ClaimRequest,
-    DeviceMessage,
-    DeviceReport,
-    DeviceSource,
-    Reason,
-    ReportState,
-)
+from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, ReportState
 from optigpu.documents.events import PlannedVariant, Printed
 from optigpu.documents.facts import EnergyFacts, NetworkFacts, RunFacts, WeightFacts
 from optigpu.documents.manifest import ModelManifest

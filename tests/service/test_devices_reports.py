@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from api.bodies import strict_document
+from api.device_messages import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from api.examples import CLAIMS, KEYS, MANIFESTS, MESSAGES, RUNS
 from api.problems import ProblemError
-from optigpu.documents.devices import MOST_US, ClaimRequest, DeviceMessage, KeyRequest, RunRequest
+from optigpu.documents.devices import MOST_US
 from optigpu.documents.manifest import ModelManifest
 from optigpu.store.tables import Device, DeviceReportRow
 from tests.service.device_client import EdgeDevice, enrolled, golden, manifest, message, report
