@@ -91,8 +91,9 @@ def convert(
     from optigpu.edge.convert import ConversionRequest
     from optigpu.edge.convert import convert as run
     from optigpu.edge.fit import fit as judge
-    from optigpu.report.fit import board_grid, board_records, conversion_progress, manifest_grid
+    from optigpu.report.fit import board_grid, board_records, manifest_grid
     from optigpu.report.formats import console
+    from optigpu.report.progress import ShareProgress
 
     with refusing(ConversionRequest):
         request = ConversionRequest(
@@ -109,9 +110,9 @@ def convert(
         )
     with (
         ended_when_stopped("The conversion was stopped, and nothing was written.") as stop,
-        conversion_progress(console(stderr=True)) as doing,
+        ShareProgress(console(stderr=True)) as progress,
     ):
-        converted = run(request, doing, stop)
+        converted = run(request, progress.show, stop)
     found = judge(converted.manifest)
     files = [str(converted.folder / each) for each in converted.files]
     document = {

@@ -128,8 +128,8 @@ def recipe(
     from optigpu.documents.fields import refusing
     from optigpu.models.held import MODELS_DIR
     from optigpu.recipes.request import RecipeRequest, comparison_of
-    from optigpu.report.fit import conversion_progress
     from optigpu.report.formats import console
+    from optigpu.report.progress import ShareProgress
     from optigpu.report.tables import recipe_grid
 
     with refusing(RecipeRequest):
@@ -148,9 +148,9 @@ def recipe(
         )
     with (
         ended_when_stopped("The recipe was stopped, and nothing was written.") as stop,
-        conversion_progress(console(stderr=True)) as doing,
+        ShareProgress(console(stderr=True)) as progress,
     ):
-        outcome = make_smaller(request, doing, stop, read_quantity(timeout, DURATION, "timeout"))
+        outcome = make_smaller(request, progress.show, stop, read_quantity(timeout, DURATION, "timeout"))
     if format_ is OutputFormat.JSON and not replicates:
         echo(json.dumps(outcome.model_dump(mode="json"), indent=2))
     elif format_ is not OutputFormat.JSON:

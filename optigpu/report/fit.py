@@ -2,11 +2,7 @@
 it should be there."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TypeVar
-
-from rich.console import Console
-from rich.text import Text
 
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import Fit as FitOfBoards
@@ -173,16 +169,6 @@ def board_records(found: FitOfBoards) -> list[dict[str, object]]:
         "predicted_max_fps": prediction.max_fps if prediction else None,
     }
     return [each.model_dump(mode="json") | latency for each in found.boards]
-
-
-@contextmanager
-def conversion_progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """Yields what is told each step of a conversion: it shows a spinner on a terminal, else a line for each."""
-    if not console.is_terminal:
-        yield lambda text: console.print(Text(text))
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))
 
 
 def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,8 @@
 of a self-test."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from rich.console import Console
@@ -44,12 +45,20 @@ class _TimeLeft(ProgressColumn):
 class Spoken:
     """A context manager with a bar for a terminal; elsewhere it may say a line of mere progress every `quiet_s` s."""
 
+    first = "starting"
+
     def __init__(
-        self, console: Console, *columns: ProgressColumn, quiet_s: float, clock: Callable[[], float]
+        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.console, self.quiet_s, self.clock = console, quiet_s, clock
         self.spoken_at = float("-inf")
+        columns = (TextColumn("{task.description}"), BarColumn(), *self.columns())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.task = self.bar.add_task(self.first, total=None, ends_at=None)
+
+    def columns(self) -> tuple[ProgressColumn, ...]:
+        """What stands behind the bar."""
+        return (TaskProgressColumn(),)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -72,15 +81,9 @@ class ShareProgress(Spoken):
     """Shows what is done and which share of it, where that is known: a bar, or without a terminal a line for each
     thing and then at most every `quiet_s` seconds."""
 
-    def __init__(
-        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        super().__init__(console, *columns, quiet_s=quiet_s, clock=clock)
-        self.doing = ""
-        self.task = self.bar.add_task("starting", total=None)
+    doing = ""
 
-    def show(self, doing: str, share: float | None) -> None:
+    def show(self, doing: str, share: float | None = None) -> None:
         """`share` is from 0 to 1; None: not known."""
         self.bar.update(
             self.task, description=doing, total=None if share is None else 1.0, completed=share or 0.0
@@ -94,14 +97,12 @@ class RunProgress(Spoken):
     """A context manager that shows the events of one job. The end of a variant is a permanent line. The bar below it
     (without a terminal, a line at most every `quiet_s` seconds) shows the current work."""
 
-    def __init__(
-        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _TimeLeft(clock))
-        super().__init__(console, *columns, quiet_s=quiet_s, clock=clock)
-        self.labels: dict[int, str] = {}
-        self.current = 0
-        self.task = self.bar.add_task("waiting", total=1.0, ends_at=None)
+    first = "waiting"
+    labels: Mapping[int, str] = MappingProxyType({})
+    current = 0
+
+    def columns(self) -> tuple[ProgressColumn, ...]:
+        return (TaskProgressColumn(), _TimeLeft(self.clock))
 
     def show(self, kind: str, data: Document) -> None:
         """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored. Besides
@@ -132,7 +133,7 @@ class RunProgress(Spoken):
         left = data.get("remaining_s")
         doing = f"{self._label(self.current)}: {data['doing']}"
         ends_at = None if left is None else self.clock() + left
-        self.bar.update(self.task, description=doing, completed=data["fraction"], ends_at=ends_at)
+        self.bar.update(self.task, description=doing, total=1.0, completed=data["fraction"], ends_at=ends_at)
         if self.may_speak():
             about = "" if left is None else f", about {duration(left)} left"
             self.say(f"{data['fraction']:4.0%}  {doing}{about}")
@@ -203,30 +204,26 @@ class SelfTestProgress(Spoken):
     """A context manager that shows a bar on a terminal, else a line at most every `quiet_s` seconds. A check that
     failed is a permanent line."""
 
-    def __init__(
-        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        super().__init__(console, *columns, quiet_s=quiet_s, clock=clock)
-        self.spoken_at = clock()
-        self._ended, self._count = 0, 0
-        self._task = self.bar.add_task("starting", total=None)
+    _ended, _count = 0, 0
+
+    def columns(self) -> tuple[ProgressColumn, ...]:
+        return (MofNCompleteColumn(),)
 
     def expect(self, count: int) -> None:
         """So many checks will run."""
-        self._count = count
-        self.bar.update(self._task, total=count)
+        self._count, self.spoken_at = count, self.clock()
+        self.bar.update(self.task, total=count)
 
     def doing(self, text: str) -> None:
         """What goes on now."""
-        self.bar.update(self._task, description=text)
+        self.bar.update(self.task, description=text)
         if self.may_speak():
             self.say(f"{self._ended}/{self._count}  {text}")
 
     def ended(self, result: CheckResult) -> None:
         """A check has ended."""
         self._ended += 1
-        self.bar.update(self._task, completed=self._ended)
+        self.bar.update(self.task, completed=self._ended)
         if result.status is CheckStatus.FAILED:
             self.say(f"{result.check.label} on {result.check.device} failed: {result.reason}")
 
