@@ -13,7 +13,7 @@ import typer
 from optigpu.cli.flags import SIZE, read_quantity
 from optigpu.cli.measuring import default_device, ended_when_stopped
 from optigpu.cli.options import parse_stack
-from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, echo, present, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, echo, show_list
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, DeviceKind, Document, ServiceError, SpecError, StoreError
 
@@ -63,7 +63,7 @@ def claims(
     from optigpu.claims.matching import from_results
     from optigpu.claims.model import baselines
     from optigpu.claims.thesis import compare_founding, weigh
-    from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
+    from optigpu.report.claims import claim_rows, claims_document, claims_grid
 
     book = baselines()
     reports = [read_report(path) for path in results or ()]
@@ -75,12 +75,8 @@ def claims(
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
     founding = compare_founding(book, boards)
-    present(
-        format_,
-        claims_document(rows, thesis, founding),
-        lambda: claims_csv(rows),
-        lambda: [claims_grid(rows, thesis, founding)],
-    )
+    document = claims_document(rows, thesis, founding)
+    show_list(claims_grid(rows, thesis, founding), document["claims"], document, format_)
 
 
 def read_report(path: Path) -> Document:
@@ -140,7 +136,6 @@ def advise(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt in tokens.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="How many tokens to decode.")] = 128,
     batch_size: Annotated[int, typer.Option(min=1, help="How many sequences at once.")] = 1,
-    json_: JsonToo = False,
     format_: FormatOption = OutputFormat.TABLE,
     url: MaybeUrl = None,
     api_key: ApiKey = None,
@@ -169,7 +164,7 @@ def advise(
         evidence = [each.model_copy(update={"hardware": card.name}) for each in there]
     advice = best_measured(evidence, spec, hardware, here.software, max_kld=max_kld)
     found = advice or _predicted(spec, card, here, hardware, max_kld)
-    if json_ or format_ is OutputFormat.JSON:
+    if format_ is OutputFormat.JSON:
         echo(json.dumps(found.model_dump(mode="json"), indent=2))
     else:
         echo(f"{found.label} ({found.basis})\n{found.reason}\n\n{found.code}", nl=False)
@@ -272,7 +267,6 @@ def fit(
         str | None,
         typer.Option(help="With --plan several-gpus: what a GPU sends in a second, such as 450GB."),
     ] = None,
-    json_: JsonToo = False,
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Predict whether a model fits: a GPU with each stack of techniques, or a microcontroller's board.
@@ -281,11 +275,10 @@ def fit(
     hold a converted network, and how fast published figures say that it is there; exit status 1 if --board names one
     that cannot hold it.
     """
-    form = OutputFormat.JSON if json_ else format_
     if manifest is not None:
         if model or gpu:
             raise SpecError("Give MANIFEST for boards, or --model and --gpu for a GPU, not both.")
-        _show_boards(manifest, board, form)
+        _show_boards(manifest, board, format_)
         return
     if model is None or gpu is None:
         raise SpecError(
@@ -300,19 +293,19 @@ def fit(
 
     kept_free = int(read_quantity(reserve, SIZE, "reserve"))
     if train:
-        _show_training(model, gpu, batch, context, stack, kept_free, form)
+        _show_training(model, gpu, batch, context, stack, kept_free, format_)
         return
     reference, card = parse_reference(model), gpu_of(gpu, "gpu")
     shape = decoder_shape(reference)
     asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
     if plan == "several-gpus":
-        _show_several(shape, card, stack, asked, link, form)
+        _show_several(shape, card, stack, asked, link, format_)
         return
     if link is not None:
         raise SpecError("link: it is about several GPUs; add --plan several-gpus.")
     found = fitted(shape, card, _stacks(stack, plan, card, shape.facts), asked)
     document = found.model_dump(mode="json")
-    show_list(fit_grid(found), document["stacks"], document, form)
+    show_list(fit_grid(found), document["stacks"], document, format_)
 
 
 def _show_several(

@@ -34,9 +34,6 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", help="Print all columns and notes, as `optigpu show last` does.")
 ]
 
-JsonToo = Annotated[bool, typer.Option("--json", hidden=True)]
-"""What other programs call `--format json`; the help names one of the two."""
-
 
 class _Checked:
     """A stream whose errors are OptiGPUErrors; where nobody needs to read it, they are passed over."""

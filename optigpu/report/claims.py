@@ -1,4 +1,4 @@
-"""Published figures beside measured ones: a table, flat records, and plain JSON."""
+"""Published figures beside measured ones: a table, and plain JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from optigpu.claims.model import UNITS, Book, Claim, Plausibility, Status, plain
 from optigpu.claims.rules import Judgement, judge
 from optigpu.claims.thesis import FoundingComparison, Thesis
 from optigpu.hardware.catalog import find, find_class
-from optigpu.report.formats import Grid, columns, csv_text
+from optigpu.report.formats import Grid, columns
 from optigpu.vocabulary import Document
 
 NOT_MEASURED = "not measured"
@@ -131,45 +131,6 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
         "Peaks come from the catalog. Where units, rounding or bytes are ambiguous, the reading that favours the "
         "claim counts.",
     ]
-
-
-CSV_FIELDS = (
-    "id", "text", "source", "status", "what", "hardware", "workload", "model", "precision", "metric",
-    "value", "to", "bound", "unit", "plausibility", "rules", "why", "not_measurable",
-    "measured", "measured_unit", "measured_low", "measured_high", "measured_label", "measured_hardware",
-    "measured_of_claim", "result_id",
-)  # fmt: skip
-"""The columns of the CSV form."""
-
-
-def claims_csv(rows: Sequence[ClaimRow]) -> str:
-    """The claims as flat records. The measured figure is in the claim's unit, empty if there is none."""
-    return csv_text(CSV_FIELDS, [_record(row) for row in rows])
-
-
-def _record(row: ClaimRow) -> dict[str, object]:
-    claim, measured = row.claim, row.measured
-    record = {name: value for name, value in claim.model_dump(mode="json").items() if name in CSV_FIELDS}
-    record |= {
-        "plausibility": str(row.judgement.plausibility),
-        "rules": " ".join(finding.rule for finding in row.judgement.reasons),
-        "why": " ".join(finding.sentence for finding in row.judgement.reasons),
-        "not_measurable": why_never(claim),
-    }
-    if measured is None:
-        return record
-    scale = UNITS[claim.unit]
-    low, high = measured.ci or (None, None)
-    return record | {
-        "measured": measured.value / scale,
-        "measured_unit": claim.unit,
-        "measured_low": None if low is None else low / scale,
-        "measured_high": None if high is None else high / scale,
-        "measured_label": measured.label,
-        "measured_hardware": measured.hardware,
-        "measured_of_claim": row.of_claim,
-        "result_id": measured.result_id,
-    }
 
 
 MEASURED_FIELDS = ("metric", "value", "ci", "label", "hardware", "result_id")

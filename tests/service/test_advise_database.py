@@ -33,7 +33,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def advised(*more: str) -> tuple[dict[str, Any], str]:
-    made = CliRunner().invoke(app, ["advise", "--model", "bundled:tiny", "--json", *more])
+    made = CliRunner().invoke(app, ["advise", "--model", "bundled:tiny", "--format", "json", *more])
     assert made.exit_code == 0, made.output
     return json.loads(made.stdout), made.stderr
 

@@ -128,7 +128,17 @@ def test_weights_are_divided_evenly_and_every_sum_goes_around_a_ring() -> None:
 
 
 def test_the_command_says_that_it_predicts_and_what_it_lacks() -> None:
-    asked = ["fit", "--model", "preset:llama-3.1-70b", "--gpu", "h100", "--plan", "several-gpus", "--json"]
+    asked = [
+        "fit",
+        "--model",
+        "preset:llama-3.1-70b",
+        "--gpu",
+        "h100",
+        "--plan",
+        "several-gpus",
+        "--format",
+        "json",
+    ]
     answer = CliRunner().invoke(app, asked)
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
