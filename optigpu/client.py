@@ -201,6 +201,11 @@ class Client:
         """
         return self._get(EdgePage, "edge", "leaderboard", **query)
 
+    def edge_text(self, form: str, **query: str | float | bool | None) -> str:
+        """The same page as the service writes it, `csv` or, with `md`, Markdown."""
+        asked = {name: value for name, value in query.items() if value is not None} | {"format": form}
+        return self._call("GET", "/v1/edge/leaderboard", params=asked).text
+
     def edge_boards(self, **query: str | float | bool | None) -> Iterator[EdgeBoard]:
         """Every board, page by page, each with its first rows; `query` as for `edge_leaderboard`, without cursor."""
         for page in _pages(lambda cursor: self.edge_leaderboard(**query, cursor=cursor)):

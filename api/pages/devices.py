@@ -4,12 +4,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.edge_tables import edge_grids
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
 from optigpu.documents.devices import DeviceReportView, DeviceView
 from optigpu.documents.edge import EdgeMetric
 from optigpu.hardware.boards import boards as catalog
-from optigpu.report.edge_leaderboard import edge_grids
 from optigpu.store import device_reports, devices, edge_leaderboard
 from optigpu.store.database import Session
 from optigpu.store.edge_leaderboard import EdgeQuery

@@ -140,6 +140,6 @@ def _links(board: EdgeBoard, wanted: EdgeFilter, prefix: str) -> dict[str, str]:
 
 
 def _written(page: EdgePage, form: Form) -> Response:
-    from optigpu.report.edge_leaderboard import edge_csv, edge_grids
+    from api.edge_tables import edge_csv, edge_grids
 
     return written(page, form, edge_csv, edge_grids)

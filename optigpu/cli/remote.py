@@ -1,6 +1,7 @@
 """Commands that talk to a service: submit, watch, jobs, cancel, withdraw; and leaderboard: boards of its comparable
 results, or with --edge of its edge devices."""
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -238,7 +239,6 @@ def leaderboard(
     api_key: ApiKey = None,
 ) -> None:
     """Show the best results of a service, on a board for each workload and model; with --edge its edge devices."""
-    from optigpu.report.edge_leaderboard import edge_csv, edge_grids
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
     both: Asked = {"metric": metric, "model": model, "limit": limit, "cursor": cursor}
@@ -267,13 +267,22 @@ def leaderboard(
     _refuse(others, edge=edge)
     with connect(url, api_key) as client:
         if edge:
-            devices = client.edge_leaderboard(**both, **asked)
-            document = devices.model_dump(mode="json")
-            present(format_, document, lambda: edge_csv(devices), lambda: edge_grids(devices))
+            echo(_edge_text(client, format_, **both, **asked), nl=False)
         else:
             page = client.leaderboard(**both, **asked)
             document = page.model_dump(mode="json")
             present(format_, document, lambda: leaderboard_csv(page), lambda: leaderboard_grids(page))
+
+
+def _edge_text(client: "Client", form: OutputFormat, **asked: str | float | bool | None) -> str:
+    """As the service writes it: a table is Markdown. Raises SpecError for LaTeX, which it does not write."""
+    if form is OutputFormat.JSON:
+        return json.dumps(client.edge_leaderboard(**asked).model_dump(mode="json"), indent=2) + "\n"
+    if form is OutputFormat.LATEX:
+        raise SpecError(
+            "--format tex: the service writes its devices as md, csv and json; choose one of these."
+        )
+    return client.edge_text("csv" if form is OutputFormat.CSV else "md", **asked)
 
 
 def _refuse(others: Asked, *, edge: bool) -> None:

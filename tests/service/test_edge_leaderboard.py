@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from api.edge_tables import edge_grids
 from optigpu.client import Client
 from optigpu.documents.devices import DeviceSource, Flag, Reason
 from optigpu.documents.facts import NetworkFacts
-from optigpu.report.edge_leaderboard import edge_grids
 from optigpu.store import devices, edge_leaderboard
 from optigpu.store.edge_figures import SECONDS_PER_YEAR
 from optigpu.vocabulary import DeviceKind

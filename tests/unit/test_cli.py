@@ -1,5 +1,6 @@
 """The command line: flags become a job, mistakes become one clear sentence and an exit status."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -324,15 +325,27 @@ def test_watching_a_job_in_which_nothing_can_be_ranked_ends_with_status_3(
     assert (reason or "") in ran.err
 
 
-@pytest.mark.parametrize(("form", "start"), [("table", "Edge leaderboard"), ("csv", "kind,"), ("json", "{")])
-def test_the_edge_leaderboard_has_forms(optigpu: Command, form: str, start: str) -> None:
-    with scripted_service(lambda _: Answer(200, {"boards": [], "note": "Nothing."})) as (url, calls):
+@pytest.mark.parametrize(
+    ("form", "asked_for"), [("table", "md"), ("md", "md"), ("csv", "csv"), ("json", None)]
+)
+def test_the_edge_leaderboard_is_printed_as_the_service_writes_it(
+    optigpu: Command, form: str, asked_for: str | None
+) -> None:
+    page = {"boards": [], "note": "Nothing."}
+    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
         flags = ("--metric", "fps", "--board", "esp32s3-n8", "--input", "fixed", "--price", "8.5")
         ran = optigpu("leaderboard", "--edge", *flags, "--include-unranked", "--format", form, "--url", url)
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out.startswith(start)
+    assert page.items() <= json.loads(ran.out).items()
     asked = "metric=fps&board=esp32s3-n8&input=fixed&include_unranked=true&price=8.5"
-    assert calls[0].path == f"/v1/edge/leaderboard?{asked}"
+    form_asked = f"&format={asked_for}" if asked_for else ""
+    assert calls[0].path == f"/v1/edge/leaderboard?{asked}{form_asked}"
+
+
+def test_the_edge_leaderboard_has_no_latex(optigpu: Command) -> None:
+    ran = optigpu("leaderboard", "--edge", "--format", "tex")
+    assert (ran.status, ran.out) == (2, "")
+    assert "choose one of these" in ran.err
 
 
 @pytest.mark.parametrize(
