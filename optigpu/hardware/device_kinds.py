@@ -1,12 +1,11 @@
-"""What each kind of device has and lacks, for techniques, meters, the torch backend and the documentation.
-
-Nothing has run on ROCM, XPU and MPS: what is said of them is from the documentation that `sources` name.
-"""
+"""What each kind of device has and lacks, read from device_kinds.toml."""
 
 import os
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.resources import files
 
 from optigpu.documents.result import Environment
 from optigpu.vocabulary import DeviceKind
@@ -55,91 +54,19 @@ class KindFacts:
         return next((self.lacks[ability] for ability in abilities if ability in self.lacks), None)
 
 
-_HIP = "docs.pytorch.org/docs/stable/notes/hip.html"
-_MPS = "docs.pytorch.org/docs/stable/notes/mps.html"
-_XPU = "docs.pytorch.org/docs/stable/notes/get_start_xpu.html"
-_BITSANDBYTES = "huggingface.co/docs/bitsandbytes/v0.50.2/installation"
+def _read() -> Iterator[tuple[DeviceKind, KindFacts]]:
+    """Each kind of the file, with what no GPU but NVIDIA's has here."""
+    text = files("optigpu.hardware").joinpath("device_kinds.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    of_others = tables["other_gpus"]["lacks"]
+    for kind in DeviceKind:
+        facts = tables[kind.value]
+        shared = {} if kind in (DeviceKind.CPU, DeviceKind.CUDA) else of_others
+        lacks = {Ability[name.upper()]: why for name, why in (shared | facts["lacks"]).items()}
+        yield kind, KindFacts(**facts | {"lacks": lacks, "sources": tuple(facts.get("sources", ()))})
 
-_CPU_ALONE = "what applies it computes on the CPU alone here"
-_KERNELS = "its kernels are in C++ for CPUs and in Triton for NVIDIA's GPUs"
-_NOT_VLLM = "vLLM's environment is made for CPUs and NVIDIA's GPUs here"
-_NO_SENSOR = "NVML tells of NVIDIA's GPUs alone"
-_FIRST_CHOICE = "torch alone chooses the attention kernel there"
 
-_NOT_NVIDIA = {
-    Ability.CPU_ENGINE: _CPU_ALONE,
-    Ability.OWN_KERNELS: _KERNELS,
-    Ability.ATTENTION_KERNELS: _FIRST_CHOICE,
-    Ability.VLLM: _NOT_VLLM,
-    Ability.SENSORS: _NO_SENSOR,
-}
-"""What no other GPU than NVIDIA's has here."""
-
-KINDS: Mapping[DeviceKind, KindFacts] = {
-    DeviceKind.CPU: KindFacts(
-        *("CPU", "cpu", "top"),
-        lacks={
-            Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
-            Ability.FP8: "CPUs have no fp8 units",
-            Ability.SCALED_LOSS: "CPUs compute float16 slowly",
-            Ability.GRAPHS: "a graph is recorded of a GPU's kernels",
-            Ability.LANE: "its memory is the host's",
-            Ability.OWN_MEMORY: "its memory is the host's",
-            Ability.MEMORY_PEAKS: "a CPU has no accelerator memory; see host_peak_bytes",
-            Ability.SENSORS: _NO_SENSOR,
-        },
-    ),
-    DeviceKind.CUDA: KindFacts(
-        *("NVIDIA GPU", "cuda", "nvidia-smi"),
-        activity="CUDA",
-        built="torch_cuda",
-        lacks={Ability.CPU_ENGINE: _CPU_ALONE},
-    ),
-    DeviceKind.ROCM: KindFacts(
-        *("AMD GPU", "cuda", "amd-smi"),
-        activity="CUDA",
-        built="torch_hip",
-        sources=(_HIP, _BITSANDBYTES),
-        lacks={
-            **_NOT_NVIDIA,
-            Ability.TF32: "PyTorch has tf32 on the MI300 alone, with other numbers than NVIDIA's",
-            Ability.FP8: "the MI300 has another format of fp8 (fnuz), and the layers here are for NVIDIA's",
-        },
-    ),
-    DeviceKind.XPU: KindFacts(
-        *("Intel GPU", "xpu", "xpu-smi"),
-        activity="XPU",
-        built="torch_xpu",
-        sources=(_XPU, _BITSANDBYTES),
-        lacks={
-            **_NOT_NVIDIA,
-            Ability.FLOAT64: "the Arc A-Series has no float64",
-            Ability.TF32: "the switch that it sets is CUDA's",
-            Ability.FP8: "the layers here call torch._scaled_mm as NVIDIA's GPUs take it",
-            Ability.SCALED_LOSS: "PyTorch's GradScaler needs float64, which the Arc A-Series has not",
-            Ability.GRAPHS: "it records with torch.cuda.CUDAGraph, and Intel's are torch.xpu.XPUGraph",
-            Ability.LANE: "the lane from the host is written with torch.cuda's streams",
-        },
-    ),
-    DeviceKind.MPS: KindFacts(
-        *("Apple GPU", "mps", "Activity Monitor"),
-        sources=(_MPS, _BITSANDBYTES),
-        lacks={
-            **_NOT_NVIDIA,
-            Ability.FLOAT64: "Metal has no float64",
-            Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
-            Ability.FP8: "Metal's matrix products take no fp8",
-            Ability.INDUCTOR: "torch calls TorchInductor's code for Metal an early prototype (2.13)",
-            Ability.GRAPHS: "torch records no graphs of Metal's kernels",
-            Ability.LANE: "its memory is the host's",
-            Ability.OWN_MEMORY: "its memory is the host's",
-            Ability.OPTIMIZER_8BIT: "bitsandbytes 0.50 has no 8-bit optimizers for Metal yet",
-            Ability.MEMORY_PEAKS: "torch.mps counts what is allocated now and keeps no peak; see host_peak_bytes",
-            Ability.PROFILE: "torch's profiler records no kernels of Metal's",
-            Ability.ENERGY: "macOS tells what it draws to administrators alone",
-        },
-    ),
-}
+KINDS: Mapping[DeviceKind, KindFacts] = dict(_read())
 """Every kind of device."""
 
 
