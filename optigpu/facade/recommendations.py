@@ -1,27 +1,23 @@
 """recommend_optimization: the decision guide as data, corrected by what was measured on this machine."""
 
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import isfinite
+from importlib.resources import files
+from math import inf, isfinite
 
 from optigpu.facade.benchmark_result import Indexed
 from optigpu.runs import KeptRun, kept_runs
 from optigpu.statistics.estimates import Bounds
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import DeviceKind, SpecError, Task
+from optigpu.vocabulary import DeviceKind, Frozen, SpecError, Task
 from optigpu.workloads import WORKLOADS
 
 GUIDE = "the founding documents' decision guide, a claim"
 
 
 TASKS = ("training", "inference", "edge")
-FOUR_BITS = {
-    "server_gpu": ("GPTQ INT4", "gptq", "It has the highest throughput on an NVIDIA GPU."),
-    "consumer_gpu": ("AWQ INT4 (or GGUF Q4_K_M)", "awq", "Its checkpoints serve many kinds of hardware."),
-    "cpu": ("GGUF Q4_K_M (or AWQ INT4)", "gguf", "llama.cpp is made for processors."),
-    "edge": ("GGUF Q3_K_M or Q4_K_M", "gguf", "It is what fits a board of a few GB."),
-}
-"""By the kind of machine: what has weights of 4 bits, its technique, and why."""
+HARDWARE = ("server_gpu", "consumer_gpu", "cpu", "edge")
 
 
 @dataclass(frozen=True)
@@ -39,109 +35,37 @@ class Scenario:
         return DeviceKind.CUDA if self.hardware.endswith("_gpu") else DeviceKind.CPU
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One line of the guide. `technique` is its name in this package, None for what is no technique of it. `claim` is
-    the effect that the guide states; `for_speed` says that a machine where it is slower has no use for it."""
+class Advice(Frozen):
+    """One line of the guide, as guide.toml explains it."""
 
     title: str
-    technique: str | None
+    technique: str | None = None
     claim: str
     reason: str
     for_speed: bool = True
+    trains: bool | None = None
+    accuracy_critical: bool | None = None
+    hardware: tuple[str, ...] = HARDWARE
+    below_gb: float = inf
 
-
-SMALL_TO_TRAIN_GB = 24
-SMALL_TO_SERVE_GB = 16
+    def is_for(self, scenario: Scenario) -> bool:
+        """Whether the scenario is of the kind that the line names."""
+        return (
+            self.trains in (None, scenario.trains)
+            and self.accuracy_critical in (None, scenario.accuracy_critical)
+            and scenario.hardware in self.hardware
+            and scenario.vram_available_gb < self.below_gb
+        )
 
 
 def advice_for(scenario: Scenario) -> Iterator[Advice]:
     """The guide's lines for a scenario, the most important first."""
-    yield Advice(
-        "Mixed precision (BF16 or FP16)",
-        "mixed_precision" if scenario.trains else "bf16",
-        "half the bytes, 2 to 3 times the speed on a GPU since Ampere",
-        "It is one line, and costs next to no quality.",
-    )
-    yield Advice(
-        "Flash attention",
-        "fused_attention",
-        "2 to 8 times the speed of attention, memory that grows linearly with the length",
-        "It computes the same, and pays for sequences of more than 512 tokens.",
-    )
-    yield Advice(
-        "torch.compile",
-        "compile_training" if scenario.trains else "torch_compile",
-        "1.3 to 2.5 times the speed",
-        "It is one line; the first passes take seconds to minutes.",
-    )
-    if not scenario.trains:
-        yield Advice(
-            "KV cache",
-            "kv_cache",
-            "10 to 50 times the speed of generation, for some memory",
-            "A language model that generates would compute all tokens again for each new one.",
-        )
-    yield from _training(scenario) if scenario.trains else _inference(scenario)
-
-
-def _training(scenario: Scenario) -> Iterator[Advice]:
-    if scenario.vram_available_gb < SMALL_TO_TRAIN_GB:
-        why = f"{scenario.vram_available_gb:g} GB is less than {SMALL_TO_TRAIN_GB} GB."
-        yield Advice(
-            "Gradient checkpointing",
-            "gradient_checkpointing",
-            "half of the memory, for a third more computation",
-            f"{why} Activations take most of the memory of training.",
-            for_speed=False,
-        )
-        yield Advice(
-            "Gradient accumulation",
-            "gradient_accumulation",
-            "the gradient of a large batch, in the memory of a small one",
-            f"{why} A batch that fits may be too small to converge well.",
-            for_speed=False,
-        )
-    if scenario.hardware in ("consumer_gpu", "edge"):
-        yield Advice(
-            "QLoRA",
-            "qlora",
-            "fine-tuning on 4-bit weights, of which adapters alone are trained",
-            "The optimizer's state of all weights does not fit such a machine.",
-            for_speed=False,
-        )
-
-
-def _inference(scenario: Scenario) -> Iterator[Advice]:
-    if scenario.accuracy_critical:
-        on_cpu = scenario.device is DeviceKind.CPU
-        yield Advice(
-            "INT8 weights" if on_cpu else "INT8 (bitsandbytes)",
-            "int8_weight_only" if on_cpu else "llm_int8",
-            "half the bytes of 16-bit weights, for 0% to 0.5% of accuracy",
-            "Accuracy counts, and 8 bits lose the least.",
-            for_speed=False,
-        )
-    else:
-        title, technique, reason = FOUR_BITS[scenario.hardware]
-        speed = "1.3 to 1.8 times the speed"
-        claim = f"a quarter of the bytes of 16-bit weights, {speed}, for 0.5% to 1.5% of accuracy"
-        yield Advice(title, technique, claim, reason)
-    if scenario.vram_available_gb < SMALL_TO_SERVE_GB:
-        why = f"{scenario.vram_available_gb:g} GB is less than {SMALL_TO_SERVE_GB} GB."
-        yield Advice(
-            "Export ahead of time (ONNX or AOTInductor)",
-            "export_aot",
-            "20% to 40% less overhead of the runtime",
-            f"{why} An exported step runs without Python.",
-        )
-        yield Advice(
-            "Distillation",
-            None,
-            "a model of a tenth to a third of the size, for 5% to 15% of its accuracy",
-            f"{why} A smaller model may serve where weights of fewer bits do not fit.",
-            for_speed=False,
-        )
+    guide = files("optigpu.facade").joinpath("guide.toml").read_text(encoding="utf-8")
+    for advice in map(Advice.model_validate, tomllib.loads(guide)["advice"]):
+        if advice.is_for(scenario):
+            small = f"{scenario.vram_available_gb:g} GB is less than {advice.below_gb:g} GB. "
+            reason = f"{small if isfinite(advice.below_gb) else ''}{advice.reason}"
+            yield advice.model_copy(update={"reason": reason})
 
 
 _TRUST = ("measured here", "literature", "arithmetic", "aim")
@@ -222,7 +146,7 @@ def recommend_optimization(
     """
     if not (isfinite(vram_available_gb) and vram_available_gb >= 0):
         raise SpecError(f"vram_available_gb: {vram_available_gb} is no amount of memory; name 0 or more.")
-    for field, given, known in (("task", task, TASKS), ("hardware", hardware, FOUR_BITS)):
+    for field, given, known in (("task", task, TASKS), ("hardware", hardware, HARDWARE)):
         if given not in known:
             raise SpecError(f"{field}: {given!r} is unknown; write one of {', '.join(known)}.")
     scenario = Scenario(vram_available_gb, task == "training", accuracy_critical, hardware)
