@@ -6,7 +6,7 @@ from api.device_messages import DeviceMessage, MessageAnswer, SentReport
 from api.plausibility import Evidence, judge
 from optigpu.documents.devices import ReportAnswer
 from optigpu.hardware.boards import board
-from optigpu.store import device_reports, devices, edge_figures
+from optigpu.store import device_reports, devices, edge_models
 from optigpu.store.database import Session
 from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, Entered
@@ -56,6 +56,6 @@ def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: S
         clock_synchronised=request.clock_synchronised,
         waited_us=sent.waited_us,
         run=device_reports.run_of(session, request.device_id, report.run_id) if report.run_id else None,
-        manifest=edge_figures.manifest_of(session, report.model_sha256),
+        manifest=edge_models.manifest_of(session, report.model_sha256),
         board=board(report.board),
     )

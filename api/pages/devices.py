@@ -4,15 +4,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api import edge_boards
+from api.edge_boards import EdgeQuery
 from api.edge_tables import edge_grids
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
 from optigpu.documents.devices import DeviceReportView, DeviceView
 from optigpu.documents.edge import EdgeMetric
 from optigpu.hardware.boards import boards as catalog
-from optigpu.store import device_reports, devices, edge_leaderboard
+from optigpu.store import device_reports, devices
 from optigpu.store.database import Session
-from optigpu.store.edge_leaderboard import EdgeQuery
 
 router = APIRouter()
 SHOWN = 25
@@ -32,7 +33,7 @@ def read_devices(view: ReaderView, asked: Annotated[DevicesAsked, Query()]) -> R
     with view.service.database.read() as session:
         page = devices.list_(session, limit=SHOWN, cursor=asked.cursor)
         shown = [(device, _last(session, device)) for device in page.devices]
-        boards = edge_leaderboard.query(
+        boards = edge_boards.query(
             session, EdgeQuery(metric=asked.metric, prices=prices, include_unranked=True)
         )
     return view.page(

@@ -6,7 +6,9 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from api import edge_boards
 from api.auth import Reader
+from api.edge_boards import HEAD_ROWS, ROWS, EdgeQuery
 from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit
@@ -16,9 +18,8 @@ from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage
 from optigpu.documents.fields import Entry, unknown
 from optigpu.hardware.boards import boards as catalog
-from optigpu.store import edge_leaderboard
+from optigpu.store import edge_standings
 from optigpu.store.database import Session
-from optigpu.store.edge_leaderboard import HEAD_ROWS, ROWS, EdgeQuery
 from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
@@ -97,7 +98,7 @@ def get_edge_leaderboard(
     query, prefix = wanted.query(), service.settings.prefix
     with service.database.read() as session:
         _check(session, query)
-        page = _linked(edge_leaderboard.query(session, query), wanted, prefix)
+        page = _linked(edge_boards.query(session, query), wanted, prefix)
     response = _written(page, wanted.format or accepted(request.headers.get("accept", "")))
     response.headers["Vary"] = "Accept"
     of_boards = [board.next_cursor for board in page.boards]
@@ -110,11 +111,11 @@ def _check(session: Session, query: EdgeQuery) -> None:
     """Raises ProblemError 422 that names each filter that fits nothing known, with what is known."""
     entries: list[Entry] = []
     if query.model is not None:
-        known = edge_leaderboard.models(session)
+        known = edge_standings.models(session)
         if not any(name.startswith(query.model.lower()) for name in known):
             entries.append(unknown(["model"], "model", query.model, known))
     if query.board is not None:
-        names = {*edge_leaderboard.boards(session), *(board.id for board in catalog())}
+        names = {*edge_standings.boards(session), *(board.id for board in catalog())}
         if query.board not in names:
             entries.append(unknown(["board"], "board", query.board, names))
     if entries:

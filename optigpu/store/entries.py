@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from optigpu.documents.result import MetricSummary, Result
 from optigpu.documents.versions import compared, versions_of
 from optigpu.documents.views import RowFacts, Standing
-from optigpu.store import edge_leaderboard
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import COUNTED_METRICS, METRICS, Better, DeviceKind, Document
 
 NO_PEAKS = (DeviceKind.CPU, DeviceKind.MPS)
 """Devices of whose memory torch keeps no peak: a result's size is that of its weights there."""
 ENERGIES = ("j_per_token", "j_per_image")
+RATES = ("images_per_s", "latency_s", "power_w")
+COMPARED_WITH_DEVICES = (*RATES, "j_per_image")
 DIGITS = 15
 """Of each number of a version, so that text is ordered as numbers are."""
 
@@ -103,7 +104,7 @@ def entry_of(result: Result) -> LeaderboardEntry:
         energy_j=next((joules for name in ENERGIES if (joules := _value(result, name)) is not None), None),
         pareto=None,
         shown=_row_facts(result, versions).model_dump(mode="json"),
-        edge=edge_leaderboard.comparison_of(result),
+        edge=_with_devices(result),
     )
 
 
@@ -148,3 +149,17 @@ def _row_facts(result: Result, versions: dict[str, str]) -> RowFacts:
 def _value(result: Result, name: str) -> float | None:
     metric = result.metrics.get(name)
     return metric.value if metric else None
+
+
+def _with_devices(result: Result) -> Document | None:
+    """What a row of a worker's result is made of, as its entry keeps it; None for what does not classify images."""
+    facts = result.facts
+    if facts.network is None:
+        return None
+    metrics = {name: result.metrics[name] for name in COMPARED_WITH_DEVICES if name in result.metrics}
+    return {
+        "network": facts.network.model_dump(mode="json"),
+        "weight_hash": facts.weights.hash if facts.weights else None,
+        "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
+        "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
+    }

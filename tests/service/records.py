@@ -30,7 +30,7 @@ from optigpu.store import (
     alerts,
     device_reports,
     devices,
-    edge_figures,
+    edge_models,
     jobs,
     keys,
     leaderboard,
@@ -268,7 +268,7 @@ def fill_devices(database: Database) -> None:
             clock_synchronised=True,
             received_at=NOON,
         )
-        edge_figures.add(session, ModelManifest.model_validate(manifest()))
+        edge_models.add(session, ModelManifest.model_validate(manifest()))
         device = devices.enter(session, request)
         run = device_reports.start_run(session, request, "a" * 64)
         sent = DeviceMessage.model_validate(message(report(1, run.id)))
@@ -360,7 +360,7 @@ def a_manifest(sha256: str = MODEL, **network: Any) -> ModelManifest:
 
 def known(session: Session, manifest: ModelManifest) -> None:
     """Enters a model."""
-    edge_figures.add(session, manifest)
+    edge_models.add(session, manifest)
 
 
 def a_classification(

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from api import edge_boards
+from api.edge_figures import SECONDS_PER_YEAR
 from api.edge_tables import edge_grids
 from optigpu.client import Client
 from optigpu.documents.devices import DeviceSource, Flag, Reason
 from optigpu.documents.facts import NetworkFacts
-from optigpu.store import devices, edge_leaderboard
-from optigpu.store.edge_figures import SECONDS_PER_YEAR
+from optigpu.store import devices
 from optigpu.vocabulary import DeviceKind
 from tests.service import device_client
 from tests.service.records import (
@@ -372,7 +373,7 @@ def test_a_signed_report_that_the_service_believes_stands_on_the_board(service: 
 
 
 def test_the_client_reads_every_board(service: Served, enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edge_leaderboard, "BOARDS", 2)
+    monkeypatch.setattr(edge_boards, "BOARDS", 2)
     for n in range(3):
         enter("one", a_report(100_000, sequence=n + 1, model_sha256=str(n) * 64))
     with Client(service.url) as client:
