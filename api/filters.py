@@ -10,11 +10,11 @@ from typing import NamedTuple
 from api.problems import ProblemError, summary
 from optigpu.backends import BACKENDS
 from optigpu.documents.fields import Entry, unknown
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.reference import BUNDLED
 from optigpu.store import filters, workers
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.techniques import TECHNIQUES
 from optigpu.workloads import WORKLOADS
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, WithJson
 from api.callers import Caller
 from api.problems import ProblemError, summary
 from optigpu.documents.fields import MOST_ERRORS, unknown
-from optigpu.store.filters import PRINTABLE
+from optigpu.documents.queries import PRINTABLE
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import Frozen, is_id
 

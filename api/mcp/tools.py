@@ -21,12 +21,12 @@ from api.posting import Posting
 from api.problems import ProblemError, from_store
 from api.service import Service
 from optigpu.documents.fields import line
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import WorkerView
 from optigpu.fit.advice import Evidence, best_measured, evidence_of
 from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leaderboard, results, workers
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Layer, StoreError

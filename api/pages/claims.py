@@ -7,11 +7,11 @@ from fastapi import APIRouter, Query, Response
 from api.pages.view import Asked, ReaderView
 from optigpu.claims.matching import Measured, from_leaderboard, from_results, says_too_little
 from optigpu.claims.model import Book, Plausibility, baselines
+from optigpu.documents.queries import LeaderboardQuery, Text
 from optigpu.documents.views import LeaderboardRow
 from optigpu.report.claims import claim_rows, figure, measured_text
 from optigpu.store import leaderboard, results
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery, Text
 from optigpu.vocabulary import METRICS
 
 router = APIRouter()

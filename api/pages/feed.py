@@ -6,12 +6,12 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from fastapi import APIRouter, Response
 
 from api.pages.view import Plain, ReaderView
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import Board, LeaderboardRow
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import heading
 from optigpu.store import leaderboard
-from optigpu.store.filters import LeaderboardQuery
 
 router = APIRouter()
 ATOM = "http://www.w3.org/2005/Atom"

@@ -8,8 +8,8 @@ from api.charts import figure
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor, Uuid
 from api.routes.leaderboard import MetricName
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store import leaderboard, results
-from optigpu.store.filters import LeaderboardQuery
 
 router = APIRouter()
 ROWS = 40

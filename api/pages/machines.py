@@ -6,9 +6,9 @@ from fastapi import APIRouter, Query, Response
 
 from api.pages.view import Asked, Plain, ReaderView
 from api.routes.hardware import catalog_of
+from optigpu.documents.queries import Text
 from optigpu.hardware.catalog import HardwareKind
 from optigpu.store import queue, workers
-from optigpu.store.filters import Text
 from optigpu.vocabulary import JobState
 
 router = APIRouter()

@@ -13,10 +13,10 @@ from api.charts import figure
 from api.charts.fronts import AXES, Axis, front_panel, speed_axis
 from api.filters import check_filters
 from api.pages.view import Asked, ReaderView
+from optigpu.documents.queries import LeaderboardQuery, Text
 from optigpu.documents.views import Board, BoardName, LeaderboardRow
 from optigpu.store import leaderboard
 from optigpu.store.database import Session
-from optigpu.store.filters import LeaderboardQuery, Text
 
 router = APIRouter()
 ROWS = 200

@@ -9,8 +9,8 @@ from api.openapi import GUARDED
 from api.parameters import Cursor, Limit
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditPage
+from optigpu.documents.queries import Text
 from optigpu.store import audit
-from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["administration"], responses=GUARDED)

@@ -17,10 +17,10 @@ from api.service import ServiceDep
 from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage
 from optigpu.documents.fields import Entry, unknown
+from optigpu.documents.queries import Text
 from optigpu.hardware.boards import boards as catalog
 from optigpu.store import edge_standings
 from optigpu.store.database import Session
-from optigpu.store.filters import Text
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)

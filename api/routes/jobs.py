@@ -11,6 +11,7 @@ from api.parameters import Cursor, JobId, Limit, Withdrawing
 from api.posting import Posting
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
+from optigpu.documents.queries import PRINTABLE
 from optigpu.documents.views import (
     JobPage,
     JobSummary,
@@ -20,7 +21,6 @@ from optigpu.documents.views import (
 )
 from optigpu.job.spec import Tag
 from optigpu.store import audit, jobs, withdrawals
-from optigpu.store.filters import PRINTABLE
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)

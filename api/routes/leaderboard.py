@@ -18,10 +18,10 @@ from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import parameters_of
 from api.service import ServiceDep, service_of
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import LeaderboardPage
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 from optigpu.store import leaderboard
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.keys import Scope
 from optigpu.vocabulary import METRICS, Document
 

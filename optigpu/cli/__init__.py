@@ -15,7 +15,7 @@ from optigpu.cli import (
     remote,
     runs,
 )
-from optigpu.cli.options import add_flagged, job_panels, ladder_panels, replay_panels
+from optigpu.cli.options import add_flagged, job_panels, ladder_panels, query_panels, replay_panels
 from optigpu.cli.output import checked_stderr, checked_stdout, echo
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
@@ -43,9 +43,10 @@ FLAGGED = {
     local.ablation: ladder_panels,
     local.search: ladder_panels,
     remote.submit: job_panels,
+    remote.leaderboard: query_panels,
     runs.replay: replay_panels,
 }
-"""The commands with flags of a job's fields."""
+"""The commands with flags of the fields of a job or of a query."""
 for command in COMMANDS:
     if command in FLAGGED:
         add_flagged(app, command, FLAGGED[command])

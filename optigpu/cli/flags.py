@@ -165,8 +165,17 @@ def sections() -> tuple[str, ...]:
 
 def section_flags(section: str, with_defaults: bool = True) -> list[Flag]:
     """The flags of the fields of one of the `sections`. The help names the defaults if asked to."""
+    return _flags(_schemas(_job())[section].properties, with_defaults)
+
+
+def model_flags(model: type[BaseModel]) -> list[Flag]:
+    """The flags of the fields of another model than a job, whose descriptions say what the defaults are."""
+    return _flags(_schemas(model), with_defaults=False)
+
+
+def _flags(schemas: Mapping[str, FieldSchema], with_defaults: bool) -> list[Flag]:
     flags = []
-    for name, schema in _flat(_schemas(_job())[section].properties):
+    for name, schema in _flat(schemas):
         unit = unit_of(name)
         text = f"{_clause(schema)}: {unit.example}." if unit else _sentence(schema)
         default = f" Default: {_default(schema)}." if with_defaults else ""

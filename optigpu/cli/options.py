@@ -143,6 +143,14 @@ def replay_panels() -> Panels:
     return {_heading(name): section_flags(name, with_defaults=False) for name in ("measure", "limits")}
 
 
+def query_panels() -> Panels:
+    """The filters of the leaderboard."""
+    from optigpu.cli.flags import model_flags
+    from optigpu.documents.queries import LeaderboardQuery
+
+    return {"Filters": model_flags(LeaderboardQuery)}
+
+
 def _heading(section: str) -> str:
     return {"measure": "Measurement", "target": "Worker"}.get(section, section.capitalize())
 

@@ -2,7 +2,7 @@
 results, or with --edge of its edge devices."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -166,47 +166,19 @@ def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
         raise typer.Exit(NOTHING_RANKED)
 
 
-Asked = Mapping[str, str | float | bool | None]
-"""The filters, by their names; None where one was not given."""
+OF_BOTH = ("metric", "model", "limit", "cursor")
+"""The filters that both leaderboards have."""
 
 
 def leaderboard(
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="The metric to rank by. Default: the primary one of each workload; with --edge latency, or "
-            "fps, energy, fps_per_watt or cost."
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(help="A workload's kind, or the digest of one board.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Only this model; with --edge the SHA-256 of its file, or the beginning of it."),
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="Only this class of hardware, or a part of its name.")
-    ] = None,
-    technique: Annotated[str | None, typer.Option(help="Only stacks with this technique.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
-    min_top1: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Minimum top-1 agreement with fp32, 0 to 1.")
-    ] = None,
-    max_kld: Annotated[
-        float | None, typer.Option(min=0, help="Maximum mean divergence from fp32, in nats.")
-    ] = None,
-    clean: Annotated[bool | None, typer.Option("--clean", help="Leave out rows with warnings.")] = None,
-    include_invalid: Annotated[
-        bool | None, typer.Option("--include-invalid", help="Add invalid results, with their reasons.")
-    ] = None,
-    include_history: Annotated[
-        bool | None,
-        typer.Option("--include-history", help="Add earlier results of the same variant and hardware."),
-    ] = None,
-    source: Annotated[str | None, typer.Option(help="Where results come from. Default: worker.")] = None,
+    given: Given,
     edge: Annotated[
-        bool, typer.Option("--edge", help="Show edge devices, and the workers that ran the same network.")
+        bool,
+        typer.Option(
+            "--edge",
+            help="Show edge devices, and the workers that ran the same network. --metric is latency, fps, energy, "
+            "fps_per_watt or cost, --model the SHA-256 of a file, or the beginning of it.",
+        ),
     ] = False,
     board: Annotated[str | None, typer.Option(help="With --edge: only this board of the catalog.")] = None,
     input_: Annotated[
@@ -229,32 +201,17 @@ def leaderboard(
         float | None,
         typer.Option(help="With --edge: the years over which the price of a device is spread. Default: 3."),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many rows of each board. Default: 50; 5 for several boards."),
-    ] = None,
-    cursor: Annotated[str | None, typer.Option(help="The next page, as --format json names it.")] = None,
     format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Show the best results of a service, on a board for each workload and model; with --edge its edge devices."""
+    from optigpu.cli.flags import model_flags, read_flags
+    from optigpu.documents.queries import LeaderboardQuery
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
-    both: Asked = {"metric": metric, "model": model, "limit": limit, "cursor": cursor}
-    of_workers: Asked = {
-        "workload": workload,
-        "hardware": hardware,
-        "technique": technique,
-        "backend": backend,
-        "min_top1": min_top1,
-        "max_kld": max_kld,
-        "clean": clean,
-        "source": source,
-        "include_invalid": include_invalid,
-        "include_history": include_history,
-    }
-    of_devices: Asked = {
+    asked = read_flags(model_flags(LeaderboardQuery), given)
+    of_devices = {
         "board": board,
         "input": input_,
         "runner": runner,
@@ -263,13 +220,15 @@ def leaderboard(
         "price_per_kwh": price_per_kwh,
         "lifetime_years": lifetime_years,
     }
-    asked, others = (of_devices, of_workers) if edge else (of_workers, of_devices)
-    _refuse(others, edge=edge)
+    if edge:
+        _refuse([name for name in asked if name not in OF_BOTH], "workers; leave --edge out")
+    else:
+        _refuse([name for name, value in of_devices.items() if value is not None], "devices; add --edge")
     with connect(url, api_key) as client:
         if edge:
-            echo(_edge_text(client, format_, **both, **asked), nl=False)
+            echo(_edge_text(client, format_, **asked, **of_devices), nl=False)
         else:
-            page = client.leaderboard(**both, **asked)
+            page = client.leaderboard(**asked)
             document = page.model_dump(mode="json")
             present(format_, document, lambda: leaderboard_csv(page), lambda: leaderboard_grids(page))
 
@@ -285,11 +244,9 @@ def _edge_text(client: "Client", form: OutputFormat, **asked: str | float | bool
     return client.edge_text("csv" if form is OutputFormat.CSV else "md", **asked)
 
 
-def _refuse(others: Asked, *, edge: bool) -> None:
+def _refuse(names: Sequence[str], of_others: str) -> None:
     """Raises SpecError for options of the other leaderboard."""
-    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
-    if given:
-        options = f"{', '.join(given)} {'is an option' if len(given) == 1 else 'are options'}"
-        raise SpecError(
-            f"{options} of the leaderboard of {'workers; leave --edge out' if edge else 'devices; add --edge'}."
-        )
+    if names:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        are = "is an option" if len(names) == 1 else "are options"
+        raise SpecError(f"{options} {are} of the leaderboard of {of_others}.")

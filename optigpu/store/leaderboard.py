@@ -16,11 +16,12 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
+from optigpu.documents.queries import HEAD_ROWS, ROWS, LeaderboardQuery
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
 from optigpu.store import filters, ranks
 from optigpu.store.entries import stack_text
-from optigpu.store.filters import HEAD_ROWS, OF_BOARD, OF_ENTRY, OF_METRIC, ROWS, LeaderboardQuery, Values
+from optigpu.store.filters import OF_BOARD, OF_ENTRY, OF_METRIC, Values
 from optigpu.store.ranks import Found, Place
 from optigpu.store.statements import encode_cursor, newest_of
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow

@@ -13,6 +13,7 @@ from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, Report
 from optigpu.documents.events import PlannedVariant, Printed
 from optigpu.documents.facts import EnergyFacts, NetworkFacts, RunFacts, WeightFacts
 from optigpu.documents.manifest import ModelManifest
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.result import (
     Environment,
     MetricSummary,
@@ -43,7 +44,6 @@ from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, Session
 from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, NewDevice
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id

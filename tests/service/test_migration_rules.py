@@ -15,9 +15,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, Inspector, MetaData, func, inspect, null, select, text
 
 import migrations
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store import leaderboard
 from optigpu.store.database import Database, engine_for
-from optigpu.store.filters import LeaderboardQuery
 from tests.breadth import cases
 from tests.service.records import fill, fill_devices
 from tests.service.serving import MATMUL, serving

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 
 import migrations
 from optigpu.documents.devices import Reason
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store import events, jobs, keys, launches, leaderboard, leases, outcomes, results, workers
 from optigpu.store.database import Database, default_url, engine_for
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, EdgeStanding, JobEvent, ResultRow
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Scheduler, StoreError
 from tests.breadth import cases

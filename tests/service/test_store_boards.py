@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.result import (
     Attribution,
     AttributionRow,
@@ -22,7 +23,6 @@ from optigpu.store import events, jobs, leaderboard, leases, outcomes, results, 
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
 from optigpu.store.errors import WithdrawnError
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leases import Lease
 from optigpu.store.standings import beats, costs_of
 from optigpu.store.tables import Base, EnvironmentRow, LeaderboardEntry

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.result import Result, VerdictWarning
 from optigpu.documents.views import LeaderboardRow
 from optigpu.store import entries, leaderboard, workers
 from optigpu.store.database import Database
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry, MetricRow, ResultRow
 from optigpu.vocabulary import DeviceKind
 from tests.service.records import NOON, a_metric, a_result, a_speed, a_worker, board_of, enter, rows_of

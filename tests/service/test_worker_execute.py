@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from optigpu.documents.older import why_none_ranks
+from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
@@ -18,7 +19,6 @@ from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
-from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
 from tests.service.processes import eventually
 from tests.service.serving import (
