@@ -15,7 +15,14 @@ from optigpu.cli import (
     remote,
     runs,
 )
-from optigpu.cli.options import add_flagged, job_panels, ladder_panels, query_panels, replay_panels
+from optigpu.cli.options import (
+    add_flagged,
+    job_panels,
+    ladder_panels,
+    query_panels,
+    recipe_panels,
+    replay_panels,
+)
 from optigpu.cli.output import checked_stderr, checked_stdout, echo
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
@@ -44,6 +51,7 @@ FLAGGED = {
     local.search: ladder_panels,
     remote.submit: job_panels,
     remote.leaderboard: query_panels,
+    models.recipe: recipe_panels,
     runs.replay: replay_panels,
 }
 """The commands with flags of the fields of a job or of a query."""

@@ -168,9 +168,9 @@ def section_flags(section: str, with_defaults: bool = True) -> list[Flag]:
     return _flags(_schemas(_job())[section].properties, with_defaults)
 
 
-def model_flags(model: type[BaseModel]) -> list[Flag]:
-    """The flags of the fields of another model than a job, whose descriptions say what the defaults are."""
-    return _flags(_schemas(model), with_defaults=False)
+def model_flags(model: type[BaseModel], with_defaults: bool = True) -> list[Flag]:
+    """The flags of the fields of another model than a job."""
+    return _flags(_schemas(model), with_defaults)
 
 
 def _flags(schemas: Mapping[str, FieldSchema], with_defaults: bool) -> list[Flag]:

@@ -11,6 +11,7 @@ import typer
 
 from optigpu.cli.flags import DURATION, read_quantity
 from optigpu.cli.measuring import default_device, ended_when_stopped, measure_and_show
+from optigpu.cli.options import Given
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show_list
 from optigpu.vocabulary import RecipeName, SpecError
 
@@ -85,33 +86,15 @@ def _require_acceptance(model: "TrainedModel", accepted: bool) -> None:
     )
 
 
-Steps = Annotated[int, typer.Option(help="Steps of training.", min=0)]
-Texts = Annotated[int, typer.Option(help="How many texts the model writes to learn from.", min=1)]
-
-
 def recipe(
+    given: Given,
     name: Annotated[
         RecipeName, typer.Argument(metavar="NAME", help="distillation (fewer layers) or structured_pruning.")
     ],
-    model: Annotated[str, typer.Option(help="The trained model to begin with.")] = "bundled:tiny",
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where the smaller model goes. Default: the recipe's name."),
     ] = None,
-    layers: Annotated[
-        int | None, typer.Option(help="distillation: the layers that stay. Default: half of them.", min=1)
-    ] = None,
-    keep: Annotated[
-        float, typer.Option(help="structured_pruning: the share of each MLP's neurons that stays.")
-    ] = 0.5,
-    steps: Steps = 120,
-    batch_size: Annotated[int, typer.Option(help="Texts of a step.", min=1)] = 8,
-    length: Annotated[int, typer.Option(help="Tokens of a text.", min=8)] = 128,
-    texts: Texts = 256,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", help="The highest learning rate.")
-    ] = 1e-3,
-    seed: Annotated[int, typer.Option(help="What texts are drawn with.", min=0)] = 0,
     replicates: Annotated[
         int, typer.Option(help="Processes of each model in the comparison; 0 leaves it out.", min=0, max=50)
     ] = 3,
@@ -124,6 +107,7 @@ def recipe(
 
     It learns from text that the larger model writes, so no data are needed.
     """
+    from optigpu.cli.flags import model_flags, read_flags
     from optigpu.conductor.tasks import make_smaller
     from optigpu.documents.fields import refusing
     from optigpu.models.held import MODELS_DIR
@@ -133,19 +117,8 @@ def recipe(
     from optigpu.report.tables import recipe_grid
 
     with refusing(RecipeRequest):
-        request = RecipeRequest(
-            recipe=name,
-            model=model,
-            output=output or Path(name),
-            layers=layers,
-            keep=keep,
-            steps=steps,
-            batch_size=batch_size,
-            length=length,
-            texts=texts,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
+        asked = read_flags(model_flags(RecipeRequest), given)
+        request = RecipeRequest.model_validate(asked | {"recipe": name, "output": output or Path(name)})
     with (
         ended_when_stopped("The recipe was stopped, and nothing was written.") as stop,
         ShareProgress(console(stderr=True)) as progress,

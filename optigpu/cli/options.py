@@ -148,7 +148,16 @@ def query_panels() -> Panels:
     from optigpu.cli.flags import model_flags
     from optigpu.documents.queries import LeaderboardQuery
 
-    return {"Filters": model_flags(LeaderboardQuery)}
+    return {"Filters": model_flags(LeaderboardQuery, with_defaults=False)}
+
+
+def recipe_panels() -> Panels:
+    """The flags of a recipe, besides those that the command has itself."""
+    from optigpu.cli.flags import model_flags
+    from optigpu.recipes.request import RecipeRequest
+
+    flags = [flag for flag in model_flags(RecipeRequest) if flag.field not in ("recipe", "output")]
+    return {"Recipe": flags}
 
 
 def _heading(section: str) -> str:

@@ -15,23 +15,26 @@ ABOUT = "recipe.json"
 
 
 class RecipeRequest(Frozen):
-    """A smaller model, trained on text that its teacher writes.
-
-    `layers` is of distillation: the blocks that the student keeps; null keeps half of them. `keep` is of
-    structured_pruning: the share of each MLP's neurons that stays.
-    """
+    """A smaller model, trained on text that its teacher writes."""
 
     recipe: RecipeName
-    model: str = "bundled:tiny"
+    model: str = Field("bundled:tiny", description="The trained model to begin with.")
     output: Path
-    layers: int | None = Field(None, ge=1, le=1024)
-    keep: float = Field(0.5, gt=0, lt=1)
-    steps: int = Field(120, ge=0, le=1_000_000)
-    batch_size: int = Field(8, ge=1, le=4096)
-    length: int = Field(128, ge=8, le=131072)
-    texts: int = Field(256, ge=1, le=1_000_000)
-    learning_rate: float = Field(1e-3, gt=0, le=1)
-    seed: int = Field(0, ge=0, lt=2**63)
+    layers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="distillation: the layers that stay, half of them where none is given.",
+    )
+    keep: float = Field(
+        0.5, gt=0, lt=1, description="structured_pruning: the share of each MLP's neurons that stays."
+    )
+    steps: int = Field(120, ge=0, le=1_000_000, description="Steps of training.")
+    batch_size: int = Field(8, ge=1, le=4096, description="Texts of a step.")
+    length: int = Field(128, ge=8, le=131072, description="Tokens of a text.")
+    texts: int = Field(256, ge=1, le=1_000_000, description="Texts that the model writes to learn from.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="The highest learning rate.")
+    seed: int = Field(0, ge=0, lt=2**63, description="What texts are drawn with.")
 
     @field_validator("model")
     @classmethod
