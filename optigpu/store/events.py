@@ -12,17 +12,11 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import EventView, Withdrawn
 from optigpu.store import results
-from optigpu.store.database import moment
 from optigpu.store.errors import absent
 from optigpu.store.tables import Job, JobEvent, VariantRow
 from optigpu.vocabulary import Document, Frozen
 
 VARIANT_FINISHED, FINISHED = "variant_finished", "finished"
-
-
-def append(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
-    """Adds an event and returns its sequence number. Raises NotFoundError when there is no such job."""
-    return record(session, locked(session, job_id), kind, data, moment(session))
 
 
 class Head(Frozen):

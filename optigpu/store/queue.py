@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import Want, WorkerFacts
 from optigpu.job.needs import HUB
 from optigpu.store import workers
-from optigpu.store.events import append
+from optigpu.store.database import moment
+from optigpu.store.events import locked, record
 from optigpu.store.statements import seconds_between
 from optigpu.store.tables import Attempt, Job, JobEvent, JobNeed
 from optigpu.store.transitions import in_state
@@ -206,7 +207,7 @@ TRACED = "traced"
 
 def keep(session: Session, job_id: str, traceparent: str) -> None:
     """The span with that address has posted the job. Raises NotFoundError."""
-    append(session, job_id, TRACED, {"traceparent": traceparent})
+    record(session, locked(session, job_id), TRACED, {"traceparent": traceparent}, moment(session))
 
 
 def parent_of(session: Session, job_id: str) -> str | None:

@@ -32,6 +32,7 @@ from optigpu.store import (
     device_reports,
     devices,
     edge_models,
+    events,
     jobs,
     keys,
     leaderboard,
@@ -41,7 +42,7 @@ from optigpu.store import (
     standings,
 )
 from optigpu.store.artifacts import Artifact
-from optigpu.store.database import Database, Session
+from optigpu.store.database import Database, Session, moment
 from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, NewDevice
 from optigpu.store.leases import Lease
@@ -50,6 +51,11 @@ from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatu
 from tests.service.device_client import Claim, invited, manifest, message, report
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def told(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
+    """Adds an event to a job, as whoever has locked it does, and returns its number."""
+    return events.record(session, events.locked(session, job_id), kind, data, moment(session))
 
 
 def a_spec(**changes: Any) -> JobSpec:

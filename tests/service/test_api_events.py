@@ -18,7 +18,7 @@ from optigpu.store import events, leases, outcomes
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.tables import Job, JobEvent
 from optigpu.vocabulary import JobState
-from tests.service.records import a_metric, a_result
+from tests.service.records import a_metric, a_result, told
 from tests.service.serving import Served, serving
 
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_stream_that_resumes_reads_nothing_before_its_position(
     job_id = service.submit()["id"]
     with service.database.write() as session:
         for number in range(20):
-            events.append(session, job_id, "note", {"number": number})
+            told(session, job_id, "note", {"number": number})
     feeds_of_app = service.app.state.service.feeds
     read, seen = feeds_of_app.read, list[EventView]()
 
@@ -146,7 +146,7 @@ def test_a_follower_from_the_beginning_joins_one_that_resumed(service: Served) -
     job_id = service.submit()["id"]
     with service.database.write() as session:
         for number in range(20):
-            events.append(session, job_id, "note", {"number": number})
+            told(session, job_id, "note", {"number": number})
     resumed, whole = messages(service, job_id, "?after=20"), messages(service, job_id)
     assert next(resumed).id == 21
     assert next(whole).id == 1
@@ -179,7 +179,7 @@ def test_events_arrive_while_they_happen(service: Served) -> None:
     lease = service.claim()
     assert next(stream).words == ("state", "running")
     with service.database.write() as session:
-        events.append(session, job_id, "progressed", {"fraction": 0.5})
+        told(session, job_id, "progressed", {"fraction": 0.5})
     assert next(stream).event == "progressed"
     with service.database.write() as session:
         outcomes.finish(session, lease, JobState.SUCCEEDED)
@@ -206,7 +206,7 @@ def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     began.wait(FOLLOW_TIMEOUT_S)
     for number in range(30):
         with service.database.write() as session:
-            events.append(session, job_id, "progressed", {"number": number})
+            told(session, job_id, "progressed", {"number": number})
     with service.database.write() as session:
         outcomes.finish(session, lease, JobState.SUCCEEDED)
         last = max(event.sequence for event in events.after(session, job_id, 0))
@@ -286,7 +286,7 @@ def test_more_events_than_a_feed_keeps_are_read_from_the_database(
     job_id = any_service.submit()["id"]
     with any_service.database.write() as session:
         for number in range(50):
-            events.append(session, job_id, "progressed", {"number": number})
+            told(session, job_id, "progressed", {"number": number})
     any_service.client.post(f"/v1/jobs/{job_id}/cancel")
     first = [message.id for message in messages(any_service, job_id)]
     assert first == list(range(1, len(first) + 1))

@@ -12,7 +12,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leases, outcomes, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState, new_id
-from tests.service.records import a_spec, a_worker, claimed
+from tests.service.records import a_spec, a_worker, claimed, told
 from tests.service.serving import MATMUL, Served
 
 
@@ -199,7 +199,7 @@ def test_events_count_without_gaps_when_many_write_at_once(database: Database) -
 
     def write(number: int) -> int:
         with database.write() as session:
-            return events.append(session, job_id, "note", {"number": number})
+            return told(session, job_id, "note", {"number": number})
 
     with ThreadPoolExecutor(8) as pool:
         given = sorted(pool.map(write, range(40)))
