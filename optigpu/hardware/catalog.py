@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, computed_field
+from pydantic import Field, computed_field
 
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.vocabulary import Frozen, SpecError
@@ -117,28 +117,34 @@ class Allocation(Frozen):
     mma: dict[Dtype, tuple[int, int, int]]
 
 
+class Catalog(Frozen):
+    """What catalog.toml holds; `short_names` are names without their variant, each with the device that it means."""
+
+    device: tuple[Device, ...]
+    capability: tuple[Capability, ...]
+    allocation: tuple[Allocation, ...]
+    short_names: dict[str, str]
+
+
 @lru_cache(maxsize=1)
+def catalog() -> Catalog:
+    text = files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
+    return Catalog.model_validate(tomllib.loads(text))
+
+
 def devices() -> tuple[Device, ...]:
-    return TypeAdapter(tuple[Device, ...]).validate_python(_tables()["device"])
+    return catalog().device
 
 
-@lru_cache(maxsize=1)
 def capabilities() -> tuple[Capability, ...]:
     """The limits of NVIDIA's compute capabilities, the oldest first."""
-    return TypeAdapter(tuple[Capability, ...]).validate_python(_tables()["capability"])
+    return catalog().capability
 
 
 @lru_cache(maxsize=1)
 def allocations() -> Mapping[str, Allocation]:
     """How multiprocessors give out what they have, by compute capability."""
-    found = TypeAdapter(tuple[Allocation, ...]).validate_python(_tables()["allocation"])
-    return {each.compute_capability: each for each in found}
-
-
-@lru_cache(maxsize=1)
-def short_names() -> Mapping[str, str]:
-    """Names without their variant, each with the name of the device that it means."""
-    return TypeAdapter(dict[str, str]).validate_python(_tables()["short_names"])
+    return {each.compute_capability: each for each in catalog().allocation}
 
 
 def find(name: str) -> Device | None:
@@ -153,10 +159,6 @@ def find_class(hardware_class: str) -> Device | None:
     """
     match = _CLASS.match(hardware_class)
     return find(match["name"]) if match else None
-
-
-def _tables() -> Mapping[str, object]:
-    return tomllib.loads(files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)
@@ -208,7 +210,7 @@ def _unknown(field: str, name: str, known: list[str]) -> SpecError:
     """Lists each of the known by its shortest name."""
     names = ((each, find(each)) for each in known)
     every = {each: [each, *(device.aliases if device else ())] for each, device in names}
-    for short, meant in short_names().items():
+    for short, meant in catalog().short_names.items():
         every.get(meant, []).append(short)
     shortest = sorted({min(each, key=len) for each in every.values()})
     plain = {_letters(each): each for each in shortest}
@@ -220,7 +222,7 @@ def _unknown(field: str, name: str, known: list[str]) -> SpecError:
 def _gpus() -> Mapping[str, Device]:
     gpus = [device for device in devices() if device.kind is HardwareKind.GPU]
     found = {_letters(name): device for device in gpus for name in (device.name, *device.aliases)}
-    short = {_letters(name): _letters(meant) for name, meant in short_names().items()}
+    short = {_letters(name): _letters(meant) for name, meant in catalog().short_names.items()}
     return found | {name: found[meant] for name, meant in short.items()}
 
 
