@@ -38,7 +38,7 @@ from benchmarks.stacks import (
 from optigpu.documents.result import Attribution
 from optigpu.job.spec import JobSpec
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Report, write_picture
 from optigpu.report.formats import Grid, columns
 from optigpu.report.formats import markdown as grid_markdown
 from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
@@ -211,7 +211,9 @@ def main() -> int:
         chart = path.with_suffix(".svg")
         attribution = Attribution.model_validate(document["attribution"], extra="ignore")
         results = document["results"]
-        CHARTS["pareto"](job_title(document["spec"], results), results, chart, attribution)
+        write_picture(
+            CHARTS["pareto"](Report(job_title(document["spec"], results), results, attribution)), chart
+        )
         print(markdown(document, chart.name))
         valid = (result["variant"]["backend"] for result in results if result["verdict"]["valid"])
         counts.append(len(set(valid)))

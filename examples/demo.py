@@ -33,7 +33,7 @@ from optigpu.models.trained import TRAINED
 from optigpu.paths import data_dir, without_home
 from optigpu.report.brief import WIDTH, brief_grid
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Report, write_picture
 from optigpu.report.formats import console, terminal
 from optigpu.report.progress import RunProgress, ShareProgress
 from optigpu.techniques import TECHNIQUES
@@ -154,7 +154,7 @@ def _draw(job: JobView, results: Sequence[Document], path: Path) -> bool:
     """The ladder's chart; False where there is nothing to draw."""
     if not any(result["metrics"][result["variant"]["primary_metric"]]["value"] for result in results):
         return False
-    CHARTS["ladder"](job_title(job.spec, results), results, path)
+    write_picture(CHARTS["ladder"](Report(job_title(job.spec, results), results)), path)
     return True
 
 

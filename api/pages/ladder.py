@@ -40,7 +40,7 @@ def read_ladder(view: ReaderView, job_id: JobId, _: Plain) -> Response:
 def _chart(report: Report, root: str) -> tuple[Figure | None, str]:
     """The waterfall; or why there is none."""
     try:
-        (panel,) = CHARTS["waterfall"].data(report).panels
+        (panel,) = CHARTS["waterfall"](report).panels
     except SpecError:
         return (
             None,

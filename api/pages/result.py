@@ -147,7 +147,7 @@ def _histograms(session: Session, stored: StoredResult) -> list[Figure]:
 def _roofline(document: Document) -> Figure | None:
     """The variant below the roofs of its machine; None where no roofline is known."""
     with suppress(SpecError, KeyError, ValueError):  # a document of another version may lack a part
-        (panel,) = CHARTS["roofline"].data(Report("The roofline", [document])).panels
+        (panel,) = CHARTS["roofline"](Report("The roofline", [document])).panels
         return figure(panel, id_prefix="roofline") if panel.marks else None
     return None
 

@@ -166,12 +166,12 @@ def chart(
 ) -> None:
     """Draw results: each variant's speed, its place under the roofline, speed against quality or bytes."""
     from optigpu.report.catalog import combined
-    from optigpu.report.charts import CHARTS, Report
+    from optigpu.report.charts import CHARTS, Report, write_picture
 
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
     attribution = found[0].attribution if len(found) == 1 else None
-    CHARTS[kind].draw(Report(title, results, attribution), output)
+    write_picture(CHARTS[kind](Report(title, results, attribution)), output)
     echo(str(output))
 
 

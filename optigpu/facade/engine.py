@@ -16,7 +16,7 @@ from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.paths import saying
-from optigpu.report.charts import CHARTS, Report
+from optigpu.report.charts import CHARTS, Report, write_chart
 from optigpu.report.charts.baselines import CARD
 from optigpu.report.charts.baselines import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
@@ -156,7 +156,7 @@ class BenchmarkEngine(Shown):
                 ("baselines", "baselines", documents),
             ):
                 with suppress(SpecError):  # nothing of that kind to draw
-                    written += CHARTS[kind].write(Report(TITLE, results), place / name)
+                    written += write_chart(CHARTS[kind](Report(TITLE, results)), place / name)
         return tuple(written)
 
     def _documents(self) -> list[Document]:

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from optigpu.documents.fields import require_known
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.svg.picture import picture
+from optigpu.report.charts.svg.picture import picture, write_picture
 from optigpu.report.formats import Grid, console, html, terminal
 from optigpu.vocabulary import UnsupportedError
 
@@ -63,8 +63,7 @@ def drawn(kind: str, report: Report, path: str | Path | None = None) -> Picture:
     """A chart of a report, also written to `path`, whose suffix (.svg, .png) chooses the format. Raises SpecError for
     an unknown kind, and where the results have nothing that such a chart shows."""
     require_known(kind, CHARTS, f"There is no chart {kind!r}", "The charts are")
-    chart = CHARTS[kind]
-    file = None if path is None else Path(path)
+    data, file = CHARTS[kind](report), None if path is None else Path(path)
     if file is not None:
-        chart.draw(report, file)
-    return Picture(picture(chart.data(report)), file)
+        write_picture(data, file)
+    return Picture(picture(data), file)

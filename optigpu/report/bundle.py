@@ -12,7 +12,7 @@ from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution
 from optigpu.paths import draft_of, saying
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Report, write_picture
 from optigpu.report.formats import latex, markdown
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.rows import origin_line, took_turns
@@ -59,7 +59,7 @@ def _files(contents: Contents) -> Iterator[tuple[str, str | bytes]]:
     yield "CITATION.cff", citation(contents.results)
     with TemporaryDirectory() as folder, suppress(SpecError):  # where no result has a figure to draw
         for name in FIGURES:
-            CHARTS["ladder"](title, contents.results, Path(folder) / name)
+            write_picture(CHARTS["ladder"](Report(title, contents.results)), Path(folder) / name)
             yield name, (Path(folder) / name).read_bytes()
     for result, files in contents.artifacts.items():
         for name, data in files.items():

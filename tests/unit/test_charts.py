@@ -17,7 +17,7 @@ from optigpu.cli import app
 from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report, write_charts
 from optigpu.report.charts.marks import ChartData, Form, Mark
-from optigpu.report.charts.svg.picture import picture
+from optigpu.report.charts.svg.picture import picture, write_picture
 from optigpu.report.charts.variants import rungs_of
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.unit.made_reports import (
@@ -40,7 +40,7 @@ __all__ = ["optigpu"]  # the fixture
 
 
 def data_of(kind: str) -> ChartData:
-    return CHARTS[kind].data(REPORTS[kind])
+    return CHARTS[kind](REPORTS[kind])
 
 
 def marks_of(kind: str, panel: str) -> tuple[Mark, ...]:
@@ -65,7 +65,7 @@ def test_the_four_panels_are_of_the_rungs_and_relative_to_the_baseline() -> None
     assert {each.series for each in use} == {"mbu", "mfu"}
     assert [each.text for each in loss] == ["0%", "0.69%", "2.90%", "3.00%"]
     assert "0.1% lost" in data.note
-    alone = CHARTS["overview"].data(replace(LADDER_REPORT, attribution=None)).panels[0].marks
+    alone = CHARTS["overview"](replace(LADDER_REPORT, attribution=None)).panels[0].marks
     assert [round(each.value, 2) for each in alone] == [1.0, 1.44, 2.91, 4.72]
     assert {each.ci for each in alone} == {None}, "only an attribution has intervals of ratios"
 
@@ -98,7 +98,7 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
     assert panel.missing.keys() == {"batch 16"}
     without = [each for each in BATCHES_REPORT.results if each["metrics"]["latency_s"].get("p95") is None]
     with pytest.raises(SpecError, match="--max-seconds 60"):
-        CHARTS["batches"].data(Report("t", without))
+        CHARTS["batches"](Report("t", without))
 
 
 def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
@@ -109,7 +109,7 @@ def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
     ]  # fmt: skip
     fastest = with_metrics(dict(PARETO_REPORT.results[-1]), tokens_per_s=(900.0,), weight_bytes=(1e6,))
     report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results[:-1], fastest])
-    front = [each.label for each in CHARTS["pareto"].data(report).panels[0].marks if each.on_front]
+    front = [each.label for each in CHARTS["pareto"](report).panels[0].marks if each.on_front]
     assert front == [f"{THREE} + torch_compile"], "what is not valid surpasses nothing"
 
 
@@ -136,14 +136,14 @@ def test_results_of_several_models_or_machines_have_no_front(
     first = dict(PARETO_REPORT.results[0])
     report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, first | {part: first[part] | change}])
     with pytest.raises(SpecError, match=words):
-        CHARTS[kind].data(report)
+        CHARTS[kind](report)
 
 
 def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
     first, *others = REPORTS["loads"].results
     server = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000/v1#tiny"}
     elsewhere = dict(first) | {"variant": first["variant"] | server}
-    (panel,) = CHARTS["loads"].data(Report("t", [elsewhere, *others])).panels
+    (panel,) = CHARTS["loads"](Report("t", [elsewhere, *others])).panels
     assert [(each.text, each.x) for each in panel.marks] == [("1/s", 900.0), ("4/s", 2400.0), ("2/s", 1200.0)]
     assert [each.series for each in panel.marks] == [
         "baseline, endpoint tiny at 127.0.0.1:8000", "baseline, torch", "baseline, torch",
@@ -172,7 +172,7 @@ def test_a_baseline_of_the_card_is_a_claim_and_only_the_same_work_stands_beside_
 )
 def test_where_nothing_was_measured_the_reason_is_said(kind: str, without: str) -> None:
     with pytest.raises(SpecError, match="No result has"):
-        CHARTS[kind].data(Report("t", with_null(RESULTS, without, "no")))
+        CHARTS[kind](Report("t", with_null(RESULTS, without, "no")))
 
 
 def test_only_charts_that_need_it_are_not_drawn_of_results_that_lack_their_primary_metric() -> None:
@@ -180,7 +180,7 @@ def test_only_charts_that_need_it_are_not_drawn_of_results_that_lack_their_prima
     drawn = set()
     for name, chart in CHARTS.items():
         with suppress(SpecError):
-            chart.data(Report("t", lacking))
+            chart(Report("t", lacking))
             drawn.add(name)
     assert drawn == {"roofline", "precision"}
 
@@ -200,7 +200,7 @@ NO_PRODUCT = ROOFLINE | {"step": ROOFLINE["step"] | {"flops": 0.0, "flops_per_by
 )
 def test_without_a_roofline_none_is_drawn(facts: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=r"facts\.roofline\.reason"):
-        CHARTS["roofline"].data(Report("t", [each | {"facts": facts} for each in RESULTS]))
+        CHARTS["roofline"](Report("t", [each | {"facts": facts} for each in RESULTS]))
 
 
 def test_quality_is_the_loss_of_agreement_or_of_accuracy_where_that_was_measured() -> None:
@@ -211,7 +211,7 @@ def test_quality_is_the_loss_of_agreement_or_of_accuracy_where_that_was_measured
         with_metrics(each, accuracy_loss_percent=(loss, loss - 0.3, loss + 0.3))
         for each, loss in zip(RESULTS, (0.0, -0.4, 1.5), strict=False)
     ]
-    (panel,) = CHARTS["quality"].data(Report("t", [*measured, *RESULTS[3:]])).panels
+    (panel,) = CHARTS["quality"](Report("t", [*measured, *RESULTS[3:]])).panels
     assert panel.x_axis == "accuracy lost against fp32 (%)"
     assert [each.x for each in panel.marks] == [0.0, -0.4, 1.5]
     assert next(iter(panel.missing)) == "static_kv_cache"
@@ -223,12 +223,12 @@ def texts(svg: str) -> str:
 
 
 def said(kind: str, report: Report | None = None) -> str:
-    return texts(picture(CHARTS[kind].data(report or REPORTS[kind])))
+    return texts(picture(CHARTS[kind](report or REPORTS[kind])))
 
 
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_file_says_all_of_its_data(kind: str) -> None:
-    data, whole = CHARTS[kind].data(REPORTS[kind]), said(kind)
+    data, whole = CHARTS[kind](REPORTS[kind]), said(kind)
     words = [data.title, *data.note.split(), "Measured", "Test CPU"]
     for panel in data.panels:
         words += [panel.title[1:], panel.axis, panel.x_axis, *panel.missing, *panel.missing.values()]
@@ -241,7 +241,7 @@ def test_a_file_says_all_of_its_data(kind: str) -> None:
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_file_stands_alone(kind: str) -> None:
     """Nothing is fetched, and every colour is one that programs without variables know."""
-    drawn = picture(CHARTS[kind].data(REPORTS[kind]))
+    drawn = picture(CHARTS[kind](REPORTS[kind]))
     root = ElementTree.fromstring(drawn)
     (style,) = (each.text or "" for each in root.iter(f"{SVG}style"))
     assert "var(" not in style
@@ -254,15 +254,15 @@ def test_a_file_stands_alone(kind: str) -> None:
 def test_a_file_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
-        CHARTS["ladder"]("preset:gpt2 on 2x Test CPU", RESULTS, path)
+        write_picture(CHARTS["ladder"](Report("preset:gpt2 on 2x Test CPU", RESULTS)), path)
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes().startswith(b"\x89PNG" if suffix == ".PNG" else b"<svg ")
 
 
 @pytest.mark.parametrize("kind", ["ladder", "overview"])
 def test_a_png_is_the_drawing_in_twice_its_size_with_letters_in_it(tmp_path: Path, kind: str) -> None:
-    CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.svg")
-    CHARTS[kind].draw(REPORTS[kind], tmp_path / "c.png")
+    write_picture(CHARTS[kind](REPORTS[kind]), tmp_path / "c.svg")
+    write_picture(CHARTS[kind](REPORTS[kind]), tmp_path / "c.png")
     root = ElementTree.parse(tmp_path / "c.svg").getroot()
     whole = Image.open(tmp_path / "c.png").convert("L")
     assert whole.size == pytest.approx([2 * float(root.attrib[side]) for side in ("width", "height")], abs=1)
@@ -308,7 +308,7 @@ def test_an_empty_panel_says_why_in_its_place() -> None:
 )
 def test_a_file_that_cannot_be_a_chart_is_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(OptiGPUError, match=words):
-        CHARTS["ladder"]("t", RESULTS, tmp_path / name)
+        write_picture(CHARTS["ladder"](Report("t", RESULTS)), tmp_path / name)
 
 
 def commands_in(text: str) -> list[str]:
@@ -318,7 +318,7 @@ def commands_in(text: str) -> list[str]:
 @pytest.mark.parametrize("kind", sorted({*CHARTS} - {"roofline", "quality"}))
 def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as raised:
-        CHARTS[kind].draw(Report("t", []), tmp_path / "c.svg")
+        write_picture(CHARTS[kind](Report("t", [])), tmp_path / "c.svg")
     (line, *_) = commands_in(str(raised.value))
     _, name, *arguments = shlex.split(line)
     command = typer.main.get_command(app)
@@ -377,7 +377,7 @@ def test_the_command_writes_every_picture_with_its_data_beside_it(report: Path, 
     assert "waterfall: not drawn. No report is of one ladder" in printed.err
     assert not (folder / "waterfall.svg").exists()
     read = ChartData.model_validate_json((folder / "lengths.json").read_text())
-    assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
+    assert read.panels == CHARTS["lengths"](ATTENTION_REPORT).panels
     report.write_text(json.dumps(run_of(Report("t", []))))
     refused = optigpu("charts", str(report), "--out", str(folder / "none"))
     assert refused.status == 2

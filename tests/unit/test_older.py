@@ -15,7 +15,7 @@ from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_note, replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.bundle import methods
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Report, write_picture
 from optigpu.report.ladder import SCENARIOS, scenario_of
 from optigpu.report.rows import rows_of
 from optigpu.statistics.compare import OTHER_TEXT, compare
@@ -73,7 +73,7 @@ def test_it_is_compared_with_one_of_today() -> None:
 
 @pytest.mark.slow
 def test_it_is_drawn_under_its_roofline(tmp_path: Path) -> None:
-    CHARTS["roofline"]("t", [OLD], tmp_path / "c.svg")
+    write_picture(CHARTS["roofline"](Report("t", [OLD])), tmp_path / "c.svg")
     assert "bfloat16" in (tmp_path / "c.svg").read_text("utf-8")
 
 

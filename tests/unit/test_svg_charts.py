@@ -352,10 +352,10 @@ def test_a_board_is_a_front_of_what_is_ranked() -> None:
 
 
 def test_a_ladder_on_a_page_has_a_row_for_each_rung_that_was_measured() -> None:
-    (panel,) = CHARTS["waterfall"].data(BROKEN_REPORT).panels
+    (panel,) = CHARTS["waterfall"](BROKEN_REPORT).panels
     assert [each.valid for each in panel.marks] == [True, False]
     with pytest.raises(SpecError, match="No report is of one ladder"):
-        CHARTS["waterfall"].data(Report("t", LADDER_REPORT.results, None))
+        CHARTS["waterfall"](Report("t", LADDER_REPORT.results, None))
 
 
 def test_a_history_says_what_changed() -> None:

@@ -1,11 +1,9 @@
 """Charts of results as files, with their data beside them as JSON; `svg/` draws them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from optigpu.documents.result import Attribution
 from optigpu.paths import saying
 from optigpu.report.charts.baselines import baselines_data
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
@@ -19,51 +17,33 @@ from optigpu.report.charts.variants import (
     roofline_data,
     waterfall_data,
 )
-from optigpu.vocabulary import Document, SpecError
+from optigpu.vocabulary import SpecError
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A kind of chart. `data` says what it shows and raises SpecError, with what to run, where there is nothing."""
-
-    data: Callable[[Report], ChartData]
-
-    def draw(self, report: Report, path: Path) -> None:
-        """Writes the picture. Raises as `data` and `write_picture` do."""
-        write_picture(self.data(report), path)
-
-    def __call__(
-        self, title: str, results: Sequence[Document], path: Path, attribution: Attribution | None = None
-    ) -> None:
-        """Writes the picture of results, as `draw` does."""
-        self.draw(Report(title, results, attribution), path)
-
-    def write(self, report: Report, stem: Path) -> tuple[Path, ...]:
-        """The chart as SVG and PNG, and its data as JSON. Raises SpecError where there is nothing of that kind, OSError
-        or OptiGPUError where the files cannot be written."""
-        data, beside = self.data(report), stem.with_suffix(".json")
-        files = [stem.with_suffix(suffix) for suffix in SUFFIXES]
-        for file in files:
-            write_picture(data, file)
-        beside.write_text(data.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        return (*files, beside)
-
-
-CHARTS: dict[str, Chart] = {
-    "ladder": Chart(ladder_data),
-    "roofline": Chart(roofline_data),
-    "quality": Chart(quality_data),
-    "precision": Chart(precision_data),
-    "overview": Chart(overview_data),
-    "lengths": Chart(lengths_data),
-    "batches": Chart(batches_data),
-    "loads": Chart(loads_data),
-    "pareto": Chart(pareto_data),
-    "bits": Chart(bits_data),
-    "waterfall": Chart(waterfall_data),
-    "baselines": Chart(baselines_data),
+CHARTS: dict[str, Callable[[Report], ChartData]] = {
+    "ladder": ladder_data,
+    "roofline": roofline_data,
+    "quality": quality_data,
+    "precision": precision_data,
+    "overview": overview_data,
+    "lengths": lengths_data,
+    "batches": batches_data,
+    "loads": loads_data,
+    "pareto": pareto_data,
+    "bits": bits_data,
+    "waterfall": waterfall_data,
+    "baselines": baselines_data,
 }
-"""The charts by name."""
+"""What each kind of chart shows of a report. Raises SpecError, with what to run, where there is nothing."""
+
+
+def write_chart(data: ChartData, stem: Path) -> tuple[Path, ...]:
+    """The chart as SVG and PNG, and its data as JSON. Raises OSError or OptiGPUError where these cannot be written."""
+    files = [stem.with_suffix(suffix) for suffix in SUFFIXES]
+    for file in files:
+        write_picture(data, file)
+    beside = stem.with_suffix(".json")
+    beside.write_text(data.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return (*files, beside)
 
 
 class Written(NamedTuple):
@@ -84,9 +64,9 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
     written: list[Written] = []
     with saying(f"{folder} cannot be written", "make it writable, or name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, chart in CHARTS.items():
+        for name, data_of in CHARTS.items():
             try:
-                written.append(Written(name, chart.write(report, folder / name)))
+                written.append(Written(name, write_chart(data_of(report), folder / name)))
             except SpecError as error:
                 written.append(Written(name, reason=str(error)))
     if not any(each.files for each in written):
@@ -95,4 +75,4 @@ def write_charts(report: Report, folder: Path) -> list[Written]:
     return written
 
 
-__all__ = ["CHARTS", "Chart", "ChartData", "Report"]
+__all__ = ["CHARTS", "ChartData", "Report", "write_picture"]
