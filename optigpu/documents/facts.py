@@ -17,12 +17,34 @@ _MOST_TOKENS = 2**20
 
 
 @dataclass(frozen=True)
+class AttentionWork:
+    """What the layers do together that reach back `window` tokens (None: all of them): operations for a pair of a query
+    and a key, and numbers of keys and values that they keep of a token."""
+
+    window: int | None
+    flops: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class TokenWork:
+    """A decoder's operations: `flops` of products with weights for a token, `head_flops` of those behind the blocks for
+    a prediction, and those of attention. They hold for texts of at most `longest` tokens, None for any: in longer ones
+    layers choose what they attend to."""
+
+    flops: int
+    head_flops: int
+    attention: tuple[AttentionWork, ...]
+    longest: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """A decoder's shapes, as counts; `context` is in tokens, None for any number. Without attention there are no heads,
     and a head size of 0. `family` is transformers' model_type ("gpt2"). `inner_size` is the width of the MLP, whose
     matrices are two, or three where it is gated; both are None for a family whose blocks are not known.
     `embedding_size` is the width of a row of the embedding and of the head, which some OPT models project to
-    `hidden_size`."""
+    `hidden_size`. `work` is counted where a roofline asks for it, or `uncounted` says why it cannot be."""
 
     family: str
     hidden_size: int
@@ -36,6 +58,8 @@ class ModelFacts:
     inner_size: int | None
     gated_mlp: bool | None
     embedding_size: int
+    work: TokenWork | None = None
+    uncounted: str | None = None
 
     @property
     def longest(self) -> int:

@@ -29,7 +29,10 @@ MOST_BYTES = 2**24
 """Of the descriptions that are kept; one takes some KB."""
 _LOCK_S = 10.0
 _LOADING = Path(families.__file__).parent / "loading"
-_SOURCES = (Path(families.__file__), _LOADING / "describing.py", _LOADING / "load.py")
+_SOURCES = (
+    Path(families.__file__),
+    *(_LOADING / f"{name}.py" for name in ("describing", "load", "token_work")),
+)
 """Their text decides what is found."""
 
 

@@ -5,11 +5,12 @@ convolution; norms, activations and softmax are left out, as torch's FlopCounter
 their stored width, the key-value cache and images; activations stay in a cache.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import assert_never
 
-from optigpu.documents.facts import Footprint, ImageFootprint, ModelFacts, RunFacts
+from optigpu.documents.facts import Footprint, ImageFootprint, ModelFacts, RunFacts, TokenWork
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads import base as shapes
 from optigpu.workloads.base import Workload
@@ -62,7 +63,7 @@ class CacheKeeps:
 
     def of(self, tokens: int) -> int:
         """How many of `tokens` tokens are kept."""
-        return tokens if self.tokens is None else min(tokens, self.tokens)
+        return _within(self.tokens, tokens)
 
 
 EVERY_TOKEN = CacheKeeps()
@@ -183,33 +184,8 @@ def _unknown(facts: RunFacts, field: str, what: str) -> UnsupportedError:
     return UnsupportedError(f"The roofline needs {what}: {facts.why_null(field)}")
 
 
-def matmul_flops(facts: ModelFacts, tokens: float, predictions: float) -> float:
-    """Operations of the linear layers for `tokens` tokens, and of the head for `predictions` of them.
-
-    Raises UnsupportedError for a family whose blocks are not known.
-    """
-    if facts.inner_size is None:
-        raise UnsupportedError(f"The roofline does not know the shapes of {facts.family} models.")
-    width, projected = facts.hidden_size, facts.embedding_size
-    attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
-    mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
-    into = 0 if projected == width else width * projected
-    head = projected * facts.vocabulary + into
-    return 2 * tokens * (facts.layers * (attention + mlp) + into) + 2 * predictions * head
-
-
-def attention_flops(facts: ModelFacts, pairs: float) -> float:
-    """Operations of scores and weighted sums for `pairs` of a query and a key, over all heads and layers."""
-    return 4 * pairs * facts.layers * facts.heads * facts.head_size
-
-
-def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
-    """Model operations of one training step: the forward pass and twice as many backward, for inputs and for weights.
-
-    Source: Chowdhery et al., PaLM, 2022, appendix B. What is recomputed for the sake of memory does not count.
-    """
-    tokens, pairs = batch * length, batch * _causal_pairs(length)
-    return 3 * (matmul_flops(facts, tokens, tokens) + attention_flops(facts, pairs))
+Reached = Callable[[int | None], float]
+"""A number of tokens, or of pairs of a query and a key, in layers that reach back so many tokens; None: all of them."""
 
 
 def prefill(
@@ -221,8 +197,11 @@ def prefill(
 ) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
     length = shape.prompt_tokens
-    cache = _cache(model, dtype, kept.of(length), cached, kept)
-    return _forward("prefill", shape.batch_size, model, length, _causal_pairs(length), cache)
+    work = _known(model.facts, length)
+    cache = _cache(work, dtype, lambda window: _within(window, kept.of(length)), kept) if cached else 0.0
+    return _forward(
+        "prefill", shape, model, work, length, lambda window: _causal_pairs(length, window), cache
+    )
 
 
 def decode_step(
@@ -234,32 +213,62 @@ def decode_step(
     computes them all again.
     """
     steps = range(shape.prompt_tokens + 1, shape.prompt_tokens + shape.new_tokens)
-    lengths = [kept.of(length) for length in steps] if cached else list(steps)
-    length = fmean(lengths)
-    tokens, pairs = (1.0, length) if cached else (length, fmean(map(_causal_pairs, lengths)))
-    cache = _cache(model, dtype, length, cached, kept)
-    return _forward("decode step", shape.batch_size, model, tokens, pairs, cache)
+    work = _known(model.facts, steps[-1])
+
+    def reached(window: int | None) -> float:
+        return fmean(_within(window, kept.of(length)) for length in steps)
+
+    def pairs(window: int | None) -> float:
+        return fmean(_causal_pairs(length, window) for length in steps)
+
+    if not cached:
+        return _forward("decode step", shape, model, work, fmean(steps), pairs, 0.0)
+    return _forward("decode step", shape, model, work, 1.0, reached, _cache(work, dtype, reached, kept))
+
+
+def _known(facts: ModelFacts, length: int) -> TokenWork:
+    """Raises UnsupportedError where the operations are not known, for any text or for one of so many tokens."""
+    work = facts.work
+    if work is None:
+        raise UnsupportedError(facts.uncounted or f"The operations of {facts.family} models are not known.")
+    if work.longest is not None and length > work.longest:
+        raise UnsupportedError(
+            f"The operations of {facts.family} models are known for texts of at most {work.longest} tokens: in longer "
+            "ones layers choose what they attend to."
+        )
+    return work
 
 
 def _forward(
-    name: str, batch: int, model: Footprint, tokens: float, pairs: float, cache_bytes: float
+    name: str,
+    shape: shapes.PrefillShape | shapes.DecodeShape,
+    model: Footprint,
+    work: TokenWork,
+    tokens: float,
+    pairs: Reached,
+    cache_bytes: float,
 ) -> Work:
-    """A pass over a batch, with one prediction for each sequence; what follows `model` is for one sequence."""
+    """A pass over a batch, with one prediction for each sequence; what follows `work` is for one sequence."""
+    batch = shape.batch_size
     return Work(
         name=name,
         bytes=model.streamed_bytes + batch * (tokens * model.row_bytes + cache_bytes),
-        matmul_flops=matmul_flops(model.facts, batch * tokens, batch),
-        attention_flops=attention_flops(model.facts, batch * pairs),
+        matmul_flops=batch * (tokens * work.flops + work.head_flops),
+        attention_flops=batch * sum(layers.flops * pairs(layers.window) for layers in work.attention),
     )
 
 
-def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: CacheKeeps) -> float:
-    if not cached:
-        return 0.0
-    facts = model.facts
-    return tokens * (kept.token_bytes or 2 * facts.layers * facts.kv_heads * facts.head_size * _width(dtype))
+def _cache(work: TokenWork, dtype: str, reached: Reached, kept: CacheKeeps) -> float:
+    if kept.token_bytes is not None:
+        return kept.token_bytes * reached(None)
+    return _width(dtype) * sum(layers.kept * reached(layers.window) for layers in work.attention)
 
 
-def _causal_pairs(length: int) -> float:
-    """Pairs of a query and a key where each token attends to itself and all before it."""
-    return length * (length + 1) / 2
+def _within(window: int | None, tokens: int) -> int:
+    return tokens if window is None else min(window, tokens)
+
+
+def _causal_pairs(length: int, window: int | None) -> float:
+    """Pairs of a query and a key where each token attends to itself and all before it within the window."""
+    near = _within(window, length)
+    return near * (near + 1) / 2 + (length - near) * near

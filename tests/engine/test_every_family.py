@@ -22,6 +22,7 @@ from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.describing import described, description
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import count_weights, load_image_model, load_model, loaded_facts
+from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import DecoderShape
 from optigpu.surgery.places import exchange, expert_places
@@ -168,7 +169,8 @@ def test_parameters_and_bytes_of_weights_and_cache_are_those_of_the_model(
     config = config_of(family, values)
     found, model = description(config), model_of(config)
     assert found.parameters == count_weights(model)
-    assert found.facts == loaded_facts(model)
+    assert found.facts == counted(loaded_facts(model), config)
+    assert found.facts.work
     assert found.caches
     known = FAMILIES.get(family)
     passes = known.passes if known else None

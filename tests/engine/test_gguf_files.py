@@ -20,6 +20,7 @@ from optigpu.job.plan import variants_of
 from optigpu.models.described import description_of
 from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.load import load_model, load_tokenizer
+from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
 from tests.engine import converted_engines
@@ -60,7 +61,7 @@ def test_an_architecture_that_is_not_written_here_runs_and_has_its_facts(
     runtime = prepared(tmp_path, model="path:arcee.gguf")
     facts, recorded = runtime.facts, runtime.notes.facts
     assert (facts.family, facts.layers, facts.heads, facts.kv_heads, facts.context) == ("arcee", 2, 4, 2, 256)
-    assert (facts.inner_size, facts.gated_mlp, facts.vocabulary, facts.tied_head) == (192, False, 300, False)
+    assert (facts.vocabulary, facts.tied_head, facts.work) == (300, False, counted(facts, model.config).work)
     assert (recorded["gguf_architecture"], recorded["gguf_file_type"], recorded["gguf_bits_per_weight"]) == (
         "arcee",
         "F32",
@@ -111,7 +112,7 @@ def test_of_experts_a_step_reads_those_that_are_chosen(tmp_path: Path, models: P
     read, whole = runtime.footprint().streamed_bytes, runtime.weights().parameters * 4
     table = model.get_input_embeddings().weight.nbytes
     assert abs(read - (whole - experts / 2 - table)) < 1000
-    assert runtime.facts.inner_size is None
+    assert runtime.facts.work == counted(runtime.facts, model.config).work
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -172,7 +173,9 @@ def test_a_file_is_run_as_it_is(tmp_path: Path, models: Path) -> None:
     file = next(kept().glob("bundled-tiny-*-Q8_0.gguf"))
     shutil.copy(file, models / "mine.gguf")
     given = prepared(tmp_path, model="path:mine.gguf")
-    assert given.facts == written.facts
+    assert given.facts == replace(written.facts, inner_size=None, gated_mlp=None), (
+        "the header says no less of the work"
+    )
     assert given.notes.facts["gguf_type"] == "Q8_0"
     assert given.weights().hash_of == "files"
     assert given.weights().bytes == written.weights().bytes

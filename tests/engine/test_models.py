@@ -1,5 +1,6 @@
 """Presets, loading, references that cannot be loaded; any decoder of transformers is measured or says why not."""
 
+import copy
 import json
 import re
 import shutil
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from torch.nn import Embedding, Linear
+from torch.nn import Embedding
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.pytorch_utils import Conv1D
+from torch.utils.flop_counter import flop_registry
+from transformers import AutoModelForCausalLM
 
 from optigpu.backends.endpoint.prompts import tokenizer_of
 from optigpu.backends.runtime import UnlikeWholeError
 from optigpu.backends.torch import TorchBackend
 from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.child import replicate
+from optigpu.documents.facts import ModelFacts
 from optigpu.meters.base import MeterContext
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.facts import facts_of, known_facts, packaged
@@ -38,7 +41,6 @@ from optigpu.models.loading.load import (
 )
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.reference import BUNDLED, parse_reference
-from optigpu.roofline.work import matmul_flops
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT, Choice
 from optigpu.vocabulary import UnsupportedError
@@ -279,8 +281,66 @@ def require_sentence(text: str) -> None:
     assert not re.search(r"\w(Error|Exception)\b|Traceback|failed", text), text
 
 
+class Multiplied(TorchDispatchMode):
+    """Counts the operations of products of a pass: those in which a factor lies in a parameter, and the others."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.with_weights = self.without = 0
+        self.places = {each.untyped_storage().data_ptr() for each in model.parameters()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        formula = flop_registry.get(function.overloadpacket)
+        if formula:
+            flops = formula(*args, **(kwargs or {}), out_val=result)
+            given = [each for each in args if isinstance(each, torch.Tensor)]
+            if any(each.untyped_storage().data_ptr() in self.places for each in given[-2:]):
+                self.with_weights += flops
+            else:
+                self.without += flops
+        return result
+
+
+UNCOUNTED = {
+    "dbrx": "ends in transformer.blocks.0.ffn.experts.",
+    "jetmoe": "ends in model.layers.0.self_attention.experts.router.",
+    "moshi": "ends in model.",
+    "deepseek_v4": "which tokens layers attend to is in DeepseekV4HCACache.",
+}
+"""Families whose operations are not known, and why."""
+IN_BLOCKS = {"minimax": 2}
+"""Families of which some layers multiply all pairs within blocks of 256 tokens, though they attend to a state: by how
+much products grow faster with the square of a short text."""
+
+
+def require_operations(family: str, facts: ModelFacts, config: Any) -> None:
+    """Those of passes over texts with real numbers, in which each expert multiplies the tokens that chose it: of
+    products with weights within 1%, and of attention, which grows with the square of a text."""
+    if facts.work is None:
+        require_sentence(str(facts.uncounted))
+        assert str(facts.uncounted).endswith(UNCOUNTED[family])
+        return
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **ways).eval()
+    passes = []
+    for length in (16, 17, 18):
+        with torch.no_grad(), Multiplied(model) as counted:
+            model(input_ids=prompt(1, length), use_cache=False)
+        passes.append(counted)
+    few, more, most = passes
+    assert facts.work.flops + facts.work.head_flops == pytest.approx(
+        most.with_weights - more.with_weights, rel=0.01
+    )
+    head = model.get_output_embeddings()
+    assert head is None or 0 <= facts.work.head_flops - 2 * head.weight.numel() < 0.1 * facts.work.flops
+    pairs = (few.without - 2 * more.without + most.without) // 2
+    attention = sum(layers.flops for layers in facts.work.attention)
+    assert attention * IN_BLOCKS.get(family, 1) == pairs
+
+
 def require_counted(runtime: TorchDecodingRuntime) -> None:
-    """Parameters, bytes and operations are those of a plain loop over modules."""
+    """Parameters and bytes are those of a plain loop over modules."""
     weights, footprint, model = runtime.weights(), runtime.footprint(), runtime.decoding.model
     numbers: dict[int, int] = {}
     held: dict[int, int] = {}
@@ -302,13 +362,6 @@ def require_counted(runtime: TorchDecodingRuntime) -> None:
     assert weights.bytes == sum(held.values())
     assert footprint.streamed_bytes == sum(streamed.values())
     assert footprint.row_bytes == sum(size for place, size in rows.items() if place not in streamed)
-    try:
-        flops = matmul_flops(footprint.facts, 1, 1)
-    except UnsupportedError as error:
-        require_sentence(str(error))
-        return
-    layers = {module for module in model.modules() if isinstance(module, (Linear, Conv1D))}
-    assert flops == 2 * sum(layer.weight.numel() for layer in layers)
 
 
 def require_quality(context: MeterContext, most: float) -> None:
@@ -340,6 +393,7 @@ def require_measured(folder: Path, family: str, number: int, names: tuple[str, .
         assert why_no_decoder(model.config)
         return
     require_counted(plain.runtime)
+    require_operations(family, plain.runtime.footprint().facts, model.config)
     plain.context.request.observe()
     assert not make_reference(plain.context).reasons
     require_quality(plain.context, 1e-8)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
-from optigpu.models.loading.footprint import weight_bytes
+from optigpu.models.loading.footprint import footprint_of, weight_bytes
 from optigpu.models.loading.load import MODELS_DIR, count_weights, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers, weights_of
 from optigpu.models.loading.self_written import sampled
@@ -88,6 +88,10 @@ def test_a_packed_model_decodes_as_its_weights_and_rounding_allow(
     technique = TECHNIQUE[LAYOUTS[layout].method]
     runtime = runtime_of(reference(layout, family), technique)
     assert_right(runtime, written[layout, family], "float32")
+    found, plain = (
+        footprint_of(each, runtime.facts).facts for each in (runtime.model, written[layout, family])
+    )
+    assert found == plain
     assert runtime.notes.facts["int4_source"] == "checkpoint"
     assert runtime.notes.facts["int4_layers"] == len(linear_layers(written[layout, family]))
 

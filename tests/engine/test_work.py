@@ -18,12 +18,14 @@ from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.ops.decode.cpu.arena import ALIGNMENT
 from optigpu.ops.decode.program import WeightKind, block_matrices
-from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
+from optigpu.roofline.work import decode_step, prefill
 from optigpu.techniques.base import Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import DecodeShape, Workload
@@ -97,18 +99,6 @@ def test_a_decode_step_has_the_operations_that_torch_counts_on_average(family: s
     assert work.attention_flops == counted.attention / (NEW - 1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_training_step_has_three_times_the_operations_of_its_forward_pass(family: str) -> None:
-    model = eager(family)
-    ids = tokens(PROMPT)
-    counted = Counted(model, lambda: model(input_ids=ids, labels=ids).loss.backward())
-    facts = loaded_facts(model)
-    linear = 3 * matmul_flops(facts, BATCH * PROMPT, BATCH * PROMPT)
-    assert linear == counted.linear
-    attention = training_step_flops(facts, BATCH, PROMPT) - linear
-    assert attention == counted.attention * (PROMPT + 1) / (2 * PROMPT)
-
-
 @pytest.mark.parametrize("family", ["resnet", "mobilenet", "vit"])
 @pytest.mark.parametrize("stack", [(), (Bf16(),)], ids=["fp32", "bf16"])
 def test_an_image_has_the_operations_that_torch_counts_and_reads_the_weights_as_they_are(
@@ -178,6 +168,13 @@ class TestBytes:
         assert positions is not None
         table = [each for each in (positions.numbers, positions.scale, positions.unit) if each is not None]
         assert found.row_bytes == sum(each.nbytes // len(positions.numbers) for each in table)
+
+    @pytest.mark.parametrize("technique", [Int8WeightOnly(), Nf4(), NativeDecode(calibration="none")])
+    def test_quantized_layers_have_the_operations_of_plain_ones(self, technique: Technique) -> None:
+        plain, changed = (self.runtime("llama", *stack) for stack in ((), (technique,)))
+        work = footprint_of(changed.model, changed.facts).facts.work
+        assert work == footprint_of(plain.model, plain.facts).facts.work
+        assert work
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_cache_grows_by_the_bytes_that_are_counted_for_a_token(self, family: str) -> None:

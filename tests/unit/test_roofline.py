@@ -9,22 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optigpu.documents.facts import (
+    AttentionWork,
     Footprint,
     ImageFacts,
     ImageFootprint,
     RunFacts,
+    TokenWork,
     TrainingFacts,
     WeightFacts,
 )
 from optigpu.documents.peaks import Bound, Peaks, ReadRate
 from optigpu.hardware.catalog import Device, find
-from optigpu.models.facts import facts_of, known_facts
+from optigpu.models.facts import facts_of, known_facts, packaged
 from optigpu.models.reference import parse_reference
-from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
+from optigpu.roofline import Roofline, roofline_of, work_of
 from optigpu.roofline.roofs import NO_PEAKS
+from optigpu.roofline.work import decode_step, prefill
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
-from optigpu.workloads.base import OperatorShape, Workload
+from optigpu.workloads.base import DecodeShape, OperatorShape, Workload
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCachePositions
@@ -380,10 +383,52 @@ def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() ->
     )
 
 
-def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token() -> None:
-    """The rule of thumb 6 N D: with N without the embedding, which is looked up, attention adds little at 2,048."""
-    facts = known(facts_of(parse_reference("preset:llama-3.1-8b")))
-    weights = 8_030_261_248 - facts.vocabulary * facts.hidden_size
-    flops = training_step_flops(facts, batch=2, length=2048)
-    assert flops / (6 * weights * 2 * 2048) == pytest.approx(1.0, abs=0.05)
-    assert flops > 6 * 0.999 * weights * 2 * 2048
+@pytest.mark.parametrize("name", [name for name, each in packaged().items() if each.facts.inner_size])
+def test_the_operations_of_a_preset_follow_from_its_shapes(name: str) -> None:
+    """Of matrices of attention, MLP, projections and head, and of attention; keys and values are those of all heads."""
+    facts = packaged()[name].facts
+    width, projected, work = facts.hidden_size, facts.embedding_size, known(facts.work)
+    attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
+    mlp = (3 if facts.gated_mlp else 2) * width * known(facts.inner_size)
+    into = 0 if projected == width else width * projected
+    assert work.flops == 2 * (facts.layers * (attention + mlp) + into)
+    assert work.head_flops == 2 * (projected * facts.vocabulary + into)
+    (layers,) = work.attention
+    assert layers.flops == 4 * facts.layers * facts.heads * facts.head_size
+    assert layers.kept == 2 * facts.layers * facts.kv_heads * facts.head_size
+
+
+def test_layers_with_a_window_attend_to_as_many_tokens_and_others_to_all() -> None:
+    facts = known(facts_of(parse_reference("preset:gpt2")))
+    windows = (AttentionWork(None, flops=10, kept=3), AttentionWork(4, flops=1, kept=5))
+    model = Footprint(replace(facts, work=TokenWork(100, 7, windows)), streamed_bytes=0, row_bytes=0)
+    shape = DecodeShape(prompt_tokens=6, new_tokens=3, batch_size=2, units=2)
+    step, ahead = (make(shape, model, "float32", cached=True) for make in (decode_step, prefill))
+    assert step.attention_flops == 2 * (10 * 7.5 + 1 * 4), "the steps attend to 7 and 8 tokens"
+    assert step.bytes == 2 * 4 * (3 * 7.5 + 5 * 4)
+    assert step.matmul_flops == 2 * (100 + 7)
+    assert ahead.attention_flops == 2 * (10 * 21 + 1 * (1 + 2 + 3 + 4 + 4 + 4))
+    assert ahead.bytes == 2 * 4 * (3 * 6 + 5 * 4)
+    assert ahead.matmul_flops == 2 * (6 * 100 + 7)
+    uncached = decode_step(shape, model, "float32", cached=False)
+    assert uncached.attention_flops == 2 * (10 * (28 + 36) / 2 + 1 * (22 + 26) / 2)
+    assert uncached.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"work": None}, "The operations of gpt2 models are not known."),
+        ({"work": None, "uncounted": "For a reason."}, "For a reason."),
+        (
+            {"work": TokenWork(1, 1, (), longest=94)},
+            "The operations of gpt2 models are known for texts of at most 94 tokens: in longer ones layers choose what "
+            "they attend to.",
+        ),
+    ],
+)
+def test_operations_that_are_not_known_are_a_reason(changes: dict[str, Any], said: str) -> None:
+    model = replace(GPT2, facts=replace(GPT2.facts, **changes))
+    found = judged(16.0, model=model)
+    assert found.reason == said
+    assert {each.reason for each in found.metrics.values()} == {said}

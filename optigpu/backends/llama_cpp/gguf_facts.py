@@ -1,19 +1,20 @@
 """What a GGUF file's own numbers say of its model, whatever its architecture."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optigpu.backends.llama_cpp.file_types import FLOATS
 from optigpu.backends.llama_cpp.gguf_families import family_of_architecture
-from optigpu.documents.facts import ModelFacts
+from optigpu.documents.facts import AttentionWork, ModelFacts, TokenWork
 from optigpu.models.gguf_header import EMBEDDING, Header, Placed, read_header
 
 _HEAD = "output.weight"
-_UP, _GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
 _LOOKED_UP = ("position_embd.weight", "per_layer_token_embd.weight")
 _EXPERTS = "_exps."
 """In the names of matrices of which a token reads those of the experts that are chosen for it."""
+_LOOKING_AHEAD = ".nextn."
+"""In those of blocks that guess further tokens, and that a pass leaves out."""
 NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that follow from the configuration and that transformers does not count as parameters."""
 _NOT_KEYS = (".ssm_", ".time_mix_", ".shortconv.", ".attn_kv_a_mqa.", ".attn_kv_b.")
@@ -61,19 +62,10 @@ class Contents:
         tensors = self.header.tensors
         untied = any(each.name == _HEAD for each in tensors)
         tables = [*_LOOKED_UP, *([EMBEDDING] if untied else [])]
-        chosen = self._share_of_experts
         streamed = sum(
-            each.bytes * (chosen if _EXPERTS in each.name else 1)
-            for each in tensors
-            if each.name not in tables
+            each.bytes * _share_of(each, self.header) for each in tensors if each.name not in tables
         )
         return int(streamed), sum(each.bytes // each.shape[-1] for each in tensors if each.name in tables)
-
-    @property
-    def _share_of_experts(self) -> float:
-        values, architecture = self.header.values, self.header.architecture
-        used, all_ = (values.get(f"{architecture}.{key}") for key in ("expert_used_count", "expert_count"))
-        return used / all_ if isinstance(used, int) and isinstance(all_, int) and all_ else 1
 
 
 def contents_of(path: Path, type_name: Callable[[int], str]) -> Contents:
@@ -101,8 +93,7 @@ def facts_of(header: Header) -> ModelFacts:
     heads = _heads(header, "attention.head_count", layers, (0,) * layers)
     kv_heads = _heads(header, "attention.head_count_kv", layers, heads)
     most = max(heads)
-    inner = _inner_size(header, shapes, layers) if len({*heads}) == len({*kv_heads}) == 1 else None
-    return ModelFacts(
+    facts = ModelFacts(
         family=family_of_architecture(header.architecture),
         hidden_size=width,
         layers=layers,
@@ -112,10 +103,11 @@ def facts_of(header: Header) -> ModelFacts:
         context=header.number("context_length"),
         tied_head=_HEAD not in shapes,
         head_size=header.number("attention.key_length", width // most) if most else 0,
-        inner_size=inner,
-        gated_mlp=None if inner is None else _GATE in shapes or shapes[_UP][-1] == 2 * inner,
+        inner_size=None,
+        gated_mlp=None,
         embedding_size=embedding[0],
     )
+    return replace(facts, work=_work(header, facts, sum(heads)))
 
 
 def _heads(header: Header, key: str, layers: int, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,12 +118,36 @@ def _heads(header: Header, key: str, layers: int, default: tuple[int, ...]) -> t
     return found
 
 
-def _inner_size(header: Header, shapes: dict[str, tuple[int, ...]], layers: int) -> int | None:
-    """The width of an MLP that all layers have; None for other blocks, whose operations are not counted."""
-    ups = {shapes.get(f"blk.{layer}.ffn_up.weight") for layer in range(layers)}
-    if len(ups) != 1 or None in ups or keeps_states(header) or any(_EXPERTS in name for name in shapes):
+def _work(header: Header, facts: ModelFacts, heads: int) -> TokenWork | None:
+    """By the matrices; None where not every token is multiplied by all of them, or blocks keep something else than keys
+    and values. Which layers have the window of a file is in the engine."""
+    widths = cache_widths(header, facts)
+    if widths is None or any(_LOOKING_AHEAD in each.name for each in header.tensors):
         return None
-    return header.by_layer("feed_forward_length", layers, (0,))[0] or None
+    head = EMBEDDING if facts.tied_head else _HEAD
+    tables = (EMBEDDING, _HEAD, *_LOOKED_UP)
+    weights = sum(
+        each.elements * _share_of(each, header)
+        for each in header.tensors
+        if len(each.shape) > 1 and each.name.endswith(".weight") and each.name not in tables
+    )
+    sizes = facts.head_size + header.number("attention.value_length", facts.head_size)
+    window = header.values.get(f"{header.architecture}.attention.sliding_window")
+    return TokenWork(
+        flops=int(2 * weights),
+        head_flops=2 * next(each.elements for each in header.tensors if each.name == head),
+        attention=(AttentionWork(None, 2 * heads * sizes, sum(widths)),),
+        longest=window if isinstance(window, int) and window else None,
+    )
+
+
+def _share_of(tensor: Placed, header: Header) -> float:
+    """How much of a matrix a token is multiplied by."""
+    values, architecture = header.values, header.architecture
+    used, all_ = (values.get(f"{architecture}.{key}") for key in ("expert_used_count", "expert_count"))
+    if _EXPERTS in tensor.name and isinstance(used, int) and isinstance(all_, int) and all_:
+        return used / all_
+    return 1
 
 
 def keeps_states(header: Header) -> bool:

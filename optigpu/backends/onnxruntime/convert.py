@@ -28,6 +28,7 @@ from optigpu.models.loading.load import (
     loaded_facts,
     loaded_image_facts,
 )
+from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
 
@@ -120,9 +121,9 @@ def convert_decoder(options: argparse.Namespace) -> Contents:
         graph = GraphWriter(data)
         write_decoder(loaded, graph, form)
     graph.save(folder / MODEL)
-    found = graph.written
+    found, facts = graph.written, counted(loaded_facts(loaded), loaded.config)
     return Contents(
-        footprint=Footprint(loaded_facts(loaded), found.streamed_bytes, found.row_bytes, form.product_dtypes),
+        footprint=Footprint(facts, found.streamed_bytes, found.row_bytes, form.product_dtypes),
         parameters=count_weights(loaded),
         packed=8 * found.packed_bytes // form.bits,
         bytes=found.bytes,

@@ -142,7 +142,7 @@ class DecodingModel(AppliedModel):
         else:
             self.reference, self.model = None, model
             options = options.but(dtype=str(model.dtype).removeprefix("torch."))
-        self.facts = loaded_facts(self.model)
+        self.facts = loaded_facts(self.model, self.instead or self.reference)
         self.weights = count_weights(self.model)
         self._mode = mode_of(self.modes, device)
         require_cacheable(self.model, cache)

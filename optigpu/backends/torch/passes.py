@@ -60,7 +60,7 @@ class PassModel(AppliedModel):
             self.facts = loaded_image_facts(self.model)
             self._forward: Forward = ImagePass(self.model)
         else:
-            cache, self.facts = cache_options(stack), loaded_facts(self.model)
+            cache, self.facts = cache_options(stack), loaded_facts(self.model, self.reference)
             require_cacheable(self.model, cache)
             if cache.kind != "none" and (stepless := why_no_steps(self.model)):
                 raise stepless.error

@@ -28,6 +28,7 @@ from optigpu.models.families import family_of
 from optigpu.models.gguf_header import read_header
 from optigpu.models.loading.gguf_file import restore
 from optigpu.models.loading.load import loaded_facts, why_no_decoder
+from optigpu.models.loading.token_work import counted
 from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
 
 _WIDE, _NARROW = 4, 2
@@ -53,7 +54,7 @@ def description(config: PretrainedConfig) -> Description:
     more, less = _bytes(wide, twins), _bytes(model, inside)
     numbers = (more - less) // (_WIDE - _NARROW)
     return Description(
-        facts=loaded_facts(model),
+        facts=counted(loaded_facts(model), config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         matrices=tuple(_counted(_matrices(model))),
         numbers=numbers,

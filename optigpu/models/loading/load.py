@@ -30,7 +30,7 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, whi
 
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.described import configuration_file
-from optigpu.models.facts import image_facts_from_config
+from optigpu.models.facts import facts_of, image_facts_from_config
 from optigpu.models.families import family_of
 from optigpu.models.files import (
     TOKENIZER,
@@ -167,7 +167,10 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(source_of(reference), **reading_of(reference))
 
 
-def loaded_facts(model: PreTrainedModel) -> ModelFacts:
+def loaded_facts(model: PreTrainedModel, reference: ModelReference | None = None) -> ModelFacts:
+    """Those that are packaged, if its reference is given and is that of a preset or a bundled model."""
+    if reference and (known := facts_of(reference)):
+        return known
     head = getattr(model.get_output_embeddings(), "weight", None)
     # A layer that was quantized in its place may hold its numbers under another name.
     return replace(facts_of_config(model.config), tied_head=head is model.get_input_embeddings().weight)
