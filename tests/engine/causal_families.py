@@ -58,7 +58,7 @@ _EVEN = frozenset(
 """Families that cannot have the odd sizes, or another head than they have."""
 _ALIGNED = dict.fromkeys(_INNER, 76)
 """What torch's products of experts need: rows that begin at multiples of 16 bytes."""
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _WHOLE_HEADS = {"num_key_value_heads": 4, "head_dim": None}
 _SPARSE = _LINEAR | {"mlp_layer_types": ["dense", "sparse"]}
@@ -79,6 +79,7 @@ _OF_FAMILIES: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_shared_experts": 1},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 128},
     "gemma3n_text": _SLIDING | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "gptj": {"rotary_dim": 8},

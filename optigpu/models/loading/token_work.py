@@ -20,8 +20,8 @@ from optigpu.documents.facts import AttentionWork, ModelFacts, TokenWork
 from optigpu.models.loading.load import sizes_of
 from optigpu.vocabulary import UnsupportedError
 
-_LENGTHS = (16, 17, 18)
-"""Of texts, longer than the kernels of short convolutions."""
+_LENGTHS = (17, 18, 19)
+"""Of texts: longer than the kernels of short convolutions, and as many of the chunks that states are computed in."""
 _BLOCK = re.compile(r"\.(\d+)(\.|$)")
 _CHOOSING = ("index_topk", "index_block_size", "attention_chunk_size", "keep_window_size", "window_size")
 """What configurations call the tokens behind which layers attend to some that no rule here tells."""
