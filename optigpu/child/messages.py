@@ -9,6 +9,12 @@ never on stdout, which belongs to the model's code. That pipe's file descriptor 
                         <-        Started | Broken            (may be left out)
     Assignment          ->
                         <-        Ready | Refused | Broken
+        or, where the assignment asks to wait:
+                        <-        Loaded | Refused | Broken
+    RunLook             ->
+                        <-        Round | Broken              (any number of times)
+    RunWarmUp           ->
+                        <-        Ready | Refused | Broken
     RunRound            ->
                         <-        Round | Broken              (any number of times)
     RunAudit            ->
@@ -24,7 +30,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from optigpu.documents.facts import MeterFacts, RunFacts
+from optigpu.documents.facts import MeterFacts, RunFacts, WeightFacts
 from optigpu.documents.load import LoadRun
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -93,7 +99,8 @@ class Begin(Frozen):
 
 class Assignment(Frozen):
     """What this process is to measure. `folder` is shared by the job's processes and removed at its end. A server may
-    take `answer_s` seconds for one answer. Where nothing is `timed`, no request need run."""
+    take `answer_s` seconds for one answer. Where nothing is `timed`, no request need run. With `waits` the process
+    answers Loaded before its first request, and warms up when it is told to."""
 
     kind: Literal["assignment"] = "assignment"
     variant: Variant
@@ -105,6 +112,19 @@ class Assignment(Frozen):
     threads: int | None = None
     answer_s: float = 600.0
     timed: bool = True
+    waits: bool = False
+
+
+class RunLook(Frozen):
+    """Asks for a short request, as `Request.look` makes it: its samples are rough."""
+
+    kind: Literal["run_look"] = "run_look"
+
+
+class RunWarmUp(Frozen):
+    """Asks a process that waits to check its output and to warm up."""
+
+    kind: Literal["run_warm_up"] = "run_warm_up"
 
 
 class RunRound(Frozen):
@@ -148,6 +168,13 @@ class Started(Frozen):
     """The backend's libraries are imported."""
 
     kind: Literal["started"] = "started"
+
+
+class Loaded(Frozen):
+    """The model is loaded and the stack is applied."""
+
+    kind: Literal["loaded"] = "loaded"
+    weights: WeightFacts | None = None
 
 
 class Progress(Frozen):
@@ -300,11 +327,11 @@ class RecipeMade(Frozen):
     outcome: RecipeOutcome
 
 
-AnyCommand = RunRound | RunAudit | RunMeter | RunReference
+AnyCommand = RunLook | RunWarmUp | RunRound | RunAudit | RunMeter | RunReference
 AnyTask = RunPeaks | RunProof | RunRecipe | PredictTraining | ListChecks | RunCheck
 AnyAnswer = (
-    Started | Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks | Checked
-    | RecipeMade | TrainingPredicted | BatchesReady | BatchTried
+    Started | Progress | Loaded | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks
+    | Checked | RecipeMade | TrainingPredicted | BatchesReady | BatchTried
 )  # fmt: skip
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]
 

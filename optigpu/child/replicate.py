@@ -30,15 +30,18 @@ from optigpu.child.messages import (
     Assignment,
     Audited,
     Begin,
+    Loaded,
     Metered,
     Progress,
     Ready,
     Refused,
     Round,
     RunAudit,
+    RunLook,
     RunMeter,
     RunReference,
     RunRound,
+    RunWarmUp,
     Started,
 )
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, ModelFacts, RunFacts
@@ -51,7 +54,6 @@ from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
 from optigpu.models.facts import Facts, known_facts
 from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.base import LoadRequest, Request, Workload
 
@@ -64,6 +66,8 @@ class Subject:
     request: Request
     assignment: Assignment
     harness: Harness
+    # Seconds of loading the model and applying the stack.
+    load_s: float = 0.0
 
 
 def main() -> NoReturn:
@@ -82,39 +86,43 @@ def main() -> NoReturn:
     while True:
         line = lines.get()
         if subject:
-            _obey(line, subject, tell)
+            tell(_obey(line, subject, tell))
 
 
 def _begin(line: str, tell: Tell) -> Subject | None:
-    """From the assignment to Ready; None after Refused or Broken, when nothing but the end of stdin can follow."""
+    """From the assignment to Loaded or Ready; None after Refused or Broken, when only the end of stdin can follow."""
     try:
         assignment = Assignment.model_validate_json(line)
         reason = refusal(assignment)
         if reason:
             raise UnsupportedError(reason)
-        subject, ready = prepare(assignment, tell)
+        subject = load(assignment, tell)
+        tell(Loaded(weights=subject.runtime.weights()) if assignment.waits else warmed_up(subject, tell))
     except UnsupportedError as error:
         tell(Refused(reason=str(error)))
         return None
     except Exception as error:
         tell(broken(error))
         return None
-    # The model stays as it is: each round's collection would look through all of it.
-    gc.collect()
-    gc.freeze()
-    tell(ready)
     return subject
 
 
-def _obey(line: str, subject: Subject, tell: Tell) -> None:
+def _obey(line: str, subject: Subject, tell: Tell) -> Answer:
+    command: AnyCommand | None = None
     try:
-        tell(_answer(COMMAND.validate_json(line), subject))
+        command = COMMAND.validate_json(line)
+        return _answer(command, subject, tell)
     except Exception as error:
-        tell(broken(error))
+        is_refused = isinstance(error, UnsupportedError) and isinstance(command, RunLook | RunWarmUp)
+        return Refused(reason=str(error)) if is_refused else broken(error)
 
 
-def _answer(command: AnyCommand, subject: Subject) -> Answer:
+def _answer(command: AnyCommand, subject: Subject, tell: Tell) -> Answer:
     match command:
+        case RunLook():
+            return Round(samples=gathered([subject.request.look()]))
+        case RunWarmUp():
+            return warmed_up(subject, tell)
         case RunRound():
             with subject.runtime.annotate("round"):
                 timed = run_round(
@@ -153,11 +161,25 @@ def refusal(assignment: Assignment) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
-    """Loads the model, applies the stack, and for timing checks the output and warms up until requests agree. Raises
-    UnsupportedError when this machine or this model cannot do it."""
+def load(assignment: Assignment, tell: Tell) -> Subject:
+    """Loads the model and applies the stack. Raises UnsupportedError when this machine or this model cannot do it."""
     variant = assignment.variant
     backend, order = BACKENDS[variant.backend], order_of(assignment)
+    started = time.perf_counter()
+    backend.use_threads(order.threads)
+    # The harness knows the modules that are there: the engine is imported first, if `Begin` has not done it.
+    backend.start(model=variant.model is not None)
+    harness = Harness()
+    runtime = backend.prepare(order, lambda doing: tell(Progress(doing=doing)))
+    request = _request(variant, runtime)
+    return Subject(runtime, request, assignment, harness, time.perf_counter() - started)
+
+
+def warmed_up(subject: Subject, tell: Tell) -> Ready:
+    """Checks the output and warms up until requests agree, if requests are to be timed. Raises UnsupportedError when
+    this machine cannot do it."""
+    assignment, runtime, request = subject.assignment, subject.runtime, subject.request
+    variant = assignment.variant
 
     def progress(doing: str) -> None:
         tell(Progress(doing=doing))
@@ -165,43 +187,37 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     def show(samples: Mapping[str, float]) -> None:
         tell(Progress(doing=WARMING_UP, samples=dict(samples)))
 
-    started = time.perf_counter()
-    backend.use_threads(order.threads)
-    # The harness knows the modules that are there: the engine is imported first, if `Begin` has not done it.
-    backend.start(model=variant.model is not None)
-    harness = Harness()
-    runtime = backend.prepare(order, progress)
-    request = _request(variant, runtime)
-    load_s = time.perf_counter() - started
-    subject = Subject(runtime, request, assignment, harness)
     if not assignment.timed:
         # A request shows what its shapes are, where they are not known before.
         requests = int(variant.workload.work_shape is None)
         request_s = request.check().request_s if requests else 0.0
-        return subject, Ready(
-            load_s=load_s, compile_s=None, steady=False, warmup_requests=requests, request_s=request_s
+        return Ready(
+            load_s=subject.load_s,
+            compile_s=None,
+            steady=False,
+            warmup_requests=requests,
+            request_s=request_s,
         )
     progress("hashing the weights")
     origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}
-    compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
-    progress("compiling" if compiles else WARMING_UP)
+    progress("compiling" if variant.compiles else WARMING_UP)
     began = time.perf_counter()
     samples = request.run()
     since = time.perf_counter()
-    if not compiles:
+    if not variant.compiles:
         show(samples)
+    check = request.check()
     request.observe()
     progress(WARMING_UP)
-    check = request.check()
     process = {
         "nice": raise_priority() if assignment.measure.raise_priority else nice(),
         "reach": confined.reach(),
     }
-    warm = warm_up(request, (since - began, check.request_s), since, show)
+    warm = warm_up(request, (since - began,), since, show)
     load = {"load": request.facts()} if isinstance(request, LoadRequest) else {}
     ready = Ready(
-        load_s=load_s,
-        compile_s=warm.beyond_steady_s if compiles else None,
+        load_s=subject.load_s,
+        compile_s=warm.beyond_steady_s if variant.compiles else None,
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
@@ -211,7 +227,10 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         ),
         problem=check.problem,
     )
-    return subject, ready
+    # The model stays as it is: each round's collection would look through all of it.
+    gc.collect()
+    gc.freeze()
+    return ready
 
 
 def order_of(assignment: Assignment) -> Order:

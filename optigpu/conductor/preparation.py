@@ -178,12 +178,12 @@ class Preparation:
 
 
 RESIDENT_AND_REFERENCE = 4
-"""The first process and the one that makes the reference need so many times the fp32 model's bytes at most."""
+"""The process that makes the reference and the largest other one need so many times the fp32 model's bytes at most."""
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
     """The preparation of a job. It is completed at once on a GPU, and where the first variant's process would leave too
-    little memory; else when that one has shown its first figures."""
+    little memory; else when the first variants have shown their first figures."""
     if not variants:
         return Preparation(None)
     session.progress.turn_to(variants[0].index, 0)
@@ -202,7 +202,7 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
     found = Preparation(peaks, work)
     plain = predicted_weight_bytes(variants[0].model_copy(update={"stack": ()})) or 0
-    is_short = free_host_bytes() < RESIDENT_AND_REFERENCE * plain + HOST_SLACK
+    is_short = free_host_bytes() < (RESIDENT_AND_REFERENCE + len(variants)) * plain + HOST_SLACK
     if session.spec.device is not DeviceKind.CPU or is_short:
         found.complete()
     return found

@@ -39,8 +39,9 @@ class Pace:
         # What each part took, in seconds: by its name and the replicate's number, then by the variant's index.
         self.took: dict[tuple[str, int], dict[int, float]] = {}
         self._expected: dict[tuple[str, int], dict[int, float]] = {}
-        # How long a replicate that is being sampled has been.
+        # How long a replicate that is being sampled has been, and what a part took by now that goes on later.
         self._sampled: dict[Unit, float] = {}
+        self._begun: dict[tuple[Unit, str], float] = {}
         for part in {part for guess in guesses.values() for part in guess.seconds}:
             self._expect(part)
 
@@ -58,7 +59,12 @@ class Pace:
             for part in self.left[unit]:
                 self._expect(part)
 
-    def take(self, unit: Unit, part: str, seconds: float) -> None:
+    def take(self, unit: Unit, part: str, seconds: float, *, ends: bool = True) -> None:
+        """The part took so many seconds, and as many more as it took before if it had not ended."""
+        seconds += self._begun.pop((unit, part), 0.0)
+        if not ends:
+            self._begun[unit, part] = seconds
+            return
         self.left.get(unit, {}).pop(part, None)
         self._learn(unit, part, seconds)
 
@@ -91,7 +97,7 @@ class Pace:
             return 0.0
         expected_s = self.expected_s(unit, part)
         if part != SAMPLE:
-            return expected_s
+            return max(0.0, expected_s - self._begun.get((unit, part), 0.0))
         return max(0.0, min(expected_s, most_sample_s) - self._sampled.get(unit, 0.0))
 
     def left_s(self, most_sample_s: float, units: Iterable[Unit] | None = None) -> float:
@@ -277,8 +283,9 @@ class JobProgress:
         self.timeline.turn_to(index, replicate, doing.partition(": ")[0], time.monotonic())
 
     @contextmanager
-    def advance(self, part: str, seconds: float = 0.0) -> Iterator[None]:
-        """The block is a part of the present replicate, if nothing is raised; of SAMPLE, a round of about `seconds`."""
+    def advance(self, part: str, seconds: float = 0.0, *, ends: bool = True) -> Iterator[None]:
+        """The block is a part of the present replicate, if nothing is raised; of SAMPLE, a round of about `seconds`. A
+        part `ends` with its last block."""
         if part == SAMPLE:
             self._pace.sample_on(self._unit, seconds)
         self._between()
@@ -290,7 +297,7 @@ class JobProgress:
             if part == SAMPLE:
                 self._pace.sample(self._unit, took_s)
             else:
-                self._pace.take(self._unit, part, took_s)
+                self._pace.take(self._unit, part, took_s, ends=ends)
         finally:
             self._between()
 

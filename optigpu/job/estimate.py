@@ -7,11 +7,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from optigpu.documents.events import Estimated
-from optigpu.job.first_guess import IMPORT_S, OPERATOR_IMPORT_S, ROUGH_QUALITY_S, FirstGuess
+from optigpu.job.first_guess import (
+    IMPORT_S,
+    OPERATOR_IMPORT_S,
+    ROUGH_LOOK_S,
+    ROUGH_QUALITY_S,
+    FirstGuess,
+)
 from optigpu.job.rates import NO_RATES, Need, Rates
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters import METERS
-from optigpu.techniques.base import Phase
 from optigpu.vocabulary import SpecError
 
 START, COMPILE, SAMPLE, AUDIT = "start", "compile", "sample", "audit"
@@ -61,7 +66,7 @@ class Plan:
     def _beside_s(self, index: int) -> float:
         guess, spec = self.guesses[index], self.spec
         import_s = IMPORT_S if spec.workload.task.needs_model else OPERATOR_IMPORT_S
-        rough_s = ROUGH_QUALITY_S if "quality" in spec.measure.meters else 0.0
+        rough_s = ROUGH_LOOK_S + (ROUGH_QUALITY_S if "quality" in spec.measure.meters else 0.0)
         parts = (part for number in range(self.replicates) for part in guess.parts(number) if part != SAMPLE)
         return self.replicates * import_s + rough_s + sum(guess.seconds[part] for part in parts)
 
@@ -149,11 +154,10 @@ def plan_time(
 def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
     """What the request and earlier runs tell of a variant's replicates."""
     first = FirstGuess(variant)
-    compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
     meters = [name for name in spec.measure.meters if name in METERS]
     guessed = (
         {START: first.start_s}
-        | ({COMPILE: first.compile_s} if compiles else {})
+        | ({COMPILE: first.compile_s} if variant.compiles else {})
         | {SAMPLE: sample_s(spec, first.request_s), AUDIT: first.audit_s}
         | {name: first.meter_s(name, spec.measure.quality) for name in meters}
     )

@@ -10,6 +10,7 @@ from functools import cached_property
 from optigpu.backends.torch.stack import load_options, overriding
 from optigpu.job.spec import Variant
 from optigpu.meters.base import QualityOptions
+from optigpu.meters.latency import LONG_S
 from optigpu.models.described import Size, size_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Choice
@@ -18,8 +19,8 @@ from optigpu.workloads.base import DecodeShape, PrefillShape
 
 IMPORT_S, OPERATOR_IMPORT_S = 2.5, 2.0
 """Of a process that will load a model, and of one that has none, until its libraries are there."""
-ROUGH_QUALITY_S = 2.0
-"""In which a variant's first process predicts a few tokens, to tell their quality early."""
+ROUGH_LOOK_S, ROUGH_QUALITY_S = 2.0, 2.0
+"""In which a variant's first process shows a rough speed, and predicts a few tokens to show their quality."""
 LOAD_BYTES_PER_S = 1e9
 CPU_BYTES_PER_S, GPU_BYTES_PER_S = 2e10, 1e12
 """At which a step reads the weights."""
@@ -82,7 +83,8 @@ class FirstGuess:
     @property
     def start_s(self) -> float:
         """Loading, a checked request, and the warm-up."""
-        warm_up_s = max(self.request_s, min(4 * self.request_s, WARM_UP_S))
+        is_long = self.request_s >= LONG_S  # one is enough
+        warm_up_s = self.request_s if is_long else min(4 * self.request_s, WARM_UP_S)
         return self.load_s + OBSERVE_S + self._check_s + warm_up_s
 
     @property
@@ -104,7 +106,7 @@ class FirstGuess:
 
     @property
     def _check_s(self) -> float:
-        return self.request_s + min(self.request_s, CHECKED_S)
+        return min(self.request_s, CHECKED_S)
 
     def _pass_s(self, tokens: int) -> float:
         """Of so many tokens at once."""

@@ -19,6 +19,8 @@ WARMUP_WINDOW = 3
 WARMUP_SECONDS = 5.0
 """Warm-up ends after so long past the first request, so that a slow variant does not warm up for minutes."""
 WARMUP_REQUESTS = 30
+LONG_S, PARTS = 2.0, 4
+"""A request that takes so long is judged by its own steps, in so many parts of equally many, the first one left out."""
 SELF_TEST_REQUESTS = 10
 
 
@@ -51,10 +53,11 @@ def warm_up(
     since: float | None = None,
     show: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> WarmUp:
-    """Repeats the request until the last ones agree or to the cap, where two that agree are enough. `first_s` is what
-    those before took, `since` when the first of them ended (now by default); `show` gets each request's samples."""
+    """Repeats the request until the last ones agree, or the steps of a long one, or to the cap: two that agree are then
+    enough. `first_s` is what those before took, `since` when the first of them ended (now by default); `show` gets each
+    request's samples."""
     durations, started = list(first_s), time.perf_counter() if since is None else since
-    while not _agree(durations, WARMUP_WINDOW):
+    while not (_agree(durations, WARMUP_WINDOW) or (durations[-1] >= LONG_S and _is_even(request))):
         spent = time.perf_counter() - started
         if len(durations) > 1 and (spent > WARMUP_SECONDS or len(durations) >= WARMUP_REQUESTS):
             break
@@ -106,7 +109,15 @@ def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, 
     return {name: tuple(request[name] for request in requests) for name in names}
 
 
-def _agree(durations: list[float], window: int) -> bool:
+def _is_even(request: Request) -> bool:
+    """Whether the steps of the last request took equally long from its first quarter on."""
+    steps_s = request.described().get("token_s", ())
+    size = len(steps_s) // PARTS
+    parts = [sum(steps_s[part * size : (part + 1) * size]) for part in range(1, PARTS)]
+    return size >= WARMUP_WINDOW and _agree(parts, len(parts))
+
+
+def _agree(durations: Sequence[float], window: int) -> bool:
     last = durations[-window:]
     return len(last) == window and max(last) <= min(last) * (1 + WARMUP_AGREEMENT)
 

@@ -59,7 +59,7 @@ class _Holding:
     """A request that holds HELD_BYTES of the host's memory for a while, and does nothing else."""
 
     def __init__(self, request: Request) -> None:
-        self.check, self.observe = request.check, request.observe
+        self.look, self.check, self.observe = request.look, request.check, request.observe
         self.described, self.fresh = request.described, request.fresh
 
     def run(self) -> Mapping[str, float]:

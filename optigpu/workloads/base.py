@@ -88,8 +88,12 @@ class Request(Protocol):
     def run(self) -> Mapping[str, float]:
         """One timed request: a sample for each of the workload's metrics, in the metric's unit."""
 
+    def look(self) -> Mapping[str, float]:
+        """A short request for a rough figure: a sample for those metrics that it shows."""
+        return self.run()
+
     def check(self) -> Check:
-        """One untimed request whose output is checked: counts, NaN, agreement."""
+        """Checks the output of the last request, or of an untimed one: counts, NaN, agreement."""
 
     def observe(self) -> None:
         """Records facts that only a run can show in the runtime's notes; slow, and never timed."""

@@ -136,7 +136,7 @@ class InProcess:
         if self._subject is None:
             self._subject = replicate._begin(line, self._say)
         else:
-            replicate._obey(line, self._subject, self._say)
+            self._say(replicate._obey(line, self._subject, self._say))
 
     def listen(self) -> Answer:
         """The next answer, of those that there are."""

@@ -24,6 +24,7 @@ from optigpu.documents.events import (
     Planned,
     Printed,
     Progressed,
+    RoughlyMeasured,
     VariantFinished,
     VariantStarted,
     Waiting,
@@ -72,8 +73,12 @@ def conductor(tmp_path: Path) -> Conductor:
 
 def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
     report = conductor.run(job("bf16", "static_kv_cache", measure={"replicates": 3}), "well_behaved")
-    kinds = [event.kind for event in conductor.events if event.kind not in ("progressed", "printed")]
+    kinds = [event.kind for event in conductor.events if event.kind not in ("progressed", "printed", "rough")]
     assert kinds == ["planned", "estimated", *["variant_started"] * 4, *["variant_finished"] * 4, "finished"]
+    rough = {
+        event.index: event.rough.ratio for event in conductor.events if isinstance(event, RoughlyMeasured)
+    }
+    assert rough == {0: None, 1: pytest.approx(2.0), 2: pytest.approx(2.0), 3: pytest.approx(3.0)}
     printed = Counter(event.index for event in conductor.events if isinstance(event, Printed))
     assert printed == {0: 3, 1: 3, 2: 3, 3: 3}, "each process prints a line"
     assert [result.variant.label for result in report.results] == [

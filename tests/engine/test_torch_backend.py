@@ -17,7 +17,7 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import Layer
-from optigpu.workloads.base import Check
+from optigpu.workloads.base import Check, Request
 from tests.engine.meter_contexts import Spy
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, asked, prompt, runtime_of
 
@@ -121,7 +121,7 @@ def test_a_device_that_copies_and_chooses_but_does_not_multiply_did_not_compute(
     assert computed_there(ran_kernels, products) == there
 
 
-class Fixed:
+class Fixed(Request):
     """A request that counts how often it is run."""
 
     def __init__(self, durations: list[float]) -> None:
@@ -136,9 +136,6 @@ class Fixed:
 
     def observe(self) -> None:
         """Nothing."""
-
-    def described(self) -> dict[str, list[float]]:
-        return {}
 
     def fresh(self, seed: int) -> "Fixed":
         return self
@@ -192,6 +189,29 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
     assert (len(warm.durations_s), warm.steady, warm.request_s) == (used, steady, request_s)
     if beyond_s is not None:
         assert warm.beyond_steady_s == pytest.approx(beyond_s, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "steps_s", "used"),
+    [
+        (5.0, [0.2] * 4 + [0.04] * 12, 1),
+        (5.0, [0.2] * 8 + [0.04] * 8, 2),
+        (5.0, [0.5] * 8, 2),
+        (1.0, [0.04] * 16, 3),
+    ],
+    ids=["steady after its first quarter", "slow in half of it", "few steps", "short"],
+)
+def test_a_long_request_is_judged_by_its_own_steps(
+    first_s: float, steps_s: list[float], used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stepping(Scripted):
+        def described(self) -> dict[str, list[float]]:
+            return {"token_s": steps_s}
+
+    request = Stepping([first_s] * 5)
+    monkeypatch.setattr("time.perf_counter", lambda: request.now)
+    warm = warm_up(request, [first_s])
+    assert (len(warm.durations_s), warm.steady) == (used, True)
 
 
 def use_and_identify(runtime: DecodingModel) -> int:

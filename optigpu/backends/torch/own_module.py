@@ -1,7 +1,7 @@
 """What the facade measures with torch: a module that the caller has made, its kernels, and products in 4 bits."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from optigpu.ops.four_bits.quantize import quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear, int4_linear_backend, int4_rows, pack_int4
 from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError
-from optigpu.workloads.base import Check
+from optigpu.workloads.base import Check, Request
 
 _LOADED = "The caller made the model."
 
@@ -67,7 +67,7 @@ class ModuleRuntime(TorchRuntime):
         return counter.get_total_flops() or None
 
 
-class TimedCalls:
+class TimedCalls(Request):
     """A Request that times `work` with what `prepare` makes; `check_output` looks at its result afterwards."""
 
     def __init__(
@@ -97,9 +97,6 @@ class TimedCalls:
 
     def observe(self) -> None:
         """Nothing is noted of a caller's module."""
-
-    def described(self) -> Mapping[str, Sequence[float]]:
-        return {}
 
     def fresh(self, seed: int) -> "TimedCalls":
         return self

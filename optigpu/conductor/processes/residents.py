@@ -5,6 +5,7 @@ a lap a change of the machine's speed affects all of them alike, so their ratios
 processes of those that go on stay from one of its rounds to the next.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,14 +20,17 @@ from optigpu.child.messages import (
     WARMING_UP,
     Assignment,
     Begin,
+    Loaded,
     Metered,
     Ready,
     Round,
+    RunLook,
     RunMeter,
     RunRound,
+    RunWarmUp,
     Started,
 )
-from optigpu.conductor.processes.child import Child, Saw, Watch, ask, hear
+from optigpu.conductor.processes.child import Child, Saw, Wanted, Watch, ask, hear
 from optigpu.conductor.processes.rounds import (
     ROUND_S,
     Metering,
@@ -41,13 +45,23 @@ from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
+from optigpu.documents.facts import WeightFacts
 from optigpu.job.estimate import START
 from optigpu.job.first_guess import ROUGH_QUALITY_S
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
 from optigpu.quality.text import HELLASWAG
-from optigpu.vocabulary import CrashError, DamagedModelError, ReplicateError, Role, Task, UnsupportedError
+from optigpu.vocabulary import (
+    CrashError,
+    DamagedModelError,
+    DeviceKind,
+    Frozen,
+    ReplicateError,
+    Role,
+    Task,
+    UnsupportedError,
+)
 
 
 class WarmUpWatch:
@@ -80,12 +94,44 @@ LAP_S = 2 * ROUND_S
 """Seconds of a lap: many variants have shorter rounds, so that what disturbs a moment costs one lap and no long one."""
 
 
+ROUGH_S, MOST_PAIRS = 0.5, 8
+"""A variant is first compared with the baseline for so long, by so many pairs of short requests at most."""
+MAKING_READY = "Making a process ready"
+
+
 @dataclass(frozen=True)
-class _Resident:
-    """A process that is ready to measure."""
+class _Loaded:
+    """A process with its model."""
 
     variant: Variant
     child: Child
+    assignment: Assignment
+
+    def ask(
+        self, message: Frozen, wanted: type[Wanted], watch: WarmUpWatch, saw: Saw = lambda _: None
+    ) -> Wanted:
+        """Raises what `ask` raises; DamagedModelError for a process that crashed on a kept conversion, which is removed
+        so that it is made anew; UnsupportedError for one that crashed on a model's own files."""
+        try:
+            return ask(self.child, message, wanted, watch, saw)
+        except CrashError as error:
+            removed = remove_used(Path(self.assignment.folder), self.child.pid)
+            if removed:
+                raise DamagedModelError(
+                    f"The engine crashed on {' and '.join(removed)}, a kept conversion that may be damaged. It has "
+                    f"been removed; run the job again. {error}"
+                ) from error
+            model = self.assignment.variant.model
+            is_loading = isinstance(message, Assignment) and watch.doing == LOADING
+            if not is_loading or model is None or parse_reference(model).kind not in ("path", "hub"):
+                raise
+            raise UnsupportedError(f"{model} is damaged or not supported: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Resident(_Loaded):
+    """A process that is ready to measure."""
+
     ready: Ready
     rounds: TimedRounds
 
@@ -106,6 +152,8 @@ class Residents(AbstractContextManager["Residents"]):
         self._started: dict[int, Child] = {}
         self._ready: list[_Resident] = []
         self._ends: dict[int, ExitStack] = {}
+        # The processes that have shown first figures.
+        self._looked: dict[int, _Loaded] = {}
         # What each resident process's meters have read, in the rounds of a search before this one too.
         self._readings: dict[int, tuple[MeterReading, ...]] = {}
         self._processes = ExitStack()
@@ -160,77 +208,138 @@ class Residents(AbstractContextManager["Residents"]):
         self._processes.__exit__(kind, error, trace)
 
     def _prepare(self, variants: Sequence[Variant]) -> None:
-        for position, variant in enumerate(variants):
-            ready = len(self._ready)
-            # Those that are ready and one more, for their least time at least.
-            units = [(each.variant.index, self._number) for each in self._ready]
-            has_time = self._session.progress.has_time_for([*units, (variant.index, self._number)])
-            if ready and not (ready < MOST_RESIDENT and self._memory.has_space() and has_time):
-                self.waiting = tuple(variants[position:])
+        """Loads those that fit, and looks at each as soon as it is loaded; only then do they warm up, which takes long.
+        Those that compile come last: the others need not wait for them."""
+        ordered, loaded = sorted(variants, key=lambda variant: variant.compiles), list[_Loaded]()
+        for position, variant in enumerate(ordered):
+            resident = self.indexes | {each.variant.index for each in loaded}
+            # Those that are resident and one more, for their least time at least.
+            units = [(index, self._number) for index in (*resident, variant.index)]
+            has_time = self._session.progress.has_time_for(units)
+            if resident and not (len(resident) < MOST_RESIDENT and self._memory.has_space() and has_time):
+                waiting = {each.index for each in ordered[position:]}
+                self.waiting = tuple(each for each in variants if each.index in waiting)
                 break
             if self._number == 0:
                 self._session.on_event(VariantStarted(index=variant.index))
-            self._make_ready(variants[position:])
+            loaded += self._make_ready(ordered[position:], MOST_RESIDENT - len(resident))
         for index in self._started:
             self._ends[index].close()
         self._started.clear()
+        self._prepare_job()
+        self._look_at_quality([*self._ready, *loaded])
+        for each in loaded:
+            if each.variant.index not in self.errors:
+                self._warm_up(each)
+        places = [variant.index for variant in variants]
+        self._ready.sort(
+            key=lambda each: places.index(each.variant.index) if each.variant.index in places else -1
+        )
 
-    def _make_ready(self, variants: Sequence[Variant]) -> None:
-        """Has the first of the variants load its model. If its process has not started, others start with it."""
+    def _make_ready(self, variants: Sequence[Variant], room: int) -> list[_Loaded]:
+        """Has the first of the variants load its model, and look at it or warm up. If its process has not started,
+        others start with it, no more than there is `room` for. Returns it if it has yet to warm up."""
         session, progress, variant = self._session, self._session.progress, variants[0]
         progress.begin(variant.index, self._number, "starting")
+        waiting: list[_Loaded] = []
+        weights: WeightFacts | None = None
         with self._failing_alone(variant):
-            with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):
+            watch = WarmUpWatch(progress, session.monitor)
+            with progress.advance(START, ends=False), progress.half_of_the_time_left(MAKING_READY):
                 if variant.index not in self._started and variant.index not in self.errors:
                     # Importing takes seconds of one core each.
-                    side_by_side = min(session.threads, MOST_RESIDENT - len(self._ready))
+                    side_by_side = min(session.threads, room)
                     self._start(variants[: max(1, side_by_side) if self._memory.has_space() else 1])
                 if variant.index in self.errors:
                     raise self.errors[variant.index]
                 if self._number == 0:  # the others measure what it measured
                     session.saturation.require_below(variant)
-                child = self._started.pop(variant.index)
-                assignment = session.assignment(variant, self._number)
-                watch = WarmUpWatch(progress, session.monitor)
-                ready = _ready(child, assignment, watch, partial(session.rough.saw, variant))
+                child, assignment = (
+                    self._started.pop(variant.index),
+                    session.assignment(variant, self._number),
+                )
+                found, waits = (
+                    _Loaded(variant, child, assignment),
+                    self._number == 0 and _looks_first(variant),
+                )
+                if waits:
+                    found = replace(found, assignment=assignment.model_copy(update={"waits": True}))
+                    weights = found.ask(found.assignment, Loaded, watch).weights
+                    self._memory.add(child.pid)
+            if waits:
+                self._look(found, weights)
+                waiting.append(found)
+            else:
+                self._warm_up(found)
+        return waiting
+
+    def _warm_up(self, loaded: _Loaded) -> None:
+        """The process warms up, and is ready then."""
+        session, progress, variant = self._session, self._session.progress, loaded.variant
+        progress.turn_to(variant.index, self._number)
+        with self._failing_alone(variant):
+            watch = WarmUpWatch(progress, session.monitor)
+            with progress.advance(START), progress.half_of_the_time_left(MAKING_READY):
+                order = RunWarmUp() if loaded.assignment.waits else loaded.assignment
+                ready = loaded.ask(order, Ready, watch, partial(session.rough.saw, variant))
                 warm_up = watch.sample()
             if self._number == 0:
                 session.saturation.judge(
-                    variant, ready, session.spec.measure, partial(self._watch_queue, variant, child)
+                    variant, ready, session.spec.measure, partial(self._watch_queue, variant, loaded.child)
                 )
             progress.compiled(ready.compile_s)
-            self._memory.add(child.pid)
-            rounds = TimedRounds(child, ready, assignment, session.monitor, warm_up)
-            self._ready.append(_Resident(variant, child, ready, rounds))
-            if self._number == 0:
-                self._look_roughly(self._ready[-1], warm_up)
+            assignment = session.assignment(variant, self._number)
+            rounds = TimedRounds(loaded.child, ready, assignment, session.monitor, warm_up)
+            resident = _Resident(variant, loaded.child, loaded.assignment, ready, rounds)
+            self._ready.append(resident)
+            if not loaded.assignment.waits:
+                self._memory.add(loaded.child.pid)
+                if self._number == 0:
+                    self._look(resident, ready.facts.weights)
 
-    def _look_roughly(self, resident: _Resident, warm_up: HostSample | None) -> None:
-        """Tells what the warm-up shows, beside the baseline if others were at work, and the quality of a few tokens."""
-        session, variant = self._session, resident.variant
-        yardstick = Yardstick(variant.device, session.monitor.fastest_probe_s)
-        disturbed = warm_up is not None and bool(yardstick.marks(warm_up))
-        session.rough.ready(variant, resident.ready, disturbed=disturbed)
-        self._look_beside(self._ready[0], resident)
-        self._prepare_job()
-        measure = session.spec.measure
-        in_parts = variant.workload.task is Task.DECODING and measure.quality.text != HELLASWAG
-        served = variant.workload.is_served or variant.role is Role.BASELINE
-        if "quality" in measure.meters and in_parts and not served:
-            session.progress.begin(variant.index, self._number, "reading quality roughly")
-            order = RunMeter(meter="quality", seconds=ROUGH_QUALITY_S)
-            session.rough.read(variant.index, ask(resident.child, order, Metered, session.progress))
+    def _look(self, resident: _Loaded, weights: WeightFacts | None) -> None:
+        """Tells the first figures: by short requests, where none was seen while it warmed up, and by turns with the
+        baseline for ROUGH_S."""
+        session, variant, rough = self._session, resident.variant, self._session.rough
+        session.progress.begin(variant.index, self._number, "measuring roughly")
+        if _looks_first(variant):
+            self._short(resident)  # the first one makes what the engine needs
+            rough.saw(variant, {rough.metric: self._short(resident)}, tells=False)
+        rough.told(variant.index, weight_bytes=weights.bytes if weights else None)
+        self._looked[variant.index] = resident
+        compared = rough.baseline_of.get(variant.index)
+        baseline = None if compared is None else self._looked.get(compared)
+        if baseline is None or baseline.child.has_died:
+            return
+        pairs, began = list[tuple[float, float]](), time.monotonic()
+        while not pairs or (time.monotonic() - began < ROUGH_S and len(pairs) < MOST_PAIRS):
+            pairs.append((self._short(baseline), self._short(resident)))
+        rough.beside(variant.index, pairs)
 
-    def _look_beside(self, first: _Resident, resident: _Resident) -> None:
-        session, index = self._session, resident.variant.index
-        found = session.rough.found.get(index)
-        served, baseline = resident.variant.workload.is_served, session.rough.baseline_of.get(index)
-        if found and found.ratio is None and not served and baseline == first.variant.index:
-            session.progress.begin(index, self._number, "measuring roughly beside the baseline")
-            order, name = RunRound(seconds=0.0, max_requests=1), session.rough.metric
-            rounds = [ask(each.child, order, Round, session.progress) for each in (first, resident)]
-            theirs, ours = (each.samples[name][0] for each in rounds)
-            session.rough.beside(index, theirs, ours)
+    def _short(self, resident: _Loaded) -> float:
+        """The metric by a short request; by the last one of the warm-up where a short one would compile anew, or is a
+        load of many."""
+        rough, variant = self._session.rough, resident.variant
+        if variant.compiles or variant.workload.is_served:
+            return rough.found[variant.index].value
+        watch = WarmUpWatch(self._session.progress, self._session.monitor)
+        samples = resident.ask(RunLook(), Round, watch).samples
+        return next(iter(samples.get(rough.metric, ())), 0.0)
+
+    def _look_at_quality(self, residents: Sequence["_Loaded"]) -> None:
+        """Reads the quality of a few tokens of each."""
+        session, measure = self._session, self._session.spec.measure
+        if self._number or "quality" not in measure.meters or measure.quality.text == HELLASWAG:
+            return
+        for each in residents:
+            variant, index = each.variant, each.variant.index
+            decodes = variant.workload.task is Task.DECODING and not variant.workload.is_served
+            if not decodes or variant.role is Role.BASELINE or index not in session.rough.found:
+                continue
+            session.progress.begin(index, self._number, "reading quality roughly")
+            with self._failing_alone(variant):
+                order = RunMeter(meter="quality", seconds=ROUGH_QUALITY_S)
+                session.rough.read(index, ask(each.child, order, Metered, session.progress))
 
     def _watch_queue(self, variant: Variant, child: Child) -> Watched:
         progress, monitor = self._session.progress, self._session.monitor
@@ -326,19 +435,8 @@ class Residents(AbstractContextManager["Residents"]):
             self._ends[variant.index].close()
 
 
-def _ready(child: Child, assignment: Assignment, watch: WarmUpWatch, saw: Saw) -> Ready:
-    """Raises what `ask` raises; DamagedModelError for a process that crashed on a kept conversion, which is removed so
-    that it is made anew; UnsupportedError for one that crashed on a model's own files."""
-    try:
-        return ask(child, assignment, Ready, watch, saw)
-    except CrashError as error:
-        removed = remove_used(Path(assignment.folder), child.pid)
-        if removed:
-            raise DamagedModelError(
-                f"The engine crashed on {' and '.join(removed)}, a kept conversion that may be damaged. It has been "
-                f"removed; run the job again. {error}"
-            ) from error
-        model = assignment.variant.model
-        if watch.doing != LOADING or model is None or parse_reference(model).kind not in ("path", "hub"):
-            raise
-        raise UnsupportedError(f"{model} is damaged or not supported: {error}") from error
+def _looks_first(variant: Variant) -> bool:
+    """Whether a first process shows a rough figure before it warms up. On a GPU, and where the first request compiles,
+    memory is known only afterwards; a load of many requests has no short one."""
+    decodes = variant.workload.task is Task.DECODING and not variant.workload.is_served
+    return decodes and variant.device is DeviceKind.CPU and not variant.compiles

@@ -7,6 +7,7 @@ from optigpu.documents.endpoints import engine_name
 from optigpu.job.spec.stack import BackendName
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import AnyTechnique
+from optigpu.techniques.base import Phase
 from optigpu.vocabulary import DeviceKind, Frozen, Role, canonical_json
 from optigpu.workloads import AnyWorkload
 from optigpu.workloads.base import Workload
@@ -43,6 +44,11 @@ class Variant(Frozen):
     @property
     def primary(self) -> str:
         return self.workload.primary if self.memory_limit_bytes is None else LARGEST_BATCH
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its first request compiles or captures."""
+        return any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in self.stack)
 
     @property
     def engine(self) -> str:

@@ -15,6 +15,7 @@ from optigpu.backends.runtime import (
     Ids,
     Images,
     Logits,
+    Pass,
     PassRuntime,
     ReferenceRuntime,
     RemoteRuntime,
@@ -47,13 +48,16 @@ def _digest(array: NDArray[np.generic]) -> bytes:
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """The metrics of a decoding request."""
+PER_TOKEN = ("tpot_s", "tokens_per_s")
+LOOK_TOKENS = 8
+"""A rough look decodes so many tokens; PER_TOKEN are the metrics that it shows."""
 
 
 Decode = Callable[[Ids, int], Generation]
 """What decodes so many tokens after a prompt [batch, prompt_tokens], timed."""
 
 
-class DecodingRequest:
+class DecodingRequest(Request):
     """The same prompts, decoded repeatedly."""
 
     def __init__(
@@ -78,11 +82,11 @@ class DecodingRequest:
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._decode = decode
-        self._gaps_s: list[float] = []
+        self._last: Generation | None = None
 
     def run(self) -> Mapping[str, float]:
-        gaps_s = self._generated().gaps_s
-        self._gaps_s = gaps_s
+        self._last = self._generated()
+        gaps_s = self._last.gaps_s
         batch = self._prompt.shape[0]
         decode_s = sum(gaps_s[1:])
         latency_s = gaps_s[0] + decode_s
@@ -95,8 +99,20 @@ class DecodingRequest:
         }
         return {name: found[name] for name in self._metrics}
 
+    def look(self) -> Mapping[str, float]:
+        """LOOK_TOKENS in the middle of the text, where a step takes as long as the mean step of a request."""
+        shown = [name for name in PER_TOKEN if name in self._metrics]
+        if self._new_tokens <= 2 * LOOK_TOKENS or not shown:
+            return self.run()
+        more = (len(self._prompt), (self._new_tokens - LOOK_TOKENS) // 2)
+        drawn = drawn_ids(np.random.default_rng(self._runtime.seed), self._runtime.facts, more)
+        prompt = np.concatenate([self._prompt, drawn], axis=1)
+        return DecodingRequest(
+            self._runtime, prompt.shape, LOOK_TOKENS, shown, prompt=prompt, decode=self._decode
+        ).run()
+
     def check(self) -> Check:
-        return self.checked(self._generated())
+        return self.checked(self._last or self._generated())
 
     def checked(self, generation: Generation) -> Check:
         request_s = sum(generation.gaps_s)
@@ -149,7 +165,7 @@ class DecodingRequest:
         self._runtime.observe(self._prompt)
 
     def described(self) -> Mapping[str, Sequence[float]]:
-        gaps_s = self._gaps_s[1:]
+        gaps_s = self._last.gaps_s[1:] if self._last else []
         passes_s = [gap for gap in gaps_s if gap > 0]
         return {"token_s": gaps_s} if len(passes_s) == len(gaps_s) else {"pass_s": passes_s}
 
@@ -265,13 +281,15 @@ class PassRequest(Request):
         self._runtime, self._draw, self._expected, self._metrics = runtime, draw, expected, metrics
         source = np.random.default_rng(runtime.seed if seed is None else seed)
         self._inputs = draw(source) if inputs is None else inputs
+        self._last: Pass | None = None
         self._untouched = Untouched(self._inputs, earlier)
 
     def run(self) -> Mapping[str, float]:
-        return self._metrics(self._runtime.forward(self._inputs).seconds)
+        self._last = self._runtime.forward(self._inputs)
+        return self._metrics(self._last.seconds)
 
     def check(self) -> Check:
-        done = self._runtime.forward(self._inputs)
+        done = self._last or self._runtime.forward(self._inputs)
         if self._untouched.problem:
             return Check(done.seconds, self._untouched.problem)
         if done.logits.shape != self._expected:

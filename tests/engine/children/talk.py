@@ -32,8 +32,16 @@ def say(kind: str, **fields: Any) -> None:
     write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
-def ready(**fields: Any) -> None:
-    """The answer to the assignment."""
+WAITS: list[bool] = []
+"""Whether the last assignment asked to wait."""
+
+
+def ready(look: float = 10.0, **fields: Any) -> None:
+    """The answer to the assignment, after short requests of `look` tokens/s if it asked to wait."""
+    if WAITS and WAITS[-1]:
+        say("loaded")
+        while hear()["kind"] == "run_look":
+            say("round", samples=samples(look, 1))
     say(**{**READY, **fields})
 
 
@@ -46,6 +54,8 @@ def hear(*, raw: bool = False) -> dict[str, Any]:
     if heard["kind"] == "begin" and not raw:
         say("started")
         return hear()
+    if heard["kind"] == "assignment":
+        WAITS.append(heard["waits"])
     return heard
 
 
@@ -63,7 +73,7 @@ def samples(tokens_per_s: float, count: int) -> dict[str, list[float]]:
 
 def obey(tokens_per_s: float, before: Callable[[str], None] = lambda _: None, **ready_fields: Any) -> None:
     """Does everything that it is asked for, until its stdin closes; calls `before` with the kind of each command."""
-    ready(**ready_fields)
+    ready(look=tokens_per_s, **ready_fields)
     while True:
         command = hear()
         before(command["kind"])
