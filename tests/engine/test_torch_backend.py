@@ -195,8 +195,8 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
     ("first_s", "steps_s", "used"),
     [
         (5.0, [0.2] * 4 + [0.04] * 12, 1),
-        (5.0, [0.2] * 8 + [0.04] * 8, 2),
-        (5.0, [0.5] * 8, 2),
+        (6.0, [0.2] * 8 + [0.04] * 8, 2),
+        (6.0, [0.5] * 8, 2),
         (1.0, [0.04] * 16, 3),
     ],
     ids=["steady after its first quarter", "slow in half of it", "few steps", "short"],
