@@ -120,7 +120,7 @@ def _obey(line: str, subject: Subject, tell: Tell) -> Answer:
 def _answer(command: AnyCommand, subject: Subject, tell: Tell) -> Answer:
     match command:
         case RunLook():
-            return Round(samples=gathered([subject.request.look()]))
+            return Round(samples={name: tuple(values) for name, values in subject.request.look().items()})
         case RunWarmUp():
             return warmed_up(subject, tell)
         case RunRound():

@@ -88,9 +88,9 @@ class Request(Protocol):
     def run(self) -> Mapping[str, float]:
         """One timed request: a sample for each of the workload's metrics, in the metric's unit."""
 
-    def look(self) -> Mapping[str, float]:
-        """A short request for a rough figure: a sample for those metrics that it shows."""
-        return self.run()
+    def look(self) -> Mapping[str, Sequence[float]]:
+        """A short request for a rough figure: of those metrics that it shows a sample, or one for each step."""
+        return {name: (value,) for name, value in self.run().items()}
 
     def check(self) -> Check:
         """Checks the output of the last request, or of an untimed one: counts, NaN, agreement."""

@@ -16,6 +16,7 @@ from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import SpecError
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.requests.decoding import LOOK_TOKENS, PER_TOKEN
 from tests.engine.measuring import in_process
 from tests.engine.meter_contexts import OwnLoop, Spy
 from tests.engine.test_replicate import answer, assignment
@@ -46,6 +47,24 @@ def test_the_metrics_follow_from_the_moments_of_the_tokens(
             "requests_per_s": 2.0,
         }
     )
+
+
+def test_a_look_is_some_steps_in_the_middle_of_the_text(runtime: TorchDecodingRuntime) -> None:
+    asked_for: list[tuple[tuple[int, ...], int]] = []
+    decode = runtime.generate
+
+    def noted(prompt: Any, new_tokens: int) -> Generation:
+        asked_for.append((prompt.shape, new_tokens))
+        return decode(prompt, new_tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "generate", noted)
+        long, short = (Generate(prompt_tokens=4, new_tokens=new, batch_size=2) for new in (20, 5))
+        steps, whole = (workload.prepare(runtime).look() for workload in (long, short))
+    assert asked_for == [((2, 4 + 6), LOOK_TOKENS), ((2, 4), 5)]
+    assert {name: len(values) for name, values in steps.items()} == dict.fromkeys(PER_TOKEN, LOOK_TOKENS - 1)
+    assert [2 / seconds for seconds in steps["tpot_s"]] == pytest.approx(steps["tokens_per_s"])
+    assert {len(values) for values in whole.values()} == {1}
 
 
 def test_an_infinite_logit_is_a_problem() -> None:

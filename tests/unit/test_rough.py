@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optigpu.child.messages import Metered
-from optigpu.conductor.processes.rough import ENOUGH, REQUESTS_DIFFER, RoughLooks
+from optigpu.conductor.processes.rough import REQUESTS_DIFFER, RoughLooks
 from optigpu.documents.events import RoughlyMeasured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
@@ -43,7 +43,7 @@ def test_a_candidate_has_a_ratio_to_the_baseline_and_the_quality_that_was_read()
     found.saw(BASELINE, {"tokens_per_s": 10.0})
     found.saw(CANDIDATE, {"tokens_per_s": 30.0})
     assert told[-1].rough.ratio is None, "its first request alone may be slow"
-    found.beside(CANDIDATE.index, [(10.0, 30.0)])
+    found.beside(CANDIDATE.index, [[10.0, 10.0]], [[30.0, 29.0, 31.0]])
     rough = told[-1].rough
     assert rough.ratio == pytest.approx(3.0)
     assert rough.ratio_ci is not None
@@ -60,25 +60,38 @@ def test_what_is_no_speed_is_not_told(value: float) -> None:
     assert told == []
 
 
-@pytest.mark.parametrize("pairs", [1, ENOUGH, 8])
-def test_intervals_of_ratios_hold_the_truth_as_often_as_they_say(pairs: int) -> None:
-    """Processes that differ as they are taken to, with requests that scatter by a twentieth, or by a tenth where their
-    own spread is not known."""
+@pytest.mark.parametrize("pairs", [1, 3, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
+def test_intervals_of_ratios_hold_the_truth_as_often_as_they_say(pairs: int, noise: float) -> None:
+    """Processes and short requests that differ as they are taken to, with steps that differ by `noise` more."""
     source = np.random.default_rng(0)
     held = 0
     for _ in range(400):
-        found, told = looks()
-        found.saw(BASELINE, {"tokens_per_s": 10.0})
-        found.saw(CANDIDATE, {"tokens_per_s": 20.0})
-        theirs, ours = source.normal(0, PROCESSES_DIFFER, 2)
-        noise = source.normal(0, 0.05 if pairs >= ENOUGH else REQUESTS_DIFFER, (pairs, 2))
-        found.beside(
-            CANDIDATE.index,
-            [(10 * math.exp(theirs + before), 20 * math.exp(ours + after)) for before, after in noise],
-        )
-        low, high = told[-1].rough.ratio_ci or (0, 0)
+        found, _ = looks()
+        found.looked(BASELINE, [10.0])
+        found.looked(CANDIDATE, [20.0])
+
+        def drawn(speed: float) -> list[list[float]]:
+            means = source.normal(source.normal(0, PROCESSES_DIFFER), REQUESTS_DIFFER, pairs)
+            return [(speed * np.exp(source.normal(mean, noise, 7))).tolist() for mean in means]
+
+        found.beside(CANDIDATE.index, drawn(10.0), drawn(20.0))
+        low, high = found.found[CANDIDATE.index].ratio_ci or (0, 0)
         held += low <= 2 <= high
     assert held / 400 > 0.93
+
+
+def test_steps_that_stand_still_widen_the_interval_and_do_not_move_the_ratio() -> None:
+    found, _ = looks()
+    widths = []
+    for slow in (20.0, 1.0):
+        found.looked(BASELINE, [10.0])
+        found.looked(CANDIDATE, [20.0])
+        found.beside(CANDIDATE.index, [[10.0] * 7], [[20.0] * 4 + [slow] * 3])
+        rough = found.found[CANDIDATE.index]
+        assert rough.ratio == pytest.approx(2.0)
+        widths.append(rough.ratio_ci[1] / rough.ratio_ci[0] if rough.ratio_ci else 0)
+    assert widths[1] > 2 * widths[0]
 
 
 def test_each_is_compared_with_the_baseline_of_its_own_workload_and_model() -> None:

@@ -304,27 +304,26 @@ class Residents(AbstractContextManager["Residents"]):
         session.progress.begin(variant.index, self._number, "measuring roughly")
         if _looks_first(variant):
             self._short(resident)  # the first one makes what the engine needs
-            rough.saw(variant, {rough.metric: self._short(resident)}, tells=False)
+            rough.looked(variant, self._short(resident))
         rough.told(variant.index, weight_bytes=weights.bytes if weights else None)
         self._looked[variant.index] = resident
         compared = rough.baseline_of.get(variant.index)
         baseline = None if compared is None else self._looked.get(compared)
         if baseline is None or baseline.child.has_died:
             return
-        pairs, began = list[tuple[float, float]](), time.monotonic()
+        pairs, began = list[tuple[Sequence[float], Sequence[float]]](), time.monotonic()
         while not pairs or (time.monotonic() - began < ROUGH_S and len(pairs) < MOST_PAIRS):
             pairs.append((self._short(baseline), self._short(resident)))
-        rough.beside(variant.index, pairs)
+        rough.beside(variant.index, *zip(*pairs, strict=True))
 
-    def _short(self, resident: _Loaded) -> float:
+    def _short(self, resident: _Loaded) -> Sequence[float]:
         """The metric by a short request; by the last one of the warm-up where a short one would compile anew, or is a
         load of many."""
         rough, variant = self._session.rough, resident.variant
         if variant.compiles or variant.workload.is_served:
-            return rough.found[variant.index].value
+            return (rough.found[variant.index].value,)
         watch = WarmUpWatch(self._session.progress, self._session.monitor)
-        samples = resident.ask(RunLook(), Round, watch).samples
-        return next(iter(samples.get(rough.metric, ())), 0.0)
+        return resident.ask(RunLook(), Round, watch).samples.get(rough.metric, ())
 
     def _look_at_quality(self, residents: Sequence["_Loaded"]) -> None:
         """Reads the quality of a few tokens of each."""

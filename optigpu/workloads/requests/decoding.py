@@ -99,17 +99,20 @@ class DecodingRequest(Request):
         }
         return {name: found[name] for name in self._metrics}
 
-    def look(self) -> Mapping[str, float]:
+    def look(self) -> Mapping[str, Sequence[float]]:
         """LOOK_TOKENS in the middle of the text, where a step takes as long as the mean step of a request."""
         shown = [name for name in PER_TOKEN if name in self._metrics]
         if self._new_tokens <= 2 * LOOK_TOKENS or not shown:
-            return self.run()
+            return super().look()
         more = (len(self._prompt), (self._new_tokens - LOOK_TOKENS) // 2)
         drawn = drawn_ids(np.random.default_rng(self._runtime.seed), self._runtime.facts, more)
         prompt = np.concatenate([self._prompt, drawn], axis=1)
-        return DecodingRequest(
+        short = DecodingRequest(
             self._runtime, prompt.shape, LOOK_TOKENS, shown, prompt=prompt, decode=self._decode
-        ).run()
+        )
+        whole, steps_s = short.run(), short.described().get("token_s", ())
+        rates = {"tpot_s": tuple(steps_s), "tokens_per_s": tuple(len(prompt) / step for step in steps_s)}
+        return {name: rates[name] or (whole[name],) for name in shown}
 
     def check(self) -> Check:
         return self.checked(self._last or self._generated())
