@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from optigpu.child.messages import BatchesReady, BatchTried, TryBatch
 from optigpu.conductor.outcome import provenance_of
 from optigpu.conductor.processes.child import Child, ask
+from optigpu.conductor.quiet import wait_for_quiet
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantFinished, VariantStarted
 from optigpu.documents.facts import MeterFacts, RunFacts, plain
@@ -38,6 +39,7 @@ against the next one (man 3 mallopt)."""
 
 def scale_batches(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
     """Adds the outcome of each variant, one after the other; nothing is measured again. Raises StoppedError."""
+    wait_for_quiet(session)
     for variant in todo:
         session.on_event(VariantStarted(index=variant.index))
         session.progress.begin(variant.index, 0, "starting")

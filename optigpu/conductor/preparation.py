@@ -15,6 +15,7 @@ from optigpu.conductor.processes.child import TASKS, Child, ask
 from optigpu.conductor.processes.memory_budget import HOST_SLACK
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.quiet import wait_for_quiet
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks
@@ -182,8 +183,8 @@ RESIDENT_AND_REFERENCE = 4
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
-    """The preparation of a job. It is completed at once on a GPU, and where the first variant's process would leave too
-    little memory; else when the first variants have shown their first figures."""
+    """The preparation of a job, before which others get time to rest. It is completed at once on a GPU, and where the
+    variants' processes would leave too little memory; else when they have shown their first figures."""
     if not variants:
         return Preparation(None)
     session.progress.turn_to(variants[0].index, 0)
@@ -197,6 +198,7 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
     def work() -> None:
         with session.progress.for_the_job("preparing"):
+            wait_for_quiet(session)
             _ = peaks.known
             make_references(session, variants)
 

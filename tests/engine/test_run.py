@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load import NAME, Load, beside
+from benchmarks.load import Load, beside
 from optigpu.child.connection import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.conductor.session import environment_for
@@ -376,8 +376,8 @@ def test_a_job_waits_for_a_process_that_works_and_then_goes_on(tmp_path: Path) -
     with beside(Load(1.0), seed=0):
         report = conductor.run(job(plan="single", limits={"wait_for_quiet_s": 1}), "well_behaved")
     (waiting,) = (event for event in conductor.events if isinstance(event, Waiting))
-    assert NAME in waiting.doing
     assert waiting.doing.endswith("; waiting up to 1 s for quiet")
     kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
-    assert kinds[:4] == ["planned", "estimated", "waiting", "variant_started"]
+    before = kinds[: kinds.index("waiting")]
+    assert list(dict.fromkeys(before)) == ["planned", "estimated", "variant_started", "rough"]
     assert len(report.results) == 1

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from optigpu import measure
+from optigpu.conductor import quiet
 from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.quiet import at_work, wait_for_quiet
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostMonitor, HostReading, HostSample
 from optigpu.documents.events import Event, Waiting
 from optigpu.job.spec import JobSpec
-from optigpu.measure import at_work, wait_for_quiet
 from optigpu.vocabulary import CancelledError, DeadlineError, DeviceKind
 from tests.unit.made_results import ENVIRONMENT
 
@@ -92,7 +92,7 @@ class Start:
 
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "LOOK_S", 0.002)
+    monkeypatch.setattr(quiet, "LOOK_S", 0.002)
 
 
 def test_a_quiet_machine_is_looked_at_once() -> None:
