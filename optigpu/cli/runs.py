@@ -67,7 +67,7 @@ def show(
 
 def _show_timeline(run: "KeptRun", form: OutputFormat) -> None:
     from optigpu.report.catalog import job_title
-    from optigpu.report.timeline import NO_TIMELINE, timeline_grid
+    from optigpu.report.charts.timeline import NO_TIMELINE, timeline_grid
 
     if not run.timeline:
         raise SpecError(NO_TIMELINE)
@@ -147,7 +147,7 @@ def _is_kept(which: str) -> bool:
 
 Kind = Literal[
     "ladder", "roofline", "quality", "precision", "overview", "lengths", "batches", "loads", "pareto",
-    "bits", "waterfall", "baselines",
+    "bits", "waterfall", "baselines", "timeline",
 ]  # fmt: skip
 
 
@@ -170,8 +170,8 @@ def chart(
 
     found = [find_run(name, url, api_key) for name in which]
     title, results = combined([run.document for run in found])
-    attribution = found[0].attribution if len(found) == 1 else None
-    write_picture(CHARTS[kind](Report(title, results, attribution)), output)
+    own = (found[0].attribution, found[0].timeline) if len(found) == 1 else ()
+    write_picture(CHARTS[kind](Report(title, results, *own)), output)
     echo(str(output))
 
 
@@ -187,7 +187,7 @@ def charts(
 
     run = find_run(which, url, api_key)
     title, results = combined([run.document])
-    for each in write_charts(Report(title, results, run.attribution), out):
+    for each in write_charts(Report(title, results, run.attribution, run.timeline), out):
         for file in each.files:
             echo(str(file))
         if each.reason:

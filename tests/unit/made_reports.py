@@ -1,9 +1,11 @@
 """Reports made up for the tests of charts: a ladder, attention over lengths, a sweep of batches, matrix products."""
 
+from dataclasses import replace
 from typing import Any
 
 from optigpu.documents.facts import Footprint, RunFacts
 from optigpu.documents.result import Attribution, AttributionRow, Gain, MetricSummary, Verdict, VerdictReason
+from optigpu.documents.timeline import Span
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Report
 from optigpu.roofline import roofline_of
@@ -174,8 +176,19 @@ def _matmul(size: int, rate: float) -> dict[str, Any]:
 
 
 MATMUL_REPORT = Report("matmul on 2x Test CPU", [_matmul(4096, 0.3), _matmul(512, 0.2)])
+TIMELINE = tuple(
+    Span(index=index, replicate=0, doing=doing, began_s=began_s, seconds=seconds, cpu_s=seconds)
+    for index, doing, began_s, seconds in (
+        (None, "computing the quality reference", 0.0, 4.0),
+        (0, "loading", 4.0, 2.5),
+        (1, "loading", 6.5, 2.0),
+        (0, "measuring", 8.5, 6.0),
+        (1, "measuring", 8.6, 6.0),
+    )
+)
 REPORTS = {
     **dict.fromkeys(CHARTS, LADDER_REPORT),
+    "timeline": replace(LADDER_REPORT, timeline=TIMELINE),
     "lengths": ATTENTION_REPORT,
     "batches": BATCHES_REPORT,
     "loads": LOADS_REPORT,

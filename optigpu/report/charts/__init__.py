@@ -9,6 +9,7 @@ from optigpu.report.charts.baselines import baselines_data
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
+from optigpu.report.charts.timeline import timeline_data
 from optigpu.report.charts.variants import (
     ladder_data,
     overview_data,
@@ -32,6 +33,7 @@ CHARTS: dict[str, Callable[[Report], ChartData]] = {
     "bits": bits_data,
     "waterfall": waterfall_data,
     "baselines": baselines_data,
+    "timeline": timeline_data,
 }
 """What each kind of chart shows of a report. Raises SpecError, with what to run, where there is nothing."""
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from optigpu.documents.result import Attribution, AttributionRow
+from optigpu.documents.timeline import Span
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import Better, Document, Frozen
@@ -17,11 +18,13 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Report:
-    """What a chart is drawn from: results as JSON, and the attribution of their job, None for those of several jobs."""
+    """What a chart is drawn from: results as JSON, the attribution of their job, and where its time went; nothing of
+    both for results of several jobs."""
 
     title: str
     results: Sequence[Document]
     attribution: Attribution | None = None
+    timeline: Sequence[Span] = ()
 
     @property
     def rows(self) -> tuple[AttributionRow, ...]:

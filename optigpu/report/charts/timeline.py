@@ -1,10 +1,12 @@
-"""Where a job's time went, as a table."""
+"""Where a job's time went, as a table and as a chart."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from optigpu.documents.timeline import Span
+from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, of_panels
 from optigpu.report.formats import Grid, columns
+from optigpu.vocabulary import Better, SpecError
 
 MOST_PHASES = 4
 """Columns of the table; what took less is together under "other"."""
@@ -47,6 +49,22 @@ def timeline_grid(title: str, spans: Sequence[Span], labels: Mapping[int, str]) 
             "measuring processes.",
         ),
     )
+
+
+def timeline_data(report: Report) -> ChartData:
+    """The seconds of each phase, and those of each variant. Raises SpecError where the run has no timeline."""
+    if not report.timeline:
+        raise SpecError(NO_TIMELINE)
+    labels = {row.index: row.label for row in report.rows}
+    phases = _by_phase(report.timeline)
+    variants = [(_label(index, labels), _seconds(own)) for index, own in _by_variant(report.timeline).items()]
+    panels = (_panel("by phase", phases.items()), _panel("by variant", variants))
+    return of_panels(report, report.results, *panels)
+
+
+def _panel(title: str, seconds: Iterable[tuple[str, float]]) -> Panel:
+    marks = tuple(Mark(label=name, value=value, text=f"{value:.1f} s") for name, value in seconds)
+    return Panel(title=title, form=Form.BARS, axis="seconds", better=Better.LOWER, marks=marks)
 
 
 def _label(index: int | None, labels: Mapping[int, str]) -> str:
