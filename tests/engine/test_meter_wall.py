@@ -162,7 +162,8 @@ def test_a_coarse_counter_lengthens_the_windows(tmp_path: Path, file: Path) -> N
         ({"error_j": 9 * MOST_W}, r"rose by 90\d+ J in \d+\.\d+ s, which is more than 100 kW"),
         ({"error_s": -1.0}, r"The time of the wall meter .* went back from 20.* to 20"),
         ({"error_s": 300.0}, r"is 300 s ahead of this machine's"),
-        ({"stopped": True}, r"gave no new reading for \d+\.?\d* s: it has stopped"),
+        # A busy machine looks so seldom that a stop cannot be told from a meter that counts in large steps.
+        ({"stopped": True}, r"gave no new reading for \d+\.?\d* s: it has stopped|counted up \d+ times in"),
     ],
 )
 def test_a_meter_that_lies_or_stops_is_a_reason_and_no_guess(
