@@ -40,8 +40,8 @@ def ready(look: float = 10.0, **fields: Any) -> None:
     """The answer to the assignment, after short requests of `look` tokens/s if it asked to wait."""
     if WAITS and WAITS[-1]:
         say("loaded")
-        while hear()["kind"] == "run_look":
-            say("round", samples=samples(look, 1))
+        while (command := hear())["kind"] != "run_warm_up":
+            answer(command, look)
     say(**{**READY, **fields})
 
 
@@ -77,14 +77,18 @@ def obey(tokens_per_s: float, before: Callable[[str], None] = lambda _: None, **
     while True:
         command = hear()
         before(command["kind"])
-        if command["kind"] == "run_round":
+        answer(command, tokens_per_s)
+
+
+def answer(command: dict[str, Any], tokens_per_s: float) -> None:
+    """What a process that decodes so fast says."""
+    match command["kind"]:
+        case "run_look":
+            say("round", samples=samples(tokens_per_s, 1))
+        case "run_round":
             say("round", samples=samples(tokens_per_s, max(command["min_requests"], 20)))
-        elif command["kind"] == "run_audit":
+        case "run_audit":
             say("audited", samples=samples(tokens_per_s, command["requests"]))
-        else:
-            say(
-                "metered",
-                meter=command["meter"],
-                values={"weight_bytes": 4e6},
-                reasons={"peak_bytes": "no GPU"},
-            )
+        case _:
+            values, reasons = {"weight_bytes": 4e6}, {"peak_bytes": "no GPU"}
+            say("metered", meter=command["meter"], values=values, reasons=reasons)
