@@ -12,7 +12,13 @@ from api.posting import Posting
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.queries import PRINTABLE
-from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView, Withdrawn
+from optigpu.documents.views import (
+    JobPage,
+    JobSummary,
+    JobView,
+    WithdrawalView,
+    Withdrawn,
+)
 from optigpu.job.spec import Tag
 from optigpu.store import audit, jobs, withdrawals
 from optigpu.vocabulary import Frozen, JobState

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import advise, convert, local, models, remote, runs
+from optigpu.cli import (
+    advise,
+    convert,
+    local,
+    models,
+    remote,
+    runs,
+)
 from optigpu.cli.options import (
     add_flagged,
     job_panels,

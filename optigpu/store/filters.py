@@ -9,7 +9,14 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store.statements import like_part
-from optigpu.store.tables import BoardRow, EntryTechnique, KnownName, LeaderboardEntry, MetricRow, Worker
+from optigpu.store.tables import (
+    BoardRow,
+    EntryTechnique,
+    KnownName,
+    LeaderboardEntry,
+    MetricRow,
+    Worker,
+)
 
 DIGEST_LENGTH = 64
 Values = dict[str, object]

@@ -23,7 +23,14 @@ from optigpu.store import alerts, revisions
 from optigpu.store.entries import entry_of, techniques_of
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into, take_turns
-from optigpu.store.tables import BoardRow, EntryTechnique, KnownName, LeaderboardEntry, MetricRow, ResultRow
+from optigpu.store.tables import (
+    BoardRow,
+    EntryTechnique,
+    KnownName,
+    LeaderboardEntry,
+    MetricRow,
+    ResultRow,
+)
 
 Costs = tuple[float, float, float, float]
 """Less is better: the negated speed, bytes, Kullback-Leibler divergence, joules."""

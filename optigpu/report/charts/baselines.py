@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from optigpu.claims.matching import Measured, beside, from_results
 from optigpu.claims.model import UNITS, Book, Claim, baselines
-from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, of_panels
+from optigpu.report.charts.marks import (
+    ChartData,
+    Form,
+    Mark,
+    Panel,
+    Report,
+    of_panels,
+)
 from optigpu.report.numbers import short
 from optigpu.vocabulary import METRICS, Better, SpecError
 
