@@ -85,19 +85,34 @@ def decoder_shape(reference: ModelReference) -> DecoderShape:
     return DecoderShape(reference, description, description.caches, passes)
 
 
-def _described(reference: ModelReference) -> Described:
-    file = configuration_file(reference)
+def kept_facts(reference: ModelReference) -> ModelFacts | None:
+    """The facts of a decoder whose description is kept; None for others: nothing is described anew."""
+    with suppress(UnsupportedError, OSError, ValueError):
+        kept = _kept_file(reference, configuration_file(reference))
+        found = Described.model_validate_json(kept.read_bytes()).decoder
+        return found.facts if found else None
+    return None
+
+
+def _kept_file(reference: ModelReference, file: Path) -> Path:
+    """Where the description by this file is kept, or would be."""
     is_gguf = gguf_file(reference) is not None
-    if not is_gguf:
-        read_configuration(file, reference)
     digest = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}\n".encode())
     for source in (() if is_gguf else (file,)) + _SOURCES:
         digest.update(source.read_bytes())
     if is_gguf:  # of gigabytes
         status = file.stat()
         digest.update(f"{file} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
-    folder = BoundedFolder(cache_dir() / "described", ".json", MOST_BYTES)
-    path = folder.path / f"{digest.hexdigest()}.json"
+    return cache_dir() / "described" / f"{digest.hexdigest()}.json"
+
+
+def _described(reference: ModelReference) -> Described:
+    file = configuration_file(reference)
+    is_gguf = gguf_file(reference) is not None
+    if not is_gguf:
+        read_configuration(file, reference)
+    path = _kept_file(reference, file)
+    folder = BoundedFolder(path.parent, ".json", MOST_BYTES)
     if path.is_file():
         return Described.model_validate_json(path.read_bytes())
     ended = run_program(PROGRAM, [str(file if is_gguf else file.parent)])

@@ -40,7 +40,7 @@ def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
     streamed = storages(tensor for each in parts if each not in tables for tensor in own(each))
     rows = [tensor for table in tables for tensor in own(table) if storage_of(tensor) not in streamed]
     return Footprint(
-        facts=facts if facts.work else counted(facts, model.config),
+        facts=facts if facts.work or facts.uncounted else counted(facts, model.config),
         streamed_bytes=sum(streamed.values()),
         # A number by which rows are scaled is no table.
         row_bytes=sum(tensor.nbytes // max(1, tensor.shape[0]) for tensor in rows if tensor.dim()),

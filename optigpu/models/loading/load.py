@@ -29,7 +29,7 @@ from transformers import (
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
 from optigpu.documents.facts import ImageFacts, ModelFacts
-from optigpu.models.described import configuration_file
+from optigpu.models.described import configuration_file, kept_facts
 from optigpu.models.facts import facts_of, image_facts_from_config
 from optigpu.models.families import family_of
 from optigpu.models.files import (
@@ -168,12 +168,15 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 
 def loaded_facts(model: PreTrainedModel, reference: ModelReference | None = None) -> ModelFacts:
-    """Those that are packaged, if its reference is given and is that of a preset or a bundled model."""
-    if reference and (known := facts_of(reference)):
-        return known
+    """Those that are packaged, if its reference is that of a preset or a bundled model. The work of another one is that
+    of its description, where this is kept."""
+    if reference and (packaged := facts_of(reference)):
+        return packaged
+    kept = kept_facts(reference) if reference and reference.kind != "preset" else None
     head = getattr(model.get_output_embeddings(), "weight", None)
     # A layer that was quantized in its place may hold its numbers under another name.
-    return replace(facts_of_config(model.config), tied_head=head is model.get_input_embeddings().weight)
+    found = replace(facts_of_config(model.config), tied_head=head is model.get_input_embeddings().weight)
+    return replace(found, work=kept.work, uncounted=kept.uncounted) if kept else found
 
 
 def facts_of_config(config: PretrainedConfig) -> ModelFacts:
