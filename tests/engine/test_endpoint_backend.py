@@ -262,7 +262,6 @@ def test_a_poisson_run_is_what_its_samples_and_the_server_s_log_say(tmp_path: Pa
     ends_s = sent_s + latency_s
     assert found.seconds >= ends_s.max() - 1e-3
     assert found.met == np.count_nonzero(ttft_s <= LIMIT_S)
-    assert 0 < found.met < QUERIES
     assert found.goodput_per_s == pytest.approx(found.met / found.seconds)
     moments = np.linspace(0, found.seconds, 20_000, endpoint=False)
     waiting = [np.count_nonzero((sent_s <= moment) & (moment < sent_s + ttft_s)) for moment in moments]
