@@ -12,7 +12,7 @@ from optigpu.conductor import progress as progress_module
 from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress
 from optigpu.documents.events import Event, Progressed
 from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan, plan_time, spoken
-from optigpu.job.first_guess import IMPORT_S, ROUGH_QUALITY_S
+from optigpu.job.first_guess import IMPORT_S, ROUGH_LOOK_S, ROUGH_QUALITY_S
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure
 from optigpu.vocabulary import DeadlineError, OverdueError, SpecError
@@ -363,7 +363,9 @@ def test_the_time_is_that_of_every_part_of_every_process() -> None:
     assert [set(each) for each in seconds] == [plain, plain, plain | {COMPILE}, plain | {COMPILE}]
     assert made.processes == 12
     each_s = sum(IMPORT_S + parts[START] + 10 + parts[AUDIT] for parts in seconds)
-    once_s = sum(ROUGH_QUALITY_S + parts["quality"] + parts.get(COMPILE, 0) for parts in seconds)
+    once_s = sum(
+        ROUGH_LOOK_S + ROUGH_QUALITY_S + parts["quality"] + parts.get(COMPILE, 0) for parts in seconds
+    )
     assert made.seconds == pytest.approx(3 * each_s + once_s), "quality is read once, and compiled once"
 
 
