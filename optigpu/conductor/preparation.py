@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.child import TASKS, Child, ask
 from optigpu.conductor.processes.memory_budget import HOST_SLACK
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.variables import PATIENT, child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.quiet import wait_for_quiet
 from optigpu.conductor.session import Session
@@ -268,7 +268,7 @@ def _make_reference(session: Session, like: Variant) -> None:
     session.progress.show(REFERENCE)
     baseline = _plain(like)
     try:
-        with session.child(baseline) as child:
+        with session.child(baseline, more=PATIENT) as child:
             untimed = session.assignment(baseline, 0).model_copy(update={"timed": False})
             ask(child, untimed, Ready, session.progress)
             session.progress.show(REFERENCE)

@@ -8,15 +8,13 @@ from optigpu import paths
 from optigpu.child.messages import PredictTraining, RecipeMade, RunRecipe, TrainingPredicted
 from optigpu.conductor.processes.child import TASKS, Child, TimedWatch, ask
 from optigpu.conductor.processes.locks import hold
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.variables import PATIENT, child_variables
 from optigpu.conductor.session import environment_for
 from optigpu.fit.training import FitOfTraining, TrainingAsked, fit_of
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest, check_output
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 
-PATIENT = {"OMP_WAIT_POLICY": "passive"}
-"""A small model's threads wait for each other most of the time; nothing is timed here, so they need not spin."""
 PREDICTION_S = 600.0
 """A step of eight billion parameters takes seconds on tensors without numbers."""
 

@@ -49,6 +49,11 @@ _ENDPOINT_SECRETS = frozenset({"OPTIGPU_ENDPOINT_KEYS"})
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
+PATIENT = {"OMP_WAIT_POLICY": "passive"}
+"""For a process whose requests are not timed: its threads sleep while they wait for each other. Where another program
+needs a core, threads that spin keep the one from running that they wait for."""
+
+
 def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str, str]:
     """The variables for a process that computes with `threads` threads, with the `secrets` that it needs."""
     passed = {name: value for name, value in os.environ.items() if _is_passed(name, secrets)}
