@@ -170,6 +170,9 @@ def product(rows: int, name: str = "aten::mm", item: int | None = 4, flops: int 
         (Operator("aten::add", ((4096, 4096),) * 2, (4, 4), 4096**2), CPU, MEMORY),
         (Operator("aten::_softmax", ((8, 4096),), (4,)), CUDA, MEMORY),
         (Operator("optigpu::something_new", ((8, 4096),), (4,)), CPU, None),
+        # 1024 x 1024 weights in half a MiB: 2^24 FLOPs over 540,672 bytes, 31 per byte; as floats 8 MiB
+        (Operator("aten::_weight_int4pack_mm", ((8, 1024), (1024, 128)), (2, 4)), CPU, COMPUTE),
+        (Operator("aten::_weight_floatpack_mm", ((8, 1024), (1024, 128)), (2, 4)), CPU, MEMORY),
     ],
 )
 def test_an_operator_s_intensity_against_the_ridge_decides(
@@ -186,15 +189,6 @@ def test_attention_counts_queries_times_keys(name: str, queries: int, bound: Bou
     heads_first = "scaled" in name
     shapes = tuple((1, 32, n, 128) if heads_first else (1, n, 32, 128) for n in (queries, 2048, 2048))
     assert bound_of(Operator(name, shapes, (2, 2, 2)), CUDA) is bound
-
-
-def test_two_4_bit_weights_lie_in_a_byte() -> None:
-    """[8, 1024] in bf16 times 1024 x 1024 weights in half a MiB: 2^24 FLOPs over 540,672 bytes, 31 per byte."""
-    shapes = ((8, 1024), (1024, 128))
-    operator = Operator("aten::_weight_int4pack_mm", shapes, (2, 4))
-    assert bound_of(operator, CPU) is COMPUTE
-    as_floats = Operator("aten::_weight_floatpack_mm", shapes, (2, 4))
-    assert bound_of(as_floats, CPU) is MEMORY
 
 
 def test_a_kernel_without_operator_is_told_only_when_its_name_says_that_it_streams() -> None:
