@@ -36,15 +36,12 @@ def weights_of(model: str | None) -> Weights | None:
     if model is None or model not in PRESETS:
         return None
     facts = facts_of(ModelReference(kind="preset", name=model))
-    if facts is None or facts.inner_size is None:
+    if facts is None or facts.work is None:
         return None
-    width = facts.hidden_size
-    attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
-    mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
     table = facts.vocabulary * facts.embedding_size
-    positions = facts.longest * width if family_of(facts.family).learns_positions else 0
+    positions = facts.longest * facts.hidden_size if family_of(facts.family).learns_positions else 0
     return Weights(
-        blocks=facts.layers * (attention + mlp),
+        blocks=facts.work.flops // 2,
         embedding=positions + (0 if facts.tied_head else table),
         head=table,
     )

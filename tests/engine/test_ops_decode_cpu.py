@@ -153,9 +153,10 @@ def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
 
 
 @pytest.mark.slow
-def test_matrices_of_several_kinds_stand_in_one_program() -> None:
+@pytest.mark.parametrize("shape", [LIKE_LLAMA, LIKE_OLMO], ids=["norms before", "norms after"])
+def test_matrices_of_several_kinds_stand_in_one_program(shape: Shape) -> None:
     kinds: tuple[WeightKind, ...] = ("w4", "w8", "bf16", "w4k", "w3k")
-    four, eight, whole, coded, three = (random_program(LIKE_LLAMA, kind) for kind in kinds)
+    four, eight, whole, coded, three = (random_program(shape, kind) for kind in kinds)
     first = replace(
         four.blocks[0], qkv=(four.blocks[0].qkv[0], eight.blocks[0].qkv[1], whole.blocks[0].qkv[2])
     )

@@ -76,6 +76,7 @@ struct Scene {
   Program program{};
   Family family = Family::kAny;
   bool rotary = false;
+  int64_t tables = 1;
 
   // Of any shape and kind.
   explicit Scene(int64_t vocabulary = 0) {
@@ -88,7 +89,7 @@ struct Scene {
     program.inner = group * pick(1, 3);
     program.vocabulary = vocabulary > 0 ? vocabulary : pick(2, 70);
     program.context = pick(20, 60);
-    program.activation = pick(0, 3);
+    program.activation = pick(0, 4);
     program.block_count = pick(1, 2);
     fill(group, kinds);
   }
@@ -115,9 +116,10 @@ struct Scene {
   // Parts that neither of the families has.
   void vary() {
     if (rotary) program.rotary_size = 2 * pick(1, program.head_size / 2);
+    if (rotary) tables = pick(1, 2);
     program.neighbours = pick(0, 1);
     program.by_groups = pick(0, 1);
-    program.parallel = pick(0, 1);
+    program.parallel = pick(0, 3) == 0;  // then there is no mixture
     program.embedding_scale = static_cast<double>(pick(1, 3));
     program.residual_scale = 1 / static_cast<double>(pick(1, 3));
     program.score_cap = static_cast<double>(2 * pick(0, 1));
@@ -127,6 +129,7 @@ struct Scene {
   void vary(Block& made, int64_t group, int64_t kinds) {
     const int64_t heads = program.heads * program.head_size, shared = program.kv_heads * program.head_size;
     const bool whole = program.by_groups == 0 && pick(0, 1) == 1;
+    if (rotary) made.rotary = pick(0, tables - 1);
     if (pick(0, 1) == 1) made.query_norm = {norm(heads), whole ? heads : program.head_size};
     if (pick(0, 1) == 1) made.key_norm = {norm(shared), whole ? shared : program.head_size};
     if (pick(0, 1) == 1) made.sinks = memory.floats(program.heads, 0, 1);
@@ -138,14 +141,16 @@ struct Scene {
   }
 
   const Mixture* mixture(int64_t group, int64_t kinds) {
-    const int64_t experts = pick(1, 4), one = kind(kinds), shared = pick(0, 1);
+    const int64_t experts = pick(1, 4), one = kind(kinds), shared = pick(0, 1), ups = pick(1, 2);
     const auto make = [&](int64_t outputs, int64_t inputs) { return matrix(memory, one, outputs, inputs, group, pick(0, 1) == 1); };
     const auto kept = [&](std::vector<Matrix> made) { return qkv.push_back(std::move(made)), qkv.back().data(); };
     Mixture made{};
     std::vector<Expert> its;
     for (int64_t i = 0; i < experts + shared; ++i) {
       const int64_t inner = group * pick(1, 2);
-      its.push_back({kept({make(2 * inner, program.width)}), 1, make(program.width, inner)});
+      std::vector<Matrix> up;  // a gate and what it multiplies, as one or as two
+      for (int64_t j = 0; j < ups; ++j) up.push_back(make(2 * inner / ups, program.width));
+      its.push_back({kept(std::move(up)), ups, make(program.width, inner)});
     }
     all_experts.push_back(std::move(its));
     made.experts = all_experts.back().data();
@@ -156,10 +161,11 @@ struct Scene {
     made.routers = kept({make(experts, program.width), make(1, program.width)});
     made.sigmoid = pick(0, 1);
     made.normalized = pick(0, 1);
-    made.pairs = pick(0, 1);
+    made.pairs = ups == 1 && pick(0, 1) == 1;
     made.scale = 1;
     made.alpha = pick(0, 1) == 1 ? 1.7 : 0;
     made.limit = 2;
+    if (pick(0, 1) == 1) made.choice_bias = memory.floats(experts, 0, 1);
     mixtures.push_back(made);
     return &mixtures.back();
   }
@@ -268,13 +274,15 @@ struct CacheMemory {
       cache.value_scales = value_scales.get();
     }
     if (!scene.rotary) return;
-    const int64_t half = program.rotary_size / 2;
-    cosines.reset(new float[stored * half]);
-    sines.reset(new float[stored * half]);
-    for (int64_t i = 0; i < half; ++i) turn(cosines.get() + i, sines.get() + i, half, stored, 1 / static_cast<double>(1 + i));
+    const int64_t half = program.rotary_size / 2, each = stored * half;
+    cosines.reset(new float[scene.tables * each]);
+    sines.reset(new float[scene.tables * each]);
+    for (int64_t table = 0; table < scene.tables; ++table)
+      for (int64_t i = 0; i < half; ++i)
+        turn(cosines.get() + table * each + i, sines.get() + table * each + i, half, stored, 1 / static_cast<double>(1 + i + table));
     cache.cosines = cosines.get();
     cache.sines = sines.get();
-    cache.tables = 1;
+    cache.tables = scene.tables;
     cache.angles = stored;
   }
 };

@@ -38,9 +38,11 @@ class Preparation {
   // x, [rows, inputs], for matrices of a group.
   Activations plain(int64_t id, int64_t stamp, float* x, int64_t inputs, int64_t rows, int64_t group) {
     if (group == 0) return {x, nullptr, nullptr, nullptr};
-    return made(id, stamp, rows, [&](const Activations& to, int64_t row) {
+    Activations found = made(id, stamp, rows, [&](const Activations& to, int64_t row) {
       return quantized(to, x + row * inputs, row, rows, inputs, group);
     });
+    found.x = x;  // a matrix of bfloat16 beside one of few bits takes floats
+    return found;
   }
 
  private:
