@@ -88,7 +88,7 @@ def test_the_quality_of_a_file_is_taken_against_the_numbers_that_torch_reads_of_
         write(made(name), models / f"{name}.gguf", "float32")
         spec = quick_job(model=f"path:{name}.gguf", backend="llama_cpp", measure=QUICK | QUALITY)
         session, _ = session_with(spec, tmp_path / name, "well_behaved")
-        monkeypatch.setattr(session, "child", lambda _: in_process())
+        monkeypatch.setattr(session, "child", lambda _, **_more: in_process())
         (variant,) = variants_of(spec)
         make_references(session, [variant])
         with in_process() as child:
