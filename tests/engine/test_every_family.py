@@ -107,7 +107,7 @@ _WINDOW = {"sliding_window": 8, "use_sliding_window": True}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 16}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", _GPT),
-    ("gpt2", _GPT | {"n_inner": 40, "tie_word_embeddings": False}),
+    ("gpt2", _GPT | {"n_inner": 40, "tie_word_embeddings": False, "pad_token_id": 0}),
     ("gptj", _GPT | {"rotary_dim": 4}),
     ("opt", _OPT),
     ("opt", _OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),

@@ -15,7 +15,6 @@ from torch.nn import Embedding, Linear, Module, Parameter
 from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -28,7 +27,7 @@ from optigpu.models.families import family_of
 from optigpu.models.gguf_header import read_header
 from optigpu.models.loading.gguf_file import restore
 from optigpu.models.loading.load import loaded_facts, why_no_decoder
-from optigpu.models.loading.token_work import counted
+from optigpu.models.loading.token_work import counted, shapes_of
 from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
 
 _WIDE, _NARROW = 4, 2
@@ -46,7 +45,7 @@ def described(config: PretrainedConfig) -> Described:
 
 
 def description(config: PretrainedConfig) -> Description:
-    wide, model = _built(config, torch.float32), _built(config, torch.bfloat16)
+    wide, model = shapes_of(config, torch.float32), shapes_of(config, torch.bfloat16)
     inside = {id(weight) for _, layer in _layers(model) for weight in layer.parameters(recurse=False)}
     pairs = zip(wide.parameters(), model.parameters(), strict=True)
     twins = {id(one) for one, other in pairs if id(other) in inside}
@@ -61,13 +60,6 @@ def description(config: PretrainedConfig) -> Description:
         fixed_bytes=less - _NARROW * numbers,
         caches=_caches(model),
     )
-
-
-def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.eval()
-    return model
 
 
 def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Module]]:

@@ -82,14 +82,7 @@ def counted(facts: ModelFacts, config: PretrainedConfig) -> ModelFacts:
 
 def _work_of(config: PretrainedConfig, tracker: ModuleTracker) -> TokenWork:
     """What grows with the tokens of a text is that of a token, and what grows with their square that of a pair."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config),
-            dtype=torch.float32,
-            attn_implementation="eager",  # separate products
-            experts_implementation="batched_mm",  # of the experts that a token chooses, whichever they are
-        ).eval()
-    vars(model.config)["pad_token_id"] = None  # else tokens are compared with it, for a warning
+    model = shapes_of(config, torch.float32)
     text = model.config.get_text_config(decoder=True)
     windows = _windows(text)
     (few, _), (more, _), (most, returned) = (_passed(model, windows, length, tracker) for length in _LENGTHS)
@@ -105,6 +98,17 @@ def _work_of(config: PretrainedConfig, tracker: ModuleTracker) -> TokenWork:
         attention=tuple(attention(window) for window in dict.fromkeys(windows) if window != 0),
         longest=min(sizes_of(text, *_CHOOSING), default=None),
     )
+
+
+def shapes_of(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as its author wrote it, without numbers. Its attention is separate products, and its mixtures multiply
+    with the experts that a token chooses, whichever they are."""
+    ways = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, **ways)
+    vars(model.config)["pad_token_id"] = None  # else tokens are compared with it, for a warning
+    model.eval()
+    return model
 
 
 def _passed(
