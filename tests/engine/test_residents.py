@@ -74,6 +74,13 @@ def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     assert turn.waiting == variants[MOST_RESIDENT:]
 
 
+def test_nothing_is_prepared_for_variants_that_all_fail(tmp_path: Path) -> None:
+    session, _ = session_with(spec := grid("bf16"), tmp_path, "moody")
+    refused, prepared = variants_of(spec)[1], list[str]()
+    turn = Residents(session, 0, lambda: prepared.append("the job")).measure([refused])
+    assert (prepared, set(turn.errors)) == ([], {refused.index})
+
+
 def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path) -> None:
     spec = grid("bf16").model_copy(update={"plan": "single", "stack": ()})
     measure = spec.measure.model_copy(update={"meters": ("latency", "memory", "quality")})

@@ -226,12 +226,14 @@ class Residents(AbstractContextManager["Residents"]):
         for index in self._started:
             self._ends[index].close()
         self._started.clear()
-        self._prepare_job()
-        self._look_at_quality([*self._ready, *loaded])
+        places = [variant.index for variant in variants]
+        new = [each for each in (*self._ready, *loaded) if each.variant.index in places]
+        if new:
+            self._prepare_job()
+        self._look_at_quality(new)
         for each in loaded:
             if each.variant.index not in self.errors:
                 self._warm_up(each)
-        places = [variant.index for variant in variants]
         self._ready.sort(
             key=lambda each: places.index(each.variant.index) if each.variant.index in places else -1
         )
@@ -254,17 +256,11 @@ class Residents(AbstractContextManager["Residents"]):
                     raise self.errors[variant.index]
                 if self._number == 0:  # the others measure what it measured
                     session.saturation.require_below(variant)
-                child, assignment = (
-                    self._started.pop(variant.index),
-                    session.assignment(variant, self._number),
-                )
-                found, waits = (
-                    _Loaded(variant, child, assignment),
-                    self._number == 0 and _looks_first(variant),
-                )
+                child, waits = self._started.pop(variant.index), self._number == 0 and _looks_first(variant)
+                assignment = session.assignment(variant, self._number).model_copy(update={"waits": waits})
+                found = _Loaded(variant, child, assignment)
                 if waits:
-                    found = replace(found, assignment=assignment.model_copy(update={"waits": True}))
-                    weights = found.ask(found.assignment, Loaded, watch).weights
+                    weights = found.ask(assignment, Loaded, watch).weights
                     self._memory.add(child.pid)
             if waits:
                 self._look(found, weights)
@@ -302,25 +298,32 @@ class Residents(AbstractContextManager["Residents"]):
         baseline for ROUGH_S."""
         session, variant, rough = self._session, resident.variant, self._session.rough
         session.progress.begin(variant.index, self._number, "measuring roughly")
-        if _looks_first(variant):
-            self._short(resident)  # the first one makes what the engine needs
-            rough.looked(variant, self._short(resident))
-        rough.told(variant.index, weight_bytes=weights.bytes if weights else None)
-        self._looked[variant.index] = resident
-        compared = rough.baseline_of.get(variant.index)
-        baseline = None if compared is None else self._looked.get(compared)
-        if baseline is None or baseline.child.has_died:
-            return
-        pairs, began = list[tuple[Sequence[float], Sequence[float]]](), time.monotonic()
-        while not pairs or (time.monotonic() - began < ROUGH_S and len(pairs) < MOST_PAIRS):
-            pairs.append((self._short(baseline), self._short(resident)))
-        rough.beside(variant.index, *zip(*pairs, strict=True))
+        with session.progress.half_of_the_time_left("Measuring roughly"):
+            if _looks_first(variant):
+                self._short(resident)  # the first one makes what the engine needs
+                rough.looked(variant, self._short(resident))
+            rough.told(variant.index, weight_bytes=weights.bytes if weights else None)
+            self._looked[variant.index] = resident
+            compared = rough.baseline_of.get(variant.index)
+            baseline = None if compared is None else self._looked.get(compared)
+            if baseline is not None and not baseline.child.has_died:
+                self._look_by_turns(baseline, resident)
+
+    def _look_by_turns(self, baseline: _Loaded, resident: _Loaded) -> None:
+        theirs, ours, began = list[Sequence[float]](), list[Sequence[float]](), time.monotonic()
+        for turn in range(MOST_PAIRS):
+            if turn and time.monotonic() - began >= ROUGH_S:
+                break
+            for each, seen in ((baseline, theirs), (resident, ours)):
+                # What a warm-up has shown is one request, however often it is read.
+                if not turn or _has_short(each.variant):
+                    seen.append(self._short(each))
+        self._session.rough.beside(resident.variant.index, theirs, ours)
 
     def _short(self, resident: _Loaded) -> Sequence[float]:
-        """The metric by a short request; by the last one of the warm-up where a short one would compile anew, or is a
-        load of many."""
+        """The metric by a short request; by the last one of the warm-up where there is none."""
         rough, variant = self._session.rough, resident.variant
-        if variant.compiles or variant.workload.is_served:
+        if not _has_short(variant):
             return (rough.found[variant.index].value,)
         watch = WarmUpWatch(self._session.progress, self._session.monitor)
         return resident.ask(RunLook(), Round, watch).samples.get(rough.metric, ())
@@ -333,10 +336,14 @@ class Residents(AbstractContextManager["Residents"]):
         for each in residents:
             variant, index = each.variant, each.variant.index
             decodes = variant.workload.task is Task.DECODING and not variant.workload.is_served
-            if not decodes or variant.role is Role.BASELINE or index not in session.rough.found:
+            is_compared = decodes and variant.role is not Role.BASELINE
+            if not is_compared or index in self.errors or index not in session.rough.found:
                 continue
             session.progress.begin(index, self._number, "reading quality roughly")
-            with self._failing_alone(variant):
+            with (
+                self._failing_alone(variant),
+                session.progress.half_of_the_time_left("Reading quality roughly"),
+            ):
                 order = RunMeter(meter="quality", seconds=ROUGH_QUALITY_S)
                 session.rough.read(index, ask(each.child, order, Metered, session.progress))
 
@@ -435,7 +442,11 @@ class Residents(AbstractContextManager["Residents"]):
 
 
 def _looks_first(variant: Variant) -> bool:
-    """Whether a first process shows a rough figure before it warms up. On a GPU, and where the first request compiles,
-    memory is known only afterwards; a load of many requests has no short one."""
-    decodes = variant.workload.task is Task.DECODING and not variant.workload.is_served
-    return decodes and variant.device is DeviceKind.CPU and not variant.compiles
+    """Whether a first process shows a rough figure before it warms up. On a GPU memory is known only afterwards."""
+    decodes = variant.workload.task is Task.DECODING
+    return decodes and variant.device is DeviceKind.CPU and _has_short(variant)
+
+
+def _has_short(variant: Variant) -> bool:
+    """Whether a request can be short: one that compiles would compile anew, and a load has many requests."""
+    return not (variant.compiles or variant.workload.is_served)
