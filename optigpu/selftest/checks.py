@@ -35,7 +35,7 @@ from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.selftest.setting import MODELS, PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import EXACT, Phase, Technique, Trial
+from optigpu.techniques.base import EXACT, Technique, Trial
 from optigpu.vocabulary import DeviceKind, ReplicateError, Task, UnsupportedError
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
@@ -247,9 +247,7 @@ def technique_checks() -> Iterator[SelfCheck]:
                         name=name,
                         case=case_of(trial),
                         device=device,
-                        alone=kind.process_wide
-                        or kind.phase in (Phase.COMPILATION, Phase.CAPTURE)
-                        or kind.backends[0] in RECIPES,
+                        alone=kind.process_wide or kind.phase.compiles or kind.backends[0] in RECIPES,
                         backend=kind.backends[0],
                     )
 

@@ -59,6 +59,11 @@ class Phase(IntEnum):
     CAPTURE = 60
     DECODING = 70
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a first request compiles or captures."""
+        return self in (Phase.COMPILATION, Phase.CAPTURE)
+
 
 class Choice(StrEnum):
     """Groups of which a stack may contain at most one technique; the value is the reason."""

@@ -7,7 +7,6 @@ from optigpu.documents.endpoints import engine_name
 from optigpu.job.spec.stack import BackendName
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import AnyTechnique
-from optigpu.techniques.base import Phase
 from optigpu.vocabulary import DeviceKind, Frozen, Role, canonical_json
 from optigpu.workloads import AnyWorkload
 from optigpu.workloads.base import Workload
@@ -48,7 +47,7 @@ class Variant(Frozen):
     @property
     def compiles(self) -> bool:
         """Whether its first request compiles or captures."""
-        return any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in self.stack)
+        return any(technique.phase.compiles for technique in self.stack)
 
     @property
     def engine(self) -> str:
