@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.child import TASKS, Child, ask
 from optigpu.conductor.processes.memory_budget import HOST_SLACK
+from optigpu.conductor.processes.residents import MOST_RESIDENT
 from optigpu.conductor.processes.variables import PATIENT, child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.quiet import wait_for_quiet
@@ -204,7 +205,8 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
     found = Preparation(peaks, work)
     plain = predicted_weight_bytes(variants[0].model_copy(update={"stack": ()})) or 0
-    is_short = free_host_bytes() < (RESIDENT_AND_REFERENCE + len(variants)) * plain + HOST_SLACK
+    beside = min(len(variants), MOST_RESIDENT)
+    is_short = free_host_bytes() < (RESIDENT_AND_REFERENCE + beside) * plain + HOST_SLACK
     if session.spec.device is not DeviceKind.CPU or is_short:
         found.complete()
     return found
