@@ -312,7 +312,7 @@ class Result(Frozen):
 
 
 class Rough(Frozen):
-    """A variant's first figures: its metric by a few requests of its warm-up, and the quality of a few tokens.
+    """A variant's first figures: its metric by short requests, and the quality of a few tokens.
 
     They are shown at once and are no result. `ratio` is to the baseline, above 1 when this is better; the 95% intervals
     include what processes differ by. Null: not known yet, or not at all.
