@@ -7,6 +7,7 @@ An error ends only its own variant.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -132,8 +133,9 @@ def run(
         memory_rule=memory_rule,
         plan=plan,
     )
-    stop, again, spans, took = _measured(opening, todo, outcomes, on_event)
+    stop, again, spans, took, beside_others = _measured(opening, todo, outcomes, on_event)
     if tuple(program) == REPLICATE:  # another program takes another time
+        rates = replace(rates, beside_others=beside_others)
         keep_rates(_learned(rates, spec, todo, needed, spans, took))
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
@@ -154,13 +156,15 @@ def _measured(
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-) -> tuple[StoppedError | None, Samples, tuple[Span, ...], Mapping[tuple[int, str], float]]:
+) -> tuple[StoppedError | None, Samples, tuple[Span, ...], Mapping[tuple[int, str], float], bool]:
     """Measures variants in one session and adds an outcome for each. Returns why the session had to stop, if it had,
-    what the baseline measured again, where the time went, and what each part of a variant took."""
+    what the baseline measured again, where the time went, what each part of a variant took, and whether others were at
+    work as it began."""
     again: Samples = ()
     spans: tuple[Span, ...] = ()
     took: Mapping[tuple[int, str], float] = {}
     rough: Mapping[int, Rough] = {}
+    beside_others = False
     try:
         with opening as session:
             session.progress.limit(session.spec.limits.timeout_s)
@@ -169,15 +173,15 @@ def _measured(
                     again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
             finally:
                 spans, took = session.progress.spans(), session.progress.took
-                rough = session.rough.found
+                rough, beside_others = session.rough.found, session.beside_others
     except StoppedError as stop:
         status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
         reason = f"{stop} No replicate of this variant was whole by then."
         for index in (variant.index for variant in todo if variant.index not in outcomes):
             outcomes[index] = Outcome(index=index, status=status, reason=reason, rough=rough.get(index))
             on_event(VariantFinished(outcome=outcomes[index]))
-        return stop, again, spans, took
-    return None, again, spans, took
+        return stop, again, spans, took, beside_others
+    return None, again, spans, took, beside_others
 
 
 WAITS = (WAITING_FOR_DEVICE, LOOKING)

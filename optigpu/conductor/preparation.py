@@ -16,7 +16,7 @@ from optigpu.conductor.processes.memory_budget import HOST_SLACK
 from optigpu.conductor.processes.residents import MOST_RESIDENT
 from optigpu.conductor.processes.variables import PATIENT, child_variables
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.quiet import wait_for_quiet
+from optigpu.conductor.quiet import share_cpus, wait_for_quiet
 from optigpu.conductor.session import Session
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks
@@ -189,6 +189,7 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
     if not variants:
         return Preparation(None)
     session.progress.turn_to(variants[0].index, 0)
+    share_cpus(session)
     peaks = MachinePeaks(
         session.environment,
         session.spec.device,

@@ -11,6 +11,8 @@ from optigpu.vocabulary import DeviceKind
 LOOKING = "looking for other processes"
 LOOK_S = 1.0
 """The kernel counts CPU time in hundredths of a second: a shorter look would show little."""
+FIRST_LOOK_S = 0.4
+"""It decides nothing but how threads wait."""
 POLL_S = 0.2
 BUSY_CORES, BUSY_SHARE, BUSY_CORES_AT_MOST = 0.25, 0.01, 0.5
 """So many cores of others are worth waiting for: a hundredth of the host's, within these bounds. Rounds that are set
@@ -19,6 +21,16 @@ FREE_CORES = 0.5
 """A job on a GPU starts beside any load that leaves so much of the CPUs idle."""
 WORTH_NAMING = 0.2
 """Of the CPU time of all others."""
+
+
+def share_cpus(session: Session) -> None:
+    """Where others are at work as a job begins, threads of its processes sleep while they wait for each other: if they
+    spin, they hold the core that the thread they wait for needs. Raises what `progress.check` raises."""
+    spec = session.spec
+    if spec.limits.wait_for_quiet_s and spec.device is DeviceKind.CPU and session.threads > 1:
+        session.progress.show(LOOKING)
+        if _look(session, FIRST_LOOK_S):
+            session.share_cpus()
 
 
 def wait_for_quiet(session: Session) -> None:
@@ -38,9 +50,9 @@ def wait_for_quiet(session: Session) -> None:
         busy = _look(session)
 
 
-def _look(session: Session) -> str | None:
+def _look(session: Session, seconds: float = LOOK_S) -> str | None:
     """Who is at work during one look; None if nobody is."""
-    before, until = session.monitor.read(), time.monotonic() + LOOK_S
+    before, until = session.monitor.read(), time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         session.progress.check()
         time.sleep(min(POLL_S, left_s))

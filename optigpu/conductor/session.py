@@ -19,7 +19,12 @@ from optigpu.conductor.processes.confinement import needs_network, scratch_folde
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.processes.rough import RoughLooks
-from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
+from optigpu.conductor.processes.variables import (
+    PATIENT,
+    child_variables,
+    recorded_variables,
+    secrets_of,
+)
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
@@ -73,6 +78,8 @@ class Session:
     monitor: HostMonitor = field(init=False)
     rough: RoughLooks = field(init=False)
     _running: set[int] = field(init=False, default_factory=set)
+    # How threads of its processes wait for each other, where not as libraries have it.
+    _waiting: Mapping[str, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         serving = serving_sessions(self.spec.endpoints)
@@ -95,6 +102,17 @@ class Session:
     @property
     def replicates(self) -> int:
         return self.fitting or self.spec.measure.replicates
+
+    @property
+    def beside_others(self) -> bool:
+        """Whether other programs were at work when the job began."""
+        return bool(self._waiting)
+
+    def share_cpus(self) -> None:
+        """From now on threads of its processes sleep while they wait for each other, which its results record."""
+        variables = {**self.environment.variables, **PATIENT}
+        self.environment = self.environment.model_copy(update={"variables": variables})
+        self._waiting = PATIENT
 
     def assignment(self, variant: Variant, replicate: int) -> Assignment:
         """The first message to a process that measures this variant, for no longer than its share of the job's time."""
@@ -139,7 +157,7 @@ class Session:
                 raise UnsupportedError(refusal)
         started = program_of(variant.backend, program or self.program)
         variables = child_variables(self.threads, secrets=secrets_of(variant))
-        variables |= {**variables_of(variant.backend), **more}
+        variables |= {**variables_of(variant.backend), **self._waiting, **more}
         quality = self.spec.measure.quality if "quality" in self.spec.measure.meters else None
         network = needs_network(variant, quality)
         child = Child(started, variables, keep=self.descriptors, network=network)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ class Rates:
     """Seconds of parts by what they are of, and how many times what is guessed a stack takes of them."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
+    # Of runs beside other work, which tell nothing where a part is known and took longer.
+    beside_others: bool = False
 
     def expected(self, variant: Variant, part: str, guessed_s: float) -> float | None:
         """What the part took of the same variant, or what was guessed times as much as it took of the same stack on
@@ -56,12 +58,13 @@ class Rates:
             keys: each for keys, each in took.items() if keys[0] not in self.seconds and each.guessed_s > 0
         }
         found |= {shared: each.seconds / each.guessed_s for (_, shared), each in new.items()}
+        newest = 0.0 if self.beside_others else NEWEST
         blended = {
-            key: min(value, value + (1 - NEWEST) * (self.seconds.get(key, value) - value))
+            key: min(value, value + (1 - newest) * (self.seconds.get(key, value) - value))
             for key, value in found.items()
         }
         others = {key: value for key, value in self.seconds.items() if key not in blended}
-        return Rates(dict([*others.items(), *blended.items()][-MOST:]))
+        return replace(self, seconds=dict([*others.items(), *blended.items()][-MOST:]))
 
 
 class Took(NamedTuple):

@@ -56,11 +56,6 @@ class Package:
         time.sleep(0.02)
         self._spent_j += REQUEST_J
 
-    def cool_request(self) -> None:
-        """What kept the machine busy while it was to be at rest has ended."""
-        time.sleep(0.02)
-        self.watts = IDLE_W / 2
-
     def vanish(self) -> None:
         """Unplugged in the middle of a request."""
         self.request()

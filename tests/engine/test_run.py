@@ -374,10 +374,11 @@ def is_locked(path: Path) -> bool:
 def test_a_job_waits_for_a_process_that_works_and_then_goes_on(tmp_path: Path) -> None:
     conductor = Conductor(tmp_path / "locks")
     with beside(Load(1.0), seed=0):
-        report = conductor.run(job(plan="single", limits={"wait_for_quiet_s": 1}), "well_behaved")
+        report = conductor.run(job(plan="single", limits={"wait_for_quiet_s": 1}), "well_behaved", threads=2)
     (waiting,) = (event for event in conductor.events if isinstance(event, Waiting))
     assert waiting.doing.endswith("; waiting up to 1 s for quiet")
     kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
     before = kinds[: kinds.index("waiting")]
     assert list(dict.fromkeys(before)) == ["planned", "estimated", "variant_started", "rough"]
-    assert len(report.results) == 1
+    (result,) = report.results
+    assert result.environment.variables["OMP_WAIT_POLICY"] == "passive"

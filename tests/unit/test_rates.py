@@ -1,5 +1,6 @@
 """The next run's time is guessed by what the parts of earlier runs took on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def test_a_later_run_that_finds_what_is_kept_tells_nothing_of_other_models() -> 
     rates = NO_RATES.with_parts({(tiny, START): Took(12.0, 6.0)}).with_parts({(tiny, START): Took(2.0, 6.0)})
     assert rates.expected(tiny, START, 6.0) == 2.0, "what was packed once is read from then on"
     assert rates.expected(large, START, 10.0) == 20.0
+    beside = replace(rates, beside_others=True).with_parts({(tiny, START): Took(50.0, 6.0)})
+    assert beside.expected(tiny, START, 6.0) == 2.0, "nor does one beside other work"
 
 
 def test_sampling_keeps_the_limits_of_the_job() -> None:
