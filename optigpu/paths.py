@@ -65,6 +65,11 @@ def cache_dir() -> Path:
     return (Path(shared) if shared else home_dir() / ".cache") / "optigpu"
 
 
+def operators_dir() -> Path:
+    """Where C++ operators are kept once they are compiled. It may not exist yet. Raises what `cache_dir` raises."""
+    return cache_dir() / "ops"
+
+
 def home_dir() -> Path:
     """The user's home folder; `home` in the data folder for a user who has none, or may keep no files there.
 

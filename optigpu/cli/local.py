@@ -67,7 +67,7 @@ def ladder(
     """
     spec = _with_plan("ladder", given, spec_file)
     if spec_file is None and not (_how_to_measure() & given.keys()):
-        spec = _shortened(spec)
+        spec = _shortened(spec, may_shorten="new_tokens" not in given)
     measure_and_show(spec, format_, verbose=verbose)
 
 
@@ -133,7 +133,7 @@ def _how_to_measure() -> set[str]:
     return {"stack", "beside", *(flag.name for flag in section_flags("measure"))}
 
 
-def _shortened(spec: "JobSpec") -> "JobSpec":
+def _shortened(spec: "JobSpec", *, may_shorten: bool) -> "JobSpec":
     """The ladder as far as two minutes allow; says what it leaves out."""
     from optigpu.conductor.preparation import needs
     from optigpu.conductor.session import environment_for
@@ -147,7 +147,7 @@ def _shortened(spec: "JobSpec") -> "JobSpec":
     def plan_of(ladder: "JobSpec") -> "Plan":
         return plan_time(ladder, variants_of(ladder), rates, needed)
 
-    short = shortened(spec, plan_of)
+    short = shortened(spec, plan_of, may_shorten=may_shorten)
     if said := left_out(spec, short):
         echo(said, err=True)
     return short

@@ -52,6 +52,7 @@ class Plan:
     replicates: int
     # Of what is done for all of them.
     prepare_s: float = 0.0
+    # Of those that have techniques.
     labels: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -114,11 +115,11 @@ class Plan:
 
     def _advice(self) -> str:
         """What would make it fit, by the flags of the commands."""
-        longest = sorted(self.guesses, key=self.variant_s, reverse=True)[:NAMED]
+        longest = sorted(self.labels, key=self.variant_s, reverse=True)[:NAMED]
         named = " and ".join(
             f"{self.labels[index]} (about {spoken(self.variant_s(index))})"
             for index in longest
-            if index in self.labels and len(self.guesses) > 1
+            if len(self.guesses) > 1
         )
         once_s = replace(self, replicates=1).seconds
         fewer = f"ask for --replicates 1 (about {spoken(once_s)}), " if self.replicates > 1 else ""
@@ -147,7 +148,7 @@ def plan_time(
         guesses={variant.index: guess_of(spec, variant, rates) for variant in variants},
         replicates=int(min(spec.measure.replicates, fitting)),
         prepare_s=sum(map(rates.preparing, needs)),
-        labels={variant.index: variant.label for variant in variants},
+        labels={variant.index: variant.label for variant in variants if variant.stack},
     )
 
 

@@ -1,31 +1,50 @@
 """A ladder whose stack nobody named, cut to about two minutes by the estimate of its time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from optigpu.job.estimate import Plan
-from optigpu.job.spec import JobSpec
+from optigpu.job.first_guess import FirstGuess
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, PlanName
+from optigpu.techniques.base import Technique
 
 SHORT_S = 120.0
-MOST_SECONDS = 15.0
+MOST_SECONDS = 10.0
 """How long a process of a shortened ladder is measured at most."""
+FEW_NEW_TOKENS = 32
+"""Of its requests: steps are as long as in a longer one, and warm-up, audit and meters take whole requests."""
 
 
-def shortened(spec: JobSpec, plan_of: Callable[[JobSpec], Plan]) -> JobSpec:
-    """The job with one process for each variant and less time for it, and without the techniques whose variants take
-    the longest, as far as it takes to fit into SHORT_S. One of them stays."""
+def shortened(spec: JobSpec, plan_of: Callable[[JobSpec], Plan], *, may_shorten: bool = True) -> JobSpec:
+    """The job with one process for each variant and less time for it, then with short requests if `may_shorten` them,
+    then without the techniques that are expected to gain the least, as far as it takes to fit into SHORT_S. One of them
+    stays."""
     if plan_of(spec).seconds <= SHORT_S:
         return spec
     measure = {"replicates": 1, "max_seconds": max(spec.measure.min_seconds, MOST_SECONDS)}
     spec = spec.model_copy(update={"measure": spec.measure.model_copy(update=measure)})
-    while (plan := plan_of(spec)).seconds > SHORT_S and len(spec.stack) + len(spec.beside) > 1:
-        fewer = [(each, plan_of(each)) for each in _without_one(spec)]
-        spec, _ = max(fewer, key=lambda each: _each_s(plan, each[1]))
+    is_long = not spec.workload.is_served and _new_tokens(spec) > FEW_NEW_TOKENS
+    if may_shorten and is_long and plan_of(spec).seconds > SHORT_S:
+        few = {"new_tokens": FEW_NEW_TOKENS}
+        spec = spec.model_copy(update={"workload": spec.workload.model_copy(update=few)})
+    while plan_of(spec).seconds > SHORT_S and len(spec.stack) + len(spec.beside) > 1:
+        spec = min(_without_one(spec), key=lambda fewer: (fewer.gain, plan_of(fewer.spec).seconds)).spec
     return spec
 
 
-def _each_s(plan: Plan, fewer: Plan) -> float:
-    """How long the variants that one plan has and the other has not take, the mean."""
-    return (plan.seconds - fewer.seconds) / max(1, len(plan.guesses) - len(fewer.guesses))
+@dataclass(frozen=True)
+class _Fewer:
+    """A job with a technique less. `gain` is how many times as fast as the baseline the first guess takes what is
+    missing for."""
+
+    spec: JobSpec
+    gain: float
+
+
+def _new_tokens(spec: JobSpec) -> int:
+    """Of a request; 0 where it generates none."""
+    return int(getattr(spec.workload, "new_tokens", 0))
 
 
 def left_out(whole: JobSpec, spec: JobSpec) -> str:
@@ -40,16 +59,34 @@ def left_out(whole: JobSpec, spec: JobSpec) -> str:
     ]
     without = f"leaves out {', '.join(gone)} and " if gone else ""
     measure = spec.measure
+    requests = f", by requests of {_new_tokens(spec)} new tokens" if spec.workload != whole.workload else ""
     return (
         f"To end in about two minutes, this ladder {without}measures {measure.replicates} process of each variant "
-        f"instead of {whole.measure.replicates}, for {measure.max_seconds:g} s at most; --stack all measures all."
+        f"instead of {whole.measure.replicates}, for {measure.max_seconds:g} s at most{requests}; --stack all measures "
+        "all."
     )
 
 
-def _without_one(spec: JobSpec) -> Iterator[JobSpec]:
+def _without_one(spec: JobSpec) -> Iterator[_Fewer]:
     """Without each technique and what requires it, and without each stack that is beside."""
-    for each in spec.stack if len(spec.stack) > 1 or spec.beside else ():
-        others = tuple(other for other in spec.stack if other != each and each.name not in other.requires)
-        yield spec.model_copy(update={"stack": others})
+    plain_s = _request_s(spec, ())
+    for each in spec.stack:
+        gone = [each, *(other for other in spec.stack if each.name in other.requires)]
+        kept = tuple(other for other in spec.stack if other not in gone)
+        if not (kept or spec.beside):
+            continue
+        fastest_s = min(_request_s(spec, _with_required(other, spec.stack)) for other in gone)
+        yield _Fewer(spec.model_copy(update={"stack": kept}), plain_s / fastest_s)
     for beside in spec.beside:
-        yield spec.model_copy(update={"beside": tuple(other for other in spec.beside if other != beside)})
+        others = tuple(other for other in spec.beside if other != beside)
+        yield _Fewer(spec.model_copy(update={"beside": others}), plain_s / _request_s(spec, beside.stack))
+
+
+def _with_required(technique: Technique, stack: Sequence[Technique]) -> tuple[Technique, ...]:
+    return tuple(each for each in stack if each == technique or each.name in technique.requires)
+
+
+def _request_s(spec: JobSpec, stack: Sequence[Technique]) -> float:
+    """Of a request with that stack alone, by a first guess."""
+    alone = {"stack": tuple(stack), "beside": (), "plan": PlanName.SINGLE}
+    return FirstGuess(variants_of(spec.model_copy(update=alone))[0]).request_s

@@ -1,7 +1,7 @@
 """Compiles hand-written C++ operators on first use, loads them into PyTorch and finds this CPU's best path.
 
 The sources use only PyTorch's stable C ABI (headers of torch >= 2.10) and become one shared library by one
-call of g++. A built library is kept under `cache_folder()` by the hash of everything that it depends on.
+call of g++. A built library is kept under `operators_dir()` by the hash of everything that it depends on.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from filelock import FileLock  # a dependency of torch
 
-from optigpu.paths import cache_dir
+from optigpu.paths import operators_dir
 from optigpu.vocabulary import UnsupportedError
 
 OLDEST_TORCH = (2, 10)
@@ -30,10 +30,6 @@ BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
 
 Name = TypeVar("Name", bound=str)
-
-
-def cache_folder() -> Path:
-    return cache_dir() / "ops"
 
 
 def compiler_reason() -> str | None:
@@ -126,7 +122,7 @@ def _built(sources: tuple[Path, ...]) -> Path:
         texts = (source.read_text() for source in sources)
         parts = [torch.__version__, platform.machine(), version, *_command(), *texts]
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-        target = cache_folder() / f"{sources[0].stem}-{digest}.so"
+        target = operators_dir() / f"{sources[0].stem}-{digest}.so"
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -117,13 +117,14 @@ def test_a_ladder_that_nobody_named_is_cut_to_about_two_minutes(model: str) -> N
     short = shortened(whole, plan_of)
     assert plan_of(whole).seconds > SHORT_S
     assert plan_of(short).seconds <= SHORT_S or len(short.stack) + len(short.beside) == 1
-    assert short.measure.replicates == 1
+    assert short.stack or short.beside
     names = [each.name for each in short.stack]
     assert "torch_compile" not in names or "static_kv_cache" in names, "nothing without what it requires"
     said = left_out(whole, short)
     assert said.startswith("To end in about two minutes, this ladder leaves out ")
     assert said.endswith(
-        "1 process of each variant instead of 3, for 15 s at most; --stack all measures all."
+        "1 process of each variant instead of 3, for 10 s at most, by requests of 32 new tokens; --stack all "
+        "measures all."
     )
     assert all(each.name in said for each in whole.stack if each not in short.stack)
 

@@ -9,6 +9,7 @@ from optigpu.hardware.cpu import cpu_features
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.decode.program import FEW_BITS, CacheKind, Program, WeightKind
+from optigpu.paths import operators_dir
 from optigpu.techniques.base import (
     ON_TEXT,
     Choice,
@@ -37,6 +38,8 @@ _OWN_STEP = "native_decode replaces the decode step, so there is none left to ch
 
 PACK_S = {"self": 8e-8, "sequential": 4.5e-7}
 """Of each weight of 3 or 4 bits on two cores with AVX-512: 11 s for SmolLM2-135M."""
+BUILD_S = 25.0
+"""Compiling the operator, once on a machine."""
 NARROW_TIMES = 4.0
 """As long with AVX2 alone."""
 
@@ -164,7 +167,8 @@ class NativeDecode(Technique):
     def applying_s(self, parameters: int) -> float:
         is_calibrated = self.calibration != "none" and self.weights in FEW_BITS
         slower = 1.0 if "avx512bw" in cpu_features() else NARROW_TIMES
-        return parameters * PACK_S[self.calibration] * slower if is_calibrated else 0.0
+        packing_s = parameters * PACK_S[self.calibration] * slower if is_calibrated else 0.0
+        return packing_s if any(operators_dir().glob("decode-*.so")) else BUILD_S + packing_s
 
     def modules(self, model: Model, notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -188,6 +192,7 @@ class NativeDecode(Technique):
                 f"{self.name} packs mixtures of experts with calibration self or none and without extra_bytes; choose "
                 "these for this model."
             )
+        notes.doing("compiling the operator, once on this machine")
         operator = require_operator(model.device)
         tied = programs.has_tied_head(model)
         facts = pack_or_restore(model, places, self._options, notes.doing)
