@@ -50,6 +50,12 @@ class Pace:
         """Whether all guesses are of earlier runs."""
         return all(guess.measured for guess in self._guesses.values())
 
+    def slow_down(self, factor: float) -> None:
+        """All parts are expected to take so many times as long as they were guessed."""
+        self._guesses = {index: guess.times(factor) for index, guess in self._guesses.items()}
+        for part in {part for guess in self._guesses.values() for part in guess.seconds}:
+            self._expect(part)
+
     def add(self, unit: Unit) -> None:
         """One more replicate of a variant, as long as its last one."""
         index, number = unit
@@ -210,6 +216,12 @@ class JobProgress:
     def limit(self, timeout_s: float) -> None:
         self._started = time.monotonic()
         self._timeout_s, self._deadline = timeout_s, self._started + timeout_s
+
+    def slow_down(self, factor: float) -> None:
+        """The job is expected to take so many times as long as was foreseen."""
+        self._prepare_s *= factor
+        self._pace.slow_down(factor)
+        self._between()
 
     def begin_round(self, number: int, count: int, plan: Plan, ready: Collection[int]) -> None:
         """What is measured from now on is round `number` of `count`, and a share of the job's progress. The processes

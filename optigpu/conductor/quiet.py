@@ -1,18 +1,22 @@
-"""Waits until others rest before anything is measured that counts; rough figures come before."""
+"""Who else is at work on this machine: asked as a job begins, and before anything is measured that counts."""
 
 import math
 import time
 
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample
-from optigpu.documents.events import Waiting
+from optigpu.documents.events import Estimated, Waiting
+from optigpu.job.estimate import spoken
+from optigpu.job.spec import PlanName
 from optigpu.vocabulary import DeviceKind
 
 LOOKING = "looking for other processes"
 LOOK_S = 1.0
 """The kernel counts CPU time in hundredths of a second: a shorter look would show little."""
 FIRST_LOOK_S = 0.4
-"""It decides nothing but how threads wait."""
+"""It decides how threads wait, and how long the job is expected to take."""
+COSTS = 0.5
+"""The share of others' cores that a job feels: some of its parts wait for memory, or use one core."""
 POLL_S = 0.2
 BUSY_CORES, BUSY_SHARE, BUSY_CORES_AT_MOST = 0.25, 0.01, 0.5
 """So many cores of others are worth waiting for: a hundredth of the host's, within these bounds. Rounds that are set
@@ -25,12 +29,24 @@ WORTH_NAMING = 0.2
 
 def share_cpus(session: Session) -> None:
     """Where others are at work as a job begins, threads of its processes sleep while they wait for each other: if they
-    spin, they hold the core that the thread they wait for needs. Raises what `progress.check` raises."""
+    spin, they hold the core that the thread they wait for needs. Tells how long the job takes then, about. Raises what
+    `progress.check` raises."""
     spec = session.spec
-    if spec.limits.wait_for_quiet_s and spec.device is DeviceKind.CPU and session.threads > 1:
-        session.progress.show(LOOKING)
-        if _look(session, FIRST_LOOK_S):
-            session.share_cpus()
+    if not spec.limits.wait_for_quiet_s or spec.device is not DeviceKind.CPU or session.threads < 2:
+        return
+    session.progress.show(LOOKING)
+    sample = _look(session, FIRST_LOOK_S)
+    busy = at_work(spec.device, sample)
+    if busy is None:
+        return
+    session.share_cpus()
+    used = min(1.0, (sample.foreign_s or 0.0) / (sample.wall_s * sample.cpus))
+    session.progress.slow_down(1 / (1 - COSTS * used))
+    if spec.plan not in (PlanName.SEARCH, PlanName.BATCH_SCALING):  # of which a round alone is expected
+        seconds = session.progress.expected_s
+        told = f"{busy}; beside that it takes about {spoken(seconds)}."
+        limit_s, replicates = spec.limits.timeout_s, session.replicates
+        session.on_event(Estimated(seconds=seconds, limit_s=limit_s, replicates=replicates, sentence=told))
 
 
 def wait_for_quiet(session: Session) -> None:
@@ -40,23 +56,27 @@ def wait_for_quiet(session: Session) -> None:
     if wait_s == 0:
         return
     session.progress.show(LOOKING)
-    busy = _look(session)
+    busy = _who(session)
     if busy is None:
         return
     session.on_event(Waiting(doing=_doing(busy, wait_s), up_to_s=wait_s))
     until = time.monotonic() + wait_s
     while busy is not None and (left_s := until - time.monotonic()) > 0:
         session.progress.show(_doing(busy, left_s), LOOKING)
-        busy = _look(session)
+        busy = _who(session)
 
 
-def _look(session: Session, seconds: float = LOOK_S) -> str | None:
-    """Who is at work during one look; None if nobody is."""
+def _who(session: Session) -> str | None:
+    """Who is at work; None if nobody is."""
+    return at_work(session.spec.device, _look(session, LOOK_S))
+
+
+def _look(session: Session, seconds: float) -> HostSample:
     before, until = session.monitor.read(), time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         session.progress.check()
         time.sleep(min(POLL_S, left_s))
-    return at_work(session.spec.device, session.monitor.between(before, session.monitor.read()))
+    return session.monitor.between(before, session.monitor.read())
 
 
 def _doing(busy: str, wait_s: float) -> str:

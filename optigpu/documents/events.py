@@ -32,8 +32,9 @@ class Waiting(Frozen):
 
 
 class Estimated(Frozen):
-    """How long the job will take, before it starts; again when replicates are left out because time is short. `seconds`
-    is for what is still to be measured, `replicates` counts each variant's processes; `sentence` says so."""
+    """How long the job will take, before it starts; again where others are at work, and when replicates are left out
+    because time is short. `seconds` is for what is still to be measured, `replicates` counts each variant's processes;
+    `sentence` says so."""
 
     kind: Literal["estimated"] = "estimated"
     seconds: float

@@ -39,6 +39,9 @@ class Guess:
     once: frozenset[str] = frozenset()
     measured: bool = False
 
+    def times(self, factor: float) -> "Guess":
+        return replace(self, seconds={part: factor * seconds for part, seconds in self.seconds.items()})
+
     def parts(self, replicate: int) -> list[str]:
         return [part for part in self.seconds if replicate == 0 or part not in self.once]
 
