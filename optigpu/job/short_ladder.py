@@ -35,8 +35,7 @@ def shortened(spec: JobSpec, plan_of: Callable[[JobSpec], Plan], *, may_shorten:
 
 @dataclass(frozen=True)
 class _Fewer:
-    """A job with a technique less. `gain` is how many times as fast as the baseline the first guess takes what is
-    missing for."""
+    """A job with a technique less. `gain` is the predicted speed of what it lacks, relative to the baseline's."""
 
     spec: JobSpec
     gain: float
