@@ -1,11 +1,9 @@
 """Jobs of stacks side by side: what they need before, their progress, and a row with an interval and a verdict each."""
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.progress import track
@@ -20,14 +18,11 @@ from optigpu.documents.result import Outcome, Samples
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import REPLICATE, Report, never, run
-from optigpu.quality.text import DATASETS_DIR
 from optigpu.report.formats import Grid, columns, console
 from optigpu.report.progress import RunProgress
 from optigpu.statistics.intervals import paired_ratio, ratio
 from optigpu.vocabulary import Document, OptiGPUError
 
-TEXTS = Path(__file__).resolve().parents[1] / "tests" / "text"
-"""Has a part of WikiText-2, where the variable of the datasets names no other folder."""
 TEXT = "wikitext-2"
 Bounds = tuple[float, float]
 FIRST = 2
@@ -45,7 +40,6 @@ def session_of(spec: JobSpec, variants: int) -> AbstractContextManager[Session]:
 
 def run_shown(spec: JobSpec) -> Report:
     """Runs a job with its progress on stderr."""
-    os.environ.setdefault(DATASETS_DIR, str(TEXTS))
     with RunProgress(console(stderr=True)) as progress:
         return run(spec, lambda event: progress.show(event.kind, as_document(event)))
 

@@ -33,7 +33,7 @@ from optigpu.quality.figures import (
     windows_of,
 )
 from optigpu.quality.hellaswag import ENDINGS, item_passages, read_items
-from optigpu.quality.passages import Passage, Score, predictions, scored_at_once, windows, within
+from optigpu.quality.passages import Passage, Score, after, predictions, scored_at_once, windows, within
 from optigpu.quality.pictures import (
     IMAGES,
     IMAGES_RECIPE,
@@ -397,11 +397,20 @@ def _passages(
     """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
-    encode = partial(_encoded, setting, runtime)
+    encode, start = partial(_encoded, setting, runtime), np.array(runtime.start_ids, np.int64)
+    window = setting.window - len(start)
+    if window < 2:
+        raise OptiGPUError(
+            f"A window of {setting.window} tokens has no room after the start token of {setting.model}; ask for a "
+            "larger quality.window."
+        )
     if setting.text == HELLASWAG:
-        return item_passages(read_items(source.content)[: setting.items], encode, setting.window)
-    tokens = np.array(encode(source.words())[: setting.tokens], np.int64)
-    return windows(tokens, setting.window, setting.stride or 1), 0
+        items = read_items(source.content)[: setting.items]
+        passages, cut = item_passages(items, encode, window)
+    else:
+        tokens = np.array(encode(source.words())[: setting.tokens], np.int64)
+        passages, cut = windows(tokens, window, min(setting.stride or 1, window - 1)), 0
+    return [after(start, passage) for passage in passages], cut
 
 
 def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:

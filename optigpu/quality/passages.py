@@ -37,6 +37,11 @@ class Passage:
         return len(self.tokens) - self.first
 
 
+def after(start: Ids, passage: Passage) -> Passage:
+    """The passage after the tokens that its model expects before every text; without them some predict anything."""
+    return Passage(np.concatenate([start, passage.tokens]), len(start) + passage.first)
+
+
 class Prediction(NamedTuple):
     """`logits` [vocabulary] for the token `target`, the `position`-th predicted token of all passages."""
 

@@ -150,7 +150,7 @@ def describe(
 
 
 BOUND = Bound("OPTIGPU_REFERENCES_GB", default=4 * 2**30, files="quality references")
-REFERENCE_METHOD = 1
+REFERENCE_METHOD = 2
 """Part of a kept reference's key. Increase it when the way of making one changes."""
 _KEPT_FILES = (_PASSAGES, _LIKELIHOODS, _LOGITS, _MANIFEST)
 

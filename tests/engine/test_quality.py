@@ -4,6 +4,7 @@ import bz2
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from optigpu.backends.torch.applied import DecodingModel
@@ -198,6 +200,31 @@ def test_perplexity_is_that_of_an_independent_evaluation(
         math.exp(total / count), rel=1e-4
     )
     assert abs(reading.values["perplexity_delta"]) < 1e-4
+
+
+@pytest.fixture
+def start_token(trained_model: Path) -> Iterator[int]:
+    """The id of a token that the model's tokenizer puts before every text."""
+    files = {path: path.read_bytes() for path in trained_model.glob("tokenizer*")}
+    tokenizer = AutoTokenizer.from_pretrained(trained_model, local_files_only=True)
+    tokenizer.bos_token, known = tokenizer.eos_token, [(tokenizer.eos_token, tokenizer.eos_token_id)]
+    template = TemplateProcessing(single=f"{tokenizer.eos_token} $A", special_tokens=known)
+    tokenizer.backend_tokenizer.post_processor = template
+    tokenizer.save_pretrained(trained_model)
+    yield tokenizer.eos_token_id
+    for path, content in files.items():
+        path.write_bytes(content)
+
+
+@pytest.mark.usefixtures("language_dir")
+def test_each_window_begins_with_what_the_tokenizer_puts_before_a_text(
+    tmp_path: Path, start_token: int
+) -> None:
+    reading = measured(tmp_path, text="file:mine.txt", tokens=200, window=50, stride=20)
+    passages = passages_in(tmp_path)
+    assert {tokens[0] for tokens, _ in passages} == {start_token}
+    assert all(start_token not in tokens[1:] and len(tokens) <= 50 for tokens, _ in passages)
+    assert reading.facts.model_dump()["quality"]["positions"] == 199
 
 
 def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path) -> None:

@@ -156,6 +156,11 @@ class TorchDecodingRuntime(TorchModelRuntime):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
+    @property
+    def start_ids(self) -> list[int]:
+        begun = self._tokenizer.encode("")[:1]
+        return begun if begun == [self._tokenizer.bos_token_id] else []
+
     def prompt_ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text)
         if not ids or max(ids) >= self.facts.vocabulary:
