@@ -41,9 +41,10 @@ def share_cpus(session: Session) -> None:
         return
     session.share_cpus()
     used = min(1.0, (sample.foreign_s or 0.0) / (sample.wall_s * sample.cpus))
+    before_s = session.progress.expected_s
     session.progress.slow_down(1 / (1 - COSTS * used))
     if spec.plan not in (PlanName.SEARCH, PlanName.BATCH_SCALING):  # of which a round alone is expected
-        seconds = session.progress.expected_s
+        seconds = session.foreseen_s + session.progress.expected_s - before_s
         told = f"{busy}; beside that it takes about {spoken(seconds)}."
         limit_s, replicates = spec.limits.timeout_s, session.replicates
         session.on_event(Estimated(seconds=seconds, limit_s=limit_s, replicates=replicates, sentence=told))

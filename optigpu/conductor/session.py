@@ -71,6 +71,8 @@ class Session:
     memory_rule: MakeMemoryRule = MemoryBudget
     # How many processes measure each variant, where the job's time is known not to suffice for all that it asks for.
     fitting: int | None = None
+    # How long the job was expected to take before it began.
+    foreseen_s: float = 0.0
     # Why techniques that failed their self-test on this machine are not run, by their names.
     failed_techniques: Mapping[str, str] = field(default_factory=dict)
     # Which rates a server could not keep up with.
@@ -216,6 +218,7 @@ def open_session(
             others=partial(others_measure, locks, spec.device, environment),
             memory_rule=memory_rule,
             fitting=plan.replicates if plan else None,
+            foreseen_s=plan.seconds if plan else 0.0,
             failed_techniques=tested.failed_techniques,
         )
 

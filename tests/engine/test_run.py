@@ -19,6 +19,7 @@ from optigpu.child.connection import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.conductor.session import environment_for
 from optigpu.documents.events import (
+    Estimated,
     Event,
     Finished,
     Planned,
@@ -382,3 +383,6 @@ def test_a_job_waits_for_a_process_that_works_and_then_goes_on(tmp_path: Path) -
     assert list(dict.fromkeys(before)) == ["planned", "estimated", "variant_started", "rough"]
     (result,) = report.results
     assert result.environment.variables["OMP_WAIT_POLICY"] == "passive"
+    foreseen, beside_others = (event for event in conductor.events if isinstance(event, Estimated))
+    assert "; beside that it takes about " in beside_others.sentence
+    assert beside_others.seconds > foreseen.seconds
