@@ -28,16 +28,10 @@ def short(number: float | None) -> str:
 
 
 def with_error(value: float, interval: Sequence[float] | None) -> str:
-    """`602 ±7%`: with the longer side of the 95% interval, where there is one; a side longer than the value tells less
-    than `162 [26.2, 1,180]`."""
+    """`602 ±7%`: with the longer side of the 95% interval, where there is one."""
     if not (interval and value):
         return short(value)
-    error = max(abs(bound - value) for bound in interval) / value
-    return (
-        f"{short(value)} ±{error:.0%}"
-        if error <= 1
-        else f"{short(value)} [{', '.join(map(short, interval))}]"
-    )
+    return f"{short(value)} ±{max(abs(bound - value) for bound in interval) / value:.0%}"
 
 
 def interval(ci: Sequence[float] | None) -> str:
