@@ -173,7 +173,6 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
     def encode(self, text: str) -> list[int]:
         """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
 
-    @property
     def start_ids(self) -> list[int]:
         """The token that the model's tokenizer puts before every text; empty where it puts none."""
 

@@ -75,7 +75,7 @@ class Plan:
         return self.replicates * import_s + rough_s + sum(guess.seconds[part] for part in parts)
 
     def _sampling_s(self, index: int) -> float:
-        return self.replicates * min(self.guesses[index].seconds[SAMPLE], self.most_sample_s)
+        return self.replicates * min(self.guesses[index].seconds.get(SAMPLE, 0.0), self.most_sample_s)
 
     def variant_s(self, index: int) -> float:
         """All processes of a variant."""

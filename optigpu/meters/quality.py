@@ -397,7 +397,7 @@ def _passages(
     """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
-    encode, start = partial(_encoded, setting, runtime), np.array(runtime.start_ids, np.int64)
+    encode, start = partial(_encoded, setting, runtime), np.array(runtime.start_ids(), np.int64)
     window = setting.window - len(start)
     if window < 2:
         raise OptiGPUError(

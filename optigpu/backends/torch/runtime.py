@@ -156,7 +156,6 @@ class TorchDecodingRuntime(TorchModelRuntime):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    @property
     def start_ids(self) -> list[int]:
         begun = self._tokenizer.encode("")[:1]
         return begun if begun == [self._tokenizer.bos_token_id] else []
