@@ -79,9 +79,9 @@ class Session:
     saturation: Saturation = field(default_factory=Saturation)
     monitor: HostMonitor = field(init=False)
     rough: RoughLooks = field(init=False)
+    # Whether other programs were at work when the job began.
+    beside_others: bool = field(init=False, default=False)
     _running: set[int] = field(init=False, default_factory=set)
-    # How threads of its processes wait for each other, where not as libraries have it.
-    _waiting: Mapping[str, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         serving = serving_sessions(self.spec.endpoints)
@@ -105,16 +105,11 @@ class Session:
     def replicates(self) -> int:
         return self.fitting or self.spec.measure.replicates
 
-    @property
-    def beside_others(self) -> bool:
-        """Whether other programs were at work when the job began."""
-        return bool(self._waiting)
-
     def share_cpus(self) -> None:
         """From now on threads of its processes sleep while they wait for each other, which its results record."""
         variables = {**self.environment.variables, **PATIENT}
         self.environment = self.environment.model_copy(update={"variables": variables})
-        self._waiting = PATIENT
+        self.beside_others = True
 
     def assignment(self, variant: Variant, replicate: int) -> Assignment:
         """The first message to a process that measures this variant, for no longer than its share of the job's time."""
@@ -159,7 +154,8 @@ class Session:
                 raise UnsupportedError(refusal)
         started = program_of(variant.backend, program or self.program)
         variables = child_variables(self.threads, secrets=secrets_of(variant))
-        variables |= {**variables_of(variant.backend), **self._waiting, **more}
+        waiting = PATIENT if self.beside_others else {}
+        variables |= {**variables_of(variant.backend), **waiting, **more}
         quality = self.spec.measure.quality if "quality" in self.spec.measure.meters else None
         network = needs_network(variant, quality)
         child = Child(started, variables, keep=self.descriptors, network=network)

@@ -168,7 +168,7 @@ class NativeDecode(Technique):
         is_calibrated = self.calibration != "none" and self.weights in FEW_BITS
         slower = 1.0 if "avx512bw" in cpu_features() else NARROW_TIMES
         packing_s = parameters * PACK_S[self.calibration] * slower if is_calibrated else 0.0
-        return packing_s if any(operators_dir().glob("decode-*.so")) else BUILD_S + packing_s
+        return packing_s if _is_built() else BUILD_S + packing_s
 
     def modules(self, model: Model, notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -192,7 +192,8 @@ class NativeDecode(Technique):
                 f"{self.name} packs mixtures of experts with calibration self or none and without extra_bytes; choose "
                 "these for this model."
             )
-        notes.doing("compiling the operator, once on this machine")
+        if model.device.type == "cpu" and not _is_built():
+            notes.doing("compiling the operator, once on this machine")
         operator = require_operator(model.device)
         tied = programs.has_tied_head(model)
         facts = pack_or_restore(model, places, self._options, notes.doing)
@@ -251,3 +252,8 @@ class NativeDecode(Technique):
             "kv_cache_dtype": "bfloat16" if self.kv == "bf16" else self.kv,
             "kv_cache_bytes_per_token": 2 * len(program.blocks) * program.kv_heads * head_bytes,
         }
+
+
+def _is_built() -> bool:
+    """Whether a library of the CPU's operator is kept, of these sources or of others."""
+    return any(operators_dir().glob("decode-*.so"))
