@@ -66,6 +66,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", SIZES | {"tie_word_embeddings": True}),
     "olmo3": ("olmo3", SIZES | {"num_hidden_layers": 5, "sliding_window": 16}),
     "olmoe": ("olmoe", SIZES | _NO_GROUPS | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "gpt_oss",
+        SIZES | _EXPERTS | {"head_dim": 64, "sliding_window": 16, "rope_parameters": _YARN},
+    ),
     "granite": (
         "granite",
         SIZES

@@ -46,7 +46,7 @@ def test_logits_with_float16_matrices_are_rounded_alone(model: PreTrainedModel, 
     assert difference(model, tmp_path / "model.gguf", "float16") <= ROUNDED
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3", "gemma3_text", "phi3", "olmo2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3", "gemma3_text", "phi3", "olmo2", "gpt_oss"])
 def test_greedy_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
     model: Any = made(name)
     write(model, tmp_path / "model.gguf", "float32")

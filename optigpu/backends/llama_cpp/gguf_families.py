@@ -35,7 +35,8 @@ class WrittenFamily:
     weights of norms are stored less one in transformers. `head`: whether a head of its own is possible, must be there,
     or cannot be. `windows`: it has layers with sliding windows; without, the context ends with the window.
     `long_factors`: it reads a divisor for each frequency. `rotates_part`: it rotates a part of a head, if asked to.
-    `wide_heads`: heads may be of another size than hidden size / heads.
+    `wide_heads`: heads may be of another size than hidden size / heads. `inputs_first`: transformers has experts as
+    [experts, inputs, outputs], with outputs of gate and up by turns.
     """
 
     architecture: str
@@ -52,6 +53,7 @@ class WrittenFamily:
     long_factors: bool = False
     rotates_part: bool = False
     wide_heads: bool = False
+    inputs_first: bool = False
 
     @property
     def fields(self) -> Fields:
@@ -89,6 +91,10 @@ _AS_MANY = Condition(
 
 def _each_fourth_alone_is_not_rotated(config: "PretrainedConfig") -> bool:
     return all(bool(each) == bool(layer % 4) for layer, each in enumerate(config.no_rope_layers, 1))
+
+
+def _each_second_alone_is_full(config: "PretrainedConfig") -> bool:
+    return all((each == "full_attention") == bool(layer % 2) for layer, each in enumerate(config.layer_types))
 
 
 _COMMON: Fields = {
@@ -180,6 +186,20 @@ WRITTEN_FAMILIES: Mapping[str, WrittenFamily] = MappingProxyType(
             numbers=_EXPERTS | {"expert_count": "num_experts"},
             expressed=_NO_BIAS
             | {"norm_topk_prob": (False,), "clip_qkv": (None,), "num_key_value_heads": _AS_MANY},
+        ),
+        "gpt_oss": WrittenFamily(
+            "gpt-oss",
+            wide_heads=True,
+            head="needed",
+            windows=True,
+            inputs_first=True,
+            numbers=_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
+            expressed={
+                "attention_bias": (True,),
+                "layer_types": Condition("every second layer without a window", _each_second_alone_is_full),
+                "swiglu_alpha": (1.702,),
+                "swiglu_limit": (7.0,),
+            },
         ),
         "granite": WrittenFamily(
             "granite",

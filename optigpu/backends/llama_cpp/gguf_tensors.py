@@ -123,8 +123,8 @@ ROWS, LENGTH, SEED = 8, 256, 0
 Matrices = Literal["float16", "float32"]
 Named = Iterator[tuple[str, torch.Tensor]]
 _ENDS = (".weight", ".bias")
-_IN_FLOAT32 = ("position_embd.weight", "ffn_gate_inp.weight")
-"""Matrices that are read row by row, or that choose."""
+_IN_FLOAT32 = ("position_embd.weight", "ffn_gate_inp.weight", ".bias")
+"""Matrices that are read row by row, that choose experts, or that have the biases of experts as rows."""
 _HEAD, _EMBEDDING, _FACTORS = "output.weight", "token_embd.weight", "rope_freqs.weight"
 
 
@@ -175,7 +175,7 @@ def tensors(model: PreTrainedModel) -> Named:
     written = set()
     for name, parameter in model.named_parameters():
         tensor = parameter.detach()
-        for place, part in _parts(name, tensor.T if name in transposed else tensor):
+        for place, part in _parts(name, tensor.T if name in transposed else tensor, names.family):
             theirs = names[place]
             written.add(theirs)
             yield theirs, _laid_out(theirs, part, names)
@@ -183,17 +183,21 @@ def tensors(model: PreTrainedModel) -> Named:
         yield _HEAD, model.get_input_embeddings().get_parameter("weight").detach()
 
 
-def _parts(name: str, tensor: torch.Tensor) -> Named:
+def _parts(name: str, tensor: torch.Tensor, family: WrittenFamily) -> Named:
     """A tensor by its name; experts as llama.cpp has them, [experts, outputs, inputs], with gate and up apart."""
-    if name.endswith("experts.gate_up_proj"):
-        gate, up = tensor.chunk(2, dim=1)
-        path = name.removesuffix("gate_up_proj")
-        yield f"{path}gate_proj.weight", gate
-        yield f"{path}up_proj.weight", up
-    elif name.endswith("experts.down_proj"):
-        yield f"{name}.weight", tensor
-    else:
-        yield name, tensor
+    path, _, kind = name.rpartition("experts.")
+    matrix, end = kind.removesuffix("_bias"), ".bias" if kind.endswith("_bias") else ".weight"
+    if matrix not in ("gate_up_proj", "down_proj"):
+        yield (f"{name}.weight" if name.endswith(".sinks") else name), tensor
+        return
+    if family.inputs_first and end == ".weight":
+        tensor = tensor.transpose(1, 2)
+    if matrix == "down_proj":
+        yield f"{path}experts.down_proj{end}", tensor
+        return
+    parts = (tensor[:, ::2], tensor[:, 1::2]) if family.inputs_first else tensor.chunk(2, dim=1)
+    for half, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+        yield f"{path}experts.{half}{end}", part
 
 
 def _laid_out(name: str, tensor: torch.Tensor, names: Names) -> torch.Tensor:
