@@ -7,7 +7,6 @@ An error ends only its own variant.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +36,7 @@ from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
 from optigpu.job.estimate import AUDIT, guess_of, within_deadline
 from optigpu.job.plan import variants_of
-from optigpu.job.rates import NO_RATES, Need, Rates, Took, keep_rates, known_rates
+from optigpu.job.rates import NO_RATES, Need, Took, keep_rates, known_rates
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (
@@ -135,8 +134,8 @@ def run(
     )
     stop, again, spans, took, beside_others = _measured(opening, todo, outcomes, on_event)
     if tuple(program) == REPLICATE:  # another program takes another time
-        rates = replace(rates, beside_others=beside_others)
-        keep_rates(_learned(rates, spec, todo, needed, spans, took))
+        parts, preparing = _lasted(spec, todo, needed, spans, took)
+        keep_rates(rates.with_run(parts, preparing, beside_others=beside_others))
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
@@ -187,15 +186,14 @@ def _measured(
 WAITS = (WAITING_FOR_DEVICE, LOOKING)
 
 
-def _learned(
-    rates: Rates,
+def _lasted(
     spec: JobSpec,
     variants: Sequence[Variant],
     needed: Sequence[Need],
     spans: Sequence[Span],
     took: Mapping[tuple[int, str], float],
-) -> Rates:
-    """The rates after a run."""
+) -> tuple[dict[tuple[Variant, str], Took], Mapping[Need, float]]:
+    """How long the parts of a run's variants and its preparation lasted."""
     by_index = {variant.index: variant for variant in variants}
     guesses = {variant.index: guess_of(spec, variant).seconds for variant in variants}
     parts = {
@@ -204,7 +202,7 @@ def _learned(
     }
     job_s = {span.doing: span.seconds for span in spans if span.index is None and span.doing not in WAITS}
     is_prepared = any(part == AUDIT for _, part in took)
-    return rates.with_parts(parts).with_preparing(prepared(needed, job_s) if is_prepared else {})
+    return parts, prepared(needed, job_s) if is_prepared else {}
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:

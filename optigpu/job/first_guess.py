@@ -61,7 +61,10 @@ class FirstGuess:
     def load_s(self) -> float:
         """Until the model is there with its stack, compiling left out."""
         loading_s = FLOAT_BYTES * self.size.parameters / LOAD_BYTES_PER_S
-        return loading_s + sum(each.applying_s(self.size.parameters) for each in self.variant.stack)
+        variant = self.variant
+        return loading_s + sum(
+            each.applying_s(self.size.parameters, variant.device) for each in variant.stack
+        )
 
     @property
     def compile_s(self) -> float:

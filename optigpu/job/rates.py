@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from optigpu.job.spec import Variant, digest
@@ -24,8 +25,6 @@ class Rates:
     """Seconds of parts by what they are of, and how many times what is guessed a stack takes of them."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    # Of runs beside other work, which tell nothing where a part is known and took longer.
-    beside_others: bool = False
 
     def expected(self, variant: Variant, part: str, guessed_s: float) -> float | None:
         """What the part took of the same variant, or what was guessed times as much as it took of the same stack on
@@ -43,28 +42,29 @@ class Rates:
             return self.seconds[own]
         return guessed_s * self.seconds[shared] if shared in self.seconds else None
 
-    def with_parts(self, took: Mapping[tuple[Variant, str], "Took"]) -> "Rates":
-        """After a run in which parts took so long."""
-        return self._with({_keys(variant, part): each for (variant, part), each in took.items()})
-
-    def with_preparing(self, took: Mapping["Need", float]) -> "Rates":
-        """After a run that prepared for so long."""
-        return self._with({need.keys: Took(seconds, need.guessed_s) for need, seconds in took.items()})
-
-    def _with(self, took: Mapping[tuple[str, str], "Took"]) -> "Rates":
-        """A first run of something tells of others like it; a later one finds what is kept of it."""
+    def with_run(
+        self,
+        parts: Mapping[tuple[Variant, str], "Took"],
+        preparing: Mapping["Need", float] = MappingProxyType({}),
+        *,
+        beside_others: bool = False,
+    ) -> "Rates":
+        """After a run in which parts and the preparation took so long. A first run of something tells of others like
+        it; a later one finds what is kept of it, and where it took longer beside others it tells nothing."""
+        newest = 0.0 if beside_others else NEWEST
+        took = {_keys(variant, part): each for (variant, part), each in parts.items()}
+        took |= {need.keys: Took(seconds, need.guessed_s) for need, seconds in preparing.items()}
         found = {own: each.seconds for (own, _), each in took.items()}
         new = {
             keys: each for keys, each in took.items() if keys[0] not in self.seconds and each.guessed_s > 0
         }
         found |= {shared: each.seconds / each.guessed_s for (_, shared), each in new.items()}
-        newest = 0.0 if self.beside_others else NEWEST
         blended = {
             key: min(value, value + (1 - newest) * (self.seconds.get(key, value) - value))
             for key, value in found.items()
         }
         others = {key: value for key, value in self.seconds.items() if key not in blended}
-        return replace(self, seconds=dict([*others.items(), *blended.items()][-MOST:]))
+        return Rates(dict([*others.items(), *blended.items()][-MOST:]))
 
 
 class Took(NamedTuple):

@@ -1,14 +1,12 @@
 """Compiles hand-written C++ operators on first use, loads them into PyTorch and finds this CPU's best path.
 
 The sources use only PyTorch's stable C ABI (headers of torch >= 2.10) and become one shared library by one
-call of g++. A built library is kept under `operators_dir()` by the hash of everything that it depends on.
+call of g++, which is kept (library_file.py).
 """
 
 import ctypes
 import functools
-import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -19,13 +17,12 @@ from typing import Generic, TypeVar
 import torch
 from filelock import FileLock  # a dependency of torch
 
-from optigpu.paths import operators_dir
+from optigpu.ops.library_file import compile_command, library_file, torch_folder
 from optigpu.vocabulary import UnsupportedError
 
 OLDEST_TORCH = (2, 10)
 """The first release whose stable ABI has torch_parallel_for."""
 BUILD_TIMEOUT_S = 900
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DTORCH_TARGET_VERSION=0x020a000000000000")
 BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
 
@@ -40,7 +37,7 @@ def compiler_reason() -> str | None:
         return f"The C++ operators need torch 2.10 or newer; this is {torch.__version__}: upgrade torch."
     if shutil.which("g++") is None:
         return "The C++ operators need g++, and there is no g++ on PATH: install it (Debian, Ubuntu: apt install g++)."
-    header = _torch_folder() / "include" / "torch" / "csrc" / "stable" / "library.h"
+    header = torch_folder() / "include" / "torch" / "csrc" / "stable" / "library.h"
     if header.is_file():
         return None
     return f"The C++ operators need torch's C++ headers, and {header} is missing: reinstall torch."
@@ -116,13 +113,8 @@ class NativeOperators(Generic[Name]):
 
 
 def _built(sources: tuple[Path, ...]) -> Path:
-    """The library, named by a digest of all that it depends on; the sources choose their path at run time."""
     try:
-        version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
-        texts = (source.read_text() for source in sources)
-        parts = [torch.__version__, platform.machine(), version, *_command(), *texts]
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-        target = operators_dir() / f"{sources[0].stem}-{digest}.so"
+        target = library_file(sources)
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -137,7 +129,8 @@ def _built(sources: tuple[Path, ...]) -> Path:
 def _compile(source: Path, target: Path) -> None:
     """Compiles next to `target` and renames, so that no process loads a partial file."""
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [*_command(), str(source), "-o", str(unfinished), f"-L{_torch_folder() / 'lib'}", "-ltorch_cpu"]
+    link = [f"-L{torch_folder() / 'lib'}", "-ltorch_cpu"]
+    command = [*compile_command(), str(source), "-o", str(unfinished), *link]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
         if done.returncode != 0:
@@ -147,11 +140,3 @@ def _compile(source: Path, target: Path) -> None:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _command() -> list[str]:
-    return ["g++", *FLAGS, f"-I{_torch_folder() / 'include'}"]
-
-
-def _torch_folder() -> Path:
-    return Path(torch.__file__).parent

@@ -400,7 +400,7 @@ class Technique(Frozen):
         """
         return weights
 
-    def applying_s(self, parameters: int) -> float:
+    def applying_s(self, parameters: int, device: DeviceKind) -> float:
         """How long `modules` takes of a model with so many numbers, about, where that is known to be seconds."""
         return 0.0
 

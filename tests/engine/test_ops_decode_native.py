@@ -13,12 +13,15 @@ import torch
 
 from optigpu.ops import build
 from optigpu.ops.build import NativeOperators, load_library
-from optigpu.ops.decode.cpu import interface
+from optigpu.ops.decode.cpu import SOURCES, interface
 from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS
-from optigpu.ops.decode.cpu.interface import SOURCES, DescribedProgram
+from optigpu.ops.decode.cpu.interface import DescribedProgram
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.program import FinerRows, Matrix, Program, WeightKind
+from optigpu.ops.library_file import library_file
 from optigpu.ops.linear import int8_linear
+from optigpu.techniques.decoding.native_decode import BUILD_S, NativeDecode
+from optigpu.vocabulary import DeviceKind
 from tests.breadth import spread
 from tests.engine import native
 from tests.engine.native.counts import cases, counted
@@ -250,6 +253,15 @@ def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
     assert len(compiled) == 1
     assert len(list((tmp_path / "cache").rglob("*.so"))) == 1
     assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_compiling_is_expected_on_a_cpu_until_the_operator_of_these_sources_is_kept(unbuilt: Path) -> None:
+    of, kept = NativeDecode(calibration="none"), library_file(SOURCES)
+    kept.parent.mkdir(parents=True)
+    kept.with_stem("decode-of-older-sources").touch()
+    assert (of.applying_s(1, DeviceKind.CPU), of.applying_s(1, DeviceKind.CUDA)) == (BUILD_S, 0.0)
+    kept.touch()
+    assert of.applying_s(1, DeviceKind.CPU) == 0.0
 
 
 def test_without_a_compiler_plain_torch_answers_and_says_why(

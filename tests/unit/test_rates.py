@@ -1,6 +1,5 @@
 """The next run's time is guessed by what the parts of earlier runs took on this machine."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_a_run_took_is_the_next_one_s_guess() -> None:
     spec = job()
     variant = variant_of(spec)
-    keep_rates(NO_RATES.with_parts({(variant, START): Took(60.0, 6.0), (variant, AUDIT): Took(7.0, 1.0)}))
+    keep_rates(NO_RATES.with_run({(variant, START): Took(60.0, 6.0), (variant, AUDIT): Took(7.0, 1.0)}))
     guess = plan_time(spec, [variant], known_rates()).guesses[variant.index].seconds
     plain = plan_time(spec, [variant]).guesses[variant.index].seconds
     assert (guess[START], guess[AUDIT]) == (60.0, 7.0)
@@ -42,26 +41,26 @@ def test_what_a_run_took_is_the_next_one_s_guess() -> None:
 def test_a_stack_on_another_model_is_guessed_by_its_size_and_how_wrong_the_guess_was() -> None:
     tiny, large = variant_of(job()), variant_of(job(model="preset:llama-3.2-1b"))
     guessed = {each: guess_of(job(), each).seconds[START] for each in (tiny, large)}
-    rates = NO_RATES.with_parts({(tiny, START): Took(3 * guessed[tiny], guessed[tiny])})
+    rates = NO_RATES.with_run({(tiny, START): Took(3 * guessed[tiny], guessed[tiny])})
     assert guess_of(job(), large, rates).seconds[START] == pytest.approx(3 * guessed[large])
     assert guessed[large] > 10 * guessed[tiny]
     assert guess_of(job(), variant_of(job(stack=[])), rates).measured is False
-    own = rates.with_parts({(large, START): Took(20.0, guessed[large])})
+    own = rates.with_run({(large, START): Took(20.0, guessed[large])})
     assert guess_of(job(), large, own).seconds[START] == 20.0, "the variant's own counts first"
 
 
 def test_a_later_run_that_finds_what_is_kept_tells_nothing_of_other_models() -> None:
     tiny, large = variant_of(job()), variant_of(job(model="preset:llama-3.2-1b"))
-    rates = NO_RATES.with_parts({(tiny, START): Took(12.0, 6.0)}).with_parts({(tiny, START): Took(2.0, 6.0)})
+    rates = NO_RATES.with_run({(tiny, START): Took(12.0, 6.0)}).with_run({(tiny, START): Took(2.0, 6.0)})
     assert rates.expected(tiny, START, 6.0) == 2.0, "what was packed once is read from then on"
     assert rates.expected(large, START, 10.0) == 20.0
-    beside = replace(rates, beside_others=True).with_parts({(tiny, START): Took(50.0, 6.0)})
+    beside = rates.with_run({(tiny, START): Took(50.0, 6.0)}, beside_others=True)
     assert beside.expected(tiny, START, 6.0) == 2.0, "nor does one beside other work"
 
 
 def test_sampling_keeps_the_limits_of_the_job() -> None:
     variant = variant_of(job())
-    rates = NO_RATES.with_parts({(variant, SAMPLE): Took(90.0, 24.0)})
+    rates = NO_RATES.with_run({(variant, SAMPLE): Took(90.0, 24.0)})
     assert guess_of(job(measure={"max_seconds": 12}), variant, rates).seconds[SAMPLE] == 12
 
 
@@ -69,7 +68,7 @@ def test_the_preparation_counts_once_and_what_is_kept_has_a_rate_of_its_own() ->
     spec = job(measure={"meters": ["latency"], "replicates": 3})
     made, kept = Need("reference", "bundled:tiny", 5.0), Need("kept reference", "bundled:tiny", 3.0)
     other = Need("reference", "bundled:small", 10.0)
-    rates = NO_RATES.with_preparing({made: 10.0}).with_preparing({made: 30.0})
+    rates = NO_RATES.with_run({}, {made: 10.0}).with_run({}, {made: 30.0})
     assert [rates.preparing(need) for need in (made, kept, other)] == [20.0, 3.0, 20.0]
     variants = variants_of(spec)
     more = plan_time(spec, variants, rates, [made, kept]).seconds - plan_time(spec, variants, rates).seconds
@@ -87,6 +86,6 @@ def test_a_damaged_file_is_none(own_cache: Path, content: bytes) -> None:
 
 def test_the_oldest_make_room() -> None:
     many = Rates({str(number): 1.0 for number in range(MOST)})
-    found = many.with_preparing({Need("peaks", "", 0.0): 2.0}).seconds
+    found = many.with_run({}, {Need("peaks", "", 0.0): 2.0}).seconds
     assert len(found) == MOST
     assert "0" not in found

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from optigpu.ops.build import FLAGS
 from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS
+from optigpu.ops.library_file import FLAGS
 from tests.engine import native
 from tests.engine.native.record import RECORD, Counts, Record, compiler
 

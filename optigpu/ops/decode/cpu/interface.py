@@ -3,11 +3,11 @@
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from optigpu.ops.build import load_library
+from optigpu.ops.decode.cpu import SOURCES
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.program import (
     Block,
@@ -22,14 +22,6 @@ from optigpu.ops.decode.program import (
 from optigpu.ops.operands import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
-_FOLDER = Path(__file__).resolve().parent
-SOURCES = (
-    _FOLDER / "decode.cpp",
-    *sorted(_FOLDER.glob("*.h")),
-    _FOLDER.parents[1] / "bfloat16.h",
-    _FOLDER.parents[1] / "vector_math.h",
-)
-"""decode.cpp and what it includes."""
 _ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: UnsupportedError, 3: ReplicateError}
 """The error for each return code."""
 _MESSAGE_BYTES = 512

@@ -8,8 +8,9 @@ from optigpu.documents.result import Environment
 from optigpu.hardware.cpu import cpu_features
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
+from optigpu.ops.decode.cpu import SOURCES
 from optigpu.ops.decode.program import FEW_BITS, CacheKind, Program, WeightKind
-from optigpu.paths import operators_dir
+from optigpu.ops.library_file import is_built
 from optigpu.techniques.base import (
     ON_TEXT,
     Choice,
@@ -164,11 +165,11 @@ class NativeDecode(Technique):
             raise UnsupportedError(f"{self.name} {reason}.")
         return prediction.packed_weights(weights, self._options, self.kv, device)
 
-    def applying_s(self, parameters: int) -> float:
+    def applying_s(self, parameters: int, device: DeviceKind) -> float:
         is_calibrated = self.calibration != "none" and self.weights in FEW_BITS
         slower = 1.0 if "avx512bw" in cpu_features() else NARROW_TIMES
         packing_s = parameters * PACK_S[self.calibration] * slower if is_calibrated else 0.0
-        return packing_s if _is_built() else BUILD_S + packing_s
+        return BUILD_S + packing_s if _compiles_on(device) else packing_s
 
     def modules(self, model: Model, notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -192,7 +193,7 @@ class NativeDecode(Technique):
                 f"{self.name} packs mixtures of experts with calibration self or none and without extra_bytes; choose "
                 "these for this model."
             )
-        if model.device.type == "cpu" and not _is_built():
+        if _compiles_on(DeviceKind(model.device.type)):
             notes.doing("compiling the operator, once on this machine")
         operator = require_operator(model.device)
         tied = programs.has_tied_head(model)
@@ -254,6 +255,6 @@ class NativeDecode(Technique):
         }
 
 
-def _is_built() -> bool:
-    """Whether a library of the CPU's operator is kept, of these sources or of others."""
-    return any(operators_dir().glob("decode-*.so"))
+def _compiles_on(device: DeviceKind) -> bool:
+    """Whether the operator has yet to be compiled; that of CUDA has nothing to compile beforehand."""
+    return device is DeviceKind.CPU and not is_built(SOURCES)
