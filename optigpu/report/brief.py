@@ -27,6 +27,7 @@ FASTEST, INVALID, NO_RESULT, WARNED = "*", "!", "x", "~"
 """The marks of rows; each stands for the first of these that holds."""
 FIRST = ("weight_bytes", "top1_agreement", "loss_deviation", "kld_mean", "ttft_s")
 """The columns that matter most; others follow while they fit."""
+DISTURBED = "Speeds marked ! are of a disturbed machine; the two took turns and shared what disturbed them."
 OTHER_WORK = frozenset({VerdictWarning.DISTURBED, VerdictWarning.SHARED_HOST})
 
 
@@ -67,7 +68,8 @@ def headline(rows: Sequence[Row]) -> str | None:
     interval = f" [{short(gain.ci[0])} to {short(gain.ci[1])}]" if gain.ci else ""
     now, before = ((row.metric("weight_bytes") or {}).get("value") for row in (best, baseline))
     share = f", with {now / before:.0%} of the bytes of its weights" if now and before else ""
-    return f"{best.label} is {short(gain.ratio)} times as fast as the baseline here{interval}{share}; {_cost(best)}."
+    found = f"{best.label} is {short(gain.ratio)} times as fast as the baseline here{interval}{share}; {_cost(best)}."
+    return found if best.valid and baseline.valid else f"{found} {DISTURBED}"
 
 
 def _cost(row: Row) -> str:

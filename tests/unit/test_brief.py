@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from optigpu.documents.result import Attribution, Rough
-from optigpu.report.brief import MOST_NOTES, WIDTH, brief_grid, headline
+from optigpu.report.brief import DISTURBED, MOST_NOTES, WIDTH, brief_grid, headline
 from optigpu.report.charts.marks import Report
 from optigpu.report.formats import terminal
 from optigpu.report.rows import rows_of
@@ -51,6 +51,15 @@ def test_the_headline_says_what_the_fastest_buys_and_costs() -> None:
     assert said.startswith(f"{WHOLE} is 4.72 times as fast as the baseline here [4.49 to 4.91]")
     assert "28% of the bytes" in said
     assert said.endswith("it picks another token in 3% of places.")
+
+
+def test_the_headline_says_where_only_the_ratio_is_valid() -> None:
+    disturbed: list[Document] = [
+        {**result, "verdict": {"valid": False, "reasons": ["foreign_process"], "warnings": [], "notes": []}}
+        for result in LADDER_REPORT.results
+    ]
+    said = headline_of(replace(LADDER_REPORT, results=disturbed))
+    assert said == f"{headline_of(LADDER_REPORT)} {DISTURBED}"
 
 
 def test_each_row_has_its_mark_and_each_mark_a_note() -> None:
