@@ -25,7 +25,7 @@ from optigpu.report.numbers import MISSING, duration, short, with_error, with_in
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
 
-QUIET_S = 10.0
+QUIET_S = 5.0
 """Without a terminal, the shortest time between two lines of mere progress."""
 
 
